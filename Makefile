@@ -1,0 +1,66 @@
+# Every target does the whole set-up itself, on a machine that has nothing but Python >= 3.11:
+#   make demo    a program from beginning to end
+#   make check   lint, types and the quick tests, under two minutes
+#   make test    lint, types and all tests, on uvloop and on asyncio
+#   make bench   the benchmarks
+# PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
+
+SHELL := /bin/bash
+PY ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := check
+.PHONY: demo test check bench lint setup clean
+
+setup: $(STAMP)
+
+# As root on Debian the two things that may be missing are installed: the venv module, and a C compiler once setup.py
+# (the native parts) exists. Everywhere else the message says what to install.
+$(STAMP): pyproject.toml $(wildcard setup.py) $(wildcard zcactor/*/*.pyx) $(wildcard zcactor/*/*.c)
+	@command -v $(PY) >/dev/null || { echo "$(PY) not found: install Python >= 3.11 or give PY=/path/to/python" >&2; exit 1; }
+	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "$$($(PY) --version) is too old: Python >= 3.11 is needed, give PY=/path/to/python" >&2; exit 1; }
+	@missing=(); \
+	$(PY) -c 'import ensurepip, venv' 2>/dev/null || \
+	    missing+=("python$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"); \
+	if [ -f setup.py ]; then \
+	    command -v cc >/dev/null || missing+=(gcc libc6-dev); \
+	    $(PY) -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null || \
+	        missing+=("python$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-dev"); \
+	fi; \
+	if [ $${#missing[@]} -gt 0 ]; then \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$${missing[@]}"; \
+	    else \
+	        echo "please install: $${missing[*]}" >&2; exit 1; \
+	    fi; \
+	fi
+	@[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PY) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint
+	$(BIN)/python -m pytest -q -m 'not slow' --loops uvloop $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find zcactor tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,57 @@
+"""What every test shares: both event loops, and markers that skip where the machine lacks what they name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import uvloop
+
+LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "uvloop": uvloop.new_event_loop,
+    "asyncio": asyncio.new_event_loop,
+}
+"""The event loops that are supported, by the name that `Config.loop` has for them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds ``--loops``, by which a quick run takes one loop only."""
+    parser.addoption(
+        "--loops",
+        default=",".join(LOOPS),
+        help="event loops that each async test runs on, separated by commas (default: %(default)s)",
+    )
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Each async test runs once per loop; pytest-asyncio asks this at collection."""
+    del item
+    names = str(config.getoption("--loops")).split(",")
+    unknown = sorted(set(names) - set(LOOPS))
+    if unknown:
+        raise pytest.UsageError(f"--loops: {', '.join(unknown)} is none of {', '.join(LOOPS)}")
+    return {name: LOOPS[name] for name in names}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what this machine cannot run, with the reason."""
+    infiniband = Path("/sys/class/infiniband")
+    missing = {
+        "root": os.geteuid() != 0,
+        "rdma": not (infiniband.is_dir() and any(infiniband.iterdir())),
+        "gpu": not Path("/dev/nvidiactl").exists(),
+    }
+    reasons = {
+        "root": "needs to be root",
+        "rdma": "no RDMA device in /sys/class/infiniband",
+        "gpu": "no NVIDIA GPU: /dev/nvidiactl is missing",
+    }
+    for item in items:
+        for name, absent in missing.items():
+            if absent and item.get_closest_marker(name) is not None:
+                item.add_marker(pytest.mark.skip(reason=reasons[name]))

@@ -1,0 +1,218 @@
+"""The arena: sparse, sealed, committed before use, and mapped for as long as somebody holds the mapping."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import gc
+import os
+import resource
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from zcactor.errors import OutOfMemory
+from zcactor.objectstore.arena import GRANULE_NBYTES, Arena
+
+MIB = 1 << 20
+
+
+class Ledger:
+    """A fallocate that keeps a record, and refuses from the `limit`-th byte on."""
+
+    def __init__(self, limit: int = 1 << 62, code: int = errno.ENOSPC) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.limit = limit
+        self.code = code
+
+    def __call__(self, fd: int, offset: int, nbytes: int) -> None:
+        if sum(length for _, length in self.calls) + nbytes > self.limit:
+            raise OSError(self.code, os.strerror(self.code))
+        os.posix_fallocate(fd, offset, nbytes)
+        self.calls.append((offset, nbytes))
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena(64 * MIB)
+    yield made
+    made.close()
+
+
+def taken(arena: Arena) -> int:
+    """Bytes of memory behind the arena, as the kernel counts them."""
+    return os.fstat(arena.fd).st_blocks * 512
+
+
+def test_a_new_arena_takes_no_memory(arena: Arena) -> None:
+    assert (arena.nbytes, taken(arena), arena.committed) == (64 * MIB, 0, 0)
+    assert not os.get_inheritable(arena.fd)
+
+
+def test_the_capacity_is_rounded_up_to_pages() -> None:
+    arena = Arena(1, extent_nbytes=5000)
+    assert (arena.nbytes, arena.extent_nbytes) == (4096, 8192)
+    assert os.fstat(arena.fd).st_size == 4096
+    arena.close()
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_an_empty_arena_is_refused(capacity: int) -> None:
+    with pytest.raises(ValueError, match="at least 1 byte"):
+        Arena(capacity)
+
+
+def test_the_file_can_neither_shrink_nor_grow_but_gives_pages_back(arena: Arena) -> None:
+    seals = fcntl.fcntl(arena.fd, fcntl.F_GET_SEALS)
+    assert seals == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    for nbytes in (arena.nbytes - 4096, arena.nbytes + 4096):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.fd, nbytes)
+
+
+def test_bytes_are_shared_with_the_file(arena: Arena) -> None:
+    arena.commit(4096, 3)
+    ctypes.memmove(arena.address + 4096, b"abc", 3)
+    assert os.pread(arena.fd, 3, 4096) == b"abc"
+
+
+def test_commit_takes_whole_granules_once() -> None:
+    ledger = Ledger()
+    arena = Arena(9 * MIB, fallocate=ledger)
+    arena.commit(100, 50)
+    assert (taken(arena), ledger.calls) == (GRANULE_NBYTES, [(0, GRANULE_NBYTES)])
+    arena.commit(0, GRANULE_NBYTES)
+    arena.commit(GRANULE_NBYTES, 0)
+    assert len(ledger.calls) == 1
+    arena.commit(GRANULE_NBYTES - 1, 2)
+    assert arena.committed == taken(arena) == 2 * GRANULE_NBYTES
+    arena.commit(9 * MIB - 1, 1)
+    assert ledger.calls[-1] == (8 * MIB, MIB)
+    arena.commit(0, 9 * MIB)
+    assert arena.committed == taken(arena) == 9 * MIB
+    assert sum(nbytes for _, nbytes in ledger.calls) == 9 * MIB
+    count = len(ledger.calls)
+    arena.commit(0, 9 * MIB)
+    assert len(ledger.calls) == count
+    arena.close()
+
+
+def test_a_large_commit_is_taken_in_parts_that_fit_together() -> None:
+    ledger = Ledger()
+    arena = Arena(64 * MIB, fallocate=ledger)
+    arena.commit(0, 64 * MIB)
+    position = 0
+    for offset, nbytes in sorted(ledger.calls):
+        assert offset == position
+        assert nbytes <= 16 * MIB
+        position += nbytes
+    assert position == 64 * MIB
+    arena.close()
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 1), (0, 64 * MIB + 1), (64 * MIB, 1), (4096, -1)])
+def test_a_range_outside_is_refused(arena: Arena, offset: int, nbytes: int) -> None:
+    with pytest.raises(ValueError, match="not inside"):
+        arena.commit(offset, nbytes)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM, errno.EFBIG])
+def test_no_memory_is_an_exception_and_what_was_taken_is_given_back(code: int) -> None:
+    ledger = Ledger(limit=40 * MIB, code=code)
+    arena = Arena(128 * MIB, fallocate=ledger)
+    arena.commit(0, 3 * MIB)
+    with pytest.raises(OutOfMemory, match=os.strerror(code)) as caught:
+        arena.commit(3 * MIB, 100 * MIB)
+    error = caught.value
+    assert (error.requested, error.used, error.capacity) == (100 * MIB, 4 * MIB, 128 * MIB)
+    assert arena.committed == 4 * MIB
+    # The granule at the end is not only the caller's, and may keep its memory.
+    assert 4 * MIB <= taken(arena) <= 4 * MIB + GRANULE_NBYTES
+    ledger.limit = 1 << 62
+    arena.commit(3 * MIB, 100 * MIB)
+    assert arena.committed == taken(arena) == 104 * MIB
+    arena.close()
+
+
+def test_another_error_stays_what_it_is() -> None:
+    arena = Arena(MIB, fallocate=Ledger(limit=0, code=errno.EIO))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught:
+        arena.commit(0, 1)
+    assert not isinstance(caught.value, OutOfMemory)
+    arena.close()
+
+
+def test_a_file_size_limit_is_no_memory() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+    try:
+        with pytest.raises(OutOfMemory, match="ulimit") as caught:
+            Arena(2 * MIB)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (caught.value.requested, caught.value.used) == (2 * MIB, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_address_space_that_is_too_small_is_no_memory() -> None:
+    with pytest.raises(OutOfMemory):
+        Arena(1 << 60)
+
+
+def test_threads_commit_at_once() -> None:
+    arena = Arena(64 * MIB)
+    barrier = threading.Barrier(4)
+
+    def work(first: int) -> None:
+        barrier.wait()
+        for offset in range(first * MIB, 64 * MIB, 4 * MIB):
+            arena.commit(offset, MIB)
+            ctypes.memset(arena.address + offset, first + 1, MIB)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert arena.committed == taken(arena) == 64 * MIB
+    for index in range(64):
+        assert os.pread(arena.fd, MIB, index * MIB) == bytes([index % 4 + 1]) * MIB
+    arena.close()
+
+
+def test_close_leaves_the_mapping_to_whoever_holds_it() -> None:
+    def mapped() -> bool:
+        with open("/proc/self/maps") as maps:
+            return any(int(line.split("-")[0], 16) == address for line in maps)
+
+    arena = Arena(MIB)
+    arena.commit(0, 1)
+    address, fd, mapping = arena.address, arena.fd, arena.mapping
+    arena.close()
+    arena.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    ctypes.memset(address, 7, MIB)
+    assert ctypes.string_at(address, 1) == b"\7"
+    assert mapped()
+    del mapping
+    gc.collect()
+    assert not mapped()
+
+
+def test_a_closed_arena_commits_nothing() -> None:
+    arena = Arena(MIB)
+    arena.close()
+    with pytest.raises(ValueError, match="closed"):
+        arena.commit(0, 1)
+
+
+def test_an_arena_that_is_dropped_closes_its_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    arena = Arena(MIB)
+    del arena
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,194 @@
+"""`zcactor.config`: precedence, sources, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zcactor.config import FILE_NAME, Config, load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    """The user's configuration directory."""
+    path = tmp_path / "user"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The working directory."""
+    path = tmp_path / "here"
+    path.mkdir()
+    return path
+
+
+def load(
+    here: Path, user: Path, environ: Mapping[str, str] | None = None, **arguments: object
+) -> tuple[Config, Mapping[str, str]]:
+    """`load_config`, cut off from this machine's own files and environment."""
+    return load_config(arguments, environ=environ or {}, directory=here, user_directory=user)
+
+
+def test_defaults_have_their_source(here: Path, user: Path) -> None:
+    config, sources = load(here, user)
+    assert config == Config()
+    assert set(sources) == {field.name for field in dataclasses.fields(Config)}
+    assert set(sources.values()) == {"default"}
+
+
+def test_each_source_beats_the_weaker_ones(here: Path, user: Path) -> None:
+    keys = ["recv_depth", "stream_window", "eager_limit", "spawn_timeout"]
+    (user / FILE_NAME).write_text("".join(f"{key} = 101\n" for key in keys))
+    (here / FILE_NAME).write_text("".join(f"{key} = 102\n" for key in keys[1:]))
+    environ = {f"ZCACTOR_{key.upper()}": "103" for key in keys[2:]}
+    config, sources = load(here, user, environ, spawn_timeout=104)
+    assert [getattr(config, key) for key in keys] == [101, 102, 103, 104]
+    assert [sources[key] for key in keys] == [
+        str(user / FILE_NAME),
+        str(here / FILE_NAME),
+        "ZCACTOR_EAGER_LIMIT",
+        "argument",
+    ]
+    assert sources["loop"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("ZCACTOR_STORE_CAPACITY", "1073741824", "store_capacity", 1 << 30),
+        ("ZCACTOR_LOG_TO_DRIVER", "false", "log_to_driver", False),
+        ("ZCACTOR_LOG_TO_DRIVER", "1", "log_to_driver", True),
+        ("ZCACTOR_CONNECT_TIMEOUT", "2.5", "connect_timeout", 2.5),
+        ("ZCACTOR_LOOP", "asyncio", "loop", "asyncio"),
+        ("ZCACTOR_ADDRESS", "host:1234", "address", "host:1234"),
+        ("ZCACTOR_TOKEN_FILE", "/run/token", "token_file", "/run/token"),
+        ("ZCACTOR_NAMESPACE", "42", "namespace", "42"),
+        ("ZCACTOR_NUM_GPUS", "0", "num_gpus", 0),
+    ],
+)
+def test_the_environment_is_read_by_the_type_of_the_field(
+    here: Path, user: Path, variable: str, text: str, name: str, value: object
+) -> None:
+    config, sources = load(here, user, {variable: text})
+    assert getattr(config, name) == value
+    assert type(getattr(config, name)) is type(value)
+    assert sources[name] == variable
+
+
+def test_empty_and_reserved_variables_set_nothing(here: Path, user: Path) -> None:
+    environ = {"ZCACTOR_ADDRESS": "", "ZCACTOR_TOKEN": "secret", "ZCACTOR_FAIL": "worker:1", "PATH": "/bin"}
+    config, sources = load(here, user, environ)
+    assert config == Config()
+    assert "secret" not in repr((config, sources))
+
+
+def test_an_argument_that_is_none_is_not_given(here: Path, user: Path) -> None:
+    config, sources = load(here, user, {"ZCACTOR_NUM_CPUS": "3"}, num_cpus=None)
+    assert config.num_cpus == 3
+    assert sources["num_cpus"] == "ZCACTOR_NUM_CPUS"
+
+
+def test_the_user_directory_follows_the_environment(tmp_path: Path, here: Path) -> None:
+    (tmp_path / "zcactor").mkdir()
+    (tmp_path / "zcactor" / FILE_NAME).write_text('namespace = "mine"\n')
+    config, _ = load_config(environ={"XDG_CONFIG_HOME": str(tmp_path)}, directory=here)
+    assert config.namespace == "mine"
+
+
+def test_an_unknown_key_of_a_file_names_file_key_and_the_close_one(here: Path, user: Path) -> None:
+    (here / FILE_NAME).write_text("recv_dept = 3\n")
+    with pytest.raises(ValueError, match="did you mean 'recv_depth'") as caught:
+        load(here, user)
+    for part in (str(here / FILE_NAME), "'recv_dept'", "Valid keys", "stream_window"):
+        assert part in str(caught.value)
+
+
+def test_an_unknown_variable_names_the_close_one(here: Path, user: Path) -> None:
+    with pytest.raises(ValueError, match="no setting 'ZCACTOR_ADRESS'; did you mean 'ZCACTOR_ADDRESS'"):
+        load(here, user, {"ZCACTOR_ADRESS": "host:1"})
+
+
+def test_an_unknown_argument_is_a_type_error(here: Path, user: Path) -> None:
+    with pytest.raises(TypeError, match="argument: there is no setting 'num_cpu'; did you mean 'num_cpus'"):
+        load(here, user, num_cpu=3)
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "expected"),
+    [
+        ("recv_depth = '3'", TypeError, "recv_depth = '3' must be int"),
+        ("log_to_driver = 1", TypeError, "log_to_driver = 1 must be bool"),
+        ("recv_depth = true", TypeError, "recv_depth = True must be int"),
+        ("loop = 'trio'", ValueError, "loop = 'trio' must be Literal['uvloop', 'asyncio']"),
+        ("loop = 3", TypeError, "loop = 3 must be Literal['uvloop', 'asyncio']"),
+        ("recv_depth = 0", ValueError, "recv_depth = 0 must be int, finite and at least 4"),
+        ("spawn_timeout = inf", ValueError, "spawn_timeout = inf must be float, finite"),
+        ("spawn_timeout = nan", ValueError, "spawn_timeout = nan must be float, finite"),
+        ("num_cpus = -1", ValueError, "num_cpus = -1 must be int | None"),
+        ("[recv_depth]\nx = 1", TypeError, "recv_depth = {'x': 1} must be int"),
+        ("recv_depth =", ValueError, "is not valid TOML"),
+    ],
+)
+def test_a_bad_value_of_a_file_says_what_is_expected(
+    here: Path, user: Path, line: str, error: type[Exception], expected: str
+) -> None:
+    (here / FILE_NAME).write_text(line)
+    with pytest.raises(error) as caught:
+        load(here, user)
+    assert type(caught.value) is error
+    assert str(here / FILE_NAME) in str(caught.value)
+    assert expected in str(caught.value)
+
+
+def test_a_bad_variable_names_itself(here: Path, user: Path) -> None:
+    with pytest.raises(TypeError, match="ZCACTOR_NUM_CPUS: num_cpus = 'many' must be int"):
+        load(here, user, {"ZCACTOR_NUM_CPUS": "many"})
+
+
+def test_a_file_that_is_not_text_is_named(here: Path, user: Path) -> None:
+    (user / FILE_NAME).write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="is not valid TOML"):
+        load(here, user)
+
+
+def test_a_config_made_directly_is_checked_and_frozen() -> None:
+    with pytest.raises(ValueError, match="stream_window must be finite and at least 1, not 0"):
+        Config(stream_window=0)
+    with pytest.raises(TypeError, match="recv_depth must be a number, not None"):
+        Config(recv_depth=None)  # type: ignore[arg-type]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().loop = "asyncio"  # type: ignore[misc]
+
+
+def test_every_field_is_documented() -> None:
+    assert Config.__doc__ is not None
+    for field in dataclasses.fields(Config):
+        assert f"\n        {field.name}: " in Config.__doc__
+
+
+def test_defaults_alone_import_neither_toml_nor_msgspec(here: Path, user: Path) -> None:
+    program = (
+        "import sys, importlib.util\n"
+        "spec = importlib.util.spec_from_file_location('config', sys.argv[1])\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['config'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "module.load_config(environ={}, directory=sys.argv[2], user_directory=sys.argv[3])\n"
+        "print(sorted({'tomllib', 'msgspec', 'numpy', 'asyncio'} & set(sys.modules)))\n"
+    )
+    path = sys.modules[Config.__module__].__file__
+    assert path is not None
+    done = subprocess.run(
+        [sys.executable, "-c", program, path, str(here), str(user)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,239 @@
+"""Every exception zcactor raises, in one tree.
+
+::
+
+    ZcactorError
+    ├── ActorError
+    │   ├── ActorDied(actor, cause, maybe_executed)
+    │   ├── ActorUnavailable(actor, cause, maybe_executed)
+    │   ├── MailboxFull
+    │   ├── NameTaken
+    │   ├── NoSuchActor
+    │   └── InsufficientResources
+    ├── RemoteError                  also an instance of the original exception's type when that type can be pickled
+    ├── DeadlineExceeded             also a TimeoutError
+    ├── ObjectLost
+    ├── OutOfMemory(requested, used, capacity, largest_free)   also a MemoryError
+    ├── ConnectionLost(maybe_executed)                         also a ConnectionError
+    ├── ProtocolError
+    │   ├── VersionMismatch
+    │   └── AuthenticationError
+    ├── NotInitialized
+    │   └── ForkedProcess
+    └── AlreadyInitialized
+
+Each message says what happened, where, the limit and the value, and the next step. The exceptions pickle, because they
+travel between actors like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "ActorDied",
+    "ActorError",
+    "ActorUnavailable",
+    "AlreadyInitialized",
+    "AuthenticationError",
+    "ConnectionLost",
+    "DeadlineExceeded",
+    "ForkedProcess",
+    "InsufficientResources",
+    "MailboxFull",
+    "NameTaken",
+    "NoSuchActor",
+    "NotInitialized",
+    "ObjectLost",
+    "OutOfMemory",
+    "ProtocolError",
+    "RemoteError",
+    "VersionMismatch",
+    "ZcactorError",
+    "make_remote_error",
+]
+
+
+class ZcactorError(Exception):
+    """The base of everything zcactor raises on its own account."""
+
+
+class ActorError(ZcactorError):
+    """Something about one actor: it is dead, unreachable, full, unnamed or cannot be placed."""
+
+
+class _ActorGone(ActorError):
+    """What `ActorDied` and `ActorUnavailable` share: the actor, the cause, and whether the call may have run."""
+
+    _what = "is gone"
+
+    def __init__(self, actor: str, cause: str = "", maybe_executed: bool = False) -> None:
+        super().__init__(actor, cause, maybe_executed)
+        self.actor = actor
+        self.cause = cause
+        self.maybe_executed = maybe_executed
+
+    def __str__(self) -> str:
+        ran = "the call may have run" if self.maybe_executed else "the call did not run"
+        return f"actor {self.actor} {self._what}: {self.cause or 'no cause is known'}; {ran}"
+
+
+class ActorDied(_ActorGone):
+    """The actor's process ended, or the actor was stopped or killed. It does not come back.
+
+    `maybe_executed` is False only when the call certainly never started.
+    """
+
+    _what = "died"
+
+
+class ActorUnavailable(_ActorGone):
+    """The actor is being restarted or cannot be reached now; a later call may succeed."""
+
+    _what = "is not available now"
+
+
+class MailboxFull(ActorError):
+    """One caller has `max_pending_calls` unfinished calls to one actor; await some before sending more."""
+
+
+class NameTaken(ActorError):
+    """An actor of that name lives in the namespace already; use ``get_if_exists=True`` or another name."""
+
+
+class NoSuchActor(ActorError):
+    """No living actor has that name in the namespace, or the handle's actor is unknown to the node."""
+
+
+class InsufficientResources(ActorError):
+    """The node can never satisfy the request, not even when it is idle."""
+
+
+class RemoteError(ZcactorError):
+    """A method raised. `except ValueError` works too when the original exception was a picklable ``ValueError``.
+
+    Attributes:
+        type_name: qualified name of the original type.
+        message: ``str()`` of the original exception.
+        remote_traceback: the traceback as text, as the actor's process saw it.
+        actor: label of the actor that raised.
+        host: its host name.
+        pid: its process id.
+        original: the exception as it was rebuilt here, None when it could not be.
+    """
+
+    type_name: str = ""
+    message: str = ""
+    remote_traceback: str = ""
+    actor: str = ""
+    host: str = ""
+    pid: int = 0
+    original: BaseException | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_remote_error, (self.original, {name: getattr(self, name) for name in _REMOTE_FIELDS})
+
+    def __str__(self) -> str:
+        where = f"actor {self.actor}, pid {self.pid}, host {self.host}"
+        text = f"{self.type_name}: {self.message}" if self.message else self.type_name
+        return f"{text}\n  raised in {where}\n\n{self.remote_traceback.rstrip()}"
+
+
+_REMOTE_FIELDS = ("type_name", "message", "remote_traceback", "actor", "host", "pid")
+
+
+class DeadlineExceeded(ZcactorError, TimeoutError):
+    """The call's timeout passed before its result came. The call was told to cancel and may have had effects."""
+
+
+class ObjectLost(ZcactorError):
+    """The process that owned the object ended, or the object is unknown to it; compute the value again."""
+
+
+class OutOfMemory(ZcactorError, MemoryError):
+    """The store has no free block that large.
+
+    Args:
+        requested: bytes asked for.
+        used: bytes allocated now.
+        capacity: bytes the store may grow to.
+        largest_free: bytes of the largest block that could still be had.
+    """
+
+    def __init__(self, requested: int, used: int, capacity: int, largest_free: int, note: str = "") -> None:
+        super().__init__(requested, used, capacity, largest_free, note)
+        self.requested = requested
+        self.used = used
+        self.capacity = capacity
+        self.largest_free = largest_free
+        self.note = note
+
+    def __str__(self) -> str:
+        text = (
+            f"the store cannot hold {self.requested:,} more bytes: {self.used:,} of {self.capacity:,} are used and the "
+            f"largest free block is {self.largest_free:,}; drop arrays that are no longer needed, or pass a larger "
+            "store_capacity to zc.init()"
+        )
+        return f"{text} ({self.note})" if self.note else text
+
+
+class ConnectionLost(ZcactorError, ConnectionError):
+    """The connection to a process ended. `maybe_executed` is False only when the call was never sent."""
+
+    def __init__(self, message: str = "", maybe_executed: bool = False) -> None:
+        super().__init__(message, maybe_executed)
+        self.maybe_executed = maybe_executed
+
+    def __str__(self) -> str:
+        ran = "the call may have run" if self.maybe_executed else "nothing was sent"
+        return f"{self.args[0]}; {ran}"
+
+
+class ProtocolError(ZcactorError):
+    """The peer sent something that is not valid; its connection is closed and no other is touched."""
+
+
+class VersionMismatch(ProtocolError):
+    """The peer speaks another protocol version or runs another Python minor version; both are named."""
+
+
+class AuthenticationError(ProtocolError):
+    """The peer is another user's process or does not hold this cluster's token."""
+
+
+class NotInitialized(ZcactorError):
+    """No runtime is running in this process: use ``async with zc.init():`` around the program."""
+
+
+class ForkedProcess(NotInitialized):
+    """This process was forked from one that runs zcactor: handles and references work in the parent only."""
+
+
+class AlreadyInitialized(ZcactorError):
+    """`zc.init` was called twice without `zc.shutdown` between."""
+
+
+def make_remote_error(original: BaseException | None, fields: dict[str, Any]) -> RemoteError:
+    """Build the `RemoteError` for `fields`, of `original`'s own type as well where Python allows such a class.
+
+    The original's ``__init__`` is not run again: its ``args`` and ``__dict__`` are carried over, so exceptions with
+    unusual constructors keep their state. Types outside ``Exception`` (``SystemExit``, ``KeyboardInterrupt``) stay
+    plain, because they would end the caller.
+    """
+    error: RemoteError
+    if isinstance(original, Exception) and not isinstance(original, RemoteError):
+        cls = type(original)
+        try:
+            dual = type(cls.__name__, (RemoteError, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+            error = dual.__new__(dual, *original.args)
+            error.args = original.args
+            error.__dict__.update(original.__dict__)
+        except TypeError:  # layouts that do not combine, or a __new__ that wants other arguments
+            error = RemoteError(fields["type_name"], fields["message"])
+        if isinstance(original, OSError) and isinstance(error, OSError):
+            error.errno, error.strerror = original.errno, original.strerror
+    else:
+        error = RemoteError(fields["type_name"], fields["message"])
+    error.__dict__.update(fields)
+    error.original = original
+    return error

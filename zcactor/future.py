@@ -1,0 +1,470 @@
+"""`ObjectRef`: what a call or a put returns; `ObjectStream`: what a generator method returns; and waiting for many."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from msgspec.msgpack import Ext
+
+from zcactor.context import current, current_or_none
+from zcactor.errors import ActorDied, ProtocolError
+from zcactor.marshal.sealed import Sealed, lower_resolved
+from zcactor.marshal.values import Code, arguments, decode_small, encode, lifts, register
+from zcactor.objectstore.ref import RegionKind
+from zcactor.rpc.call import Call
+from zcactor.rpc.messages import Status
+from zcactor.rpc.parts import Part
+from zcactor.rpc.protocol import CallState
+
+__all__ = ["ObjectRef", "ObjectStream", "cancel_call", "get", "put", "wait"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+logger = logging.getLogger("zcactor")
+
+
+class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
+    """A value that exists somewhere, or will: the promise of a call's result, or of what was put.
+
+    ``await ref`` gives the value, any number of times and from any process that holds the reference. As a top-level
+    argument of a call it is resolved for the callee, directly between the two processes; nested in a container it stays
+    a reference. It also works as a coroutine, so ``asyncio.create_task(ref)`` and task groups take it.
+
+    Raises, from ``await``:
+        RemoteError: the method raised; also an instance of the original exception's type when that can be pickled.
+        ActorDied, ActorUnavailable: the actor's process ended before it answered.
+        DeadlineExceeded: the call's timeout passed.
+        ObjectLost: the process that owned the value ended.
+        asyncio.CancelledError: the call was cancelled (`cancel`), or the awaiting task was.
+
+    Cancelling an await: when nobody else holds the reference, the call is cancelled; while it is held, the call goes on
+    and can be awaited again. Dropping a reference that is not awaited cancels nothing.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_driver")
+
+    def __init__(self, call: Call) -> None:
+        call.refs += 1
+        self._call = call
+        self._driver: Generator[Any, None, T_co] | None = None
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        # The generator works on the call, not on this object: in `await actor.method()` nobody holds the reference
+        # while the await is suspended, which is how a cancelled await knows that it was the only one.
+        return _outcome(self._call, 0)
+
+    def send(self, value: None) -> Any:
+        """Coroutine protocol, for tasks made of the reference itself."""
+        if self._driver is None:
+            self._driver = _outcome(self._call, 1)
+        return self._driver.send(value)
+
+    def throw(self, *args: Any) -> Any:
+        """Coroutine protocol."""
+        if self._driver is None:
+            self._driver = _outcome(self._call, 1)
+        return self._driver.throw(*args)
+
+    def close(self) -> None:
+        """Coroutine protocol: stop awaiting. Cancels nothing."""
+        if self._driver is not None:
+            self._driver.close()
+
+    def cancel(self) -> bool:
+        """Cancel the call: queued, it never runs; a running ``async def`` gets ``CancelledError``; a running sync method
+        finishes and its result is dropped. Awaiting afterwards raises ``CancelledError``.
+
+        Returns:
+            False when the call had ended before; then nothing happens.
+        """
+        call = self._call
+        if call.done:
+            return False
+        cancel_call(call)
+        return True
+
+    def done(self) -> bool:
+        """Whether the outcome is known here; ``await`` then returns without suspending, unless the value lies elsewhere."""
+        return self._call.done
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes that the value occupies, payload and arrays; None while it is not known."""
+        call = self._call
+        if not call.done or call.error is not None:
+            return None
+        return len(call.payload) + sum(part.nbytes for part in call.parts)
+
+    @property
+    def owner(self) -> str:
+        """Id of the process that keeps the result, 32 hex digits."""
+        return self._call.owner.hex()
+
+    def __del__(self) -> None:
+        call = self._call
+        call.refs -= 1
+        if call.refs == 0 and call.done and not call.retrieved:
+            _log_unseen(call)
+
+    def __repr__(self) -> str:
+        call = self._call
+        if not call.done:
+            state = "pending"
+        elif call.error is not None or call.status != Status.OK:
+            state = "failed"
+        else:
+            state = f"{self.nbytes} bytes"
+        return f"<ObjectRef {call.label or 'value'} {state}>"
+
+
+def cancel_call(call: Call) -> None:
+    """Tell the actor, and end the call here with ``CancelledError``."""
+    session = call.session
+    if session is not None and call.state is CallState.SENT:
+        session.cancel(call)
+    call.retrieved = True
+    call.fail(asyncio.CancelledError(f"{call.label or 'the call'} was cancelled"))
+
+
+def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
+    """Wait for `call` and give its value. `held_by_task`: references that the awaiting task itself keeps."""
+    while call.state is not CallState.DONE:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        call.add_waiter(future)
+        try:
+            yield from future
+        except asyncio.CancelledError:
+            call.remove_waiter(future)
+            if call.refs <= _own_refs(call, held_by_task) and not call.awaited and not call.done:
+                cancel_call(call)
+            raise
+    return _value(call)
+
+
+def _own_refs(call: Call, held_by_task: int) -> int:
+    """How many living references belong to the await itself.
+
+    A task made of the reference holds it once. ``asyncio.wait_for`` awaits a local variable from 3.12 on; that frame is
+    the caller of the await, and holds it once too.
+    """
+    if held_by_task:
+        task = asyncio.current_task()
+        ref = task.get_coro() if task is not None else None
+        # The task's own reference, this variable, the frames of `throw` on the way here, and getrefcount's argument.
+        return 1 if isinstance(ref, ObjectRef) and sys.getrefcount(ref) <= _TASK_HELD else 0
+    return 0
+
+
+_TASK_HELD = 5
+
+
+def _value(call: Call) -> Any:
+    call.retrieved = True
+    if call.error is not None:
+        raise call.error.with_traceback(None)
+    if not call.decoded:
+        if call.status > Status.ERROR:
+            raise _status_error(call)
+        value = current().marshaller.unpack(call.payload, call.parts, call.flags)
+        if call.status == Status.ERROR:
+            call.error = value
+            raise value
+        call.value = value
+        call.decoded = True
+    return call.value
+
+
+def _status_error(call: Call) -> BaseException:
+    """The error that a response without a payload means."""
+    if call.status == Status.CANCELLED:
+        return asyncio.CancelledError(f"{call.label} was cancelled by its actor's process")
+    actor = call.target.label if call.target is not None else call.label
+    if call.status == Status.STOPPED:
+        return ActorDied(actor, "it was stopped before the call started", False)
+    return ActorDied(actor, "its process does not know it any more", False)
+
+
+def _log_unseen(call: Call) -> None:
+    error = call.error
+    if error is None and call.status == Status.ERROR:
+        process = current_or_none()
+        if process is None:
+            return
+        try:
+            error = process.marshaller.unpack(call.payload, call.parts, call.flags)
+        except ProtocolError as broken:
+            error = broken
+    call.retrieved = True
+    if error is not None and not isinstance(error, asyncio.CancelledError):
+        logger.error("%s failed and its result was never awaited: %s", call.label or "a call", error)
+
+
+Call.unseen = staticmethod(_log_unseen)
+
+
+class ObjectStream(AsyncIterator[T_co], Generic[T_co]):
+    """The items of a generator method: ``async for item in actor.method()``.
+
+    The producer runs at most a bounded number of items ahead (`Config.stream_window`). An exception in the generator is
+    raised at its own item, then the stream ends. Leaving the loop, dropping the stream or `aclose` closes the generator.
+    """
+
+    __slots__ = ("__weakref__", "_stream")
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> ObjectStream[T_co]:
+        return self
+
+    async def __anext__(self) -> T_co:
+        """The next item.
+
+        Raises:
+            StopAsyncIteration: the generator is exhausted, or the stream was closed.
+            RemoteError, ActorDied: as for a call.
+
+        Cancelling is safe: no item is lost.
+        """
+        return await self._stream.next()  # type: ignore[no-any-return]
+
+    async def aclose(self) -> None:
+        """Close the generator. Idempotent; items not yet taken are dropped."""
+        self._stream.close()
+
+    def __del__(self) -> None:
+        self._stream.close()
+
+
+class RefHolder:
+    """Another process's promise, held here under a lease; see `zcactor.rpc.parts.Holder`."""
+
+    __slots__ = ("_release", "id", "owner")
+
+    def __init__(self, owner: bytes, object_id: int, release: Any) -> None:
+        self.owner = owner
+        self.id = object_id
+        self._release = release
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """A lease for the session's peer; pinned here when a third process owns it."""
+        if session.peer_process == self.owner:
+            return self.owner, self.id, 0
+        return self.owner, self.id, session.pin(self)
+
+    def __del__(self) -> None:
+        self._release(self.id)
+
+
+class OwnRef:
+    """A promise of this process that a peer is given; granting it keeps the call alive."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """A lease for the session's peer."""
+        call = self.call
+        process = current()
+        object_id = process.export_call(call)
+        session.leases.grant(object_id, call)
+        return process.process, object_id, 0
+
+
+def lower_ref(packing: Any, ref: ObjectRef[Any]) -> bytes:
+    """A reference stays a reference, wherever it is nested; see `lower_argument` for the top level."""
+    call = ref._call  # noqa: SLF001 - the module's own type
+    call.retrieved = True
+    holder = call.holder or OwnRef(call)
+    return encode((packing.add(Part(RegionKind.REF, holder, 0, 0)), call.label, False))
+
+
+def lift_ref(unpacking: Any, data: memoryview) -> Any:
+    """The reference that `lower_ref` wrote: our own promise again, or a borrowed one."""
+    fields = decode_small(data)
+    if type(fields) is not list or len(fields) != 3:  # noqa: PLR2004
+        raise ProtocolError("a reference is malformed")
+    part = unpacking.part(fields[0])
+    if part.kind != RegionKind.REF:
+        raise ProtocolError(f"part {fields[0]} of a message is not a reference")
+    return ObjectRef(current().call_of(part.holder, str(fields[1])))
+
+
+register(ObjectRef, Code.REF, lower_ref, lift_ref)
+
+
+class FailedArgumentError(Exception):
+    """An argument is a reference whose call has failed; `failure` is why. Never leaves the package."""
+
+    def __init__(self, failure: BaseException) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+class Unresolved:
+    """A top-level argument that the callee still has to get."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def value(self) -> Any:
+        """What the promise became. Raises what it failed with."""
+        return _value(self.call)
+
+
+def lower_argument(packing: Any, ref: ObjectRef[Any]) -> Any:
+    """A reference as a top-level argument: its value where that is known, which is passed on unopened; else the promise."""
+    call = ref._call  # noqa: SLF001
+    call.retrieved = True
+    if call.done:
+        if call.error is not None or call.status != Status.OK:
+            try:
+                _value(call)
+            except Exception as error:  # noqa: BLE001 - whatever the call failed with
+                raise FailedArgumentError(error) from error
+            except asyncio.CancelledError as error:
+                raise FailedArgumentError(error) from error
+        return lower_resolved(packing, Sealed(call.payload, call.parts, call.flags))
+    return Ext(Code.ARGUMENT, lower_ref(packing, ref))
+
+
+def lift_argument(unpacking: Any, data: memoryview) -> Unresolved:
+    """The inverse of `lower_argument` for a promise."""
+    return Unresolved(lift_ref(unpacking, data)._call)  # noqa: SLF001
+
+
+arguments[ObjectRef] = lower_argument
+lifts[Code.ARGUMENT] = lift_argument
+
+
+def put(value: T) -> ObjectRef[T]:
+    """Keep `value` in this process and return a reference to it, which others can resolve without a copy.
+
+    Arrays of at least the eager limit are shared as when they are passed: read-only from then on, copied only when they
+    do not lie in the store. The value lives as long as a reference to it does, anywhere.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        OutOfMemory: an array does not fit the store.
+    """
+    process = current()
+    payload, parts, flags = process.marshaller.pack(value)
+    call = Call(process.process)
+    call.label = f"put({type(value).__name__})"
+    call.retrieved = True
+    call.complete(Status.OK, payload, parts, flags)
+    return ObjectRef(call)
+
+
+async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> list[T]:  # noqa: ASYNC109 - public name
+    """Wait for all of `refs` and return their values in order.
+
+    Args:
+        refs: references; the same one may occur several times.
+        timeout: seconds; None waits for ever.
+
+    Raises:
+        TimeoutError: not all were done in time; the calls go on.
+        Exception: the first failure in the order of `refs`, as ``await`` raises it.
+
+    Cancelling abandons the wait only: the calls go on, because `refs` holds them.
+    """
+    if isinstance(refs, ObjectRef):
+        raise TypeError("zc.get takes a sequence of references; await a single one")
+    refs = list(refs)
+    await _wait_count(_checked(refs), len(refs), timeout, all_or_error=True)
+    return [_value(ref._call) for ref in refs]  # noqa: SLF001
+
+
+async def wait(
+    refs: Sequence[ObjectRef[T]],
+    num_returns: int = 1,
+    timeout: float | None = None,  # noqa: ASYNC109 - public name
+) -> tuple[list[ObjectRef[T]], list[ObjectRef[T]]]:
+    """Wait until `num_returns` of `refs` are done.
+
+    Args:
+        refs: distinct references.
+        num_returns: how many, 1 to ``len(refs)``.
+        timeout: seconds; None waits for ever, 0 polls.
+
+    Returns:
+        ``(done, pending)``, both in the order of `refs`; at most `num_returns` in `done`. Failed calls count as done.
+
+    Raises:
+        ValueError: a duplicate in `refs`, or `num_returns` out of range.
+
+    Cancelling abandons the wait only.
+    """
+    refs = list(refs)
+    calls = _checked(refs)
+    if len({id(call) for call in calls}) != len(calls):
+        raise ValueError("zc.wait: the same reference occurs more than once")
+    if not 1 <= num_returns <= len(refs):
+        raise ValueError(f"zc.wait: num_returns is {num_returns}, but must be between 1 and the {len(refs)} references given")
+    try:
+        await _wait_count(calls, num_returns, timeout, all_or_error=False)
+    except TimeoutError:  # what is done by now is the answer
+        pass
+    done = [ref for ref in refs if ref._call.done][:num_returns]  # noqa: SLF001
+    taken = {id(ref) for ref in done}
+    return done, [ref for ref in refs if id(ref) not in taken]
+
+
+def _checked(refs: Iterable[Any]) -> list[Call]:
+    calls = []
+    for ref in refs:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"expected ObjectRef, got {type(ref).__name__}: {ref!r}")
+        calls.append(ref._call)  # noqa: SLF001
+    return calls
+
+
+async def _wait_count(calls: list[Call], count: int, timeout: float | None, *, all_or_error: bool) -> None:  # noqa: ASYNC109
+    """Return when `count` of `calls` are done; with `all_or_error` a failure is enough."""
+    loop = asyncio.get_running_loop()
+    process = current()
+    if loop is not process.loop:
+        await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(_wait_count(calls, count, timeout, all_or_error=all_or_error), process.loop)
+        )
+        return
+    enough: asyncio.Future[None] = loop.create_future()
+    left = count
+
+    def finished(call: Call) -> None:
+        nonlocal left
+        left -= 1
+        failed = all_or_error and (call.error is not None or call.status != Status.OK)
+        if (left <= 0 or failed) and not enough.done():
+            enough.set_result(None)
+
+    for call in calls:
+        call.add_callback(finished)
+    if timeout is not None and timeout <= 0:
+        if enough.done():
+            return
+        raise TimeoutError(f"{left} of {count} references were not done")
+    if count == 0:
+        return
+    try:
+        if timeout is None:
+            await enough
+        else:
+            async with asyncio.timeout(timeout):
+                await enough
+    except TimeoutError:
+        raise TimeoutError(f"{left} of {count} references were not done after {timeout} s") from None
+    finally:
+        for call in calls:
+            if call.callbacks is not None and finished in call.callbacks:
+                call.callbacks.remove(finished)

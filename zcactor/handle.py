@@ -1,0 +1,391 @@
+"""Handles: values that stand for an actor, wherever it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from zcactor.context import call_deadline, current
+from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, DeadlineExceeded, MailboxFull, ProtocolError
+from zcactor.future import FailedArgumentError, ObjectRef, ObjectStream, cancel_call
+from zcactor.interface import Interface, MethodKind, MethodSpec
+from zcactor.marshal.values import Code, decode_small, register
+from zcactor.objectstore.ref import RegionKind
+from zcactor.options import check_options
+from zcactor.rpc.call import Call
+from zcactor.rpc.parts import Part
+from zcactor.rpc.protocol import CallState
+from zcactor.rpc.stream import Stream
+
+if TYPE_CHECKING:
+    from zcactor.rpc.session import Session
+    from zcactor.runtime.process import Process
+
+__all__ = ["ActorHandle", "RemoteActor", "RemoteMethod", "RemoteStream"]
+
+_encode = msgspec.msgpack.Encoder().encode
+_Unsent = tuple[Call, int, int, int, bytes, Sequence[Part]]
+_GENERATORS = (MethodKind.GENERATOR, MethodKind.ASYNC_GENERATOR)
+_CONNECT_ATTEMPTS = 5
+
+
+class RemoteActor:
+    """What one process knows of one actor: where it is, the connection to it, and calls that wait for one.
+
+    All handles of the actor in this process share it; when the last is gone and no call is open, the lease on the actor
+    goes back to the node agent, which stops an owned, unnamed actor that nobody holds.
+    """
+
+    def __init__(
+        self, process: Process, actor_id: bytes, interface: Interface, location: tuple[bytes, int], name: str | None,
+        namespace: str, max_pending: int, max_retries: int,
+    ) -> None:  # fmt: skip
+        self.process = process
+        self.actor_id = actor_id
+        self.interface = interface
+        self.location = location
+        """Process id and index of the actor in it."""
+        self.name = name
+        self.namespace = namespace
+        self.max_pending = max_pending
+        self.max_retries = max_retries
+        self.label = f"{interface.class_name}({name or actor_id.hex()[:8]})"
+        self.session: Session | None = None
+        self.death: str | None = None
+        """Why the actor is dead; None while it is not known to be."""
+        self.hold: Any = None
+        """Our lease on the actor at the node agent."""
+        self._sent = 0
+        self._finished = 0
+        self._lock = threading.Lock()
+        self._unsent: deque[_Unsent] = deque()
+        self._opening = False
+
+    # ---------------------------------------------------------------- calling
+
+    def call(
+        self, spec: MethodSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None, retries: int
+    ) -> Call:
+        """Send a call, or queue it until there is a connection.
+
+        Raises:
+            MailboxFull: this process has `max_pending_calls` unfinished calls to the actor.
+            OutOfMemory, TypeError, ...: an argument cannot be packed; nothing was sent.
+        """
+        process = self.process
+        if self._sent - self._finished >= self.max_pending:
+            raise MailboxFull(
+                f"{self.label} has {self.max_pending} unfinished calls from this process, its max_pending_calls; "
+                "await some of them before sending more, or raise the option"
+            )
+        call = Call(process.process)
+        call.label = spec.label
+        try:
+            payload, parts, flags = process.marshaller.pack_call(args, kwargs)
+        except FailedArgumentError as error:
+            call.fail(error.failure)
+            return call
+        call.target = self
+        if self.death is not None:
+            call.fail(ActorDied(self.label, self.death, False))
+            return call
+        self._sent += 1
+        call.on_done = self._one_finished
+        deadline = call_deadline.get()
+        timeout_ns = 0
+        if timeout is not None or deadline is not None:
+            timeout_ns = self._set_timer(call, timeout, deadline)
+        if retries:
+            left = retries
+
+            def resend(_: Call, error: BaseException) -> bool:
+                nonlocal left
+                left -= 1
+                if left < 0 or isinstance(error, ActorDied):
+                    return False
+                call.state = CallState.QUEUED
+                self._queue((call, spec.code, flags, timeout_ns, payload, parts))
+                return True
+
+            call.resend = resend
+        session = self.session
+        if session is not None:
+            try:
+                session.send_call(call, self.location[1], spec.code, flags, timeout_ns, payload, parts)
+            except ConnectionLost:
+                pass
+            else:
+                return call
+        self._queue((call, spec.code, flags, timeout_ns, payload, parts))
+        return call
+
+    def _one_finished(self) -> None:
+        self._finished += 1
+
+    def _set_timer(self, call: Call, timeout: float | None, deadline: float | None) -> int:
+        """Arm the call's deadline: its own, or that of the call we are in when it is nearer. Returns nanoseconds left."""
+        loop = self.process.loop
+        left = float("inf") if timeout is None else timeout
+        if deadline is not None:
+            left = min(left, max(deadline - loop.time(), 0.0))
+
+        def expire() -> None:
+            if not call.done:
+                session = call.session
+                if session is not None:
+                    session.cancel(call)
+                call.fail(DeadlineExceeded(f"{call.label} on {self.label} did not finish within its {left:.6g} s"))
+
+        def arm() -> None:
+            if not call.done:
+                call.timer = loop.call_later(left, expire)
+
+        if threading.get_ident() == self.process.thread:
+            arm()
+        else:
+            loop.call_soon_threadsafe(arm)
+        return max(int(left * 1e9), 1)
+
+    # ---------------------------------------------------------------- connecting
+
+    def _queue(self, unsent: _Unsent) -> None:
+        with self._lock:
+            if self.session is None:
+                self._unsent.append(unsent)
+                if not self._opening:
+                    self._opening = True
+                    self.process.start_task(self._open())
+                return
+            session = self.session
+        call, code, flags, timeout_ns, payload, parts = unsent
+        try:
+            session.send_call(call, self.location[1], code, flags, timeout_ns, payload, parts)
+        except ConnectionLost as error:
+            call.fail(ActorUnavailable(self.label, str(error), False))
+
+    async def _open(self) -> None:
+        """Connect to wherever the actor is now, then send what waited."""
+        cause = "it could not be reached"
+        for attempt in range(_CONNECT_ATTEMPTS):
+            if attempt:
+                state, location, cause = await self.process.locate(self.actor_id)
+                if state == "dead":
+                    self.die(cause)
+                    return
+                self.location = location
+            try:
+                session = await self.process.connect(self.location[0])
+            except ConnectionLost as error:
+                cause = str(error)
+                continue
+            if self._drain(session):
+                return
+        self._give_up(lambda: ActorUnavailable(self.label, f"{cause}; tried {_CONNECT_ATTEMPTS} times", False))
+
+    def _drain(self, session: Session) -> bool:
+        with self._lock:
+            while self._unsent:
+                call, code, flags, timeout_ns, payload, parts = self._unsent[0]
+                if not call.done:
+                    try:
+                        session.send_call(call, self.location[1], code, flags, timeout_ns, payload, parts)
+                    except ConnectionLost:
+                        return False
+                self._unsent.popleft()
+            self.session = session
+            self._opening = False
+            self.process.watch(session, self)
+            return True
+
+    def _give_up(self, error: Any) -> None:
+        with self._lock:
+            unsent, self._unsent = self._unsent, deque()
+            self._opening = False
+        for call, *_ in unsent:
+            call.fail(error())
+
+    def die(self, cause: str) -> None:
+        """The actor is dead for good: everything that waits for it fails."""
+        self.death = cause
+        self.session = None
+        self._give_up(lambda: ActorDied(self.label, cause, False))
+
+    async def lost(self, calls: Sequence[Call], cause: str) -> None:
+        """The connection to the actor's process ended with `calls` open: find out what became of the actor."""
+        self.session = None
+        state, location, why = await self.process.locate(self.actor_id, calls_wait=True)
+        if state == "dead":
+            self.die(why or cause)
+            for call in calls:
+                call.fail(ActorDied(self.label, why or cause, call.state is not CallState.QUEUED))
+            return
+        if location is not None:
+            self.location = location
+        for call in calls:
+            maybe = call.state is not CallState.QUEUED
+            error = ActorUnavailable(self.label, f"{why or cause}; it is being restarted", maybe)
+            if call.resend is None or not call.resend(call, error):
+                call.fail(error)
+
+    def __del__(self) -> None:
+        hold = self.hold
+        if hold is not None:
+            hold.release()
+
+
+class RemoteMethod:
+    """A method of a handle. Calling it sends at once and gives an `ObjectRef`."""
+
+    __slots__ = ("_actor", "_retries", "_spec", "_timeout")
+
+    def __init__(self, actor: RemoteActor, spec: MethodSpec, options: Mapping[str, Any] | None = None) -> None:
+        self._actor = actor
+        self._spec = spec
+        options = options or {}
+        self._timeout: float | None = options.get("timeout", spec.timeout)
+        retries = options.get("retries", spec.retries)
+        idempotent = options.get("idempotent", spec.idempotent)
+        if options.get("retries") and not idempotent:
+            raise ValueError(f"{spec.label}.options: retries needs idempotent=True, because a retried call may run twice")
+        self._retries = (actor.max_retries if retries is None else retries) if idempotent else 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
+        spec = self._spec
+        if kwargs or not spec.low <= len(args) <= spec.high:
+            spec.check(args, kwargs)
+        return ObjectRef(self._actor.call(spec, args, kwargs, self._timeout, self._retries))
+
+    def options(self, **options: Any) -> RemoteMethod:
+        """The same method with other `CallOptions`."""
+        check_options("call", f"{self._spec.label}.options", options)
+        return type(self)(self._actor, self._spec, options)
+
+    def __repr__(self) -> str:
+        return f"<remote method {self._spec.label} of {self._actor.label}>"
+
+
+class RemoteStream(RemoteMethod):
+    """A generator method of a handle. Calling it starts the generator and gives an `ObjectStream`."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ObjectStream[Any]:  # type: ignore[override]
+        spec = self._spec
+        spec.check(args, kwargs)
+        call = self._actor.call(spec, args, kwargs, self._timeout, 0)
+        call.stream = Stream(call, self._actor.process.marshaller.unpack, cancel_call)
+        return ObjectStream(call.stream)
+
+
+class ActorHandle:
+    """Stands for one actor. A value: it compares, hashes, and stays valid when it is passed to other actors.
+
+    Its attributes are the actor's public methods. Anything else is an ``AttributeError``, raised here without a message.
+    """
+
+    _remote: RemoteActor
+
+    def __init__(self, remote: RemoteActor) -> None:
+        self.__dict__["_remote"] = remote
+
+    def __getattr__(self, name: str) -> RemoteMethod:
+        remote = self._remote
+        spec = remote.interface.find(name)
+        method = (RemoteStream if spec.kind in _GENERATORS else RemoteMethod)(remote, spec)
+        self.__dict__[name] = method  # found without this function from now on
+        return method
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{self._remote.label} is a handle: attributes of the actor cannot be set from outside, call a method")
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._remote.interface.by_name)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ActorHandle):
+            return self._remote.actor_id == other._remote.actor_id
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._remote.actor_id)
+
+    def __repr__(self) -> str:
+        return f"<handle of {self._remote.label}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("handles travel inside calls, puts and results; pickling one elsewhere would lose track of who holds it")
+
+
+class ActorHold:
+    """This process's lease on an actor at its node agent; see `zcactor.rpc.parts.Holder`."""
+
+    __slots__ = ("_release", "id", "owner")
+
+    def __init__(self, owner: bytes, object_id: int, release: Any) -> None:
+        self.owner = owner
+        self.id = object_id
+        self._release = release
+
+    def grant(self, session: Session) -> tuple[bytes, int, int]:
+        """A lease for the session's peer."""
+        if session.peer_process == self.owner:
+            return self.owner, self.id, 0
+        return self.owner, self.id, session.pin(self)
+
+    def release(self) -> None:
+        """Give the lease back."""
+        if self._release is not None:
+            release, self._release = self._release, None
+            release(self.id)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def lower_handle(packing: Any, handle: ActorHandle) -> bytes:
+    """A handle as plain values, and a part for the lease."""
+    remote = handle._remote  # noqa: SLF001 - the module's own type
+    index = packing.add(Part(RegionKind.ACTOR, remote.hold, 0, 0)) if remote.hold is not None else -1
+    return describe(remote, index)
+
+
+def describe(remote: RemoteActor, index: int) -> bytes:
+    """The extension's bytes; `index` is the part with the lease, -1 for none."""
+    return _encode(
+        (
+            index, remote.actor_id, remote.location[0], remote.location[1], remote.name, remote.namespace,
+            remote.max_pending, remote.max_retries, remote.interface.wire(),
+        )
+    )  # fmt: skip
+
+
+def lift_handle(unpacking: Any, data: memoryview) -> ActorHandle:
+    """The handle that `lower_handle` wrote."""
+    fields = decode_small(data)
+    if type(fields) is not list or len(fields) != 9:  # noqa: PLR2004
+        raise ProtocolError("a handle is malformed")
+    index, actor_id, process_id, actor_index, name, namespace, max_pending, max_retries, interface = fields
+    process = current()
+    hold = None
+    if index >= 0:
+        part = unpacking.part(index)
+        if part.kind != RegionKind.ACTOR:
+            raise ProtocolError(f"part {index} of a message is not a handle's lease")
+        hold = part.holder
+    remote = process.remotes.get(actor_id)
+    if remote is None:
+        remote = RemoteActor(
+            process, actor_id, Interface.from_wire(interface), (process_id, actor_index), name, namespace, max_pending, max_retries
+        )  # fmt: skip
+        remote.hold = hold
+        process.remotes[actor_id] = remote
+    elif remote.hold is None:
+        remote.hold = hold
+    return ActorHandle(remote)
+
+
+register(ActorHandle, Code.ACTOR, lower_handle, lift_handle)

@@ -1,0 +1,197 @@
+"""What a handle must know of an actor's class: its public methods, how each runs, and which arguments it takes.
+
+A process that holds a handle need not be able to import the class: the interface travels with the handle as plain values.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from types import FunctionType
+from typing import Any
+
+from zcactor.errors import ProtocolError
+
+__all__ = ["Interface", "MethodKind", "MethodSpec", "method_options"]
+
+MARK = "__zcactor_method__"
+"""Attribute in which `@zc.method` keeps a function's options."""
+ADDED = frozenset({"spawn", "options"})
+"""Names that `@zc.actor` adds to the class; they are not remote methods."""
+
+
+class MethodKind(IntEnum):
+    """How a method runs."""
+
+    SYNC = 0
+    """In the actor's own thread, one at a time."""
+    ASYNC = 1
+    """As a task on the actor's loop."""
+    GENERATOR = 2
+    """A stream; each step runs where sync methods run."""
+    ASYNC_GENERATOR = 3
+    """A stream; runs as a task."""
+    INLINE = 4
+    """A short sync method, on the loop."""
+
+
+def method_options(function: Any) -> Mapping[str, Any]:
+    """The options given to `@zc.method`, empty when there was none."""
+    return getattr(function, MARK, {})
+
+
+class MethodSpec:
+    """One method as a caller sees it."""
+
+    __slots__ = ("_signature", "code", "group", "high", "idempotent", "kind", "label", "low", "name", "parameters", "retries", "timeout")
+
+    def __init__(
+        self, code: int, class_name: str, name: str, kind: int, parameters: list[Any], options: Mapping[str, Any]
+    ) -> None:
+        self.code = code
+        """Index in the interface; what a CALL frame names the method by."""
+        self.name = name
+        self.label = f"{class_name}.{name}"
+        self.kind = kind
+        self.parameters = parameters
+        """``[name, inspect kind, has default]`` each, without ``self``."""
+        self.timeout: float | None = options.get("timeout")
+        self.retries: int | None = options.get("retries")
+        self.idempotent: bool = bool(options.get("idempotent", False))
+        self.group: str = options.get("concurrency_group", "")
+        positional = [p for p in parameters if p[1] in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD)]
+        required_keywords = any(p[1] == _KEYWORD_ONLY and not p[2] for p in parameters)
+        variadic = any(p[1] == _VAR_POSITIONAL for p in parameters)
+        self.low = (1 << 30) if required_keywords else sum(not p[2] for p in positional)
+        """Fewest positional arguments of a call without keywords; huge when a keyword is required."""
+        self.high = (1 << 30) if variadic else len(positional)
+        self._signature: inspect.Signature | None = None
+
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Check a call's arguments as a local call would.
+
+        Raises:
+            TypeError: count or names do not fit the signature.
+        """
+        if not kwargs and self.low <= len(args) <= self.high:
+            return
+        if self._signature is None:
+            self._signature = inspect.Signature(
+                [
+                    inspect.Parameter(name, _KINDS[kind], default=None if default else inspect.Parameter.empty)
+                    for name, kind, default in self.parameters
+                ]
+            )
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.label}(): {error}") from None
+
+    def wire(self) -> list[Any]:
+        """The plain form."""
+        return [self.name, int(self.kind), self.parameters, self.timeout, self.retries, self.idempotent, self.group]
+
+
+_KINDS = {int(kind): kind for kind in inspect._ParameterKind}  # noqa: SLF001 - the enum has no public name
+_POSITIONAL_ONLY = int(inspect.Parameter.POSITIONAL_ONLY)
+_POSITIONAL_OR_KEYWORD = int(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VAR_POSITIONAL = int(inspect.Parameter.VAR_POSITIONAL)
+_KEYWORD_ONLY = int(inspect.Parameter.KEYWORD_ONLY)
+
+
+class Interface:
+    """The public methods of one actor class, in the order of their names."""
+
+    __slots__ = ("by_name", "class_name", "is_async", "methods")
+
+    def __init__(self, class_name: str, methods: list[MethodSpec], is_async: bool) -> None:
+        self.class_name = class_name
+        self.methods = methods
+        self.is_async = is_async
+        """Whether any method is ``async``: then calls whose arguments are not there yet do not hold up later ones."""
+        self.by_name = {spec.name: spec for spec in methods}
+
+    @classmethod
+    def of(cls, actor_class: type) -> Interface:
+        """Read the interface off a class."""
+        methods: list[MethodSpec] = []
+        is_async = False
+        for name in sorted(dir(actor_class)):
+            if name.startswith("_"):
+                continue
+            static = inspect.getattr_static(actor_class, name)
+            bound = isinstance(static, FunctionType)
+            function = static.__func__ if isinstance(static, staticmethod | classmethod) else static
+            if not callable(function) or isinstance(function, type):
+                continue
+            if name in ADDED and getattr(function, "__module__", "") == "zcactor.actor":
+                continue
+            if not isinstance(function, FunctionType) and not hasattr(function, "__call__"):  # noqa: B004
+                continue
+            kind = _kind_of(function)
+            is_async = is_async or kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR)
+            skip_first = bound or isinstance(static, classmethod)
+            methods.append(
+                MethodSpec(
+                    len(methods), actor_class.__name__, name, kind, _parameters(function, skip_first), method_options(function)
+                )
+            )
+        return cls(actor_class.__name__, methods, is_async)
+
+    def find(self, name: str) -> MethodSpec:
+        """The method called `name`.
+
+        Raises:
+            AttributeError: there is none, or the name is private. Lists what there is.
+        """
+        spec = self.by_name.get(name)
+        if spec is not None:
+            return spec
+        if name.startswith("_"):
+            raise AttributeError(f"{self.class_name}.{name} is private: an actor's private names cannot be reached from outside")
+        public = ", ".join(self.by_name) or "none"
+        raise AttributeError(
+            f"actor {self.class_name} has no method {name!r} (attributes are not reachable, methods are: {public})", name=name
+        )
+
+    def wire(self) -> list[Any]:
+        """The plain form, for `from_wire`."""
+        return [self.class_name, self.is_async, [spec.wire() for spec in self.methods]]
+
+    @classmethod
+    def from_wire(cls, plain: Any) -> Interface:
+        """The inverse of `wire`.
+
+        Raises:
+            ProtocolError: `plain` is not what `wire` gives.
+        """
+        try:
+            class_name, is_async, methods = plain
+            specs = []
+            for code, (name, kind, parameters, timeout, retries, idempotent, group) in enumerate(methods):
+                options = {"timeout": timeout, "retries": retries, "idempotent": idempotent, "concurrency_group": group}
+                specs.append(MethodSpec(code, str(class_name), str(name), int(kind), parameters, options))
+            return cls(str(class_name), specs, bool(is_async))
+        except (TypeError, ValueError, IndexError) as error:
+            raise ProtocolError(f"an actor's interface is malformed: {error}") from error
+
+
+def _kind_of(function: Callable[..., Any]) -> MethodKind:
+    if inspect.isasyncgenfunction(function):
+        return MethodKind.ASYNC_GENERATOR
+    if inspect.iscoroutinefunction(function):
+        return MethodKind.ASYNC
+    if inspect.isgeneratorfunction(function):
+        return MethodKind.GENERATOR
+    return MethodKind.INLINE if method_options(function).get("inline") else MethodKind.SYNC
+
+
+def _parameters(function: Callable[..., Any], skip_first: bool) -> list[Any]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some builtins have no signature: anything goes, the actor will judge
+        return [["args", _VAR_POSITIONAL, False], ["kwargs", int(inspect.Parameter.VAR_KEYWORD), False]]
+    if skip_first and parameters and parameters[0].kind in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD):
+        parameters = parameters[1:]
+    return [[p.name, int(p.kind), p.default is not p.empty] for p in parameters]

@@ -1,0 +1,435 @@
+"""Packing values for a message, and unpacking them: the seam between Python objects and frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from zcactor.errors import ProtocolError
+from zcactor.marshal import pickling
+from zcactor.marshal.arrays import (
+    array_address,
+    byte_bounds,
+    dtype_code,
+    dtype_from_code,
+    is_shareable,
+    packed_strides,
+    root_of,
+)
+from zcactor.marshal.move import Move, is_moved, retire
+from zcactor.marshal.values import (
+    SCALARS,
+    Code,
+    NotPlain,
+    arguments,
+    decode_small,
+    encode,
+    lift_scalar,
+    lifts,
+    lower_scalar,
+    registered,
+)
+from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.ref import RegionKind
+from zcactor.objectstore.store import Block, Store
+from zcactor.rpc.messages import Flags
+from zcactor.rpc.parts import Part
+
+if TYPE_CHECKING:
+    from zcactor.objectstore.copies import CopyCounter
+
+__all__ = ["Marshaller", "Packing", "Unpacking"]
+
+Ext = msgspec.msgpack.Ext
+Array = npt.NDArray[Any]
+Packed = tuple[bytes, Sequence[Part], int]
+"""Payload bytes, the parts they refer to, and `Flags`."""
+
+_MAX_DEPTH = 64
+"""Nesting of plain containers; deeper ones (and cyclic ones) are pickled, which handles them."""
+_INT64 = (-(1 << 63), (1 << 64) - 1)
+"""What MessagePack's integers hold."""
+
+
+class Packing:
+    """One value on its way out: collects the parts. Short-lived, used by one thread."""
+
+    __slots__ = ("copies", "eager_limit", "moved", "parts", "store")
+
+    def __init__(self, store: Store, copies: CopyCounter, eager_limit: int) -> None:
+        self.store = store
+        self.copies = copies
+        self.eager_limit = eager_limit
+        self.parts: list[Part] = []
+        self.moved: list[Array] = []
+
+    def add(self, part: Part) -> int:
+        """Refer to `part`; returns its index."""
+        self.parts.append(part)
+        return len(self.parts) - 1
+
+    def lower_argument(self, value: Any) -> Any:
+        """`lower`, for an argument: what is to be resolved for the callee is."""
+        lower = arguments.get(type(value))
+        return self.lower(value) if lower is None else lower(self, value)
+
+    def lower(self, value: Any) -> Any:
+        """The encodable form of one top-level value: plain where it can be, pickled as a whole otherwise."""
+        mark = len(self.parts)
+        try:
+            return self._plain(value, 0)
+        except NotPlain:
+            del self.parts[mark:]
+            stream, buffers = pickling.dumps(self, value)
+            return Ext(Code.PICKLE, encode((buffers, stream)))
+
+    def _plain(self, value: Any, depth: int) -> Any:
+        cls = type(value)
+        if cls in SCALARS:
+            if cls is int and not _INT64[0] <= value <= _INT64[1]:
+                return Ext(Code.BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+            if cls is str and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+                raise NotPlain  # UTF-8 has no lone surrogates
+            return value
+        if cls is np.ndarray:
+            return self.lower_array(value)
+        if cls is Move:
+            return self._lower_moved(value.array)
+        entry = registered.get(cls)
+        if entry is not None:
+            return Ext(entry[0], entry[1](self, value))
+        if depth > _MAX_DEPTH:
+            raise NotPlain
+        if cls is list:
+            return [self._plain(item, depth + 1) for item in value]
+        if cls is tuple:
+            return Ext(Code.TUPLE, encode([self._plain(item, depth + 1) for item in value]))
+        if cls is dict:
+            if not all(type(key) is str or (type(key) is int and _INT64[0] <= key <= _INT64[1]) for key in value):
+                raise NotPlain
+            return {self._plain(key, depth): self._plain(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, np.generic):
+            return lower_scalar(value)
+        raise NotPlain
+
+    def lower_array(self, array: Array, *, seal: bool = True) -> Any:
+        """An array by reference, or within the payload below the eager limit.
+
+        Args:
+            array: any dtype of plain bytes, shape and strides.
+            seal: make `array` itself read-only; False for a temporary view made by us.
+        """
+        if not is_shareable(array.dtype):
+            if is_moved(array):
+                raise ValueError("this array was handed over by zc.move; only its receiver may use it, here it is unusable")
+            raise NotPlain
+        if array.nbytes < self.eager_limit:
+            return self._inline(array, writable=False)
+        holder = root_of(array)
+        cls = type(holder)
+        if cls is Block:
+            if not holder.sealed:
+                self.store.seal(holder, _innermost(array))
+        elif cls is Lease:
+            if holder.writable:  # was moved to us and is passed on by sharing
+                holder.writable = False
+                _innermost(array).setflags(write=False)
+        else:
+            holder, array = self._into_store(array, seal)
+            seal = False
+        if seal and array.flags.writeable:
+            array.setflags(write=False)
+        return self._reference(array, holder, RegionKind.ARRAY)
+
+    def _reference(self, array: Array, holder: Any, kind: RegionKind) -> Any:
+        if array.flags.c_contiguous:
+            low = array_address(array)
+            layout: tuple[Any, ...] = (len(self.parts), dtype_code(array.dtype), array.shape)
+            nbytes = array.nbytes
+        else:
+            low, high = byte_bounds(array)
+            nbytes = high - low
+            layout = (len(self.parts), dtype_code(array.dtype), array.shape, array.strides, array_address(array) - low)
+        self.parts.append(Part(kind, holder, holder.offset + low - holder.address, nbytes))
+        return Ext(Code.ARRAY, encode(layout))
+
+    def _inline(self, array: Array, *, writable: bool) -> Any:
+        if array.flags.c_contiguous:
+            layout: tuple[Any, ...] = (array.tobytes(), dtype_code(array.dtype), array.shape, writable)
+        else:
+            packed = array.copy(order="K")
+            raw = packed.T.tobytes() if packed.flags.f_contiguous else _memory_order(packed).tobytes()
+            layout = (raw, dtype_code(array.dtype), array.shape, writable, packed_strides(packed))
+        return Ext(Code.INLINE_ARRAY, encode(layout))
+
+    def _into_store(self, array: Array, seal: bool) -> tuple[Any, Array]:
+        """The block and the array in the store that hold the same elements: found by address, remembered, or copied."""
+        found = self.store.block_at(*byte_bounds(array))
+        if found is not None:  # another library's object over memory of the store: torch, Arrow, ...
+            if not found.sealed:
+                self.store.seal(found, None)
+            return found, array
+        known = self.copies.known(array)
+        if known is None:
+            copied = self._copy(array, "argument outside the store")
+            block = root_of(copied)
+            self.store.seal(block, _innermost(copied))
+            if seal:
+                array.setflags(write=False)
+                self.copies.remember(array, block)
+            return block, copied
+        strides = None if array.flags.c_contiguous else packed_strides(array)
+        root = np.asarray(known)
+        return known, np.ndarray(array.shape, array.dtype, root, 0, strides)
+
+    def _copy(self, array: Array, reason: str) -> Array:
+        strides = None if array.flags.c_contiguous else packed_strides(array)
+        copied = self.store.empty(array.shape, array.dtype, strides=strides)
+        self.copies.copy_into(copied, array, reason)
+        return copied
+
+    def _lower_moved(self, array: Array) -> Any:
+        if is_moved(array):
+            raise ValueError("zc.move: this array was moved before; only its receiver may use it")
+        if array.nbytes < self.eager_limit:
+            if not array.flags.writeable:
+                raise ValueError(_NOT_OURS)
+            lowered = self._inline(array, writable=True)
+        else:
+            holder = root_of(array)
+            if isinstance(holder, Block | Lease):
+                if not array.flags.writeable or (isinstance(holder, Block) and holder.sealed):
+                    raise ValueError(_NOT_OURS)
+                if _has_other_views(array):
+                    raise ValueError(
+                        "zc.move: other views of this array's memory exist here; delete them first, or share the "
+                        "array (pass it without zc.move) or pass x.copy()"
+                    )
+                source = array
+            else:
+                if not array.flags.writeable:
+                    raise ValueError(_NOT_OURS)
+                source = self._copy(array, "moved array outside the store")
+                holder = root_of(source)
+            lowered = self._reference(source, holder, RegionKind.MOVED)
+        self.moved.append(array)
+        return lowered
+
+
+_NOT_OURS = (
+    "zc.move: the array is read-only here (it was shared before, or received without write access), so there is no "
+    "write access to hand over; pass x.copy() or share it as it is"
+)
+
+
+def _innermost(array: Array) -> Array:
+    base = array.base
+    while isinstance(base, np.ndarray):
+        array, base = base, base.base
+    return array
+
+
+def _has_other_views(array: Array) -> bool:
+    """Whether somebody else holds the innermost array, and so could see the bytes after they were handed over."""
+    import sys
+
+    root = _innermost(array)
+    if root is array:
+        return False
+    # Ours: the `root` variable here, the base of `array`, and getrefcount's argument.
+    return sys.getrefcount(root) > 3  # noqa: PLR2004
+
+
+def _memory_order(array: Array) -> Array:
+    """A view of a gapless `array` with its axes in the order they lie in memory."""
+    return array.transpose(sorted(range(array.ndim), key=lambda i: (-abs(array.strides[i]), i)))
+
+
+class Unpacking:
+    """One payload on its way in. Reused; holds the parts of the payload at hand."""
+
+    __slots__ = ("_decode", "copies", "parts", "store")
+
+    def __init__(self, store: Store, copies: CopyCounter) -> None:
+        self.store = store
+        self.copies = copies
+        self.parts: Sequence[Part] = ()
+        self._decode = msgspec.msgpack.Decoder(ext_hook=self.lift).decode
+
+    def value(self, payload: Any, parts: Sequence[Part], flags: int) -> Any:
+        """Decode `payload`; may be called again for a value nested in the one at hand.
+
+        Raises:
+            ProtocolError: the payload is malformed.
+        """
+        if flags & Flags.SPILLED:
+            if not parts or not isinstance(parts[0].holder, Block | Lease):
+                raise ProtocolError("a spilled payload has no part that holds it")
+            spilled = parts[0]
+            start = spilled.offset - spilled.holder.offset
+            payload = memoryview(np.asarray(spilled.holder))[start : start + spilled.nbytes]
+            parts = parts[1:]
+        outer, self.parts = self.parts, parts
+        try:
+            return self._decode(payload)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ProtocolError(f"a payload of {len(payload)} bytes is malformed: {error}") from error
+        finally:
+            self.parts = outer
+
+    def part(self, index: int) -> Part:
+        """The part that an extension names by `index`."""
+        if type(index) is not int or not 0 <= index < len(self.parts):
+            raise ProtocolError(f"a payload names part {index!r}, but its message has {len(self.parts)}")
+        return self.parts[index]
+
+    def lift(self, code: int, data: memoryview) -> Any:
+        """The value of one extension."""
+        if code == Code.ARRAY:
+            return self._array(*_fields(data, 3, 5))
+        if code == Code.INLINE_ARRAY:
+            return self._inline(*_fields(data, 4, 5))
+        if code == Code.TUPLE:
+            return tuple(self._decode(data))
+        if code == Code.SCALAR:
+            return lift_scalar(data)
+        if code == Code.BIG_INT:
+            return int.from_bytes(data, "little", signed=True)
+        if code == Code.PICKLE:
+            buffers, stream = _fields(data, 2, 2)
+            return pickling.loads(self, stream, buffers)
+        lift = lifts.get(code)
+        if lift is None:
+            raise ProtocolError(f"a payload has an extension of unknown code {code}")
+        return lift(self, data)
+
+    def _array(self, index: int, code: Any, shape: list[int], strides: list[int] | None = None, inner: int = 0) -> Array:
+        part = self.part(index)
+        dtype = dtype_from_code(code)
+        holder = part.holder
+        if not isinstance(holder, Block | Lease):
+            raise ProtocolError(f"an array refers to part {index}, which is not bytes")
+        if part.kind == RegionKind.MOVED and isinstance(holder, Block):
+            holder.sealed = False
+        root = np.asarray(holder)
+        start = part.offset - holder.offset + inner
+        try:
+            return np.ndarray(shape, dtype, root, start, strides)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ProtocolError(
+                f"an array of shape {shape}, dtype {dtype} and strides {strides} does not fit its {part.nbytes} bytes: {error}"
+            ) from error
+
+    def _inline(
+        self, raw: bytes, code: Any, shape: list[int], writable: bool, strides: list[int] | None = None
+    ) -> Array:
+        dtype = dtype_from_code(code)
+        root: Array = np.frombuffer(raw, np.uint8).copy()
+        if not writable:
+            root.setflags(write=False)
+        try:
+            if not raw:
+                root = np.empty(1, np.uint8)  # NumPy wants a buffer even for no elements
+                root.setflags(write=writable)
+                strides = None
+            array: Array = np.ndarray(shape, dtype, root, 0, strides)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ProtocolError(f"an array of shape {shape} and dtype {dtype} does not fit {len(raw)} bytes: {error}") from error
+        return array
+
+    def writable_view(self, array: Array) -> Array:
+        """`array`, or a counted copy of it where it must not be written: for libraries that know no read-only arrays."""
+        if array.flags.writeable:
+            return array
+        copied: Array = np.empty_like(array)
+        self.copies.copy_into(copied, array, "library without read-only arrays")
+        return copied
+
+
+def _fields(data: memoryview, least: int, most: int) -> list[Any]:
+    fields = decode_small(data)
+    if type(fields) is not list or not least <= len(fields) <= most:
+        raise ProtocolError(f"an extension holds {type(fields).__name__} instead of a list of {least} to {most} fields")
+    return fields
+
+
+class Marshaller:
+    """Packs and unpacks for one process.
+
+    Args:
+        store: where arrays are shared from.
+        copies: counts every copy of a payload.
+        eager_limit: bytes; arrays of at least this size, and payloads above it, go by reference.
+    """
+
+    def __init__(self, store: Store, copies: CopyCounter, eager_limit: int) -> None:
+        self.store = store
+        self.copies = copies
+        self.eager_limit = eager_limit
+        self._idle: list[Unpacking] = []
+
+    def pack_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Packed:
+        """Pack the arguments of a call, in order; with keywords the last element is their mapping.
+
+        Raises whatever pickling an argument raises, and `OutOfMemory` when an array does not fit the store.
+        """
+        if not kwargs and SCALARS.issuperset(map(type, args)):
+            try:
+                payload = encode(args)
+            except (OverflowError, UnicodeEncodeError):  # an integer or a string that needs an extension
+                pass
+            else:
+                if len(payload) <= self.eager_limit:
+                    return payload, (), 0
+        packing = Packing(self.store, self.copies, self.eager_limit)
+        lowered = [packing.lower_argument(value) for value in args]
+        if kwargs:
+            lowered.append({name: packing.lower_argument(value) for name, value in kwargs.items()})
+        return self._finish(packing, lowered, Flags.KWARGS if kwargs else 0)
+
+    def pack(self, value: Any) -> Packed:
+        """Pack one value (a result, an item, what is put)."""
+        if type(value) in SCALARS:
+            try:
+                payload = encode(value)
+            except (OverflowError, UnicodeEncodeError):
+                pass
+            else:
+                if len(payload) <= self.eager_limit:
+                    return payload, (), 0
+        packing = Packing(self.store, self.copies, self.eager_limit)
+        return self._finish(packing, packing.lower(value), 0)
+
+    def _finish(self, packing: Packing, lowered: Any, flags: int) -> Packed:
+        payload = encode(lowered)
+        if len(payload) > self.eager_limit:
+            block = self.store.allocate(len(payload))
+            root = np.asarray(block)
+            self.copies.copy_into(root[: len(payload)], np.frombuffer(payload, np.uint8), "payload above the eager limit")
+            self.store.seal(block, root)
+            packing.parts.insert(0, Part(RegionKind.ARRAY, block, block.offset, len(payload)))
+            payload = b""
+            flags |= Flags.SPILLED
+        for array in packing.moved:
+            retire(array)
+        return payload, packing.parts, flags
+
+    def unpack(self, payload: Any, parts: Sequence[Part], flags: int) -> Any:
+        """The inverse of `pack`; for a call's arguments a list whose last element is the keyword map under `Flags.KWARGS`.
+
+        Raises:
+            ProtocolError: the payload is malformed or refers outside its parts.
+            Exception: whatever unpickling a value raises.
+        """
+        idle = self._idle
+        unpacking = idle.pop() if idle else Unpacking(self.store, self.copies)
+        try:
+            return unpacking.value(payload, parts, flags)
+        finally:
+            idle.append(unpacking)
+
+

@@ -1,0 +1,145 @@
+"""Everything that is not plain: pickle protocol 5 by cloudpickle, with arrays and references kept out of band.
+
+Arrays are not left to PEP 574: NumPy keeps several dtypes and all strided arrays in-band there. A reducer swaps each one
+for the same extension that plain values use. Buffers of other libraries (Arrow) do travel as PEP 574 buffers.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zcactor.marshal.arrays import is_shareable
+from zcactor.marshal.values import Code, registered
+
+if TYPE_CHECKING:
+    from zcactor.marshal.marshaller import Packing, Unpacking
+
+__all__ = ["dumps", "loads"]
+
+_active = threading.local()
+
+
+def _lift(code: int, data: bytes) -> Any:
+    """Runs inside `loads`: the value of an extension found in a pickle."""
+    return _active.unpacking.lift(code, memoryview(data))
+
+
+def _masked(data: Any, mask: Any, fill_value: Any, hard: bool, cls: type[np.ma.MaskedArray[Any, Any]]) -> Any:
+    array = cls(data, mask=mask, copy=False, hard_mask=hard)  # type: ignore[call-arg]
+    array.set_fill_value(fill_value)
+    return array
+
+
+def _torch_tensor(array: Any, dtype: str | None, requires_grad: bool) -> Any:
+    import torch
+
+    # Torch has no read-only tensors, and a write to a peer's mapping would kill the process: a tensor over memory
+    # that is not ours to write is made from a copy-on-write view of it where there is one, see `Unpacking.writable_view`.
+    tensor = torch.from_numpy(_active.unpacking.writable_view(array))
+    if dtype is not None:
+        tensor = tensor.view(getattr(torch, dtype))
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+
+
+def _jax_array(array: Any) -> Any:
+    import jax
+
+    return jax.device_put(array, may_alias=True)
+
+
+def _reduce_torch(tensor: Any) -> Any:
+    torch = sys.modules["torch"]
+    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return NotImplemented
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return NotImplemented
+    plain, name = tensor.detach(), None
+    if tensor.dtype is torch.bfloat16:
+        plain, name = plain.view(torch.int16), "bfloat16"
+    elif str(tensor.dtype).startswith("torch.float8"):
+        plain, name = plain.view(torch.uint8), str(tensor.dtype).removeprefix("torch.")
+    return _torch_tensor, (plain.numpy(), name, tensor.requires_grad)
+
+
+def _reduce_foreign(value: Any) -> Any:
+    """The reduction of an array type that does not pickle out of band by itself; NotImplemented for all others."""
+    module = type(value).__module__
+    if module == "torch" and "torch" in sys.modules:
+        return _reduce_torch(value)
+    if module.startswith("jaxlib") and type(value).__name__ == "ArrayImpl":
+        array = np.asarray(value)
+        return NotImplemented if not is_shareable(array.dtype) else (_jax_array, (array,))
+    return NotImplemented
+
+
+def _pickler_class() -> type[Any]:
+    """cloudpickle is imported on first use: most messages never need it."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        packing: Packing
+
+        def reducer_override(self, value: Any) -> Any:
+            cls = type(value)
+            if cls is np.ndarray:
+                if is_shareable(value.dtype):
+                    ext = self.packing.lower_array(value)
+                    return _lift, (ext.code, bytes(ext.data))
+                return super().reducer_override(value)
+            entry = registered.get(cls)
+            if entry is not None:
+                return _lift, (entry[0], entry[1](self.packing, value))
+            if isinstance(value, np.ma.MaskedArray) and is_shareable(value.dtype):
+                mask = value.mask if value.mask is np.ma.nomask else np.asarray(value.mask)
+                return _masked, (np.asarray(value.data), mask, value.fill_value, value.hardmask, cls)
+            reduced = _reduce_foreign(value)
+            return super().reducer_override(value) if reduced is NotImplemented else reduced
+
+    return Pickler
+
+
+_Pickler: type[Any] | None = None
+
+
+def dumps(packing: Packing, value: Any) -> tuple[bytes, list[bytes]]:
+    """Pickle `value`: the stream, and one encoded extension per out-of-band buffer.
+
+    Raises:
+        TypeError, pickle.PicklingError, ...: whatever the value's own reduction raises.
+    """
+    global _Pickler  # noqa: PLW0603 - a lazily imported class
+    if _Pickler is None:
+        _Pickler = _pickler_class()
+    buffers: list[bytes] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous: pickle copies it in-band
+            return True
+        if raw.nbytes < packing.eager_limit:
+            return True
+        buffers.append(packing.lower_array(np.frombuffer(raw, np.uint8), seal=False).data)
+        return False
+
+    file = io.BytesIO()
+    pickler = _Pickler(file, protocol=5, buffer_callback=keep)
+    pickler.packing = packing
+    pickler.dump(value)
+    return file.getvalue(), buffers
+
+
+def loads(unpacking: Unpacking, stream: Any, buffers: list[bytes]) -> Any:
+    """The inverse of `dumps`. The peer was authenticated before: unpickling runs its code."""
+    previous = getattr(_active, "unpacking", None)
+    _active.unpacking = unpacking
+    try:
+        return pickle.loads(stream, buffers=[unpacking.lift(Code.ARRAY, memoryview(b)) for b in buffers])
+    finally:
+        _active.unpacking = previous

@@ -1,0 +1,84 @@
+"""The value tree: plain Python values as MessagePack, everything with a type of its own as an extension.
+
+MessagePack (through msgspec) has no tuples, integers beyond 64 bits or arrays. Each of these travels as an *extension*
+(code, bytes). Exact types only: a subclass of ``int`` or ``dict`` is not plain, and goes through pickle with its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from zcactor.errors import ProtocolError
+from zcactor.marshal.arrays import dtype_code, dtype_from_code
+
+__all__ = ["SCALARS", "Code", "NotPlain", "arguments", "decode_small", "encode", "lift_scalar", "lifts", "lower_scalar", "register", "registered"]
+
+SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+"""Types that MessagePack carries as they are."""
+
+encode = msgspec.msgpack.Encoder().encode
+decode_small = msgspec.msgpack.Decoder().decode
+"""Decoder of extension contents, which hold no further extensions."""
+
+
+class Code:
+    """Extension codes."""
+
+    TUPLE = 1
+    BIG_INT = 2
+    ARRAY = 3
+    INLINE_ARRAY = 4
+    SCALAR = 5
+    PICKLE = 6
+    SEALED = 7
+    REF = 8
+    ACTOR = 9
+    ARGUMENT = 10
+    RESOLVED = 11
+    FAILURE = 12
+
+
+class NotPlain(Exception):
+    """A value that MessagePack and the extensions cannot carry; it must be pickled. Never leaves the package."""
+
+
+Lower = Callable[[Any, Any], Any]
+Lift = Callable[[Any, memoryview], Any]
+registered: dict[type, tuple[int, Lower]] = {}
+lifts: dict[int, Lift] = {}
+arguments: dict[type, Lower] = {}
+"""Types that are treated differently as a top-level argument: ``lower(packing, value)`` gives the encodable form."""
+
+
+def register(cls: type, code: int, lower: Lower, lift: Lift) -> None:
+    """Let values of exactly `cls` travel as extension `code`.
+
+    Args:
+        cls: the type.
+        code: one of `Code`.
+        lower: ``lower(packing, value) -> bytes``; may call ``packing.add(part)``.
+        lift: ``lift(unpacking, data) -> value``, its inverse.
+    """
+    registered[cls] = (code, lower)
+    lifts[code] = lift
+
+
+def lower_scalar(value: np.generic) -> msgspec.msgpack.Ext:
+    """A NumPy scalar keeps its type: dtype code and bytes."""
+    array = np.asarray(value)
+    if array.dtype.hasobject or array.dtype.kind == "T" or array.dtype.type is not type(value):
+        raise NotPlain
+    return msgspec.msgpack.Ext(Code.SCALAR, encode((dtype_code(array.dtype), array.tobytes())))
+
+
+def lift_scalar(data: memoryview) -> Any:
+    """The NumPy scalar that `lower_scalar` wrote."""
+    code, raw = decode_small(data)
+    dtype = dtype_from_code(code)
+    if len(raw) != dtype.itemsize:
+        raise ProtocolError(f"a scalar of dtype {dtype} has {len(raw)} bytes instead of {dtype.itemsize}")
+    return np.frombuffer(raw, dtype)[0] if raw else np.zeros((), dtype)[()]

@@ -1,0 +1,62 @@
+"""The right to read an object that another process owns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Lease"]
+
+
+class Lease:
+    """The base object of a received array: the bytes stay valid until the last view of them, and so this, is gone.
+
+    A lease was granted by the owner when it sent the reference. Losing the last Python reference returns it: the object's
+    id goes to `release`, which only notes it (this may run on any thread, inside the garbage collector), and the note
+    rides to the owner in the next frame. There is no timer: bytes under a lease are never reused.
+
+    The array interface, and not the buffer protocol, is what NumPy is given: with a base that exports no buffer NumPy
+    refuses to switch ``flags.writeable`` back on.
+    """
+
+    __slots__ = ("__weakref__", "_release", "address", "id", "mapping", "nbytes", "offset", "owner", "writable")
+
+    def __init__(
+        self,
+        owner: bytes,
+        object_id: int,
+        offset: int,
+        nbytes: int,
+        address: int,
+        *,
+        mapping: Any,
+        release: Callable[[int], None],
+        writable: bool = False,
+    ) -> None:
+        self.owner = owner
+        """Process id (16 bytes) of the owner."""
+        self.id = object_id
+        self.offset = offset
+        """Bytes from the start of the owner's arena."""
+        self.nbytes = nbytes
+        self.address = address
+        """Where the bytes are mapped here."""
+        self.mapping = mapping
+        """Kept, so that the mapping outlives the connection it came with."""
+        self.writable = writable
+        self._release = release
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """NumPy's array interface, version 3: the bytes in place, read-only unless they were moved to us."""
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, not self.writable), "version": 3}
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """See `zcactor.rpc.parts.Holder`. Sent back to the owner, nothing is leased; to a third process, it is pinned
+        here until that one has a lease of its own."""
+        if session.peer_process == self.owner:
+            return self.owner, self.id, 0
+        return self.owner, self.id, session.pin(self)
+
+    def __del__(self) -> None:
+        self._release(self.id)

@@ -1,0 +1,347 @@
+"""The store: arrays that are born in shared memory, and freed with the last Python object that refers to them.
+
+A `Block` is one allocation, and the base object of every array over it. NumPy gets at its bytes through the array
+interface and not the buffer protocol: with a base that exports no buffer, an array whose ``flags.writeable`` was
+cleared cannot be made writable again, and neither can any view of it.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from array import array as typed_array
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from dataclasses import dataclass
+from itertools import count
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+from weakref import WeakValueDictionary, ref
+
+import numpy as np
+
+from zcactor.errors import NotInitialized, OutOfMemory
+from zcactor.objectstore.allocator import BestFitAllocator
+from zcactor.objectstore.arena import EXTENT_NBYTES, Arena
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import DTypeLike, NDArray
+
+__all__ = ["Block", "Store", "StoreStats"]
+
+_CACHE_LINE: Final = 64
+"""Bytes; alignment of small objects, which also suits AVX-512 loads."""
+_PAGE: Final = 4096
+"""Bytes; alignment of objects of at least `_LARGE_NBYTES`, so that parts copied by several threads share no page."""
+_LARGE_NBYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds at one moment."""
+
+    used: int
+    """Bytes of the blocks that are alive, each rounded up to its alignment."""
+    capacity: int
+    """Bytes that the arena can hold."""
+    blocks: int
+    """Number of blocks alive."""
+    largest_free: int
+    """Bytes of the largest block that could still be had."""
+
+
+class _Room:
+    """The allocation itself. Losing it frees the bytes.
+
+    It is apart from `Block` because weak references lead to blocks: while a ``__del__`` of the block ran, another
+    thread could get the block back through one of them, with its bytes already free. Nothing leads to a room.
+    """
+
+    __slots__ = ("freed", "offset")
+
+    def __init__(self, freed: deque[int], offset: int) -> None:
+        self.freed = freed
+        self.offset = offset
+
+    def __del__(self) -> None:
+        # Runs on any thread and inside the garbage collector, perhaps while this thread holds the store's lock: it
+        # only notes the offset (appending to a deque is atomic), and the next allocation frees it.
+        self.freed.append(self.offset)
+
+
+class Block:
+    """One allocation of a `Store`: the base object of the arrays over it, made by `Store.allocate`.
+
+    ``np.asarray(block)`` is its *root*, a one-dimensional uint8 array; views are made of the root, so NumPy keeps the
+    root as their base. The bytes are freed when the last array and the last lease are gone.
+    """
+
+    __slots__ = ("__weakref__", "_mapping", "_room", "address", "exported", "id", "nbytes", "offset", "sealed", "store")
+
+    def __init__(self, store: Store, block_id: int, room: _Room, nbytes: int) -> None:
+        self.store: Final = store
+        self.id: Final = block_id
+        """u64; see `Store.allocate`."""
+        self.offset: Final = room.offset
+        """Bytes from the start of the arena."""
+        self.nbytes: Final = nbytes
+        """Bytes that were asked for."""
+        self.address: Final = store.arena.address + room.offset
+        """Where the bytes lie in this process."""
+        self.sealed = False
+        """DRAFT is False: the owner writes. SEALED is True: nobody does, and leases may be given."""
+        self.exported = False
+        """Whether `Store.lookup` finds it."""
+        self._room = room
+        self._mapping = store.arena.mapping  # keeps the bytes mapped after the store is closed
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """NumPy's array interface, version 3: the bytes in place, read-only once sealed."""
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, self.sealed), "version": 3}
+
+    def __repr__(self) -> str:
+        state = "SEALED" if self.sealed else "DRAFT"
+        return f"<Block {self.id:#018x} {state} {self.nbytes} bytes at {self.offset}>"
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """Lease the block to the peer of `session`: its id can be looked up from now on.
+
+        Returns:
+            This process's id, the block's id, and 0: the owner itself has granted the lease, nothing is pinned.
+        """
+        if not self.exported:
+            self.store.export(self)
+        session.leases.grant(self.id, self)
+        return self.store.process, self.id, 0
+
+
+class Store:
+    """The objects of one process, in one arena. Any thread may call any method.
+
+    Args:
+        capacity: bytes, rounded up to whole pages; taken from the system only as it is used.
+        process: the 16-byte id of this process.
+        extent_nbytes: bytes by which the part of the arena in use grows, at least.
+        arena: the memory, when the caller has made it.
+
+    Raises:
+        OutOfMemory: the system refuses an arena of that size.
+        ValueError: `capacity` is not positive.
+    """
+
+    def __init__(
+        self, capacity: int, process: bytes, *, extent_nbytes: int = EXTENT_NBYTES, arena: Arena | None = None
+    ) -> None:
+        self.arena: Final = Arena(capacity, extent_nbytes) if arena is None else arena
+        self.capacity: Final = self.arena.nbytes
+        self.process: Final = process
+        self._lock = threading.Lock()
+        self._closed = False
+        # Grown by extents rather than given the whole arena: a best fit must find the holes that are warm, and with the
+        # untouched end of the arena among the free blocks it would sometimes prefer that.
+        self._allocator: Final = BestFitAllocator()
+        self._freed: Final[deque[int]] = deque()
+        self._offsets: Final[list[int]] = []  # of the blocks alive, sorted: for `block_at`
+        self._blocks: Final[dict[int, ref[Block]]] = {}  # by offset
+        self._exported: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()
+        self._numbers: Final = count(1)
+        self._salts: Final = typed_array("I")
+
+    def allocate(self, nbytes: int, alignment: int | None = None) -> Block:
+        """Take `nbytes` of shared memory. Their contents are undefined.
+
+        The block's id is 32 bits of a counter and 32 random bits: a peer cannot guess the id of an object that it was
+        not sent, and an id comes again only after 2**32 objects, and then with a probability of 2**-32.
+
+        Args:
+            nbytes: bytes, 0 allowed.
+            alignment: bytes, a power of two; by default 64, and 4096 from 1 MiB on.
+
+        Raises:
+            OutOfMemory: the store is full, or the system is out of memory.
+            NotInitialized: the store is closed.
+            ValueError: `nbytes` is negative or `alignment` no power of two.
+        """
+        if nbytes < 0:
+            raise ValueError(f"cannot allocate {nbytes} bytes")
+        if alignment is None:
+            alignment = _PAGE if nbytes >= _LARGE_NBYTES else _CACHE_LINE
+        with self._lock:
+            if self._closed:
+                raise NotInitialized("the store is closed: zcactor was shut down; use `async with zc.init():` again")
+            if self._freed:
+                self._drain()
+            offset = self._place(nbytes or 1, alignment)
+            room = _Room(self._freed, offset)  # from here on the bytes come back by themselves, whatever is raised
+            salts = self._salts
+            if not salts:
+                salts.frombytes(os.urandom(4096))
+            block = Block(self, (next(self._numbers) & 0xFFFF_FFFF) << 32 | salts.pop(), room, nbytes)
+            insort(self._offsets, offset)
+            self._blocks[offset] = ref(block)
+        try:
+            # Outside the lock: it may take a while, and touches only what is ours.
+            self.arena.commit(offset, nbytes)
+        except OutOfMemory as error:
+            note = error.note
+            cause = error.__cause__
+            del room, block  # the exception's traceback would keep them
+            stats = self.stats()
+            raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
+        return block
+
+    def empty(
+        self,
+        shape: SupportsIndex | tuple[SupportsIndex, ...] | list[SupportsIndex],
+        dtype: DTypeLike = np.float64,
+        order: Literal["C", "F"] = "C",
+        strides: Sequence[int] | None = None,
+    ) -> NDArray[Any]:
+        """An array in the store, its elements undefined, its base the root of a block of its own.
+
+        Args:
+            shape: elements along each axis; ``()`` is zero-d.
+            dtype: any type whose elements are plain bytes: structured, datetime64, ml_dtypes and so on.
+            order: row-major or column-major, unless `strides` are given.
+            strides: bytes from one element to the next along each axis; may be negative.
+
+        Raises:
+            TypeError: `dtype` holds Python objects.
+            ValueError: `shape` is negative somewhere, or `strides` do not match it.
+            OutOfMemory: the store is full.
+            NotInitialized: the store is closed.
+        """
+        dtype = np.dtype(dtype)
+        if dtype.hasobject:
+            raise TypeError(
+                f"dtype {dtype} holds Python objects, which cannot lie in shared memory; pass such values as they are "
+                "(they are pickled), or use a fixed-size dtype"
+            )
+        axes = tuple(map(operator.index, shape)) if isinstance(shape, tuple | list) else (operator.index(shape),)
+        if axes and min(axes) < 0:
+            raise ValueError(f"shape {axes} has a negative length")
+        nbytes = prod(axes) * dtype.itemsize
+        first = 0
+        if strides is not None:
+            if len(strides) != len(axes):
+                raise ValueError(f"strides {tuple(strides)} do not match shape {axes}: one number of bytes per axis")
+            if nbytes:
+                reach = [(length - 1) * stride for length, stride in zip(axes, strides, strict=True)]
+                first = -sum(distance for distance in reach if distance < 0)
+                nbytes = first + sum(distance for distance in reach if distance > 0) + dtype.itemsize
+        root = np.asarray(self.allocate(nbytes))
+        return np.ndarray(axes, dtype, root, first, strides, order)
+
+    def block_of(self, array: object) -> tuple[Block, NDArray[np.uint8]] | None:
+        """The block that `array` is a view of, and its root; None when it is no array of this store.
+
+        Looks at the chain of bases only, so it finds every view NumPy makes, of any shape and strides. For other
+        libraries' views, and for memory not owned through a block, there is `block_at`.
+        """
+        if not isinstance(array, np.ndarray):
+            return None
+        root = array
+        while True:
+            base: object = root.base
+            if type(base) is Block:
+                return (base, root) if base.store is self else None
+            if isinstance(base, memoryview):
+                base = base.obj
+            if not isinstance(base, np.ndarray):
+                return None
+            root = base
+
+    def block_at(self, low: int, high: int) -> Block | None:
+        """The living block whose bytes contain the addresses ``[low, high)``; None when there is none."""
+        offset = low - self.arena.address
+        if not 0 <= offset < self.capacity:
+            return None
+        with self._lock:
+            index = bisect_right(self._offsets, offset) - 1
+            block = self._blocks[self._offsets[index]]() if index >= 0 else None
+        return block if block is not None and high <= block.address + block.nbytes else None
+
+    @staticmethod
+    def bounds(array: NDArray[Any]) -> tuple[int, int]:
+        """Lowest address, and one past the highest, of the bytes that the elements of `array` occupy."""
+        low: int = array.ctypes.data
+        if array.flags.forc:  # contiguous in either order, which zero-size arrays are too
+            return low, low + array.nbytes
+        high = low + array.itemsize
+        for length, stride in zip(array.shape, array.strides, strict=True):
+            if stride < 0:
+                low += (length - 1) * stride
+            else:
+                high += (length - 1) * stride
+        return low, high
+
+    def seal(self, block: Block, root: NDArray[Any] | None = None) -> None:
+        """DRAFT to SEALED: from now on nobody writes to the block. Idempotent.
+
+        Args:
+            block: a block of this store.
+            root: its root array, when one exists; becomes read-only for good. Views that exist keep their own flag,
+                which the caller clears.
+        """
+        block.sealed = True
+        if root is not None:
+            root.setflags(write=False)
+
+    def export(self, block: Block) -> int:
+        """Let `lookup` find the block for as long as it lives. Idempotent. Returns its id."""
+        self._exported[block.id] = block
+        block.exported = True
+        return block.id
+
+    def lookup(self, block_id: int) -> Block | None:
+        """The exported block with that id; None when it is gone or there never was one."""
+        return self._exported.get(block_id)
+
+    def stats(self) -> StoreStats:
+        """What the store holds now, exactly."""
+        with self._lock:
+            self._drain()
+            allocator = self._allocator
+            return StoreStats(allocator.used, self.capacity, len(allocator), self._largest_free())
+
+    def close(self) -> None:
+        """Refuse further allocations and close the arena's descriptor. Idempotent.
+
+        Arrays stay valid: the memory is unmapped with the last of them.
+        """
+        with self._lock:
+            self._closed = True
+        self.arena.close()
+
+    def _place(self, nbytes: int, alignment: int) -> int:
+        """Allocate, growing the part of the arena in use when no block in it fits."""
+        allocator = self._allocator
+        try:
+            return allocator.allocate(nbytes, alignment)
+        except OutOfMemory:
+            # As much as would do, had the end of the arena in use no free bytes at all.
+            step = max(alignment, _PAGE)
+            needed = (nbytes + step - 1) // step * step + step - _PAGE
+            remaining = self.capacity - allocator.capacity
+            if not remaining or allocator.tail_free + remaining < nbytes:
+                raise OutOfMemory(nbytes, allocator.used, self.capacity, self._largest_free()) from None
+        allocator.grow(allocator.capacity, min(max(needed, self.arena.extent_nbytes), remaining))
+        return allocator.allocate(nbytes, alignment)
+
+    def _largest_free(self) -> int:
+        allocator = self._allocator
+        return max(allocator.largest_free, allocator.tail_free + self.capacity - allocator.capacity)
+
+    def _drain(self) -> None:
+        """Free the blocks that died. Called under the lock."""
+        freed, offsets = self._freed, self._offsets
+        while freed:
+            offset = freed.popleft()
+            # An allocation that was interrupted before it was noted has no entry.
+            if self._blocks.pop(offset, None) is not None:
+                del offsets[bisect_left(offsets, offset)]
+            self._allocator.free(offset)

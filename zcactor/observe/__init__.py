@@ -1,0 +1,1 @@
+"""Counters of every frame, byte moved and byte copied."""

@@ -1,0 +1,82 @@
+"""What a process has done, as one frozen object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from zcactor.objectstore.copies import CopyCount
+
+if TYPE_CHECKING:
+    from zcactor.runtime.process import Process
+
+__all__ = ["Stats", "stats_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts of one process since its runtime started; bytes where the name says so."""
+
+    calls: int
+    """Calls sent."""
+    frames_sent: int
+    frames_received: int
+    bytes_eager: int
+    """Payload bytes that rode in frames sent."""
+    bytes_mapped: int
+    """Bytes of arrays received by mapping their owner's memory."""
+    bytes_read: int
+    """Bytes of arrays pulled by RDMA READ."""
+    bytes_received: int
+    """Bytes of arrays received over TCP."""
+    bytes_copied: int
+    """Bytes that zcactor copied in memory: the sum over `copies`."""
+    copies: Mapping[str, CopyCount]
+    """Copies by reason."""
+    store_used: int
+    """Bytes of living objects in this process's arena."""
+    store_capacity: int
+    """Bytes the arena may grow to."""
+    leases: int
+    """Leases on objects of this process (and pins) that peers hold."""
+    registrations: int
+    """Memory regions registered with a network card."""
+    connections: int
+    """Open connections to other processes."""
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values."""
+        plain = asdict(self)
+        plain["copies"] = {reason: [c.count, c.nbytes] for reason, c in self.copies.items()}
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Stats:
+        """The inverse of `plain`."""
+        copies = {reason: CopyCount(*pair) for reason, pair in plain["copies"].items()}
+        return cls(**{**plain, "copies": copies})
+
+
+def stats_of(process: Process) -> Stats:
+    """The figures of `process` now."""
+    copies = process.copies.snapshot()
+    counters = process.counters
+    store = process.store.stats()
+    sessions = list(process.all_sessions())
+    return Stats(
+        calls=counters.calls,
+        frames_sent=counters.frames_sent,
+        frames_received=counters.frames_received,
+        bytes_eager=counters.bytes_eager,
+        bytes_mapped=counters.bytes_mapped,
+        bytes_read=counters.bytes_read,
+        bytes_received=counters.bytes_received,
+        bytes_copied=sum(count.nbytes for count in copies.values()),
+        copies=copies,
+        store_used=store.used,
+        store_capacity=store.capacity,
+        leases=sum(session.leases.total for session in sessions),
+        registrations=0,
+        connections=sum(session.peer_process != process.process for session in sessions),
+    )

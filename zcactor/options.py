@@ -1,0 +1,156 @@
+"""The options of actors, methods and calls: their types, their limits, and the errors that teach them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict
+
+__all__ = ["ActorDeclaration", "CallOptions", "MethodOptions", "SpawnOptions", "check_options", "check_together"]
+
+
+class SpawnOptions(TypedDict, total=False):
+    """Options of one actor: ``Shard.options(...)``."""
+
+    name: str | None
+    """Under which `zc.get_actor` finds it; unique in its namespace."""
+    namespace: str | None
+    """Default: that of `zc.init`."""
+    get_if_exists: bool
+    """Return the living actor of that name instead of raising `NameTaken`."""
+    lifetime: Literal["owned", "detached"]
+    """``"owned"`` (default) ends with the process that spawned it, or when an unnamed one's last handle is dropped."""
+    num_cpus: float
+    """CPUs reserved until the actor ends; default 0."""
+    num_gpus: float
+    resources: Mapping[str, float]
+    """Custom resources reserved, by name."""
+    node: str | None
+    """Node id, ``"spread"`` or ``"pack"``."""
+    process: Literal["own", "shared"]
+    """A process of its own (default), or one that it shares with other such actors."""
+    max_concurrency: int
+    """Calls that run at the same time: default 1 for sync methods, 1 000 for async ones."""
+    max_pending_calls: int
+    """Unfinished calls of one caller; one more raises `MailboxFull`."""
+    max_restarts: int
+    """How often a dead actor is started again; -1 always. Default 0."""
+    max_retries: int
+    """Default of its idempotent methods' ``retries``."""
+    env: Mapping[str, str]
+    """Environment variables of its process."""
+    on_hang: Literal["none", "kill"]
+    """What to do when its process stops responding."""
+
+
+class ActorDeclaration(SpawnOptions, total=False):
+    """What only the class itself can say besides: ``@zc.actor(...)``."""
+
+    concurrency_groups: Mapping[str, int]
+    """Groups of methods with concurrency limits of their own."""
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of one call: ``handle.method.options(...)``."""
+
+    timeout: float | None
+    """Seconds until `DeadlineExceeded`; None waits for ever."""
+    retries: int
+    """How often a call whose actor was lost is sent again; needs ``idempotent=True``."""
+    idempotent: bool
+    """Running the call twice does what running it once does."""
+
+
+class MethodOptions(CallOptions, total=False):
+    """Options of one method: ``@zc.method(...)``."""
+
+    concurrency_group: str
+    """One of the actor's ``concurrency_groups``."""
+    inline: bool
+    """Run a short sync method on the actor's loop, saving the hand-over to its thread."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_map(value: Any, good: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(k, str) and good(v) for k, v in value.items())
+
+
+_Check = tuple[str, Callable[[Any], bool]]
+_NAME: _Check = ("a non-empty str or None", lambda v: v is None or (isinstance(v, str) and v != ""))
+_SPAWN: dict[str, _Check] = {
+    "name": _NAME,
+    "namespace": _NAME,
+    "get_if_exists": ("a bool", lambda v: isinstance(v, bool)),
+    "lifetime": ("'owned' or 'detached'", lambda v: v in ("owned", "detached")),
+    "num_cpus": ("a finite number >= 0", _is_number),
+    "num_gpus": ("a finite number >= 0", _is_number),
+    "resources": ("a mapping of str to finite numbers >= 0", lambda v: _is_map(v, _is_number)),
+    "node": _NAME,
+    "process": ("'own' or 'shared'", lambda v: v in ("own", "shared")),
+    "max_concurrency": ("an int >= 1", lambda v: _is_count(v, 1)),
+    "max_pending_calls": ("an int >= 1", lambda v: _is_count(v, 1)),
+    "max_restarts": ("an int >= -1", lambda v: _is_count(v, -1)),
+    "max_retries": ("an int >= 0", _is_count),
+    "env": ("a mapping of str to str", lambda v: _is_map(v, lambda x: isinstance(x, str))),
+    "on_hang": ("'none' or 'kill'", lambda v: v in ("none", "kill")),
+}
+_DECLARATION: dict[str, _Check] = _SPAWN | {
+    "concurrency_groups": ("a mapping of str to ints >= 1", lambda v: _is_map(v, lambda x: _is_count(x, 1))),
+}
+_CALL: dict[str, _Check] = {
+    "timeout": ("seconds > 0 or None", lambda v: v is None or (_is_number(v) and v > 0)),
+    "retries": ("an int >= 0", _is_count),
+    "idempotent": ("a bool", lambda v: isinstance(v, bool)),
+}
+_METHOD: dict[str, _Check] = _CALL | {
+    "concurrency_group": ("a non-empty str", lambda v: isinstance(v, str) and v != ""),
+    "inline": ("a bool", lambda v: isinstance(v, bool)),
+}
+_TABLES = {"spawn": _SPAWN, "declaration": _DECLARATION, "call": _CALL, "method": _METHOD}
+
+
+def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
+    """Check names and types of `options`.
+
+    Args:
+        table: ``"spawn"``, ``"declaration"``, ``"call"`` or ``"method"``.
+        where: how the error names the place, for instance ``"Shard.options"``.
+
+    Raises:
+        TypeError: an unknown option (with the closest known one and the list of all), or a value of the wrong type or range.
+    """
+    known = _TABLES[table]
+    for name, value in options.items():
+        check = known.get(name)
+        if check is None:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{where}: unknown option {name!r}{hint} Valid options: {', '.join(known)}")
+        expected, good = check
+        if not good(value):
+            raise TypeError(
+                f"{where}: option {name!r} must be {expected}, got {value!r} ({type(value).__name__}). "
+                f"Valid options: {', '.join(known)}"
+            )
+
+
+def check_together(where: str, options: Mapping[str, Any]) -> None:
+    """Check that `options`, all that apply, do not contradict each other.
+
+    Raises:
+        ValueError: they do.
+    """
+    if options.get("retries") and options.get("idempotent") is False:
+        raise ValueError(f"{where}: retries needs idempotent=True, because a retried call may run twice")
+    if options.get("get_if_exists") and not options.get("name"):
+        raise ValueError(f"{where}: get_if_exists needs a name")
+    if options.get("env") and options.get("process") == "shared":
+        raise ValueError(f"{where}: env needs process='own': a shared process has one environment for all its actors")

@@ -1,0 +1,166 @@
+"""A promise: the result of a call, of a put, or of another process's call, and those who wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zcactor.rpc.messages import Status
+from zcactor.rpc.protocol import CallState
+
+if TYPE_CHECKING:
+    from zcactor.rpc.parts import Part
+
+__all__ = ["Call"]
+
+
+class Call:
+    """One promise. Completed exactly once, on the loop's thread; awaited any number of times, from any loop.
+
+    The result is kept as it came (payload and parts), so that it can be passed on to another process without being
+    decoded here; `zcactor.future.ObjectRef` decodes it when it is awaited.
+
+    Attributes are class-level defaults where they rarely change: a call is made per message.
+    """
+
+    state: CallState = CallState.QUEUED
+    status: int = Status.OK
+    payload: Any = b""
+    parts: Sequence[Part] = ()
+    flags: int = 0
+    error: BaseException | None = None
+    """What went wrong on the way (connection lost, deadline, cancelled); a method's own exception is a payload."""
+    value: Any = None
+    decoded = False
+    retrieved = False
+    """Whether somebody saw the outcome; a failure that nobody saw is logged once."""
+    waiter: asyncio.Future[None] | None = None
+    waiters: list[asyncio.Future[None]] | None = None
+    callbacks: list[Callable[[Call], None]] | None = None
+    refs = 0
+    """Living `ObjectRef`s. An await does not count: it works on the call itself."""
+    id = 0
+    session: Any = None
+    timer: asyncio.TimerHandle | None = None
+    export_id = 0
+    """Id under which other processes hold this promise; 0 when none does."""
+    label = ""
+    holder: Any = None
+    """Our lease on another process's promise; None for our own."""
+    resend: Callable[[Call, BaseException], bool] | None = None
+    """Asked when the connection is lost: True when it takes the call over (a retry)."""
+    fetch: Callable[[Call], None] | None = None
+    """Starts getting the result when it is first needed: another process's promise."""
+    on_done: Callable[[], None] | None = None
+    """The caller's accounting of unfinished calls."""
+
+    target: Any = None
+    """The `zcactor.handle.RemoteActor` called; kept, so that a dropped handle does not stop an actor with open calls."""
+    stream: Any = None
+    """The `zcactor.rpc.stream.Stream` that items go to, for a generator method."""
+    unseen: ClassVar[Callable[[Call], None]] = staticmethod(lambda _: None)
+    """Called when the call failed and nobody can ever await it."""
+
+    def __init__(self, owner: bytes) -> None:
+        self.owner = owner
+        """Process id (16 bytes) of the process that keeps the result."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self.state is CallState.DONE
+
+    def complete(self, status: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
+        """The response is here. Later completions are ignored: a call ends exactly once."""
+        if self.state is CallState.DONE:
+            return
+        self.status = status
+        self.payload = payload
+        self.parts = parts
+        self.flags = flags
+        self._finish()
+
+    def fail(self, error: BaseException) -> None:
+        """The call ends with `error`. Ignored when it has ended."""
+        if self.state is CallState.DONE:
+            return
+        self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self.state = CallState.DONE
+        self.resend = None
+        self.fetch = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.on_done is not None:
+            self.on_done()
+            self.on_done = None
+        waiter = self.waiter
+        if waiter is None:
+            if self.refs == 0 and self.callbacks is None and not self.retrieved and self.stream is None:
+                self.unseen(self)
+        else:
+            self.waiter = None
+            _wake(waiter)
+            if self.waiters is not None:
+                for other in self.waiters:
+                    _wake(other)
+                self.waiters = None
+        if self.callbacks is not None:
+            callbacks, self.callbacks = self.callbacks, None
+            for callback in callbacks:
+                callback(self)
+
+    def add_waiter(self, future: asyncio.Future[None]) -> None:
+        """`future` is set, on its own loop, when the call is done."""
+        if self.waiter is None:
+            self.waiter = future
+        elif self.waiters is None:
+            self.waiters = [future]
+        else:
+            self.waiters.append(future)
+        if self.fetch is not None:
+            fetch, self.fetch = self.fetch, None
+            fetch(self)
+
+    def remove_waiter(self, future: asyncio.Future[None]) -> None:
+        """`future` gave up waiting."""
+        if self.waiter is future:
+            self.waiter = self.waiters.pop() if self.waiters else None
+        elif self.waiters is not None and future in self.waiters:
+            self.waiters.remove(future)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody waits for the outcome."""
+        return self.waiter is not None
+
+    def add_callback(self, callback: Callable[[Call], None]) -> None:
+        """Run ``callback(call)`` when done, on the loop's thread; at once when it is done already."""
+        if self.state is CallState.DONE:
+            callback(self)
+            return
+        if self.callbacks is None:
+            self.callbacks = [callback]
+        else:
+            self.callbacks.append(callback)
+        if self.fetch is not None:
+            fetch, self.fetch = self.fetch, None
+            fetch(self)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    loop = future.get_loop()
+    if loop is asyncio._get_running_loop():  # noqa: SLF001 - the C accessor that does not raise
+        if not future.done():
+            future.set_result(None)
+    else:
+        loop.call_soon_threadsafe(_set, future)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,26 @@
+"""What one process has sent, received and moved: plain integers that the hot path adds to."""
+
+from __future__ import annotations
+
+__all__ = ["Counters"]
+
+
+class Counters:
+    """Cumulative counts of one process since it started. Each is written by whoever holds the session's lock, or by the
+    loop's thread; a reader may see a count that is one frame old."""
+
+    __slots__ = ("bytes_eager", "bytes_mapped", "bytes_read", "bytes_received", "calls", "frames_received", "frames_sent")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        """Calls sent."""
+        self.frames_sent = 0
+        self.frames_received = 0
+        self.bytes_eager = 0
+        """Payload bytes that rode in frames sent."""
+        self.bytes_mapped = 0
+        """Bytes of arrays received by mapping the owner's memory."""
+        self.bytes_read = 0
+        """Bytes pulled by RDMA READ."""
+        self.bytes_received = 0
+        """Bytes of arrays received over TCP."""

@@ -1,0 +1,479 @@
+"""One connection's conversation: calls out, calls in, streams, leases and credits over ordered frames.
+
+The session is the asyncio shell around pure parts: `codec` for frames, `Credits` for flow control, `LeaseTable` for what
+the peer holds of ours, `protocol` for the states of a call. It moves messages; what a call means is the hub's business.
+
+Threads: frames arrive on the loop's thread. Frames may be sent from any thread (a sync method answers from its own),
+so everything that touches the send side happens under `lock`. Losing an object may happen anywhere, even inside that
+lock when the garbage collector runs there, so a release only appends to a deque and never takes the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.objectstore.ref import Region
+from zcactor.objectstore.table import LeaseTable
+from zcactor.rpc.codec import decode, encode_hello_into, encode_into, frame_size, split
+from zcactor.rpc.codec import decode_hello as read_hello
+from zcactor.rpc.credits import Credits
+from zcactor.rpc.messages import Hello, Kind
+from zcactor.rpc.protocol import CallEvent, CallState, advance_call
+
+if TYPE_CHECKING:
+    from zcactor.rpc.call import Call
+    from zcactor.rpc.counters import Counters
+    from zcactor.rpc.parts import Holder, Part
+    from zcactor.transport.base import Connection
+
+__all__ = ["Hub", "Incoming", "Session"]
+
+_MAX_REGIONS = 128
+"""Regions in one frame: 7 KiB of its room. A message with more sends them ahead in REGIONS frames."""
+_MAX_RELEASES = 128
+_HELLO_ROOM = 4096
+
+# Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
+_CALL, _RESPONSE, _ITEM, _RELEASE, _CREDIT, _GOODBYE = (
+    int(k) for k in (Kind.CALL, Kind.RESPONSE, Kind.ITEM, Kind.RELEASE, Kind.CREDIT, Kind.GOODBYE)
+)
+_CANCEL, _STREAM_CREDIT, _REGIONS = (int(k) for k in (Kind.CANCEL, Kind.STREAM_CREDIT, Kind.REGIONS))
+
+
+class Incoming:
+    """A call that a peer made to an actor here. It is answered exactly once."""
+
+    __slots__ = (
+        "actor", "blockers", "cancelled", "code", "deadline", "flags", "host", "id", "parts", "payload", "session",
+        "started", "stream", "task", "timeout_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self, session: Session, call_id: int, actor: int, code: int, flags: int, timeout_ns: int, payload: Any,
+        parts: Sequence[Part],
+    ) -> None:  # fmt: skip
+        self.session = session
+        self.id = call_id
+        self.actor = actor
+        self.code = code
+        self.flags = flags
+        self.timeout_ns = timeout_ns
+        self.payload = payload
+        self.parts = parts
+        self.blockers = 0
+        """References among the arguments that are not here yet; the call starts when there are none."""
+        self.cancelled = False
+        self.started = False
+        self.task: asyncio.Task[None] | None = None
+        self.stream: Any = None
+        self.host: Any = None
+        self.deadline = 0.0
+
+
+class Hub(Protocol):
+    """What a session asks of its process."""
+
+    process: bytes
+    counters: Counters
+
+    def hello(self) -> Hello: ...
+    def call_received(self, incoming: Incoming) -> None: ...
+    def cancel_received(self, incoming: Incoming) -> None: ...
+    def import_region(self, session: Session, region: Region) -> tuple[Part, asyncio.Future[Part] | None]: ...
+    def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None: ...
+
+
+class Session:
+    """The conversation with one peer process. Made by the hub for each connection; a `Receiver` of its transport."""
+
+    def __init__(self, hub: Hub, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self.hub = hub
+        self.connection = connection
+        self.loop = loop
+        self.thread = threading.get_ident()
+        self.process = hub.process
+        self.peer_process = connection.peer.process
+        self.peer_hello: Hello | None = None
+        self.lock = threading.Lock()
+        self.credits = Credits(connection.recv_depth)
+        self.leases = LeaseTable()
+        """Objects of ours (and pins of others') that the peer holds."""
+        self.pending: dict[int, Call] = {}
+        """Calls sent and not answered, by id."""
+        self.incoming: dict[int, Incoming] = {}
+        """Calls received and not answered, by id."""
+        self.closed: Exception | None = None
+        self.goodbye = False
+        self.last_used = loop.time()
+        self._next_id = 1
+        self._next_pin = 1
+        self._backlog: deque[tuple[Any, ...]] = deque()
+        self._released: deque[int] = deque()
+        self._flush_scheduled = False
+        self._release_scheduled = False
+        self._carried: list[tuple[Part, asyncio.Future[Part] | None]] = []
+        self._reserve = connection.reserve
+        self._commit = connection.commit
+        self._counters = hub.counters
+
+    def start(self) -> None:
+        """Begin to receive, and introduce ourselves."""
+        self.connection.start(self)
+        with self.lock:
+            buffer, offset = self._reserve(_HELLO_ROOM)
+            self._commit(encode_hello_into(buffer, offset, self.hub.hello()))
+            self.credits.take()
+            self.connection.flush()
+
+    # ---------------------------------------------------------------- sending
+
+    def _send(
+        self, kind: int, flags: int, code: int, actor: int, message_id: int, extra: int, parts: Sequence[Part], payload: Any
+    ) -> None:
+        """Encode one frame into the send buffer, or keep it until there is a credit. Called under `lock`."""
+        while len(parts) > _MAX_REGIONS:
+            self._send(_REGIONS, 0, 0, 0, message_id, 0, parts[:_MAX_REGIONS], b"")
+            parts = parts[_MAX_REGIONS:]
+        if self._backlog or not self.credits.take():
+            self._backlog.append((kind, flags, code, actor, message_id, extra, parts, payload))
+        else:
+            regions = [self._export(part) for part in parts] if parts else ()
+            self._frame(kind, flags, code, actor, message_id, extra, regions, payload)
+
+    def _frame(
+        self, kind: int, flags: int, code: int, actor: int, message_id: int, extra: int, regions: Sequence[Region], payload: Any
+    ) -> None:
+        releases: Sequence[tuple[int, int]] = ()
+        if self._released:
+            releases = self._take_releases()
+        size = frame_size(len(regions), len(releases), len(payload))
+        buffer, offset = self._reserve(size)
+        credits = self.credits
+        self._commit(
+            encode_into(
+                buffer, offset, kind, flags, code, credits.take_owed() if credits.owed else 0, actor, message_id, extra,
+                regions, releases, payload,
+            )
+        )  # fmt: skip
+        counters = self._counters
+        counters.frames_sent += 1
+        counters.bytes_eager += len(payload)
+
+    def _export(self, part: Part) -> Region:
+        owner, object_id, pin = part.holder.grant(self)
+        return Region(part.kind, owner, object_id, part.offset, part.nbytes, pin)
+
+    def pin(self, holder: Holder) -> int:
+        """Keep `holder` for the peer until it has a lease of its own. The ids have the top bit set, so that they share
+        the lease table with our own objects."""
+        self._next_pin += 1
+        pin = self._next_pin | 1 << 63
+        self.leases.grant(pin, holder)
+        return pin
+
+    def _take_releases(self) -> list[tuple[int, int]]:
+        counts: dict[int, int] = {}
+        released = self._released
+        while released and len(counts) < _MAX_RELEASES:
+            object_id = released.popleft()
+            counts[object_id] = counts.get(object_id, 0) + 1
+        return list(counts.items())
+
+    def send_call(
+        self, call: Call, actor: int, code: int, flags: int, timeout_ns: int, payload: bytes, parts: Sequence[Part]
+    ) -> None:
+        """Send `call`. It fails through the hub when the connection is lost before the response."""
+        with self.lock:
+            if self.closed is not None:
+                raise self.closed
+            call_id = self._next_id
+            self._next_id = call_id + 1
+            call.id = call_id
+            call.session = self
+            call.state = CallState.SENT
+            self.pending[call_id] = call
+            self._counters.calls += 1
+            self._send(_CALL, flags, code, actor, call_id, timeout_ns, parts, payload)
+            if len(self.pending) == 1:  # nothing to batch with: start the peer now
+                self.connection.flush()
+                return
+        self._schedule_flush()
+
+    def respond(
+        self, incoming: Incoming, status: int, payload: Any, parts: Sequence[Part], flags: int, *, more: bool = False
+    ) -> None:
+        """Answer a call. `more`: further answers follow at once from this thread, so they may share a system call."""
+        if self.incoming.pop(incoming.id, None) is None or self.closed is not None:
+            return
+        with self.lock:
+            self._send(_RESPONSE, flags, status, 0, incoming.id, 0, parts, payload)
+            if not more and (not self.incoming or threading.get_ident() != self.thread):
+                self.connection.flush()
+                return
+        self._schedule_flush()
+
+    def send_item(self, incoming: Incoming, index: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
+        """One item of the stream that `incoming` opened."""
+        if self.closed is not None:
+            return
+        with self.lock:
+            self._send(_ITEM, flags, 0, 0, incoming.id, index, parts, payload)
+        self._schedule_flush()
+
+    def send_stream_credit(self, call: Call, count: int) -> None:
+        """The consumer of the stream `call` takes `count` items more."""
+        self._control(_STREAM_CREDIT, call.id, count)
+
+    def cancel(self, call: Call) -> None:
+        """Ask the peer to stop `call`; its response is ignored when it comes."""
+        if call.state is CallState.SENT:
+            call.state = advance_call(call.state, CallEvent.CANCEL)
+            self._control(_CANCEL, call.id, 0)
+
+    def _control(self, kind: int, message_id: int, extra: int) -> None:
+        if self.closed is not None:
+            return
+        with self.lock:
+            self._send(kind, 0, 0, 0, message_id, extra, (), b"")
+        self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        if self._flush_scheduled:
+            return
+        self._flush_scheduled = True
+        if threading.get_ident() == self.thread:
+            self.loop.call_soon(self._flush)
+        else:
+            self._threadsafe(self._flush)
+
+    def _threadsafe(self, callback: Callable[[], None]) -> None:
+        try:
+            self.loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # the loop is closed: the process is on its way out and the kernel closes the rest
+            self.closed = self.closed or ConnectionLost("the event loop is closed")
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self.closed is None:
+            with self.lock:
+                self.connection.flush()
+
+    # ---------------------------------------------------------------- leases
+
+    def release(self, object_id: int) -> None:
+        """A lease that the peer granted us is no longer needed. Any thread, at any time; takes no lock."""
+        self._released.append(object_id)
+        if not self._release_scheduled and self.closed is None:
+            self._release_scheduled = True
+            if threading.get_ident() == self.thread:
+                self.loop.call_soon(self._send_releases)
+            else:
+                self._threadsafe(self._send_releases)
+
+    def hold_releases(self) -> bool:
+        """Promise that a frame follows at once, which will carry the releases noted meanwhile; see `unhold_releases`."""
+        held = not self._release_scheduled
+        self._release_scheduled = True
+        return held
+
+    def unhold_releases(self) -> None:
+        """End of `hold_releases`: what no frame took is sent by itself."""
+        self._release_scheduled = False
+        if self._released and self.closed is None:
+            self._release_scheduled = True
+            self._threadsafe(self._send_releases)
+
+    def _send_releases(self) -> None:
+        self._release_scheduled = False
+        if self.closed is not None:
+            self._released.clear()
+            return
+        with self.lock:
+            while self._released:
+                self._send(_RELEASE, 0, 0, 0, 0, 0, (), b"")
+                if self._backlog:
+                    break  # they ride with the backlog
+            self.connection.flush()
+
+    # ---------------------------------------------------------------- receiving
+
+    def frames_received(self, data: memoryview) -> None:
+        """See `zcactor.transport.base.Receiver`."""
+        count = 0
+        pending = self.pending
+        frames = split(data, self.connection.max_frame)
+        if self.peer_hello is None:
+            start, end = frames.pop(0)
+            self.peer_hello = read_hello(data, start, end)
+            count += 1
+        for start, end in frames:
+            count += 1
+            kind, flags, code, credits, actor, message_id, extra, regions, releases, low, high = decode(data, start, end)
+            if credits:
+                self._credits_returned(credits)
+            if kind == _CREDIT:
+                count -= 1
+                continue
+            parts: Sequence[Part] = ()
+            blocked: Sequence[asyncio.Future[Part]] = ()
+            if regions or self._carried:
+                parts, blocked = self._import(regions, kind)
+            if releases:
+                for object_id, number in releases:
+                    self.leases.release(object_id, number)
+            if kind == _RESPONSE:
+                call = pending.pop(message_id, None)
+                if call is None:
+                    raise ProtocolError(f"the peer answered call {message_id}, which is not open")
+                if blocked:
+                    self._when(blocked, parts, call.complete, code, bytes(data[low:high]), flags)
+                else:
+                    call.complete(code, bytes(data[low:high]), parts, flags)
+            elif kind == _CALL:
+                incoming = Incoming(self, message_id, actor, code, flags, extra, bytes(data[low:high]), parts)
+                if message_id in self.incoming:
+                    raise ProtocolError(f"the peer opened call {message_id} twice")
+                self.incoming[message_id] = incoming
+                if blocked:
+                    self._block(incoming, blocked, parts)
+                self.hub.call_received(incoming)
+            elif kind == _ITEM:
+                self._item(message_id, extra, flags, bytes(data[low:high]), parts, blocked)
+            elif kind == _CANCEL:
+                found = self.incoming.get(message_id)
+                if found is not None and not found.cancelled:
+                    found.cancelled = True
+                    self.hub.cancel_received(found)
+            elif kind == _STREAM_CREDIT:
+                found = self.incoming.get(message_id)
+                if found is not None and found.stream is not None:
+                    found.stream.credit(extra)
+            elif kind == _GOODBYE:
+                self.goodbye = True
+                count -= 1
+        self._counters.frames_received += count
+        credits_in = self.credits
+        credits_in.consumed(count)
+        if credits_in.due:
+            with self.lock:
+                if credits_in.due:
+                    self._frame(_CREDIT, 0, 0, 0, 0, 0, (), b"")
+            self._schedule_flush()
+
+    def _credits_returned(self, count: int) -> None:
+        with self.lock:
+            self.credits.returned(count)
+            backlog = self._backlog
+            if not backlog:
+                return
+            while backlog and self.credits.take():
+                *head, parts, payload = backlog.popleft()
+                self._frame(*head, [self._export(part) for part in parts], payload)
+        self._schedule_flush()
+
+    def _import(
+        self, regions: Sequence[Region], kind: int
+    ) -> tuple[Sequence[Part], Sequence[asyncio.Future[Part]]]:
+        """The parts that regions stand for; some may have to be leased from a third process first."""
+        found = [self.hub.import_region(self, region) for region in regions]
+        if self._carried:
+            found = self._carried + found
+            self._carried = []
+        if kind == _REGIONS:
+            self._carried = found
+            return (), ()
+        blocked = []
+        parts = []
+        for part, future in found:
+            if future is not None:
+                blocked.append(future)
+            parts.append(part)
+        if blocked:
+            for index, (_, future) in enumerate(found):
+                if future is not None:
+                    future.add_done_callback(lambda f, i=index: parts.__setitem__(i, f.result()))
+        return parts, blocked
+
+    def _when(
+        self, blocked: Sequence[asyncio.Future[Part]], parts: Sequence[Part], then: Callable[..., None], code: int,
+        payload: bytes, flags: int,
+    ) -> None:  # fmt: skip
+        left = len(blocked)
+
+        def arrived(_: asyncio.Future[Part]) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                then(code, payload, parts, flags)
+
+        for future in blocked:
+            future.add_done_callback(arrived)
+
+    def _block(self, incoming: Incoming, blocked: Sequence[asyncio.Future[Part]], parts: Sequence[Part]) -> None:
+        incoming.blockers += len(blocked)
+
+        def arrived(_: asyncio.Future[Part]) -> None:
+            incoming.blockers -= 1
+            if incoming.blockers == 0 and incoming.host is not None:
+                incoming.host.unblocked(incoming)
+
+        for future in blocked:
+            future.add_done_callback(arrived)
+
+    def _item(
+        self, message_id: int, index: int, flags: int, payload: bytes, parts: Sequence[Part],
+        blocked: Sequence[asyncio.Future[Part]],
+    ) -> None:  # fmt: skip
+        call = self.pending.get(message_id)
+        if call is None:
+            raise ProtocolError(f"the peer sent an item of stream {message_id}, which is not open")
+        stream = getattr(call, "stream", None)
+        if stream is None:
+            raise ProtocolError(f"the peer sent an item for call {message_id}, which is not a stream")
+        slot = stream.slot(index)
+        if blocked:
+            self._when(blocked, parts, lambda _, p, q, f: stream.fill(slot, p, q, f), 0, payload, flags)
+        else:
+            stream.fill(slot, payload, parts, flags)
+
+    # ---------------------------------------------------------------- the end
+
+    def connection_lost(self, cause: Exception | None) -> None:
+        """See `zcactor.transport.base.Receiver`."""
+        if self.closed is None:
+            self.closed = cause or ConnectionLost("the connection was closed here")
+        calls = list(self.pending.values())
+        with self.lock:
+            self.pending.clear()
+            unsent = {entry[4] for entry in self._backlog if entry[0] == _CALL}
+            self._backlog.clear()
+            self._released.clear()
+        for call in calls:
+            if call.id in unsent and call.state is CallState.SENT:
+                call.state = CallState.QUEUED
+        incoming = list(self.incoming.values())
+        self.incoming.clear()
+        for each in incoming:
+            each.cancelled = True
+            self.hub.cancel_received(each)
+        self.leases.clear()
+        self.hub.session_lost(self, cause, calls)
+
+    async def aclose(self) -> None:
+        """Say goodbye and close. Idempotent."""
+        if self.closed is None:
+            with self.lock:
+                self._frame(_GOODBYE, 0, 0, 0, 0, 0, (), b"")
+                self.connection.flush()
+        await self.connection.aclose()
+
+    def fail(self, error: ProtocolError) -> None:
+        """Drop the connection: the peer broke the protocol."""
+        self.closed = error
+        self.connection.abort()
+

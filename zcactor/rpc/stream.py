@@ -1,0 +1,122 @@
+"""The consumer's end of a stream: items in order, and the credit that lets the producer run ahead a little."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.errors import ProtocolError
+from zcactor.rpc.messages import Status
+
+if TYPE_CHECKING:
+    from zcactor.rpc.call import Call
+    from zcactor.rpc.parts import Part
+
+__all__ = ["STREAM_WINDOW", "Slot", "Stream"]
+
+STREAM_WINDOW: Final = 16
+"""Items that a producer may have sent and its consumer not taken. Enough to cover a round trip at a few microseconds an
+item; each may be an array of any size, so more would hold more of the producer's store."""
+
+
+class Slot:
+    """One item's place; filled at once, or when its arrays have been leased from a third process."""
+
+    __slots__ = ("flags", "parts", "payload", "ready")
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.payload: Any = b""
+        self.parts: Sequence[Part] = ()
+        self.flags = 0
+
+
+class Stream:
+    """Items of one call. Filled by the session on the loop's thread; consumed by one task at a time, on that loop."""
+
+    def __init__(self, call: Call, unpack: Callable[[Any, Sequence[Part], int], Any], cancel: Callable[[Call], None]) -> None:
+        self.call = call
+        self._unpack = unpack
+        self._cancel = cancel
+        self._slots: deque[Slot] = deque()
+        self._taken = 0
+        self._expected = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+        call.add_callback(self._ended)
+
+    def slot(self, index: int) -> Slot:
+        """The place for item number `index`.
+
+        Raises:
+            ProtocolError: the producer skipped or repeated an item, or ran further ahead than its credit.
+        """
+        if index != self._expected:
+            raise ProtocolError(f"item {index} of a stream came when item {self._expected} was due")
+        if len(self._slots) >= STREAM_WINDOW + STREAM_WINDOW // 2:
+            raise ProtocolError(f"a producer ran more than its {STREAM_WINDOW} items ahead")
+        self._expected += 1
+        slot = Slot()
+        if not self._closed:
+            self._slots.append(slot)
+        return slot
+
+    def fill(self, slot: Slot, payload: Any, parts: Sequence[Part], flags: int) -> None:
+        """The item of `slot` is here."""
+        slot.payload, slot.parts, slot.flags, slot.ready = payload, parts, flags, True
+        self._wake()
+
+    def _ended(self, _: Call) -> None:
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> Any:
+        """The next item. Cancelling loses none.
+
+        Raises:
+            StopAsyncIteration: there are no more.
+            RuntimeError: another task is waiting on this stream.
+        """
+        while not (self._slots and self._slots[0].ready):
+            if self._closed:
+                raise StopAsyncIteration
+            if not self._slots and self.call.done:
+                self._finish()
+            if self._waiter is not None:
+                raise RuntimeError("two tasks iterate over one stream; give each its own call")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        slot = self._slots.popleft()
+        self._taken += 1
+        if self._taken >= STREAM_WINDOW // 2 and not self.call.done:
+            self.call.session.send_stream_credit(self.call, self._taken)
+            self._taken = 0
+        return self._unpack(slot.payload, slot.parts, slot.flags)
+
+    def _finish(self) -> None:
+        call = self.call
+        call.retrieved = True
+        self._closed = True
+        if call.error is not None:
+            raise call.error.with_traceback(None)
+        if call.status == Status.ERROR:
+            raise self._unpack(call.payload, call.parts, call.flags)
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Stop: the generator is closed, items not taken are dropped. Idempotent; safe in ``__del__``."""
+        if not self._closed:
+            self._closed = True
+            self._slots.clear()
+            if not self.call.done:
+                self._cancel(self.call)
+            self.call.retrieved = True
+            self._wake()

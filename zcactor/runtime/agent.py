@@ -1,0 +1,533 @@
+"""The node agent: places and supervises actors, knows their names, holds the host's resources.
+
+It is an actor like any other (index 1 of its process), so every request to it is a call. It is not on the path of calls
+between actors or of data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import secrets
+import socket
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from zcactor.errors import (
+    ConnectionLost,
+    InsufficientResources,
+    NameTaken,
+    NoSuchActor,
+    RemoteError,
+    ZcactorError,
+)
+from zcactor.handle import RemoteActor, describe
+from zcactor.interface import Interface
+from zcactor.marshal.values import Code, register
+from zcactor.objectstore.ref import RegionKind
+from zcactor.rpc.parts import Part
+from zcactor.runtime.host import current_call
+from zcactor.runtime.resources import Ledger, request_of
+
+if TYPE_CHECKING:
+    from zcactor.marshal.sealed import Sealed
+    from zcactor.rpc.session import Session
+    from zcactor.runtime.pool import Pool, WorkerRecord
+    from zcactor.runtime.process import Process
+
+__all__ = ["ActorRecord", "NodeAgent", "agent_interface"]
+
+logger = logging.getLogger("zcactor")
+SHARED_WORKERS = max(1, os.cpu_count() or 1)
+"""Processes that actors with ``process="shared"`` are spread over: one per core."""
+HEARTBEAT, HANG_AFTER = 1.0, 10.0
+"""Seconds between two pings of a worker with ``on_hang="kill"``, and until it counts as hung."""
+_REMEMBERED = 10_000
+"""Dead actors whose cause of death is remembered."""
+
+
+class ActorToken:
+    """Exists as long as anybody holds a handle of the actor; leases on the actor are leases on this."""
+
+    __slots__ = ("__weakref__", "_gone", "object_id", "owner")
+
+    def __init__(self, owner: bytes, object_id: int, gone: Callable[[], None]) -> None:
+        self.owner = owner
+        self.object_id = object_id
+        self._gone = gone
+
+    def grant(self, session: Session) -> tuple[bytes, int, int]:
+        """A lease for the session's peer."""
+        session.leases.grant(self.object_id, self)
+        return self.owner, self.object_id, 0
+
+    def __del__(self) -> None:
+        self._gone()
+
+
+class ActorRecord:
+    """What the agent knows of one actor."""
+
+    def __init__(self, options: dict[str, Any], class_name: str, interface: Any, owner: bytes) -> None:
+        self.actor_id = secrets.token_bytes(16)
+        self.object_id = 0
+        self.options = options
+        self.class_name = class_name
+        self.interface = Interface.from_wire(interface)
+        self.owner = owner
+        self.name: str | None = options.get("name")
+        self.namespace: str = options["namespace"]
+        self.state = "pending"
+        """pending, alive, restarting, dead"""
+        self.worker: WorkerRecord | None = None
+        self.index = 0
+        self.cause = ""
+        self.restarts = 0
+        self.recipe: Sealed | None = None
+        self.request = request_of(options)
+        self.holds_resources = False
+        self.withdraw: Callable[[], None] | None = None
+        self.token: weakref.ref[ActorToken] | None = None
+        self.changed: asyncio.Event = asyncio.Event()
+        self.stopping = False
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        return f"{self.class_name}({self.name or self.actor_id.hex()[:8]})"
+
+    def set_state(self, state: str, cause: str = "") -> None:
+        """Move on and wake who waits."""
+        self.state = state
+        if cause:
+            self.cause = cause
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class _Grant:
+    """A handle on its way out of the agent."""
+
+    __slots__ = ("agent", "record")
+
+    def __init__(self, agent: NodeAgent, record: ActorRecord) -> None:
+        self.agent = agent
+        self.record = record
+
+
+def _lower_grant(packing: Any, grant: _Grant) -> bytes:
+    record, process = grant.record, grant.agent.process
+    assert record.worker is not None
+    remote = RemoteActor(
+        process, record.actor_id, record.interface, (record.worker.process, record.index), record.name, record.namespace,
+        record.options.get("max_pending_calls") or process.config.max_pending_calls, record.options.get("max_retries") or 0,
+    )  # fmt: skip
+    return describe(remote, packing.add(Part(RegionKind.ACTOR, grant.agent.token_of(record), 0, 0)))
+
+
+register(_Grant, Code.ACTOR, _lower_grant, lambda *_: None)
+
+
+class NodeAgent:
+    """The actor that places actors. Its callers are the driver and the workers of its node."""
+
+    def __init__(self, process: Process, pool: Pool, total: Mapping[str, float]) -> None:
+        self.process = process
+        self.node = process.process.hex()
+        self._pool = pool
+        self._ledger = Ledger(total)
+        self._actors: dict[bytes, ActorRecord] = {}
+        self._dead: deque[bytes] = deque()
+        self._by_object: dict[int, ActorRecord] = {}
+        self._names: dict[tuple[str, str], ActorRecord] = {}
+        self._next_object = 1
+        self._shared: list[WorkerRecord] = []
+        self._closing = False
+        self.driver: bytes = b""
+        self.finished: asyncio.Future[None] = process.loop.create_future()
+        process.revive = self._revive
+        process.on_session_lost = self._session_lost
+
+    # ---------------------------------------------------------------- workers
+
+    async def worker_ready(self, process: bytes, pid: int) -> None:
+        """A worker has started and listens."""
+        record = self._pool.by_process.get(process)
+        if record is not None and not record.ready.done():
+            record.pid = record.pid or pid
+            record.ready.set_result(None)
+
+    def worker_ended(self, record: WorkerRecord) -> None:
+        """A worker's process is gone (from the pool)."""
+        if record in self._shared:
+            self._shared.remove(record)
+        cause = record.ended.result()
+        for actor in list(record.actors):
+            self._actor_lost(actor, cause)
+        self._end_owned(record.process)
+
+    def _session_lost(self, session: Session) -> None:
+        if self._closing:
+            return
+        if session.peer_process == self.driver:
+            self.process.start_task(self.shutdown(0.0))
+        worker = self._pool.by_process.get(session.peer_process)
+        if worker is not None and not worker.leaving:
+            worker.kill()  # it cannot be reached any more; its end is reported by the zygote
+
+    def _end_owned(self, owner: bytes) -> None:
+        for actor in list(self._actors.values()):
+            if actor.owner == owner and actor.state != "dead" and actor.options.get("lifetime") != "detached":
+                self._kill(actor, "its owner's process ended")
+
+    async def _worker_for(self, actor: ActorRecord) -> WorkerRecord:
+        options = actor.options
+        if options.get("process") == "shared":
+            alive = [worker for worker in self._shared if not worker.leaving]
+            if len(alive) < SHARED_WORKERS:
+                worker = self._pool.start({}, shared=True)
+                worker.label = "shared"
+                self._shared.append(worker)
+            else:
+                worker = min(alive, key=lambda w: len(w.actors))
+        else:
+            worker = self._pool.start(options.get("env") or {}, shared=False)
+            worker.label = actor.class_name if actor.name is None else f"{actor.class_name} {actor.name}"
+        actor.worker = worker
+        actor.index = worker.take_index()
+        worker.actors.add(actor)
+        try:
+            async with asyncio.timeout(self.process.config.spawn_timeout):
+                await asyncio.shield(worker.ready)
+        except (TimeoutError, RuntimeError) as error:
+            worker.kill()
+            raise InsufficientResources(f"no process could be started for {actor.label}: {error}") from error
+        return worker
+
+    # ---------------------------------------------------------------- spawning
+
+    async def reserve(
+        self, options: dict[str, Any], class_name: str, interface: Any, recipe: Sealed | None
+    ) -> tuple[Any, bool, int]:
+        """Find room for an actor: its name, its resources, a process.
+
+        Returns:
+            The handle; whether the actor existed already (``get_if_exists``); its object id. A new actor is constructed
+            by the caller, in the worker, and then reported by `constructed`.
+        """
+        key = (options["namespace"], options.get("name"))
+        existing = self._names.get(key) if key[1] is not None else None  # type: ignore[arg-type]
+        if existing is not None:
+            if not options.get("get_if_exists"):
+                raise NameTaken(
+                    f"an actor named {key[1]!r} lives in namespace {key[0]!r} already; stop it, choose another name, or "
+                    "pass get_if_exists=True to get its handle"
+                )
+            while existing.state in ("pending", "restarting"):
+                await existing.changed.wait()
+            if existing.state == "alive":
+                return _Grant(self, existing), True, existing.object_id
+            return await self.reserve(options, class_name, interface, recipe)
+        actor = ActorRecord(options, class_name, interface, current_call.get().session.peer_process)
+        actor.recipe = recipe
+        self._next_object += 1
+        actor.object_id = self._next_object << 32 | secrets.randbits(32)
+        self._actors[actor.actor_id] = actor
+        self._by_object[actor.object_id] = actor
+        if actor.name is not None:
+            self._names[actor.namespace, actor.name] = actor
+        try:
+            await self._acquire(actor)
+            await self._worker_for(actor)
+        except BaseException as error:
+            self._bury(actor, f"it could not be placed: {error}")
+            raise
+        return _Grant(self, actor), False, actor.object_id
+
+    async def _acquire(self, actor: ActorRecord) -> None:
+        if not actor.request:
+            return
+        granted: asyncio.Future[None] = self.process.loop.create_future()
+
+        def grant() -> None:
+            actor.holds_resources = True
+            actor.withdraw = None
+            granted.set_result(None)
+
+        withdraw = self._ledger.acquire(actor.request, grant)
+        if not actor.holds_resources:
+            actor.withdraw = withdraw
+        await granted
+
+    async def constructed(self, actor_id: bytes, failure: str | None) -> None:
+        """The constructor has returned, or raised `failure`."""
+        actor = self._actors.get(actor_id)
+        if actor is None or actor.state == "dead":
+            return
+        if failure is None:
+            actor.set_state("alive")
+            if actor.options.get("on_hang") == "kill":
+                self.process.start_task(self._watch_for_hang(actor))
+        else:
+            self._retire(actor, f"its constructor raised {failure}")
+
+    # ---------------------------------------------------------------- ends and restarts
+
+    def _actor_lost(self, actor: ActorRecord, cause: str) -> None:
+        """The actor's process ended under it."""
+        if actor.state == "dead":
+            return
+        if actor.worker is not None:
+            actor.worker.actors.discard(actor)
+        limit = actor.options.get("max_restarts", 0)
+        if (
+            not self._closing and not actor.stopping and actor.recipe is not None and actor.state in ("alive", "restarting")
+            and (limit < 0 or actor.restarts < limit)
+        ):  # fmt: skip
+            actor.restarts += 1
+            actor.set_state("restarting", cause)
+            self.process.start_task(self._restart(actor))
+        else:
+            self._bury(actor, cause)
+
+    async def _restart(self, actor: ActorRecord) -> None:
+        assert actor.recipe is not None
+        try:
+            worker = await self._worker_for(actor)
+            session = await self.process.connect(worker.process)
+            await self.process.ask(
+                session, "create", actor.index, actor.actor_id, actor.object_id, actor.restarts, actor.options, actor.recipe
+            )
+        except RemoteError as error:
+            self._retire(actor, f"its constructor raised {error.type_name} when it was restarted: {error.message}")
+        except ZcactorError as error:
+            if actor.state == "restarting" and actor.worker is not None and actor.worker.ended.done():
+                return  # `_actor_lost` has seen it and decided
+            self._retire(actor, f"it could not be restarted: {error}")
+        else:
+            actor.set_state("alive")
+
+    def _retire(self, actor: ActorRecord, cause: str) -> None:
+        """The actor is over: end its process, or its place in a shared one."""
+        worker = actor.worker
+        self._bury(actor, cause)
+        if worker is None or worker.ended.done():
+            return
+        worker.actors.discard(actor)
+        if not worker.actors:
+            worker.leaving = True
+            if worker in self._shared:
+                self._shared.remove(worker)
+            worker.kill()
+        elif worker.shared:
+            self.process.start_task(self._discard(worker, actor.index))
+
+    async def _discard(self, worker: WorkerRecord, index: int) -> None:
+        try:
+            await self.process.ask(await self.process.connect(worker.process), "discard", index)
+        except ConnectionLost:
+            logger.debug("worker %d ended before its actor could be discarded", worker.pid)
+
+    def _bury(self, actor: ActorRecord, cause: str) -> None:
+        if actor.state == "dead":
+            return
+        actor.set_state("dead", cause)
+        actor.recipe = None
+        if actor.withdraw is not None:
+            actor.withdraw()
+        if actor.holds_resources:
+            actor.holds_resources = False
+            self._ledger.release(actor.request)
+        if actor.name is not None and self._names.get((actor.namespace, actor.name)) is actor:
+            del self._names[actor.namespace, actor.name]
+        self._by_object.pop(actor.object_id, None)
+        self._dead.append(actor.actor_id)
+        if len(self._dead) > _REMEMBERED:
+            self._actors.pop(self._dead.popleft(), None)
+
+    def _kill(self, actor: ActorRecord, cause: str) -> None:
+        actor.stopping = True
+        self._retire(actor, cause)
+
+    async def kill(self, actor_id: bytes) -> None:
+        """End an actor at once."""
+        actor = self._actors.get(actor_id)
+        if actor is None:
+            raise NoSuchActor(f"actor {actor_id.hex()[:8]} is unknown to this node")
+        worker = actor.worker
+        self._kill(actor, "it was killed by zc.kill")
+        if worker is not None and not worker.shared and worker.pid:
+            await asyncio.shield(worker.ended)
+
+    async def stop(self, actor_id: bytes) -> None:
+        """End an actor after what it has queued."""
+        actor = self._actors.get(actor_id)
+        if actor is None:
+            raise NoSuchActor(f"actor {actor_id.hex()[:8]} is unknown to this node")
+        await self._stop(actor, "it was stopped by zc.stop")
+
+    async def _stop(self, actor: ActorRecord, cause: str) -> None:
+        if actor.state == "dead" or actor.stopping:
+            while actor.state != "dead":
+                await actor.changed.wait()
+            return
+        actor.stopping = True
+        if actor.worker is not None and actor.state == "alive":
+            try:
+                await self.process.ask(await self.process.connect(actor.worker.process), "stop", actor.index)
+            except (ConnectionLost, RemoteError) as error:
+                logger.debug("%s ended while it was being stopped: %s", actor.label, error)
+        worker = actor.worker
+        self._retire(actor, cause)
+        if worker is not None and not worker.shared and worker.pid:
+            await asyncio.shield(worker.ended)
+
+    async def _watch_for_hang(self, actor: ActorRecord) -> None:
+        while actor.state == "alive" and actor.worker is not None:
+            worker = actor.worker
+            try:
+                async with asyncio.timeout(HANG_AFTER):
+                    await self.process.ask(await self.process.connect(worker.process), "ping")
+            except TimeoutError:
+                logger.warning("%s has not responded for %g s and is killed (on_hang='kill')", actor.label, HANG_AFTER)
+                worker.kill()
+            except ZcactorError:
+                return
+            await asyncio.sleep(HEARTBEAT)
+
+    # ---------------------------------------------------------------- handles
+
+    def token_of(self, actor: ActorRecord) -> ActorToken:
+        """The token that leases on `actor` keep alive."""
+        token = actor.token() if actor.token is not None else None
+        if token is None:
+            token = ActorToken(
+                self.process.process, actor.object_id,
+                lambda: self.process.loop.call_soon_threadsafe(self._unheld, actor),
+            )  # fmt: skip
+            actor.token = weakref.ref(token)
+            self.process.exports[actor.object_id] = token
+        return token
+
+    def _revive(self, object_id: int) -> Any:
+        actor = self._by_object.get(object_id)
+        return None if actor is None else self.token_of(actor)
+
+    def _unheld(self, actor: ActorRecord) -> None:
+        """Nobody holds a handle any more."""
+        if self._closing or actor.state == "dead" or (actor.token is not None and actor.token() is not None):
+            return
+        if actor.name is None and actor.options.get("lifetime") != "detached":
+            self.process.start_task(self._stop(actor, "its last handle was dropped"))
+
+    # ---------------------------------------------------------------- questions
+
+    async def locate(self, actor_id: bytes, calls_wait: bool) -> tuple[str, bytes, int, str]:
+        """Where an actor is; see `zcactor.runtime.process.Process.locate`."""
+        actor = self._actors.get(actor_id)
+        if actor is None:
+            return "dead", b"", 0, "it is unknown to its node"
+        if calls_wait and actor.state == "alive" and actor.worker is not None:
+            # The caller lost its connection: most likely the process has just ended, and the zygote is about to tell.
+            await asyncio.wait([actor.worker.ended], timeout=0.25)
+            await asyncio.sleep(0)
+        while actor.state == "pending" or (actor.state == "restarting" and not calls_wait):
+            await actor.changed.wait()
+        process = actor.worker.process if actor.worker is not None else b""
+        return actor.state, process, actor.index, actor.cause
+
+    async def get_actor(self, name: str, namespace: str) -> Any:
+        """The handle of a named actor."""
+        actor = self._names.get((namespace, name))
+        if actor is None:
+            known = ", ".join(sorted(n for space, n in self._names if space == namespace)) or "none"
+            raise NoSuchActor(f"no actor named {name!r} lives in namespace {namespace!r} (named actors there: {known})")
+        while actor.state in ("pending", "restarting"):
+            await actor.changed.wait()
+        if actor.state == "dead":
+            raise NoSuchActor(f"the actor named {name!r} in namespace {namespace!r} has just died: {actor.cause}")
+        return _Grant(self, actor)
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """This node, in a list."""
+        return [
+            {
+                "node_id": self.node, "host": socket.gethostname(), "pid": os.getpid(), "alive": True,
+                "resources": self._ledger.total, "workers": len(self._pool.by_process),
+            }
+        ]  # fmt: skip
+
+    async def actors(self) -> list[dict[str, Any]]:
+        """Every actor that lives or whose death is remembered."""
+        return [
+            {
+                "actor_id": actor.actor_id.hex(), "class_name": actor.class_name, "name": actor.name,
+                "namespace": actor.namespace, "state": actor.state, "node_id": self.node,
+                "pid": actor.worker.pid if actor.worker is not None else 0, "restarts": actor.restarts,
+                "cause": actor.cause,
+            }
+            for actor in self._actors.values()
+        ]  # fmt: skip
+
+    async def resources(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Total and free amounts."""
+        return self._ledger.total, self._ledger.free
+
+    async def process_of(self, actor_id: bytes) -> bytes:
+        """The process that hosts an actor."""
+        state, process, _, cause = await self.locate(actor_id, False)
+        if state == "dead":
+            raise NoSuchActor(f"actor {actor_id.hex()[:8]} is dead: {cause}")
+        return process
+
+    # ---------------------------------------------------------------- output and the end
+
+    def output(self, stream: str, worker: WorkerRecord, lines: list[str]) -> None:
+        """Pass what a worker printed to the driver."""
+        session = self.process.sessions.get(self.driver)
+        if session is None or session.closed is not None or not self.process.config.log_to_driver:
+            return
+        prefix = f"({worker.label} pid={worker.pid}) "
+        text = "".join(f"{prefix}{line}\n" for line in lines)
+        try:
+            self.process.ask(session, "log", stream, text)
+        except ConnectionLost:
+            logger.debug("the driver left before it could be shown: %s", text)
+
+    async def shutdown(self, grace: float) -> None:
+        """End every actor and then the node. Idle actors are closed first, within `grace` seconds."""
+        if self._closing:
+            return
+        self._closing = True
+        if grace > 0:
+            leaving = []
+            for worker in list(self._pool.by_process.values()):
+                session = self.process.sessions.get(worker.process)
+                worker.leaving = True
+                if session is not None and session.closed is None:
+                    leaving.append(self._leave(session, grace))
+            await asyncio.gather(*leaving)
+        self._pool.kill_all()
+        await self._pool.wait_all(2.0)
+        await asyncio.sleep(0)
+        self._pool.drain_output()
+        self.process.loop.call_soon(lambda: self.finished.done() or self.finished.set_result(None))
+
+    async def _leave(self, session: Session, grace: float) -> None:
+        try:
+            async with asyncio.timeout(grace + 0.5):
+                await self.process.ask(session, "leave", grace)
+        except (TimeoutError, ZcactorError) as error:
+            logger.debug("a worker did not leave by itself: %s", error)
+
+
+@functools.cache
+def agent_interface() -> Interface:
+    """The agent's methods."""
+    return Interface.of(NodeAgent)
+
+

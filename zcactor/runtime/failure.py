@@ -1,0 +1,74 @@
+"""A method's exception on its way to the caller: its own type where it can be pickled, and always its text."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from typing import Any
+
+from zcactor.errors import ProtocolError, RemoteError, make_remote_error
+from zcactor.marshal import pickling
+from zcactor.marshal.marshaller import Packing, Unpacking
+from zcactor.marshal.values import Code, decode_small, encode, register
+
+__all__ = ["Failure"]
+
+_FIELDS = ("type_name", "message", "remote_traceback", "actor", "host", "pid")
+
+
+class Failure:
+    """What is sent for an exception; the receiver unpacks it as a `RemoteError`."""
+
+    __slots__ = ("actor", "error")
+
+    def __init__(self, error: BaseException, actor: str) -> None:
+        self.error = error
+        self.actor = actor
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - a stranger's __str__ may raise anything; the report must not
+        return f"<str() of the exception raised {type(broken).__name__}>"
+
+
+def lower_failure(packing: Packing, failure: Failure) -> bytes:
+    """The fields as text, and the pickled original where there is one that can be pickled."""
+    error = failure.error
+    cls = type(error)
+    original: BaseException | None = error
+    if isinstance(error, RemoteError):  # passed through from an actor further on
+        original, name, message = error.original, error.type_name, error.message
+    else:
+        name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+        message = _text(error)
+    lines = "".join(traceback.format_exception(error))
+    pickled = None
+    if isinstance(original, Exception):
+        mark = len(packing.parts)
+        try:
+            pickled = pickling.dumps(packing, original)
+        except Exception:  # noqa: BLE001 - whatever a stranger's __reduce__ raises: the text goes without it
+            del packing.parts[mark:]
+    return encode((name, message, lines, failure.actor, socket.gethostname(), os.getpid(), pickled))
+
+
+def lift_failure(unpacking: Unpacking, data: memoryview) -> RemoteError:
+    """The exception to raise at the caller."""
+    fields = decode_small(data)
+    if type(fields) is not list or len(fields) != len(_FIELDS) + 1:
+        raise ProtocolError("a failure is malformed")
+    named: dict[str, Any] = dict(zip(_FIELDS, fields[:-1], strict=True))
+    original: Any = None
+    if fields[-1] is not None:
+        stream, buffers = fields[-1]
+        try:
+            original = pickling.loads(unpacking, stream, buffers)
+        except Exception as error:  # noqa: BLE001 - whatever a stranger's constructor raises
+            named["remote_traceback"] += f"\n(the exception could not be rebuilt here: {type(error).__name__}: {_text(error)})"
+    return make_remote_error(original if isinstance(original, BaseException) else None, named)
+
+
+register(Failure, Code.FAILURE, lower_failure, lift_failure)

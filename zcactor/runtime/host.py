@@ -1,0 +1,467 @@
+"""A host: one actor in this process, from the call that arrives to the answer that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from zcactor.context import call_deadline, current_host
+from zcactor.errors import ZcactorError
+from zcactor.future import Unresolved
+from zcactor.interface import Interface, MethodKind, MethodSpec, method_options
+from zcactor.objectstore.ref import RegionKind
+from zcactor.rpc.messages import Flags, Status
+from zcactor.runtime.failure import Failure
+from zcactor.runtime.mailbox import Lane, Mailbox
+from zcactor.runtime.producer import AsyncProducer, SyncProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from zcactor.rpc.session import Incoming
+    from zcactor.runtime.process import Process
+
+__all__ = ["ActorHost", "current_call"]
+
+logger = logging.getLogger("zcactor")
+current_call: contextvars.ContextVar[Any] = contextvars.ContextVar("zcactor_current_call", default=None)
+"""The `Incoming` that a task of a system actor serves."""
+
+_NO_KWARGS: dict[str, Any] = {}
+ASYNC_CONCURRENCY = 1000
+"""Default ``max_concurrency`` of async methods: tasks are cheap, but each may hold arrays."""
+
+
+class ActorHost:
+    """One actor: its instance, its mailboxes, and how each kind of method runs.
+
+    Args:
+        process: this process.
+        index: the actor's number here, which CALL frames name.
+        actor_class: its class.
+        label: how messages name it.
+        options: its options; see `zcactor.options.ActorDeclaration`.
+        info: what `zc.current_actor` tells.
+    """
+
+    def __init__(
+        self, process: Process, index: int, actor_class: type, label: str, options: Mapping[str, Any], info: Any = None
+    ) -> None:
+        self.process = process
+        self.index = index
+        self.actor_class = actor_class
+        self.label = label
+        self.info = info
+        self.interface = Interface.of(actor_class)
+        self.instance: Any = None
+        self.stopping = False
+        self.open_calls = 0
+        self._methods: list[Callable[..., Any]] = []
+        self._pack = process.marshaller.pack
+        self._unpack = process.marshaller.unpack
+        self._drained: asyncio.Future[None] | None = None
+        self._context = contextvars.copy_context()
+        self._context.run(current_host.set, self)
+        limit: int | None = options.get("max_concurrency")
+        groups: Mapping[str, int] = options.get("concurrency_groups") or {}
+        self._mailboxes = {"": self._mailbox("", limit or 1, limit or ASYNC_CONCURRENCY)}
+        for name, size in groups.items():
+            self._mailboxes[name] = self._mailbox(name, size, size)
+        self._by_code: list[Mailbox] = []
+        for spec in self.interface.methods:
+            mailbox = self._mailboxes.get(spec.group)
+            if mailbox is None:
+                raise ValueError(
+                    f"{spec.label} is in concurrency group {spec.group!r}, which its actor does not declare "
+                    f"(declared: {', '.join(groups) or 'none'}); use @zc.actor(concurrency_groups={{{spec.group!r}: n}})"
+                )
+            self._by_code.append(mailbox)
+
+    def _mailbox(self, name: str, sync_limit: int, async_limit: int) -> Mailbox:
+        return Mailbox(
+            f"{self.label}{'.' if name else ''}{name}",
+            self.process.loop,
+            sync_limit,
+            async_limit,
+            steps_out=self.interface.is_async,
+            run_sync=self._run_sync,
+            start_async=self._start_async,
+            run_inline=self._run_inline,
+            enter_thread=self._enter_thread,
+        )
+
+    # ---------------------------------------------------------------- life
+
+    def adopt(self, instance: Any) -> None:
+        """Use `instance`, made elsewhere."""
+        self.instance = instance
+        self._methods = [getattr(instance, spec.name) for spec in self.interface.methods]
+
+    async def construct(self, make: Callable[[], Any]) -> None:
+        """Run ``make()`` in the actor's thread, where its sync methods run too, then ``__aenter__`` if it has one.
+
+        Raises whatever the constructor raises.
+        """
+        loop = self.process.loop
+        made: asyncio.Future[Any] = loop.create_future()
+
+        def work() -> None:
+            try:
+                instance = make()
+            except BaseException as error:  # noqa: BLE001 - also SystemExit: it is the caller's to see, not this thread's
+                loop.call_soon_threadsafe(_settle, made, None, error)
+            else:
+                loop.call_soon_threadsafe(_settle, made, instance, None)
+
+        self._mailboxes[""].post(work)
+        outcome, error = await made
+        if error is not None:
+            raise error
+        self.adopt(outcome)
+        enter = getattr(outcome, "__aenter__", None)
+        if enter is not None:
+            await loop.create_task(enter(), context=self._context.copy())
+
+    async def stop(self) -> None:
+        """Run what is queued, refuse what comes later, then ``__aexit__`` or ``close()``, then end the threads."""
+        await asyncio.sleep(0)  # calls that were sent before the request to stop are in the sockets: take them in
+        await asyncio.sleep(0)
+        self.stopping = True
+        if self.open_calls:
+            self._drained = self.process.loop.create_future()
+            await self._drained
+        await self._leave()
+        self.close()
+
+    async def _leave(self) -> None:
+        leave = getattr(self.instance, "__aexit__", None)
+        arguments: tuple[Any, ...] = (None, None, None)
+        if leave is None:
+            leave, arguments = getattr(self.instance, "close", None), ()
+        if leave is None or not callable(leave):
+            return
+        try:
+            if inspect.iscoroutinefunction(leave):
+                await self.process.loop.create_task(leave(*arguments), context=self._context.copy())
+            else:
+                await self._in_thread(lambda: leave(*arguments))
+        except Exception:
+            logger.exception("%s raised while it was being closed", self.label)
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        loop = self.process.loop
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def work() -> None:
+            try:
+                value = function()
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+                loop.call_soon_threadsafe(_settle, done, None, error)
+            else:
+                loop.call_soon_threadsafe(_settle, done, value, None)
+
+        self._mailboxes[""].post(work)
+        value, error = await done
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """End at once: tasks are cancelled, queued calls are refused, a running sync method is left to finish."""
+        self.stopping = True
+        for session in list(self.process.all_sessions()):
+            for incoming in list(session.incoming.values()):
+                if incoming.host is self:
+                    incoming.cancelled = True
+                    if incoming.task is not None:
+                        incoming.task.cancel()
+                    elif not incoming.started:
+                        self._answer_status(incoming, Status.STOPPED)
+        for mailbox in self._mailboxes.values():
+            mailbox.close()
+        self._methods = []
+        self.instance = None
+
+    def _enter_thread(self) -> None:
+        current_host.set(self)
+
+    # ---------------------------------------------------------------- taking calls
+
+    def receive(self, incoming: Incoming) -> None:
+        """A call has arrived. On the loop's thread."""
+        incoming.host = self
+        if self.stopping:
+            incoming.session.respond(incoming, Status.STOPPED, b"", (), 0)
+            return
+        if incoming.code >= len(self._methods):
+            self._fail(incoming, AttributeError(f"{self.label} has no method number {incoming.code}"))
+            return
+        self.open_calls += 1
+        if incoming.timeout_ns:
+            incoming.deadline = self.process.loop.time() + incoming.timeout_ns * 1e-9
+        if incoming.parts and not incoming.blockers:
+            self._prepare(incoming)
+        self._by_code[incoming.code].submit(incoming, self.interface.methods[incoming.code])
+
+    def unblocked(self, incoming: Incoming) -> None:
+        """The last lease or promise among the arguments is here."""
+        if incoming.host is not self or self.stopping:
+            return
+        if not isinstance(incoming.payload, _Prepared):
+            self._prepare(incoming)
+            if incoming.blockers:
+                return
+        self._by_code[incoming.code].unblocked(incoming, self.interface.methods[incoming.code])
+
+    def _prepare(self, incoming: Incoming) -> None:
+        """Start getting promises among the top-level arguments; the call starts when they are here."""
+        if not any(part.kind == RegionKind.REF for part in incoming.parts):
+            return
+        try:
+            arguments = self._unpack(incoming.payload, incoming.parts, incoming.flags)
+        except Exception as error:  # noqa: BLE001 - unpickling may raise anything; it is raised again when the call runs
+            incoming.payload = _Prepared(error)
+            return
+        incoming.payload = _Prepared(arguments)
+        values = arguments[:-1] + list(arguments[-1].values()) if incoming.flags & Flags.KWARGS else arguments
+
+        def arrived(_: Any) -> None:
+            incoming.blockers -= 1
+            if incoming.blockers == 0:
+                self.process.loop.call_soon(self.unblocked, incoming)
+
+        waiting = [value.call for value in values if isinstance(value, Unresolved)]
+        incoming.blockers += len(waiting)
+        for call in waiting:
+            call.add_callback(arrived)
+
+    def _arguments(self, incoming: Incoming) -> tuple[list[Any], dict[str, Any]]:
+        payload = incoming.payload
+        if type(payload) is _Prepared:
+            values = payload.take()
+        else:
+            values = self._unpack(payload, incoming.parts, incoming.flags)
+        incoming.payload = b""
+        incoming.parts = ()
+        if incoming.flags & Flags.KWARGS:
+            return values[:-1], values[-1]
+        return values, _NO_KWARGS
+
+    # ---------------------------------------------------------------- running
+
+    def _run_sync(self, incoming: Incoming, spec: MethodSpec, more: bool) -> None:
+        """Run a sync method; in the actor's thread."""
+        incoming.started = True
+        if incoming.cancelled:
+            self._answer_status(incoming, Status.CANCELLED)
+            return
+        if spec.kind == MethodKind.GENERATOR:
+            self._start_generator(incoming, spec)
+            return
+        session = incoming.session
+        held = session.hold_releases()
+        try:
+            if incoming.deadline:
+                call_deadline.set(incoming.deadline)
+            try:
+                args, kwargs = self._arguments(incoming)
+                result = self._methods[incoming.code](*args, **kwargs)
+                del args, kwargs  # leases that the method did not keep go back with the answer
+            finally:
+                if incoming.deadline:
+                    call_deadline.set(None)
+            if type(result) is CoroutineType:  # a plain function that returns a coroutine, a decorated async one
+                self.process.loop.call_soon_threadsafe(self._adopt_coroutine, incoming, result)
+                return
+            payload, parts, flags = self._pack(result)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: they are the caller's to see
+            self._fail(incoming, error, more=more)
+        else:
+            del result
+            self._answer(incoming, payload, parts, flags, more=more)
+        finally:
+            if held:
+                session.unhold_releases()
+
+    def _run_inline(self, incoming: Incoming, spec: MethodSpec) -> None:
+        incoming.started = True
+        try:
+            args, kwargs = self._arguments(incoming)
+            result = self._context.run(self._methods[incoming.code], *args, **kwargs)
+            del args, kwargs
+            payload, parts, flags = self._pack(result)
+        except BaseException as error:  # noqa: BLE001 - as in _run_sync
+            self._fail(incoming, error)
+        else:
+            self._answer(incoming, payload, parts, flags)
+
+    def _start_async(self, incoming: Incoming, spec: MethodSpec, lane: Lane) -> None:
+        run = self._run_stream if spec.kind == MethodKind.ASYNC_GENERATOR else self._run_async
+        incoming.task = self.process.loop.create_task(run(incoming, lane), context=self._context.copy())
+
+    async def _run_async(self, incoming: Incoming, lane: Lane) -> None:
+        mailbox = self._by_code[incoming.code]
+        mailbox.task_began(lane)
+        try:
+            if incoming.cancelled:
+                raise asyncio.CancelledError
+            incoming.started = True
+            if incoming.deadline:
+                call_deadline.set(incoming.deadline)
+            if self.index <= self.process.last_system_index:
+                current_call.set(incoming)
+            args, kwargs = self._arguments(incoming)
+            result = await self._methods[incoming.code](*args, **kwargs)
+            del args, kwargs
+            payload, parts, flags = self._pack(result)
+        except asyncio.CancelledError as error:
+            if incoming.cancelled:
+                self._answer_status(incoming, Status.CANCELLED)
+            else:
+                self._fail(incoming, error)
+        except BaseException as error:  # noqa: BLE001 - as in _run_sync
+            self._fail(incoming, error)
+        else:
+            self._answer(incoming, payload, parts, flags)
+        finally:
+            mailbox.task_ended()
+
+    def _adopt_coroutine(self, incoming: Incoming, coroutine: Any) -> None:
+        async def finish() -> None:
+            try:
+                payload, parts, flags = self._pack(await coroutine)
+            except BaseException as error:  # noqa: BLE001 - as in _run_sync
+                self._fail(incoming, error)
+            else:
+                self._answer(incoming, payload, parts, flags)
+
+        incoming.task = self.process.loop.create_task(finish(), context=self._context.copy())
+
+    # ---------------------------------------------------------------- streams
+
+    async def _run_stream(self, incoming: Incoming, lane: Lane) -> None:
+        mailbox = self._by_code[incoming.code]
+        mailbox.task_began(lane)
+        try:
+            incoming.started = True
+            if incoming.cancelled:
+                raise asyncio.CancelledError
+            if incoming.deadline:
+                call_deadline.set(incoming.deadline)
+            args, kwargs = self._arguments(incoming)
+            generator = self._methods[incoming.code](*args, **kwargs)
+            del args, kwargs
+            producer = AsyncProducer(incoming, self._pack)
+            incoming.stream = producer
+            await producer.run(generator)
+        except asyncio.CancelledError as error:
+            if incoming.cancelled:
+                self._answer_status(incoming, Status.CANCELLED)
+            else:
+                self._fail(incoming, error)
+        except BaseException as error:  # noqa: BLE001 - as in _run_sync
+            self._fail(incoming, error)
+        else:
+            self._answer_status(incoming, Status.STREAM_END)
+        finally:
+            mailbox.task_ended()
+
+    def _start_generator(self, incoming: Incoming, spec: MethodSpec) -> None:
+        try:
+            args, kwargs = self._arguments(incoming)
+            generator = self._methods[incoming.code](*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - as in _run_sync
+            self._fail(incoming, error)
+            return
+        incoming.stream = SyncProducer(
+            incoming,
+            generator,
+            self._pack,
+            self._by_code[incoming.code].post,
+            ended=lambda status: self._answer_status(incoming, status),
+            failed=lambda error: self._fail(incoming, error),
+        )
+        incoming.stream.step()
+
+    # ---------------------------------------------------------------- answering
+
+    def _answer(self, incoming: Incoming, payload: Any, parts: Any, flags: int, *, more: bool = False) -> None:
+        incoming.session.respond(incoming, Status.OK, payload, parts, flags, more=more)
+        self._closed_call()
+
+    def _answer_status(self, incoming: Incoming, status: int) -> None:
+        incoming.session.respond(incoming, status, b"", (), 0)
+        self._closed_call()
+
+    def _fail(self, incoming: Incoming, error: BaseException, *, more: bool = False) -> None:
+        """Answer with an exception. The traceback's frames are cleared, or they would keep arguments alive."""
+        try:
+            payload, parts, flags = self._pack(Failure(error, self.label))
+        except ZcactorError as unpackable:  # the store is full: the text must get through all the same
+            payload, parts, flags = self._pack(Failure(type(error)(str(unpackable)), self.label))
+        incoming.session.respond(incoming, Status.ERROR, payload, parts, flags, more=more)
+        error.__traceback__ = None
+        self._closed_call()
+
+    def _closed_call(self) -> None:
+        if threading.get_ident() == self.process.thread:
+            self._one_closed()
+        elif self._drained is not None or self.stopping:
+            self.process.loop.call_soon_threadsafe(self._one_closed)
+        else:
+            self._one_closed()
+
+    def _one_closed(self) -> None:
+        self.open_calls -= 1
+        if self._drained is not None and self.open_calls <= 0 and not self._drained.done():
+            self._drained.set_result(None)
+
+    def cancel(self, incoming: Incoming) -> None:
+        """The caller cancelled, or is gone. On the loop's thread."""
+        if incoming.stream is not None:
+            incoming.stream.close()
+        if incoming.task is not None:
+            incoming.task.cancel()
+        elif not incoming.started and (self._by_code[incoming.code].drop_held(incoming) or incoming.blockers):
+            self._answer_status(incoming, Status.CANCELLED)
+
+    def session_closed(self, session: Any) -> None:
+        """A caller's connection is gone."""
+        for mailbox in self._mailboxes.values():
+            mailbox.forget(session)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """For introspection: the method options of the class."""
+        return {spec.name: method_options(getattr(self.actor_class, spec.name, None)) for spec in self.interface.methods}
+
+
+class _Prepared:
+    """Arguments unpacked ahead of the call, with promises among them; or why they could not be."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def take(self) -> list[Any]:
+        if isinstance(self._value, BaseException):
+            raise self._value
+        values = self._value
+        if values and type(values[-1]) is dict:
+            values[-1] = {key: _resolved(value) for key, value in values[-1].items()}
+        return [_resolved(value) for value in values]
+
+
+def _resolved(value: Any) -> Any:
+    return value.value() if type(value) is Unresolved else value
+
+
+def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if not future.done():
+        future.set_result((value, error))

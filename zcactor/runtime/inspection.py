@@ -1,0 +1,157 @@
+"""Seeing: statistics, the path to a peer, and snapshots of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+from zcactor.context import current
+from zcactor.handle import ActorHandle
+from zcactor.observe.stats import Stats, stats_of
+
+if TYPE_CHECKING:
+    from zcactor.rpc.session import Session
+
+__all__ = [
+    "ActorInfo",
+    "NodeInfo",
+    "PeerPath",
+    "actors",
+    "available_resources",
+    "cluster_resources",
+    "explain",
+    "nodes",
+    "stats",
+]
+
+_PINGS = 9
+"""Round trips timed by `explain`; the median is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One node."""
+
+    node_id: str
+    host: str
+    pid: int
+    """Of its agent."""
+    alive: bool
+    resources: Mapping[str, float]
+    """In all."""
+    workers: int
+    """Processes it runs for actors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorInfo:
+    """One actor."""
+
+    actor_id: str
+    class_name: str
+    name: str | None
+    namespace: str
+    state: str
+    """``"pending"``, ``"alive"``, ``"restarting"`` or ``"dead"``."""
+    node_id: str
+    pid: int
+    """Of its process; 0 before it has one."""
+    restarts: int
+    cause: str
+    """Why it is dead or was restarted; empty otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPath:
+    """How this process reaches an actor."""
+
+    transport: str
+    """``"local"``, ``"loopback"`` (its own process), ``"verbs"`` or ``"tcp"``."""
+    reason: str
+    """Why this one."""
+    rejected: Mapping[str, str]
+    """The others, each with the reason against it."""
+    rtt: float
+    """Seconds of one round trip between the two event loops, median of several."""
+    eager_limit: int
+    """Bytes of the largest payload in a frame; arrays of at least this size go by reference."""
+
+
+async def nodes() -> list[NodeInfo]:
+    """Every node of the cluster."""
+    return [NodeInfo(**plain) for plain in await current().ask_agent("nodes")]
+
+
+async def actors() -> list[ActorInfo]:
+    """Every actor that lives, and those whose death is remembered."""
+    return [ActorInfo(**plain) for plain in await current().ask_agent("actors")]
+
+
+async def cluster_resources() -> dict[str, float]:
+    """Resources of all nodes, by name, in use or not."""
+    total, _ = await current().ask_agent("resources")
+    return total  # type: ignore[no-any-return]
+
+
+async def available_resources() -> dict[str, float]:
+    """Resources that are free now, by name."""
+    _, free = await current().ask_agent("resources")
+    return free  # type: ignore[no-any-return]
+
+
+@overload
+def stats() -> Stats: ...
+@overload
+def stats(handle: object) -> Awaitable[Stats]: ...
+def stats(handle: object = None) -> Stats | Awaitable[Stats]:
+    """Counts of this process, or awaitable, of the process of an actor.
+
+    Raises:
+        TypeError: `handle` is no handle.
+        NoSuchActor: the actor is dead.
+    """
+    if handle is None:
+        return stats_of(current())
+    return _stats_at(_checked(handle, "stats"))
+
+
+def _checked(handle: object, what: str) -> ActorHandle:
+    if not isinstance(handle, ActorHandle):
+        raise TypeError(f"zc.{what} takes a handle, not {type(handle).__name__}")
+    return handle
+
+
+async def _session_to(handle: ActorHandle) -> Session:
+    process = current()
+    host = await process.ask_agent("process_of", handle._remote.actor_id)  # noqa: SLF001 - a handle hides it from users only
+    return await process.connect(host)
+
+
+async def _stats_at(handle: ActorHandle) -> Stats:
+    return Stats.from_plain(await current().ask(await _session_to(handle), "stats"))
+
+
+async def explain(handle: object) -> PeerPath:
+    """Which way calls and arrays take to an actor, and why.
+
+    Raises:
+        TypeError: `handle` is no handle.
+        NoSuchActor: the actor is dead.
+    """
+    process = current()
+    session = await _session_to(_checked(handle, "explain"))
+    times = []
+    for _ in range(_PINGS):
+        before = process.loop.time()
+        await process.ask(session, "ping")
+        times.append(process.loop.time() - before)
+    connection = session.connection
+    if connection.kind == "loopback":
+        reason = "the actor lives in this process"
+        rejected = {"local": "not needed inside one process"}
+    else:
+        reason = "same host: frames over a unix socket, arrays mapped in place"
+        rejected = {}
+    rejected |= {"verbs": "not in this version", "tcp": "not in this version; both processes are on one host"}
+    return PeerPath(connection.kind, reason, rejected, sorted(times)[len(times) // 2], connection.eager_limit)

@@ -1,0 +1,224 @@
+"""A mailbox: which of an actor's calls may start next, and the thread that sync methods run in.
+
+The order promised is per caller: its calls *start* in the order they were made, sync and async alike. So each caller has
+a lane. A call that cannot start yet (an argument is not there, a sync call before it still waits for the thread, the
+limit is reached) is held in its lane, and everything behind it with it. Lanes do not wait for each other. On an actor
+with async methods, a call whose arguments are not there yet steps out of its lane instead.
+
+Sync calls whose turn has come go into one queue that the actor's thread empties by itself: between two of them the loop
+takes no part. The loop's thread alone writes a lane, except for `Lane.started`, which the actor's threads count up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from zcactor.interface import MethodKind, MethodSpec
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from zcactor.rpc.session import Incoming
+
+__all__ = ["Lane", "Mailbox"]
+
+_THREADED = (MethodKind.SYNC, MethodKind.GENERATOR)
+
+
+class Lane:
+    """One caller's calls to one mailbox."""
+
+    __slots__ = ("async_unstarted", "held", "put", "started")
+
+    def __init__(self) -> None:
+        self.put = 0
+        """Sync calls handed to the thread."""
+        self.started = 0
+        """Of these, how many the thread has begun."""
+        self.async_unstarted = 0
+        """Tasks made whose first step has not run."""
+        self.held: deque[tuple[Incoming, MethodSpec]] = deque()
+
+
+class Mailbox:
+    """Calls to one actor, or to one concurrency group of it.
+
+    Args:
+        name: of the threads, for debuggers.
+        loop: the actor's loop.
+        sync_limit: threads, that is sync calls at the same time.
+        async_limit: async calls at the same time.
+        run_sync: ``run_sync(incoming, spec, more)`` runs a call in the thread; `more` tells that another waits.
+        start_async: ``start_async(incoming, spec, lane)`` makes the task.
+        run_inline: ``run_inline(incoming, spec)`` runs a call on the loop.
+        enter_thread: called at each thread's start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        sync_limit: int,
+        async_limit: int,
+        *,
+        steps_out: bool,
+        run_sync: Callable[[Incoming, MethodSpec, bool], None],
+        start_async: Callable[[Incoming, MethodSpec, Lane], None],
+        run_inline: Callable[[Incoming, MethodSpec], None],
+        enter_thread: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.loop = loop
+        self.sync_limit = sync_limit
+        self.async_limit = async_limit
+        self.steps_out = steps_out
+        self._run_sync = run_sync
+        self._start_async = start_async
+        self._run_inline = run_inline
+        self._enter_thread = enter_thread
+        self._lanes: dict[Any, Lane] = {}
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._count_lock = threading.Lock()
+        self._async_running = 0
+        self._closed = False
+
+    def submit(self, incoming: Incoming, spec: MethodSpec) -> None:
+        """Take a call in. It starts now, or when its turn comes."""
+        lane = self._lanes.get(incoming.session)
+        if lane is None:
+            lane = self._lanes[incoming.session] = Lane()
+        if incoming.blockers and self.steps_out:
+            return  # `unblocked` brings it back
+        if lane.held or not self._may_start(lane, incoming, spec):
+            lane.held.append((incoming, spec))
+        else:
+            self._start(lane, incoming, spec)
+
+    def unblocked(self, incoming: Incoming, spec: MethodSpec) -> None:
+        """The last argument of `incoming` is here."""
+        if self.steps_out:
+            self.submit(incoming, spec)
+        else:
+            lane = self._lanes.get(incoming.session)
+            if lane is not None:
+                self._pump(lane)
+
+    def _may_start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> bool:
+        if incoming.blockers:
+            return False
+        if spec.kind in _THREADED:
+            return lane.async_unstarted == 0
+        return lane.put == lane.started and self._async_running < self.async_limit
+
+    def _start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> None:
+        kind = spec.kind
+        if kind in _THREADED:
+            lane.put += 1
+            if not self._threads or (len(self._threads) < self.sync_limit and not self._queue.empty()):
+                self._add_thread()
+            self._queue.put((incoming, spec, lane))
+        elif kind == MethodKind.INLINE:
+            self._run_inline(incoming, spec)
+        else:
+            self._async_running += 1
+            lane.async_unstarted += 1
+            self._start_async(incoming, spec, lane)
+
+    def _pump(self, lane: Lane) -> None:
+        held = lane.held
+        while held and self._may_start(lane, *held[0]):
+            self._start(lane, *held.popleft())
+
+    def pump_all(self) -> None:
+        """Something that held calls up has changed."""
+        for lane in self._lanes.values():
+            if lane.held:
+                self._pump(lane)
+
+    def task_began(self, lane: Lane) -> None:
+        """The first step of an async call is about to run."""
+        lane.async_unstarted -= 1
+        if lane.held:
+            self._pump(lane)
+
+    def task_ended(self) -> None:
+        """An async call is over."""
+        self._async_running -= 1
+        if self._async_running + 1 == self.async_limit:
+            self.pump_all()
+
+    def forget(self, session: Any) -> None:
+        """The caller is gone: what it had not started never starts."""
+        lane = self._lanes.pop(session, None)
+        if lane is not None:
+            lane.held.clear()
+
+    def drop_held(self, incoming: Incoming) -> bool:
+        """Take a cancelled call out of its lane; False when it is not held."""
+        lane = self._lanes.get(incoming.session)
+        if lane is None:
+            return False
+        for entry in lane.held:
+            if entry[0] is incoming:
+                lane.held.remove(entry)
+                self._pump(lane)
+                return True
+        return False
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Run `work` in the actor's thread, behind the calls that are queued there."""
+        if not self._threads:
+            self._add_thread()
+        self._queue.put(work)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held, queued for the thread or running as a task. (A running sync call counts as not idle only for
+        its caller's open call.)"""
+        return self._queue.empty() and self._async_running == 0 and not any(lane.held for lane in self._lanes.values())
+
+    def _add_thread(self) -> None:
+        if self._closed:
+            return
+        thread = threading.Thread(target=self._work, name=f"{self.name}-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        self._enter_thread()
+        queue = self._queue
+        get, empty, run, lock = queue.get, queue.empty, self._run_sync, self._count_lock
+        while True:
+            work = get()
+            if work is None:
+                return
+            if type(work) is not tuple:
+                work()
+                continue
+            incoming, spec, lane = work
+            with lock:
+                lane.started += 1
+            if lane.held:
+                self.loop.call_soon_threadsafe(self._pump, lane)
+            run(incoming, spec, not empty())
+            del work, incoming, lane  # what a call held must not live until the next one comes
+
+    def close(self) -> None:
+        """End the threads once they have emptied the queue. Idempotent; does not wait."""
+        if not self._closed:
+            self._closed = True
+            for _ in self._threads:
+                self._queue.put(None)
+        self._lanes.clear()
+
+    def join(self, timeout: float) -> bool:
+        """Wait in the calling thread until the threads have ended; False when one is still in a method after `timeout` s."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+        return not any(thread.is_alive() for thread in self._threads)

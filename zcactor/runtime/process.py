@@ -1,0 +1,416 @@
+"""One process of a program: its store, its connections, the actors it hosts and those it knows of.
+
+Driver, node agent and workers are all made of this; they differ in which system actors they host. A system actor is an
+ordinary one with a reserved index: every control operation (lease an object, get a promise, make an actor) is a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError, RemoteError, ZcactorError
+from zcactor.future import ObjectRef, OwnRef, RefHolder
+from zcactor.handle import ActorHold, RemoteActor
+from zcactor.interface import Interface
+from zcactor.marshal import Marshaller
+from zcactor.objectstore.copies import CopyCounter
+from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.ref import Region, RegionKind, check_bounds
+from zcactor.objectstore.store import Store
+from zcactor.rpc.call import Call
+from zcactor.rpc.counters import Counters
+from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
+from zcactor.rpc.parts import Part
+from zcactor.rpc.session import Session
+from zcactor.runtime.host import ActorHost
+from zcactor.runtime.system import SystemActor
+from zcactor.transport.loopback import loopback_pair
+
+if TYPE_CHECKING:
+    from zcactor.config import Config
+    from zcactor.rpc.session import Incoming
+    from zcactor.transport.base import Connection, Endpoint
+
+__all__ = ["Process"]
+
+logger = logging.getLogger("zcactor")
+SYSTEM_INDEX = 0
+"""Index of the `SystemActor` in every process."""
+AGENT_INDEX = 1
+"""Index of the node agent's actor in its process."""
+FIRST_ACTOR_INDEX = 2
+
+
+class LostPart:
+    """Stands for an object whose owner is gone; using it raises `ObjectLost`."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    @property
+    def __array_interface__(self) -> Any:
+        raise ObjectLost(self.reason)
+
+    def grant(self, _: Any) -> tuple[bytes, int, int]:
+        """There is nothing to pass on."""
+        raise ObjectLost(self.reason)
+
+
+class Process:
+    """The runtime of one process. Everything runs on `loop` unless it says otherwise.
+
+    Args:
+        process: 16 random bytes that name it.
+        role: ``"driver"``, ``"agent"`` or ``"worker"``.
+        config: the settings.
+        loop: its event loop.
+        store: its arena and the objects in it.
+        endpoint: how peers reach it.
+    """
+
+    def __init__(
+        self, process: bytes, role: str, config: Config, loop: asyncio.AbstractEventLoop, store: Store, endpoint: Endpoint
+    ) -> None:
+        self.process = process
+        self.role = role
+        self.config = config
+        self.loop = loop
+        self.thread = threading.get_ident()
+        self.store = store
+        self.endpoint = endpoint
+        self.copies = CopyCounter()
+        self.counters = Counters()
+        self.marshaller = Marshaller(store, self.copies, config.eager_limit)
+        self.last_system_index = AGENT_INDEX if role == "agent" else SYSTEM_INDEX
+        self.agent: bytes = process if role == "agent" else b""
+        """Process id of the node agent."""
+        self.namespace = config.namespace
+        self.hosts: dict[int, ActorHost] = {}
+        self.remotes: weakref.WeakValueDictionary[bytes, RemoteActor] = weakref.WeakValueDictionary()
+        """Actors that handles in this process stand for, by actor id."""
+        self.exports: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        """Promises (and, at the agent, actors) that peers may hold, by object id."""
+        self.sessions: dict[bytes, Session] = {}
+        """The connection used to reach each peer."""
+        self.revive: Callable[[int], Any] = lambda _: None
+        """The agent's way to find an actor that nobody holds at the moment."""
+        self.on_session_lost: Callable[[Session], None] | None = None
+        self.closing = False
+        self._all: set[Session] = set()
+        self._connecting: dict[bytes, asyncio.Task[Session]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watchers: dict[Session, weakref.WeakSet[RemoteActor]] = {}
+        self._next_index = FIRST_ACTOR_INDEX
+        self._next_export = 1
+        self._hello = Hello(PROTOCOL_VERSION, process, os.getpid(), socket.gethostname(), sys.version.split()[0], role)
+        self._system = Interface.of(SystemActor)
+        self.system = SystemActor(self)
+        self.add_host(SYSTEM_INDEX, SystemActor, "system").adopt(self.system)
+
+    # ---------------------------------------------------------------- tasks
+
+    def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run `coroutine` in a task that this object keeps; from any thread. A failure is logged."""
+        if threading.get_ident() != self.thread:
+            self.loop.call_soon_threadsafe(self.start_task, coroutine)
+            return
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.closing:
+            logger.error("a background task failed", exc_info=error)
+
+    # ---------------------------------------------------------------- hosts
+
+    def add_host(self, index: int, actor_class: type, label: str, options: Mapping[str, Any] | None = None, info: Any = None) -> ActorHost:
+        """Make room for an actor; `ActorHost.construct` or `adopt` gives it its instance."""
+        host = self.hosts[index] = ActorHost(self, index, actor_class, label, options or {}, info)
+        return host
+
+    def take_index(self) -> int:
+        """A fresh actor index."""
+        self._next_index += 1
+        return self._next_index - 1
+
+    # ---------------------------------------------------------------- sessions
+
+    def all_sessions(self) -> Iterable[Session]:
+        """Every open connection."""
+        return self._all
+
+    def accepted(self, connection: Connection) -> None:
+        """A peer has connected."""
+        session = self._start_session(connection)
+        self.sessions.setdefault(session.peer_process, session)
+
+    def _start_session(self, connection: Connection) -> Session:
+        session = Session(self, connection, self.loop)
+        self._all.add(session)
+        session.start()
+        return session
+
+    async def connect(self, process: bytes) -> Session:
+        """The connection to `process`, opened on first use and shared by all callers.
+
+        Raises:
+            ConnectionLost: it does not answer.
+        """
+        session = self.sessions.get(process)
+        if session is not None and session.closed is None:
+            return session
+        task = self._connecting.get(process)
+        if task is None:
+            task = self._connecting[process] = self.loop.create_task(self._open(process))
+            task.add_done_callback(lambda _: self._connecting.pop(process, None))
+        return await asyncio.shield(task)
+
+    async def _open(self, process: bytes) -> Session:
+        if process == self.process:
+            arena = (self.store.arena.address, self.store.arena.nbytes)
+            ours, theirs = loopback_pair(
+                self.loop, processes=(process, process), arenas=(arena, arena), recv_depth=self.config.recv_depth,
+                eager_limit=self.config.eager_limit,
+            )  # fmt: skip
+            self._start_session(theirs)
+            session = self._start_session(ours)
+        else:
+            session = self._start_session(await self.endpoint.connect(process.hex()))
+        self.sessions[process] = session
+        return session
+
+    def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None:
+        """See `zcactor.rpc.session.Hub`."""
+        self._all.discard(session)
+        if self.sessions.get(session.peer_process) is session:
+            del self.sessions[session.peer_process]
+        for host in list(self.hosts.values()):
+            host.session_closed(session)
+        text = str(cause) if cause is not None else "the connection was closed"
+        by_actor: dict[RemoteActor, list[Call]] = {actor: [] for actor in self._watchers.pop(session, ())}
+        for call in calls:
+            if call.target is not None:
+                by_actor.setdefault(call.target, []).append(call)
+            else:
+                call.fail(ConnectionLost(text, call.state.name != "QUEUED"))
+        for actor, lost in by_actor.items():
+            actor.session = None
+            if self.closing:
+                actor.die("the runtime was shut down")
+                for call in lost:
+                    call.fail(ConnectionLost("the runtime was shut down", True))
+            else:
+                self.start_task(actor.lost(lost, text))
+        if self.on_session_lost is not None:
+            self.on_session_lost(session)
+
+    def watch(self, session: Session, actor: RemoteActor) -> None:
+        """Tell `actor` when `session` is lost."""
+        self._watchers.setdefault(session, weakref.WeakSet()).add(actor)
+
+    # ---------------------------------------------------------------- hub
+
+    def hello(self) -> Hello:
+        """Who we are."""
+        return self._hello
+
+    def call_received(self, incoming: Incoming) -> None:
+        """See `zcactor.rpc.session.Hub`."""
+        host = self.hosts.get(incoming.actor)
+        if host is None:
+            incoming.session.respond(incoming, Status.NO_SUCH_ACTOR, b"", (), 0)
+        else:
+            host.receive(incoming)
+
+    def cancel_received(self, incoming: Incoming) -> None:
+        """See `zcactor.rpc.session.Hub`."""
+        if incoming.host is not None:
+            incoming.host.cancel(incoming)
+
+    def import_region(self, session: Session, region: Region) -> tuple[Part, asyncio.Future[Part] | None]:
+        """See `zcactor.rpc.session.Hub`: the part that a region stands for, leased from a third process where need be."""
+        kind, owner, object_id, offset, nbytes, _ = region
+        if owner == self.process:
+            holder: Any
+            if kind <= RegionKind.MOVED:
+                holder = self.store.lookup(object_id)
+                if holder is not None:
+                    low = offset - holder.offset
+                    if low < 0 or low + nbytes > holder.nbytes:
+                        raise ProtocolError(f"a reference to object {object_id} lies outside its {holder.nbytes} bytes")
+            else:
+                holder = self.exports.get(object_id)
+                if holder is not None:
+                    holder = OwnRef(holder) if isinstance(holder, Call) else holder
+            if holder is None:
+                holder = LostPart(f"object {object_id:x} of this process was freed before the reference to it came back")
+            return Part(kind, holder, offset, nbytes), None
+        if owner == session.peer_process:
+            if kind == RegionKind.MOVED and session.connection.writable_mapping is None:
+                return self._later(self._open_writable(session, region, session))
+            return self._leased(session, region), None
+        return self._later(self._adopt(session, region))
+
+    def _later(self, coroutine: Coroutine[Any, Any, Part]) -> tuple[Part, asyncio.Future[Part]]:
+        future = self.loop.create_task(coroutine)
+        self._tasks.add(future)
+        future.add_done_callback(self._task_done)
+        return Part(0, None, 0, 0), future
+
+    def _leased(self, session: Session, region: Region) -> Part:
+        """The part for an object whose owner is the peer of `session` and has granted us the lease."""
+        kind, owner, object_id, offset, nbytes, _ = region
+        holder: Any
+        if kind <= RegionKind.MOVED:
+            connection = session.connection
+            check_bounds(region, connection.peer.arena_nbytes)
+            writable = kind == RegionKind.MOVED
+            address = connection.map(offset, nbytes, writable=writable)
+            mapping = connection.writable_mapping if writable else connection.mapping
+            holder = Lease(
+                owner, object_id, offset, nbytes, address, mapping=mapping, release=session.release, writable=writable
+            )
+            self.counters.bytes_mapped += nbytes
+        elif kind == RegionKind.REF:
+            holder = RefHolder(owner, object_id, session.release)
+        else:
+            holder = ActorHold(owner, object_id, session.release)
+        return Part(kind, holder, offset, nbytes)
+
+    async def _open_writable(self, session: Session, region: Region, owner: Session) -> Part:
+        try:
+            await owner.connection.open_writable()
+        except ZcactorError as error:
+            return Part(region.kind, LostPart(f"write access to a moved array could not be had: {error}"), 0, 0)
+        return self._leased(session, region)
+
+    async def _adopt(self, session: Session, region: Region) -> Part:
+        """Get a lease of our own from the owner, a third process, then let go of the sender's pin."""
+        try:
+            owner = await self.connect(region.owner)
+            if not await self.ask(owner, "lease", region.id):
+                raise ObjectLost(f"object {region.id:x} is no longer held by process {region.owner.hex()[:8]}, its owner")
+            if region.kind == RegionKind.MOVED:
+                await owner.connection.open_writable()
+            return self._leased(owner, region)
+        except ZcactorError as error:
+            return Part(region.kind, LostPart(f"the owner of a passed reference is gone: {error}"), 0, 0)
+        finally:
+            if region.pin:
+                session.release(region.pin)
+
+    # ---------------------------------------------------------------- promises
+
+    def export_call(self, call: Call) -> int:
+        """Let peers hold the promise `call`; returns its object id."""
+        if not call.export_id:
+            self._next_export += 1
+            call.export_id = self._next_export << 32 | int.from_bytes(os.urandom(4), "little")
+            self.exports[call.export_id] = call
+        return call.export_id
+
+    def call_of(self, holder: Any, label: str) -> Call:
+        """The promise that a reference names: one of ours, or a stand-in that gets the result when it is needed."""
+        if isinstance(holder, OwnRef):
+            return holder.call
+        owner = holder.owner if isinstance(holder, RefHolder) else b""
+        call = Call(owner)
+        call.label = label
+        call.holder = holder
+        call.retrieved = True
+        if isinstance(holder, LostPart):
+            call.fail(ObjectLost(holder.reason))
+        else:
+            call.fetch = lambda c: self.start_task(self._fetch(c))
+        return call
+
+    async def _fetch(self, call: Call) -> None:
+        holder = call.holder
+        try:
+            owner = await self.connect(holder.owner)
+            sealed = await self.ask(owner, "fetch", holder.id)
+        except RemoteError as error:
+            call.fail(error.original if isinstance(error.original, ZcactorError) else error)
+        except ConnectionLost as error:
+            call.fail(ObjectLost(f"the process that owns {call.label or 'the value'} is gone: {error}"))
+        except asyncio.CancelledError as error:
+            call.fail(error)
+        else:
+            call.complete(sealed.status, sealed.payload, sealed.parts, sealed.flags)
+
+    # ---------------------------------------------------------------- system calls
+
+    def ask(self, session: Session, method: str, *args: Any) -> ObjectRef[Any]:
+        """Call the system actor of the peer."""
+        return self._ask(session, SYSTEM_INDEX, self._system, method, args)
+
+    def _ask(self, session: Session, index: int, interface: Interface, method: str, args: Sequence[Any]) -> ObjectRef[Any]:
+        spec = interface.by_name[method]
+        payload, parts, flags = self.marshaller.pack_call(tuple(args), {})
+        call = Call(self.process)
+        call.label = spec.label
+        session.send_call(call, index, spec.code, flags, 0, payload, parts)
+        return ObjectRef(call)
+
+    async def ask_agent(self, method: str, *args: Any) -> Any:
+        """Call the node agent. Errors of zcactor's own come out as they are, not as remote errors.
+
+        Raises:
+            ConnectionLost: the agent is gone.
+        """
+        from zcactor.runtime.agent import agent_interface
+
+        session = await self.connect(self.agent)
+        try:
+            return await self._ask(session, AGENT_INDEX, agent_interface(), method, args)
+        except RemoteError as error:
+            if isinstance(error.original, ZcactorError | ValueError | TypeError):
+                raise error.original from None
+            raise
+
+    async def locate(self, actor_id: bytes, *, calls_wait: bool = False) -> tuple[str, tuple[bytes, int], str]:
+        """Where an actor is: ``("alive", (process, index), "")`` or ``("dead", ..., cause)``. Waits for a restart unless
+        calls wait for the answer, then it may be ``("restarting", ..., cause)``."""
+        try:
+            state, process, index, cause = await self.ask_agent("locate", actor_id, calls_wait)
+        except ConnectionLost:
+            return "dead", (b"", 0), "its node agent is gone"
+        return state, (process, index), cause
+
+    # ---------------------------------------------------------------- the end
+
+    async def close(self) -> None:
+        """Close every connection and stop listening. Idempotent."""
+        self.closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await self.endpoint.aclose()
+        for session in list(self._all):
+            with contextlib.suppress(ConnectionLost):
+                await session.aclose()
+        for host in list(self.hosts.values()):
+            host.close()
+        self.hosts.clear()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=1)
+        self.store.close()
+
+    def abandon(self) -> None:
+        """In the child of a fork: close the descriptors, so that peers see the parent's end; touch nothing else."""
+        for session in list(self._all):
+            session.connection.abort()
+
+

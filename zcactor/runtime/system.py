@@ -1,0 +1,95 @@
+"""The system actor: what every process does for its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from zcactor.errors import ObjectLost
+from zcactor.interface import MARK
+from zcactor.marshal.sealed import Sealed
+from zcactor.rpc.call import Call
+from zcactor.runtime.host import current_call
+
+if TYPE_CHECKING:
+    from zcactor.runtime.process import Process
+
+__all__ = ["SystemActor"]
+
+
+def inline(function: Any) -> Any:
+    """Mark a system method as short."""
+    setattr(function, MARK, {"inline": True})
+    return function
+
+
+class SystemActor:
+    """Hosted at index 0 of every process. Its callers are authenticated peers."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.worker: Any = None
+        """The `zcactor.runtime.worker.Worker` in a worker process."""
+        self.print_log: Any = None
+        """Where a driver shows what actors print."""
+
+    async def lease(self, object_id: int) -> bool:
+        """Give the caller a lease on an object of ours that a third process told it of; False when it is gone."""
+        process = self._process
+        holder: Any = process.store.lookup(object_id)
+        if holder is None:
+            holder = process.exports.get(object_id) or process.revive(object_id)
+        if holder is None:
+            return False
+        current_call.get().session.leases.grant(object_id, holder)
+        return True
+
+    async def fetch(self, object_id: int) -> Sealed:
+        """The outcome of a promise of ours, when it is known, without opening it."""
+        call = self._process.exports.get(object_id)
+        if not isinstance(call, Call):
+            raise ObjectLost(f"promise {object_id:x} is no longer held by its owner, pid {os.getpid()}")
+        if not call.done:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            call.add_callback(lambda _: done.done() or done.set_result(None))
+            await done
+        call.retrieved = True
+        if call.error is not None:
+            raise call.error.with_traceback(None)
+        return Sealed(call.payload, call.parts, call.flags, call.status)
+
+    async def stats(self) -> Any:
+        """This process's `zcactor.observe.stats.Stats`, as a plain mapping."""
+        from zcactor.observe.stats import stats_of
+
+        return stats_of(self._process).plain()
+
+    async def create(
+        self, index: int, actor_id: bytes, object_id: int, restarts: int, options: dict[str, Any], recipe: Sealed
+    ) -> None:
+        """In a worker: make an actor; see `zcactor.runtime.worker.Worker.create`."""
+        await self.worker.create(index, actor_id, object_id, restarts, options, recipe)
+
+    async def stop(self, index: int) -> None:
+        """In a worker: end an actor after what it has queued."""
+        await self.worker.stop(index)
+
+    async def discard(self, index: int) -> None:
+        """In a worker: end an actor at once."""
+        await self.worker.discard(index)
+
+    async def leave(self, grace: float) -> None:
+        """In a worker: end the process; see `zcactor.runtime.worker.Worker.leave`."""
+        await self.worker.leave(grace)
+
+    @inline
+    def log(self, stream: str, text: str) -> None:
+        """In a driver: show what an actor has printed."""
+        if self.print_log is not None:
+            self.print_log(stream, text)
+
+    @inline
+    def ping(self) -> int:
+        """The process id; answers on the loop."""
+        return os.getpid()

@@ -1,0 +1,135 @@
+"""A worker: the process that hosts actors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from zcactor import context
+from zcactor.actor import declared_options
+from zcactor.config import Config
+from zcactor.errors import ConnectionLost
+from zcactor.handle import ActorHandle, ActorHold, RemoteActor
+from zcactor.interface import Interface
+from zcactor.marshal.sealed import Sealed
+from zcactor.objectstore.store import Store
+from zcactor.runtime.host import ActorHost
+from zcactor.runtime.loops import new_event_loop
+from zcactor.runtime.process import Process
+from zcactor.transport.local import LocalEndpoint
+
+__all__ = ["ActorInfo", "Worker", "become_worker"]
+
+logger = logging.getLogger("zcactor")
+
+
+class ActorInfo:
+    """What an actor may know of itself; see `zcactor.actor.CurrentActor`."""
+
+    __slots__ = ("actor_id", "handle", "node", "restarts")
+
+    def __init__(self, actor_id: bytes, handle: ActorHandle, node: str, restarts: int) -> None:
+        self.actor_id = actor_id
+        self.handle = handle
+        self.node = node
+        self.restarts = restarts
+
+
+class Worker:
+    """What a worker process adds to `Process`: making and ending actors at the agent's or a spawner's word."""
+
+    def __init__(self, process: Process, node: str) -> None:
+        self.process = process
+        self.node = node
+        self.done: asyncio.Future[None] = process.loop.create_future()
+
+    async def create(self, index: int, actor_id: bytes, object_id: int, restarts: int, options: dict[str, Any], recipe: Sealed) -> None:
+        """Make the actor that the agent has reserved `index` for. Raises what its constructor raises."""
+        process = self.process
+        loop = process.loop
+
+        def describe(actor_class: type, merged: dict[str, Any]) -> None:
+            label = f"{actor_class.__name__}({options.get('name') or actor_id.hex()[:8]})"
+            host = process.add_host(index, actor_class, label, merged)
+            remote = RemoteActor(
+                process, actor_id, Interface.of(actor_class), (process.process, index), options.get("name"),
+                options["namespace"], merged.get("max_pending_calls") or process.config.max_pending_calls,
+                merged.get("max_retries") or 0,
+            )  # fmt: skip
+            remote.hold = ActorHold(process.agent, object_id, None)
+            process.remotes[actor_id] = remote
+            host.info = ActorInfo(actor_id, ActorHandle(remote), self.node, restarts)
+            made.append(host)
+
+        # The class is unpickled on the loop: it is needed to lay out the host; arguments and constructor come after,
+        # in the actor's own thread.
+        actor_class, args, kwargs = process.marshaller.unpack(recipe.payload, recipe.parts, recipe.flags)
+        describe(actor_class, {**declared_options(actor_class), **options})
+        host = made[0]
+        try:
+            await host.construct(lambda: actor_class(*args, **kwargs))
+        except BaseException:
+            host.close()
+            process.hosts.pop(index, None)
+            raise
+        finally:
+            del args, kwargs
+        loop.call_soon(lambda: None)
+
+    async def stop(self, index: int) -> None:
+        """Run what is queued, close the actor, forget it."""
+        host = self.process.hosts.get(index)
+        if host is not None:
+            await host.stop()
+            self.process.hosts.pop(index, None)
+
+    async def discard(self, index: int) -> None:
+        """End an actor at once (one of several in a shared process)."""
+        host = self.process.hosts.pop(index, None)
+        if host is not None:
+            host.close()
+
+    async def leave(self, grace: float) -> None:
+        """End the process: idle actors are closed first, within `grace` seconds."""
+        hosts = [host for index, host in self.process.hosts.items() if index > self.process.last_system_index]
+        idle = [self.process.loop.create_task(host.stop()) for host in hosts if host.instance is not None and not host.open_calls]
+        if idle:
+            await asyncio.wait(idle, timeout=grace)
+        self.process.loop.call_soon(lambda: self.done.done() or self.done.set_result(None))
+
+
+def become_worker(setup: dict[str, Any]) -> None:
+    """Run a worker until its agent is gone or tells it to leave. Called in a fresh fork of the zygote."""
+    os.environ.update(setup["env"])
+    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    loop = new_event_loop(setup["loop"])
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(_work(loop, setup))
+
+
+async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
+    config = Config(**setup["config"])
+    store = Store(setup["store_capacity"], setup["process"])
+    endpoint = LocalEndpoint(
+        Path(setup["directory"]), setup["process"], setup["token"], store.arena.fd, store.arena.nbytes,
+        config.recv_depth, config.eager_limit,
+    )  # fmt: skip
+    process = Process(setup["process"], "worker", config, loop, store, endpoint)
+    process.agent = setup["agent"]
+    process.namespace = setup["namespace"]
+    worker = Worker(process, setup["node"])
+    process.system.worker = worker
+    context.set_current(process)
+    await endpoint.start(process.accepted)
+    process.on_session_lost = lambda session: (
+        worker.done.done() or worker.done.set_result(None) if session.peer_process == process.agent else None
+    )
+    try:
+        await process.ask_agent("worker_ready", setup["process"], os.getpid())
+    except ConnectionLost:
+        return
+    await worker.done

@@ -1,0 +1,135 @@
+"""The zygote: a small process that has imported everything and forks a worker when the node agent asks.
+
+It is forked from the agent before that has a thread or an event loop, and never gets either, so that its children may
+use both. Forking takes a few milliseconds where starting Python and importing NumPy takes a hundred, and the children
+share the imported pages.
+
+It ends when the agent's socket closes, and takes all workers with it; workers end by PR_SET_PDEATHSIG when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import random
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+__all__ = ["ZYGOTE_MESSAGE", "kill_group", "run_zygote", "set_death_signal"]
+
+ZYGOTE_MESSAGE = 1 << 20
+"""Bytes of the largest request (an actor's environment variables)."""
+_PR_SET_PDEATHSIG = 1
+
+
+def set_death_signal() -> None:
+    """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def kill_group(pid: int) -> None:
+    """Kill a worker and whatever it started: each worker leads a process group of its own."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], None]) -> None:
+    """Serve fork requests on `sock` until it closes. Returns only in the zygote; a worker never leaves this function.
+
+    Each request is one message (SOCK_SEQPACKET), a mapping that is handed to ``become_worker`` in the child, with two
+    descriptors for its standard output and error. The answer is ``{"pid": n}``; ``{"pid": n, "status": s}`` is sent when
+    a child has ended, `s` as ``os.waitpid`` gives it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    gc.collect()
+    gc.freeze()  # children share these pages as long as the collector does not touch them
+    children: set[int] = set()
+    encode = msgspec.msgpack.encode
+    while True:
+        ready, _, _ = select.select([sock, wake_read], [], [])
+        if wake_read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_read, 4096)
+            for pid, status in _reap(children):
+                children.discard(pid)
+                with contextlib.suppress(OSError):  # the agent is gone: the next read says so
+                    sock.send(encode({"pid": pid, "status": status}))
+        if sock not in ready:
+            continue
+        message, descriptors, _, _ = socket.recv_fds(sock, ZYGOTE_MESSAGE, 2)
+        if not message:
+            break
+        request: dict[str, Any] = msgspec.msgpack.decode(message)
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for fd in (wake_read, wake_write):
+                os.close(fd)
+            sock.close()
+            _enter_child(descriptors)
+            status = 1
+            try:
+                become_worker(request)
+                status = 0
+            except BaseException:  # noqa: BLE001 - the last frame of a process: report, then leave without the parent's handlers
+                sys.excepthook(*sys.exc_info())
+            finally:
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                os._exit(status)
+        children.add(pid)
+        for fd in descriptors:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            sock.send(encode({"pid": pid}))
+    for pid in children:
+        kill_group(pid)
+
+
+def _reap(children: set[int]) -> list[tuple[int, int]]:
+    ended = []
+    while children:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == 0:
+            break
+        ended.append((pid, status))
+    return ended
+
+
+def _enter_child(descriptors: list[int]) -> None:
+    """Make the fork a process of its own: session, signals, standard streams, random state."""
+    parent = os.getppid()
+    os.setsid()
+    set_death_signal()
+    if os.getppid() != parent:  # the zygote died before the call above took effect
+        os._exit(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for target, fd in zip((1, 2), descriptors, strict=True):
+        os.dup2(fd, target)
+        os.close(fd)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115, PTH123
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115, PTH123
+    random.seed()
+    np.random.seed()  # noqa: NPY002 - the legacy global state, which users' code may use and a fork would share

@@ -1,0 +1,133 @@
+"""The seam between messages and the wires that carry them.
+
+A transport moves whole frames in order between two processes and gives access to the peer's bytes in place. It knows
+nothing of calls, credits or actors: those are `zcactor.rpc`'s. Everything above this module works on any object that
+has these shapes; ``tests/conformance`` holds the suite that each implementation joins.
+
+Frames travel *in batches*: the sender encodes each frame straight into the connection's send buffer (`reserve`,
+`commit`) and hands over all of a loop turn's frames by one `flush`. The receiver gets them by one callback with a view
+into the receive buffer, which is valid during the callback only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+__all__ = ["Connection", "Endpoint", "PeerInfo", "Receiver"]
+
+LENGTH_PREFIX = 4
+"""Bytes before each frame: its length, little-endian u32, not counting the prefix (FlatBuffers' size prefix)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """What the handshake established about the process at the other end."""
+
+    process: bytes
+    """16 random bytes that name the process."""
+    pid: int
+    uid: int
+    arena_nbytes: int
+    """Bytes of the peer's arena; every reference to it is checked against this."""
+
+
+class Receiver(Protocol):
+    """What a connection calls, always on the event loop's thread."""
+
+    def frames_received(self, data: memoryview) -> None:
+        """One or more whole frames, each led by its length prefix. `data` is valid until this returns.
+
+        Raising `ProtocolError` closes this connection, and only this one.
+        """
+
+    def connection_lost(self, cause: Exception | None) -> None:
+        """The connection is gone; called exactly once. `cause` is None when `aclose` was called here."""
+
+
+@runtime_checkable
+class Connection(Protocol):
+    """One authenticated peer: ordered frames, and the peer's arena in place where the hosts are the same.
+
+    `reserve`, `commit` and `flush` are called under the caller's lock, from any thread; everything else on the loop's
+    thread.
+    """
+
+    kind: str
+    """``"local"``, ``"loopback"``, ``"verbs"`` or ``"tcp"``."""
+    eager_limit: int
+    """Largest payload of a frame in bytes; larger ones go by reference."""
+    max_frame: int
+    """Largest frame in bytes, prefix not counted; `reserve` refuses more."""
+    recv_depth: int
+    """Frames the peer may have outstanding towards us; both ends use the same number. Flow control is the caller's."""
+    peer: PeerInfo
+
+    def start(self, receiver: Receiver) -> None:
+        """Begin to deliver. Called once, before anything is sent."""
+
+    def reserve(self, nbytes: int) -> tuple[bytearray | memoryview, int]:
+        """Room for one frame with its prefix: a writable buffer and the offset in it. Touches no system call.
+
+        Raises:
+            ValueError: `nbytes` is larger than ``max_frame + LENGTH_PREFIX``.
+            ConnectionLost: the connection is closed.
+        """
+
+    def commit(self, nbytes: int) -> None:
+        """The last reserved room holds `nbytes` of frame, prefix included. From here they belong to the connection
+        until the peer has them, even when the task that wrote them is cancelled."""
+
+    def flush(self) -> None:
+        """Hand over what is committed. Never blocks: what the system does not take now goes when it can.
+
+        A broken connection is not reported here but by `Receiver.connection_lost`.
+        """
+
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
+        """The local address of `nbytes` of the peer's arena at `offset`; 0 where it cannot be mapped.
+
+        Raises:
+            ProtocolError: the range does not lie inside the peer's arena.
+            LookupError: writable access was asked for and `open_writable` has not succeeded yet.
+        """
+
+    async def open_writable(self) -> None:
+        """Get write access to the peer's arena (moved arrays). Idempotent.
+
+        Raises:
+            ConnectionLost: the peer is gone.
+        """
+
+    async def aclose(self) -> None:
+        """Send what is committed, then close. Idempotent; closes even when it is cancelled."""
+
+    def abort(self) -> None:
+        """Close at once, dropping what was not sent. Idempotent; any thread may call it after a fork."""
+
+
+class Endpoint(Protocol):
+    """One listener that peers connect to, and the means to connect to theirs. An async context manager."""
+
+    kind: str
+    address: str
+    """What a peer passes to `connect`."""
+
+    async def start(self, accepted: Callable[[Connection], None]) -> None:
+        """Listen; `accepted` is called on the loop with each authenticated connection, not yet started."""
+
+    async def connect(self, address: str) -> Connection:
+        """Connect and authenticate.
+
+        Raises:
+            ConnectionLost: nobody listens there or the peer went away meanwhile.
+            AuthenticationError: the peer refused us, or is not who it should be.
+            VersionMismatch: the peer speaks another protocol or Python version.
+        """
+
+    def viability(self) -> str | None:
+        """None when this endpoint can work here, else the reason and the remedy."""
+
+    async def aclose(self) -> None:
+        """Stop listening and remove what listening left in the file system. Idempotent."""

@@ -1,0 +1,257 @@
+"""Peers on this host: a unix socket in a private directory, authenticated, each arena passed as a memfd.
+
+An endpoint's address is its process's name in hexadecimal, and its socket is the file of that name in the run
+directory. A peer can therefore never make us open another path. Before any frame both sides
+
+1. compare the user at the other end with their own (SO_PEERCRED, unix(7)),
+2. prove that they hold the cluster's token (`zcactor.transport.auth`),
+3. pass their arena, reopened read-only so that nobody writes into it by mistake, and check that the one received is
+   sealed and as large as announced (`zcactor.transport.mapping.check_seals`).
+
+A peer that was given a moved array asks for the arena once more, on a connection of its own, with write access.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Final, Self
+
+from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
+from zcactor.transport import unix
+from zcactor.transport.auth import Handshake, Hello, Purpose
+from zcactor.transport.base import Connection, PeerInfo
+from zcactor.transport.local_connection import LocalConnection
+from zcactor.transport.local_listener import HANDSHAKE_TIMEOUT, Listener
+from zcactor.transport.mapping import Mapping, check_seals
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+    from types import TracebackType
+
+__all__ = ["LocalEndpoint"]
+
+_ADDRESS: Final = re.compile(r"[0-9a-f]{32}")
+
+
+class LocalEndpoint:
+    """Listens for peers on this host and connects to theirs. Satisfies `zcactor.transport.base.Endpoint`.
+
+    Args:
+        directory: where the sockets of this cluster's processes lie; ours, mode 0700.
+        process: 16 random bytes that name this process.
+        token: the cluster's secret, 32 bytes.
+        arena_fd: this process's memfd, sealed against resizing, open for reading and writing; stays the caller's and
+            must outlive the endpoint. None for a process without an arena.
+        arena_nbytes: its size; 0 without one.
+        recv_depth: frames this process can take in. A connection uses the smaller of both sides' numbers.
+        eager_limit: bytes of the largest payload inside a frame. Likewise the smaller one.
+
+    Raises:
+        ValueError: `process` has not 16 bytes, or an arena is given without its size or the other way round.
+    """
+
+    kind = "local"
+
+    def __init__(
+        self,
+        directory: Path,
+        process: bytes,
+        token: bytes,
+        arena_fd: int | None,
+        arena_nbytes: int,
+        recv_depth: int = 1024,
+        eager_limit: int = 16384,
+    ) -> None:
+        if len(process) != 16:
+            raise ValueError(f"a process's name has 16 bytes, this one has {len(process)}")
+        if (arena_fd is None) != (arena_nbytes == 0):
+            raise ValueError(f"an arena has a descriptor and a size: got {arena_fd} and {arena_nbytes}")
+        self.address = process.hex()
+        self.process = process
+        self._directory = directory
+        self._token = token
+        self._arena_fd = arena_fd
+        self._arena_nbytes = arena_nbytes
+        self._recv_depth = recv_depth
+        self._eager_limit = eager_limit
+        self._listener: Listener | None = None
+        self._accepted: Callable[[Connection], None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def viability(self) -> str | None:
+        """None when this endpoint can work here, else the reason and the remedy."""
+        if sys.platform != "linux":
+            return f"connections on one host need Linux (memfd, SO_PEERCRED), this is {sys.platform}; use TCP"
+        return unix.directory_problem(self._directory)
+
+    async def start(self, accepted: Callable[[Connection], None]) -> None:
+        """Listen at `address`; `accepted` is called on the loop with each authenticated connection, not yet started.
+
+        Raises:
+            PermissionError: the directory is missing, not ours, or open to others; see `viability`.
+            RuntimeError: the endpoint listens already.
+            OSError: the socket cannot be created.
+        """
+        if self._listener is not None:
+            raise RuntimeError(f"the endpoint {self.address} listens already")
+        problem = self.viability()
+        if problem is not None:
+            raise PermissionError(problem)
+        self._accepted = accepted
+        self._listener = Listener(self._path(self.address), self._greet)
+
+    @property
+    def pending(self) -> int:
+        """Peers that have connected and not authenticated themselves yet."""
+        return 0 if self._listener is None else self._listener.pending
+
+    async def connect(self, address: str) -> LocalConnection:
+        """Connect to the process that listens at `address` and authenticate both ways.
+
+        Cancelling closes the socket; the peer sees a connection that ended, or an accepted one that is lost at once.
+
+        Raises:
+            ConnectionLost: nobody listens there, the peer went away, has too many pending handshakes, or did not
+                answer within 5 s.
+            AuthenticationError: the peer refused us, is another user's process, does not hold the token, or is not the
+                process named by `address`.
+            VersionMismatch: the peer speaks another protocol or Python version.
+            ProtocolError: `address` is no process's name, or what the peer passed is no sealed arena.
+        """
+        with contextlib.ExitStack() as undo:
+            hello, sock = await self._introduce(address, Purpose.PEER, undo)
+            async with _answering(address):
+                mapping = await self._receive_arena(sock, hello.arena_nbytes, writable=False)
+                await self._send_arena(sock, writable=False)
+                connection = self._connection(sock, hello, mapping)
+            undo.pop_all()
+        return connection
+
+    async def aclose(self) -> None:
+        """Stop listening and remove the socket's file. Connections stay open. Idempotent."""
+        if self._listener is not None:
+            await self._listener.aclose()
+
+    def _path(self, address: str) -> Path:
+        if not _ADDRESS.fullmatch(address):
+            raise ProtocolError(f"{address!r} is no address on this host: it must be 32 hexadecimal digits")
+        return self._directory / f"{address}.sock"
+
+    def _hello(self, purpose: Purpose) -> Hello:
+        return Hello(self.process, os.getpid(), self._arena_nbytes, self._recv_depth, self._eager_limit, purpose)
+
+    async def _introduce(
+        self, address: str, purpose: Purpose, undo: contextlib.ExitStack
+    ) -> tuple[Hello, socket.socket]:
+        """Connect and shake hands; `undo` closes the socket."""
+        path = self._path(address)
+        async with _answering(address):
+            sock = undo.enter_context(await unix.connect(path))
+            uid = unix.peer_uid(sock)
+            if uid != os.geteuid():
+                raise AuthenticationError(f"process {address} runs as uid {uid}, this one as uid {os.geteuid()}")
+            handshake = Handshake(self._token, self._hello(purpose), accepting=False)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                await unix.send_all(sock, handshake.opening)  # a peer that refuses at once has left its reason
+            await _shake_hands(sock, handshake)
+        if handshake.peer.process.hex() != address:
+            raise AuthenticationError(f"process {handshake.peer.process.hex()} answers in the place of {address}")
+        return handshake.peer, sock
+
+    async def _greet(self, sock: socket.socket) -> None:
+        """The accepting side of `connect`; owns `sock`."""
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(sock)
+            handshake = Handshake(self._token, self._hello(Purpose.PEER), accepting=True)
+            await _shake_hands(sock, handshake)
+            hello = handshake.peer
+            if hello.purpose is Purpose.WRITABLE_ARENA:
+                await self._send_arena(sock, writable=True)
+                return
+            await self._send_arena(sock, writable=False)
+            mapping = await self._receive_arena(sock, hello.arena_nbytes, writable=False)
+            connection = self._connection(sock, hello, mapping)
+            undo.pop_all()
+        if self._accepted is not None:
+            self._accepted(connection)
+
+    async def _send_arena(self, sock: socket.socket, *, writable: bool) -> None:
+        if self._arena_fd is None or writable:
+            await unix.send_descriptor(sock, self._arena_fd)
+            return
+        fd = os.open(f"/proc/self/fd/{self._arena_fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            await unix.send_descriptor(sock, fd)
+        finally:
+            os.close(fd)
+
+    async def _receive_arena(self, sock: socket.socket, nbytes: int, *, writable: bool) -> Mapping | None:
+        fd = await unix.receive_descriptor(sock)
+        if fd is None:
+            if nbytes:
+                raise ProtocolError(f"the peer announced an arena of {nbytes} bytes and passed none")
+            return None
+        try:
+            check_seals(fd, nbytes)
+            return Mapping(fd, nbytes, writable=writable)
+        finally:
+            os.close(fd)
+
+    async def _map_writable(self, address: str, nbytes: int) -> Mapping | None:
+        with contextlib.ExitStack() as undo:
+            _, sock = await self._introduce(address, Purpose.WRITABLE_ARENA, undo)
+            async with _answering(address):
+                return await self._receive_arena(sock, nbytes, writable=True)
+
+    def _connection(self, sock: socket.socket, hello: Hello, mapping: Mapping | None) -> LocalConnection:
+        unix.set_send_buffer(sock)
+        return LocalConnection(
+            sock,
+            PeerInfo(hello.process, hello.pid, unix.peer_uid(sock), hello.arena_nbytes),
+            recv_depth=min(hello.recv_depth, self._recv_depth),
+            eager_limit=min(hello.eager_limit, self._eager_limit),
+            mapping=mapping,
+            map_writable=lambda: self._map_writable(hello.process.hex(), hello.arena_nbytes),
+        )
+
+
+async def _shake_hands(sock: socket.socket, handshake: Handshake) -> None:
+    """Carry `handshake`'s messages over `sock` until it is done; on refusing, tell the peer why as far as that goes."""
+    try:
+        while handshake.wants:
+            answer = handshake.receive(await unix.receive_exactly(sock, handshake.wants))
+            if answer:
+                await unix.send_all(sock, answer)
+    except ProtocolError:
+        if handshake.farewell:
+            with contextlib.suppress(OSError):  # the reason for closing is the one being raised
+                sock.send(handshake.farewell)
+        raise
+
+
+@contextlib.asynccontextmanager
+async def _answering(address: str) -> AsyncIterator[None]:
+    """Bounds a step of connecting in time, and says in our own terms that the process did not take part."""
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+            yield
+    except TimeoutError as error:
+        message = f"process {address} did not answer the handshake within {HANDSHAKE_TIMEOUT:.0f} s"
+        raise ConnectionLost(message) from error
+    except ConnectionLost:
+        raise
+    except OSError as error:
+        raise ConnectionLost(f"process {address} cannot be reached on this host: {error.strerror}") from error

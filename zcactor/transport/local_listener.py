@@ -1,0 +1,168 @@
+"""The socket at which peers on this host arrive, and the bound on those who have not proved anything yet.
+
+A process that connects and stays silent, or sends something else, costs one descriptor and one task for at most five
+seconds, and there are never more than 128 of them: beyond that a newcomer is told so and closed. Peers that are
+already connected do not pass through here, so they do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+from typing import TYPE_CHECKING, Final
+
+from zcactor.errors import ProtocolError
+from zcactor.transport import unix
+from zcactor.transport.auth import Status, refusal
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+__all__ = ["HANDSHAKE_TIMEOUT", "MAX_PENDING", "Listener", "Rebuff"]
+
+log = logging.getLogger("zcactor.transport")
+
+HANDSHAKE_TIMEOUT: Final = 5.0
+"""Seconds; a handshake takes under a millisecond, so this is for a peer that is stopped or swapped out."""
+MAX_PENDING: Final = 128
+"""Handshakes at once: enough for a worker burst, and a small part of the usual 1,024 descriptors."""
+ACCEPTS_PER_TURN: Final = 64
+"""New sockets in one turn of the loop, so that a flood of them does not keep live peers waiting."""
+PAUSE: Final = 1.0
+"""Seconds without accepting after the process ran out of descriptors; trying on would only keep the loop spinning."""
+LOG_INTERVAL: Final = 10.0
+"""Seconds between two log lines about refused connections."""
+
+_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+class Rebuff:
+    """Reports refused connections by at most one line per `LOG_INTERVAL`, which counts those left out."""
+
+    def __init__(self) -> None:
+        self._silent_until = float("-inf")
+        self._left_out = 0
+
+    def report(self, now: float, reason: object) -> None:
+        """Log `reason`, or count it. `now` is in seconds on any clock that does not jump."""
+        if now < self._silent_until:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
+        self._silent_until, self._left_out = now + LOG_INTERVAL, 0
+        log.warning("refused a connection: %s%s", reason, more)
+
+
+class Listener:
+    """Listens at `path` and runs `greet` for each connection of our own user.
+
+    Args:
+        path: where; the file is removed by `aclose`.
+        greet: does the handshake on a socket that it owns from here. What it raises of `ProtocolError` and `OSError`
+            (which includes `TimeoutError`) is logged at a bounded rate; anything else goes to the loop's exception
+            handler.
+
+    Raises:
+        OSError: the path exists, or its directory cannot be written to.
+    """
+
+    def __init__(self, path: Path, greet: Callable[[socket.socket], Awaitable[None]]) -> None:
+        self._path = path
+        self._greet = greet
+        self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
+        self._pending: dict[asyncio.Task[None], socket.socket] = {}
+        self._rebuff = Rebuff()
+        self._pause: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._sock = unix.listen(path)
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+
+    @property
+    def pending(self) -> int:
+        """Handshakes that are going on now."""
+        return len(self._pending)
+
+    def _on_readable(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, _address = self._sock.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._rest(error)
+                return
+            sock.setblocking(False)
+            self._admit(sock)
+
+    def _rest(self, error: OSError) -> None:
+        log.error("accepting no connections for %.0f s: %s; raise the limit (ulimit -n)", PAUSE, error.strerror)
+        self._loop.remove_reader(self._sock.fileno())
+        self._pause = self._loop.call_later(PAUSE, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+
+    def _admit(self, sock: socket.socket) -> None:
+        uid, ours = unix.peer_uid(sock), os.geteuid()
+        if uid != ours:
+            self._turn_away(sock, Status.AUTH, f"it comes from uid {uid}, we are uid {ours}")
+        elif len(self._pending) >= MAX_PENDING:
+            self._turn_away(sock, Status.FULL, f"{MAX_PENDING} handshakes are pending already")
+        else:
+            task = self._loop.create_task(self._welcome(sock), name="zcactor handshake")
+            self._pending[task] = sock
+            task.add_done_callback(self._on_done)
+
+    def _turn_away(self, sock: socket.socket, status: Status, reason: str) -> None:
+        with sock, contextlib.suppress(OSError):  # it may have gone already, and nothing is lost then
+            sock.send(refusal(status))
+        self._rebuff.report(self._loop.time(), reason)
+
+    async def _welcome(self, sock: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                await self._greet(sock)
+        except TimeoutError:
+            self._rebuff.report(self._loop.time(), f"it did not finish the handshake in {HANDSHAKE_TIMEOUT:.0f} s")
+        except (ProtocolError, OSError) as error:
+            self._rebuff.report(self._loop.time(), error)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        sock = self._pending.pop(task)
+        if task.cancelled():
+            sock.close()  # a task that never ran has not taken the socket over
+        elif (error := task.exception()) is not None:
+            self._loop.call_exception_handler(
+                {"message": "accepting a connection failed", "exception": error, "task": task}
+            )
+
+    async def aclose(self) -> None:
+        """Stop listening, end the pending handshakes, remove the socket's file. Idempotent.
+
+        In a forked child only the child's copy of the socket is closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._process:
+            self._sock.close()
+            return
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        self._path.unlink(missing_ok=True)
+        pending = list(self._pending)
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)

@@ -1,0 +1,279 @@
+"""One end of a connection inside one process and on one loop.
+
+What is flushed waits for the loop's next turn, so a frame never arrives inside the call that sent it. `Faults` adds
+delays counted in turns (no clock is read), lost batches and broken connections; all come from one random generator, so
+the same seed gives the same run. The idea is FoundationDB's simulated network (Zhou et al., SIGMOD 2021, section 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver
+from zcactor.transport.framing import max_frame_for, whole_frames
+from zcactor.transport.sendbuffer import SendBuffer
+
+if TYPE_CHECKING:
+    import random
+
+__all__ = ["NO_FAULTS", "Arena", "Faults", "LoopbackConnection"]
+
+Arena = tuple[int, int]
+"""The address and the bytes of one side's arena."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong on the way, in each direction on its own. The default is nothing.
+
+    A lost batch breaks the connection, as on every ordered transport, unless `drop_silently` asks for the impossible:
+    that shows what the layer above does when an answer never comes.
+    """
+
+    delay_turns: int = 0
+    """Each batch waits 0 to this many extra turns of the loop. Order is kept."""
+    drop: float = 0.0
+    """Probability that a batch is lost."""
+    drop_silently: bool = False
+    break_after: int | None = None
+    """The connection breaks when this many frames have gone one way; those frames still arrive."""
+
+
+NO_FAULTS: Final = Faults()
+
+
+class LoopbackConnection:
+    """One end of a pair. Satisfies `zcactor.transport.base.Connection`. Made by `loopback.loopback_pair`."""
+
+    kind = "loopback"
+
+    def __init__(
+        self,
+        peer: PeerInfo,
+        peer_arena: Arena,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        recv_depth: int,
+        eager_limit: int,
+        faults: Faults,
+        rng: random.Random,
+    ) -> None:
+        self.peer = peer
+        self.recv_depth = recv_depth
+        self.eager_limit = eager_limit
+        self.max_frame = max_frame_for(eager_limit)
+        self._peer_arena = peer_arena
+        self._writable_open = False
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._process = os.getpid()
+        self._faults = faults
+        self._rng = rng
+        self._frames_sent = 0
+        self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, self._take)
+        self._wire: deque[bytes] = deque()  # flushed, not yet on its way
+        self._incoming: deque[tuple[bytes | ConnectionLost, int]] = deque()  # a batch or the end, and turns to wait
+        self._pumping = False
+        self._other = self  # until `join`
+        self._started = False
+        self._receiver: Receiver | None = None
+        self._closing = False
+        self._lost = False
+        self._gone = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<LoopbackConnection to process {self.peer.process.hex()}, {'closed' if self._lost else 'open'}>"
+
+    def join(self, other: LoopbackConnection) -> None:
+        """Make `other` the end that receives from this one."""
+        self._other = other
+
+    def start(self, receiver: Receiver) -> None:
+        """Begin to deliver to `receiver`; what arrived before waits until now.
+
+        Raises:
+            RuntimeError: it was called before.
+        """
+        if self._started:
+            raise RuntimeError("the connection has been started already")
+        self._started = True
+        self._receiver = receiver
+        if self._lost:
+            self._loop.call_soon(self._report, None)
+        else:
+            self._pump_soon()
+
+    # ---- sending
+
+    def reserve(self, nbytes: int) -> tuple[bytearray, int]:
+        """Room for one frame with its prefix.
+
+        Raises:
+            ValueError: `nbytes` is larger than ``max_frame + LENGTH_PREFIX``.
+            ConnectionLost: the connection is closed.
+        """
+        return self._out.reserve(nbytes)
+
+    def commit(self, nbytes: int) -> None:
+        """The last reserved room holds `nbytes` of frame, prefix included."""
+        self._out.commit(nbytes)
+
+    def flush(self) -> None:
+        """Send what is committed; it arrives in a later turn of the loop."""
+        self._out.flush()
+        if not self._wire:
+            return
+        if threading.get_ident() == self._thread:
+            self._loop.call_soon(self._transmit)
+        else:
+            self._loop.call_soon_threadsafe(self._transmit)
+
+    def _take(self, view: memoryview) -> int:
+        self._wire.append(bytes(view))
+        return len(view)
+
+    def _transmit(self) -> None:
+        faults = self._faults
+        while self._wire and not self._lost:
+            batch = self._wire.popleft()
+            if faults.drop and self._rng.random() < faults.drop:
+                if not faults.drop_silently:
+                    self._break("lost a batch")
+                continue
+            if faults.break_after is not None:
+                batch = self._first_frames(batch, faults.break_after - self._frames_sent)
+            turns = self._rng.randint(0, faults.delay_turns) if faults.delay_turns else 0
+            self._other.arrive(batch, turns)
+            if faults.break_after is not None and self._frames_sent >= faults.break_after:
+                self._break(f"broke after {self._frames_sent} frames")
+
+    def _first_frames(self, batch: bytes, count: int) -> bytes:
+        position = 0
+        while position < len(batch) and count > 0:
+            position += LENGTH_PREFIX + int.from_bytes(batch[position : position + LENGTH_PREFIX], "little")
+            count -= 1
+            self._frames_sent += 1
+        return batch[:position]
+
+    def _break(self, what: str) -> None:
+        cause = ConnectionLost(f"the loopback connection {what}: a fault was asked for", maybe_executed=True)
+        self._other.arrive(cause, 0)
+        self._lose(cause)
+
+    # ---- receiving
+
+    def arrive(self, item: bytes | ConnectionLost, turns: int) -> None:
+        """Called by the other end: a batch, or the end of the stream, delivered `turns` turns after its predecessor."""
+        if not self._lost:
+            self._incoming.append((item, turns))
+            self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if self._incoming and self._receiver is not None and not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        if self._lost or not self._incoming:
+            return
+        item, turns = self._incoming.popleft()
+        if turns:
+            self._incoming.appendleft((item, turns - 1))
+        elif isinstance(item, ConnectionLost):
+            self._lose(item)
+        elif item:
+            self._deliver(item)
+        self._pump_soon()
+
+    def _deliver(self, batch: bytes) -> None:
+        receiver = self._receiver
+        delivered = False
+        try:
+            done = whole_frames(batch, len(batch), self.max_frame)
+            if done and receiver is not None:
+                receiver.frames_received(memoryview(batch)[:done])
+            if done < len(batch) and not self._lost:
+                self._lose(ProtocolError(f"a batch of {len(batch)} bytes is whole frames only up to byte {done}"))
+            delivered = True
+        except ProtocolError as error:
+            self._lose(error)
+        finally:
+            if not delivered:  # a defect of the receiver goes on to the loop's handler, but the connection ends as well
+                self._lose(ConnectionLost("the loopback connection's receiver failed", maybe_executed=True))
+
+    # ---- the peer's arena
+
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
+        """The address of `nbytes` of the other side's arena at `offset`: the arena itself, it is in this process.
+
+        Raises:
+            ProtocolError: the range does not lie inside the arena.
+            LookupError: `writable`, but `open_writable` has not succeeded yet.
+        """
+        address, size = self._peer_arena
+        if offset < 0 or nbytes < 0 or offset + nbytes > size:
+            raise ProtocolError(f"the peer named {nbytes} bytes at {offset} of its arena, which has {size} bytes")
+        if writable and not self._writable_open:
+            raise LookupError("the arena is not writable yet: await open_writable()")
+        return address + offset if size else 0
+
+    async def open_writable(self) -> None:
+        """Allow `map` with write access. Idempotent.
+
+        Raises:
+            ConnectionLost: the connection is closed.
+        """
+        if self._lost:
+            raise ConnectionLost("the loopback connection is closed")
+        self._writable_open = True
+
+    # ---- ending
+
+    async def aclose(self) -> None:
+        """Send what is committed, then close. Idempotent."""
+        if not self._lost:
+            self._closing = True
+            self._out.refuse("the loopback connection is closing")
+            self._out.flush()
+            self._end(None)
+        await self._gone.wait()
+
+    def abort(self) -> None:
+        """Close at once, dropping what was not flushed. Idempotent. In a forked child it reports nothing."""
+        if os.getpid() != self._process:
+            self._lost = True
+            self._out.refuse("this connection belongs to the process that forked this one")
+        elif threading.get_ident() == self._thread:
+            self._end(None)
+        else:
+            self._loop.call_soon_threadsafe(self._end, None)
+
+    def _end(self, cause: Exception | None) -> None:
+        self._transmit()
+        self._lose(cause)
+
+    def _lose(self, cause: Exception | None) -> None:
+        if self._lost:
+            return
+        self._lost = True
+        self._out.close("the loopback connection is closed")
+        self._wire.clear()
+        self._incoming.clear()
+        self._other.arrive(ConnectionLost(f"process {os.getpid()} closed the connection", maybe_executed=True), 0)
+        if self._receiver is None:
+            self._gone.set()
+        else:
+            self._loop.call_soon(self._report, None if self._closing else cause)
+
+    def _report(self, cause: Exception | None) -> None:
+        self._gone.set()
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.connection_lost(cause)

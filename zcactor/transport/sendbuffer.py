@@ -1,0 +1,181 @@
+"""The bytes that are committed to a connection and not yet taken by the system.
+
+Frames are encoded straight into it, back to back, and handed over by one send. It is a queue of fixed chunks, of which
+there is one as long as the receiver keeps up: the chunk is used from its start again after every complete send, so the
+few cache lines that a small frame needs stay warm.
+
+Two parties use it. The *writer* reserves, commits and flushes under its own lock, from any thread. The *resumer* is the
+event loop, which goes on sending when the socket takes bytes again. A lock inside orders the two; only the writer moves
+the writing position back, because only the writer knows that no reservation is open.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from zcactor.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SendBuffer"]
+
+CHUNK_NBYTES: Final = 256 << 10
+"""Bytes of a chunk: above the 208 KiB that Linux buffers for a unix socket by default, so one send can fill it."""
+
+
+class SendBuffer:
+    """Committed bytes in order, handed to `send` as far as it takes them.
+
+    Args:
+        max_reserve: bytes of the largest reservation.
+        send: takes a view of bytes and returns how many of them it took; raises `BlockingIOError` for none.
+    """
+
+    __slots__ = (
+        "_blocked",
+        "_buffer",
+        "_head",
+        "_lock",
+        "_older",
+        "_refused",
+        "_room",
+        "_send",
+        "_spare",
+        "_tail",
+        "_view",
+        "max_reserve",
+    )
+
+    def __init__(self, max_reserve: int, send: Callable[[memoryview], int]) -> None:
+        self.max_reserve = max_reserve
+        self._send = send
+        self._lock = threading.Lock()
+        self._buffer = bytearray(max(CHUNK_NBYTES, max_reserve))
+        self._view = memoryview(self._buffer)
+        self._spare: tuple[bytearray, memoryview] | None = None
+        self._older: deque[tuple[bytearray, memoryview, int]] = deque()  # full chunks and their ends, to be sent first
+        self._head = 0  # where the unsent bytes of the first chunk begin: of _older[0], else of the current one
+        self._tail = 0  # where the committed bytes of the current chunk end
+        self._room = len(self._buffer)  # -1 once nothing more is accepted, which sends `reserve` the slow way
+        self._blocked = False  # the resumer is at work; the writer must not overtake it
+        self._refused = ""
+
+    def reserve(self, nbytes: int) -> tuple[bytearray, int]:
+        """Room for `nbytes`: a buffer and the offset in it. A reservation that is never committed costs nothing.
+
+        Raises:
+            ValueError: `nbytes` is more than `max_reserve`.
+            ConnectionLost: `refuse` or `close` was called.
+        """
+        tail = self._tail
+        if nbytes <= self.max_reserve and tail + nbytes <= self._room:
+            return self._buffer, tail
+        return self._reserve_slowly(nbytes)
+
+    def _reserve_slowly(self, nbytes: int) -> tuple[bytearray, int]:
+        if nbytes > self.max_reserve:
+            raise ValueError(
+                f"a frame of {nbytes} bytes with its prefix is too large: the limit is {self.max_reserve}; pass large "
+                "values by reference"
+            )
+        with self._lock:
+            if self._refused:
+                raise ConnectionLost(self._refused)
+            if self._older or self._head != self._tail:
+                self._older.append((self._buffer, self._view, self._tail))
+                if self._spare is None:
+                    self._buffer = bytearray(len(self._buffer))
+                    self._view = memoryview(self._buffer)
+                else:
+                    self._buffer, self._view = self._spare
+                    self._spare = None
+            else:
+                self._head = 0
+            self._tail = 0
+            return self._buffer, 0
+
+    def commit(self, nbytes: int) -> None:
+        """The first `nbytes` of the last reservation are to be sent."""
+        self._tail += nbytes
+
+    def flush(self) -> bool:
+        """Send what is committed, as far as that goes at once.
+
+        Returns:
+            True when the socket is full from now on: the caller arranges for `resume` to be called when it is not.
+
+        Raises:
+            OSError: whatever `send` raised, except `BlockingIOError`.
+        """
+        with self._lock:
+            if self._blocked:
+                return False
+            if not self._older:
+                head, tail = self._head, self._tail
+                if head == tail:
+                    return False
+                try:
+                    sent = self._send(self._view[head:tail])
+                except BlockingIOError:
+                    sent = 0
+                if head + sent == tail:
+                    self._head = self._tail = 0
+                    return False
+                self._head = head + sent
+                self._blocked = True
+                return True
+            self._blocked = not self._send_chunks()
+            return self._blocked
+
+    def resume(self) -> bool:
+        """Go on sending, after the socket became writable.
+
+        Returns:
+            True when nothing is left: the caller stops watching the socket.
+
+        Raises:
+            OSError: whatever `send` raised, except `BlockingIOError`.
+        """
+        with self._lock:
+            self._blocked = not self._send_chunks()
+            return not self._blocked
+
+    def _send_chunks(self) -> bool:
+        while True:
+            buffer, view, end = self._older[0] if self._older else (self._buffer, self._view, self._tail)
+            head = self._head
+            if head < end:
+                try:
+                    sent = self._send(view[head:end])
+                except BlockingIOError:
+                    return False
+                self._head = head + sent
+                if self._head < end:
+                    return False
+            if not self._older:
+                return True
+            self._older.popleft()
+            self._spare = buffer, view  # of the drained chunks one is kept, the others go back
+            self._head = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything that is committed has not been taken yet."""
+        return bool(self._older) or self._head != self._tail
+
+    def refuse(self, reason: str) -> None:
+        """Accept nothing more; what is committed can still be flushed. Takes no lock: safe in a forked child."""
+        self._refused = self._refused or reason
+        self._room = -1
+
+    def close(self, reason: str) -> None:
+        """Accept nothing more, drop what is pending, and never call `send` again."""
+        self.refuse(reason)
+        with self._lock:
+            self._older.clear()
+            self._head = self._tail
+            self._spare = None
+            self._blocked = True

@@ -1,0 +1,243 @@
+"""What a unix socket can do that a plain stream cannot: name its peer's user, pass a descriptor, live at a path.
+
+Only what happens before the first frame goes through here, so clarity counts for more than speed. The sockets are
+non-blocking; whatever has to wait does so on the running event loop and leaves no watch behind when it is cancelled.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+import struct
+from typing import TYPE_CHECKING, Final
+
+from zcactor.errors import ConnectionLost, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = [
+    "connect",
+    "directory_problem",
+    "listen",
+    "peer_uid",
+    "receive_descriptor",
+    "receive_exactly",
+    "send_all",
+    "send_descriptor",
+    "set_send_buffer",
+]
+
+MAX_PATH_NBYTES: Final = 100
+"""Of the 108 bytes of sockaddr_un.sun_path (unix(7)); longer paths go through /proc."""
+BACKLOG: Final = 1024
+"""Connections the kernel holds for us while the loop is busy; further connectors meet EAGAIN and try again."""
+SEND_BUFFER_NBYTES: Final = 1 << 20
+"""What a connection may have on its way before its sender must wait; the system caps it at net.core.wmem_max."""
+_FIRST_RETRY: Final = 0.001
+_LAST_RETRY: Final = 0.05
+
+_UCRED: Final = struct.Struct("3i")
+_DESCRIPTOR_FOLLOWS: Final = b"\1"
+_NO_DESCRIPTOR: Final = b"\0"
+
+
+def directory_problem(directory: Path) -> str | None:
+    """Why sockets must not be put into `directory`, with the remedy; None when they may."""
+    try:
+        found = directory.lstat()
+    except OSError as error:
+        return f"the run directory {directory} cannot be used: {error.strerror}; create it with mode 0700"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"the run directory {directory} is not a directory; remove it or choose another"
+    if found.st_uid != os.geteuid():
+        return f"the run directory {directory} belongs to uid {found.st_uid}, we are uid {os.geteuid()}; choose another"
+    mode = stat.S_IMODE(found.st_mode)
+    if mode != 0o700:
+        return f"the run directory {directory} has mode {mode:04o}; others must not reach it: chmod 0700 {directory}"
+    return None
+
+
+@contextlib.contextmanager
+def _short_path(path: Path) -> Iterator[str]:
+    """A name for `path` that fits into a socket address: itself, or a way round through /proc/self/fd (proc(5))."""
+    plain = os.fspath(path)
+    if len(os.fsencode(plain)) <= MAX_PATH_NBYTES:
+        yield plain
+        return
+    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{path.name}"
+    finally:
+        os.close(fd)
+
+
+def listen(path: Path) -> socket.socket:
+    """A non-blocking socket that listens at `path`.
+
+    Raises:
+        OSError: the path exists, or its directory cannot be written to.
+    """
+    sock = _new_socket()
+    try:
+        with _short_path(path) as name:
+            sock.bind(name)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _new_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+
+
+async def connect(path: Path) -> socket.socket:
+    """A non-blocking socket connected to `path`. Waits as long as the listener's backlog is full.
+
+    Raises:
+        OSError: nobody listens there, or we may not connect.
+    """
+    sock = _new_socket()
+    try:
+        delay = _FIRST_RETRY
+        with _short_path(path) as name:
+            while True:
+                try:
+                    sock.connect(name)
+                except BlockingIOError:
+                    # unix(7): a full backlog gives EAGAIN and nothing to wait for, unlike TCP's EINPROGRESS
+                    await asyncio.sleep(delay)
+                    delay = min(2 * delay, _LAST_RETRY)
+                else:
+                    return sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user that the process at the other end ran as when it connected or listened (SO_PEERCRED, unix(7))."""
+    _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return int(uid)
+
+
+def set_send_buffer(sock: socket.socket) -> None:
+    """Let the system take up to `SEND_BUFFER_NBYTES` before it makes us wait."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_NBYTES)
+
+
+async def _ready(sock: socket.socket, add: Callable[..., object], remove: Callable[[int], object]) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    fd = sock.fileno()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    add(fd, wake)
+    try:
+        await ready
+    finally:
+        remove(fd)
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    await _ready(sock, loop.add_reader, loop.remove_reader)
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    await _ready(sock, loop.add_writer, loop.remove_writer)
+
+
+async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
+    """The next `nbytes` bytes and not one more. Descriptors that come along are closed by the system.
+
+    Raises:
+        ConnectionLost: the stream ends before.
+        OSError: the system reports the connection broken.
+    """
+    received = b""
+    while len(received) < nbytes:
+        try:
+            part = sock.recv(nbytes - len(received))
+        except BlockingIOError:
+            await _readable(sock)
+            continue
+        if not part:
+            raise ConnectionLost("the peer closed the connection during the handshake")
+        received += part
+    return received
+
+
+async def send_all(sock: socket.socket, data: bytes) -> None:
+    """Send all of `data`.
+
+    Raises:
+        OSError: the system reports the connection broken.
+    """
+    while data:
+        try:
+            data = data[sock.send(data) :]
+        except BlockingIOError:
+            await _writable(sock)
+
+
+async def send_descriptor(sock: socket.socket, fd: int | None) -> None:
+    """Pass a duplicate of `fd` to the peer, or the word that there is none. `fd` stays ours.
+
+    Raises:
+        OSError: the system reports the connection broken.
+    """
+    while True:
+        try:
+            if fd is None:
+                sock.send(_NO_DESCRIPTOR)
+            else:
+                socket.send_fds(sock, [_DESCRIPTOR_FOLLOWS], [fd])
+        except BlockingIOError:
+            await _writable(sock)
+        else:
+            return
+
+
+async def receive_descriptor(sock: socket.socket) -> int | None:
+    """What `send_descriptor` passed: a descriptor, from now on ours to close, or None.
+
+    Raises:
+        ProtocolError: the peer passed another number of descriptors than it said.
+        ConnectionLost: the stream ends before.
+        OSError: the system reports the connection broken.
+    """
+    fds = array.array("i")
+    while True:
+        try:
+            # CMSG_LEN, not CMSG_SPACE: the latter's padding has room for a second descriptor (cmsg(3))
+            word, ancillary, flags, _ = sock.recvmsg(1, socket.CMSG_LEN(fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            await _readable(sock)
+        else:
+            break
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    if not word:
+        problem: Exception = ConnectionLost("the peer closed the connection during the handshake")
+    elif word == _DESCRIPTOR_FOLLOWS and len(fds) == 1 and not flags & socket.MSG_CTRUNC:
+        return fds[0]
+    elif word == _NO_DESCRIPTOR and not fds:
+        return None
+    else:
+        problem = ProtocolError(f"the peer passed {len(fds)} descriptors with the word {word!r}")
+    for fd in fds:
+        os.close(fd)
+    raise problem

@@ -1,0 +1,178 @@
+"""The static types of remote methods: what mypy and pyright see of a handle.
+
+Three facts shape them. mypy ignores what a class decorator returns while pyright honours it, so `zcactor.actor.actor` has
+overloads and a mypy plugin; a handle is typed as the actor's own class, so the remote signature lives in the descriptor
+type `Method`; and an `ObjectRef` of a ``T`` is accepted where a method takes a ``T``, for which `RemoteMethod.__call__`
+has overloads. Nothing here exists at run time beyond its name: handles are `zcactor.handle.ActorHandle`, and `@zc.method`
+leaves the function as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+
+from zcactor.future import ObjectRef, ObjectStream
+from zcactor.options import CallOptions
+
+__all__ = ["Method", "MethodDecorator", "RemoteMethod", "RemoteStream", "StreamMethod"]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
+A_contra = TypeVar("A_contra", contravariant=True)
+B_contra = TypeVar("B_contra", contravariant=True)
+C_contra = TypeVar("C_contra", contravariant=True)
+S_co = TypeVar("S_co", covariant=True)
+T_co = TypeVar("T_co", covariant=True)
+
+
+def _static_only() -> NoReturn:
+    raise TypeError("this class exists for type checkers; handles are zcactor.handle.ActorHandle")
+
+
+class Takes1(Protocol[A_contra, Q, R_co]):
+    """Solves the type of the first positional argument. mypy does so for a callable's Concatenate only."""
+
+    def _signature(self, first: A_contra, /, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
+
+
+class Takes2(Protocol[A_contra, B_contra, Q, R_co]):
+    """As `Takes1`, for two."""
+
+    def _signature(self, first: A_contra, second: B_contra, /, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
+
+
+class Takes3(Protocol[A_contra, B_contra, C_contra, Q, R_co]):
+    """As `Takes1`, for three."""
+
+    def _signature(
+        self, first: A_contra, second: B_contra, third: C_contra, /, *args: Q.args, **kwargs: Q.kwargs
+    ) -> R_co: ...
+
+
+class RemoteMethod(Generic[P, R_co]):
+    """A method of a handle: calling it sends, and gives a reference to the result.
+
+    The first overload is the method's own signature. The others admit a reference for each of the first three
+    positional arguments; further references, and those passed by keyword, are beyond what ParamSpec can say.
+    """
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
+    @overload
+    def __call__(
+        self: Takes1[A, Q, R], first: A | ObjectRef[A], /, *args: Q.args, **kwargs: Q.kwargs
+    ) -> ObjectRef[R]: ...
+    @overload
+    def __call__(
+        self: Takes2[A, B, Q, R],
+        first: A | ObjectRef[A],
+        second: B | ObjectRef[B],
+        /,
+        *args: Q.args,
+        **kwargs: Q.kwargs,
+    ) -> ObjectRef[R]: ...
+    @overload
+    def __call__(
+        self: Takes3[A, B, C, Q, R],
+        first: A | ObjectRef[A],
+        second: B | ObjectRef[B],
+        third: C | ObjectRef[C],
+        /,
+        *args: Q.args,
+        **kwargs: Q.kwargs,
+    ) -> ObjectRef[R]: ...
+    # mypy compares overloads that are typed by `self` wrongly with what implements them
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> ObjectRef[Any]:  # type: ignore[misc]
+        _static_only()
+
+    def _signature(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        _static_only()
+
+    def options(self, **options: Unpack[CallOptions]) -> RemoteMethod[P, R_co]:
+        _static_only()
+
+
+class RemoteStream(Generic[P, T_co]):
+    """A generator method of a handle: calling it starts the generator. Overloads as in `RemoteMethod`."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ObjectStream[T_co]: ...
+    @overload
+    def __call__(
+        self: Takes1[A, Q, T], first: A | ObjectRef[A], /, *args: Q.args, **kwargs: Q.kwargs
+    ) -> ObjectStream[T]: ...
+    @overload
+    def __call__(
+        self: Takes2[A, B, Q, T],
+        first: A | ObjectRef[A],
+        second: B | ObjectRef[B],
+        /,
+        *args: Q.args,
+        **kwargs: Q.kwargs,
+    ) -> ObjectStream[T]: ...
+    @overload
+    def __call__(
+        self: Takes3[A, B, C, Q, T],
+        first: A | ObjectRef[A],
+        second: B | ObjectRef[B],
+        third: C | ObjectRef[C],
+        /,
+        *args: Q.args,
+        **kwargs: Q.kwargs,
+    ) -> ObjectStream[T]: ...
+    # mypy compares overloads that are typed by `self` wrongly with what implements them
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> ObjectStream[Any]:  # type: ignore[misc]
+        _static_only()
+
+    def _signature(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
+        _static_only()
+
+    def options(self, **options: Unpack[CallOptions]) -> RemoteStream[P, T_co]:
+        _static_only()
+
+
+class Method(Generic[S_co, P, R_co]):
+    """The descriptor that `@zc.method` puts in the class."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any]) -> RemoteMethod[P, R_co]: ...
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        _static_only()
+
+
+class StreamMethod(Generic[S_co, P, T_co]):
+    """`Method` of a generator or async generator function."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any]) -> RemoteStream[P, T_co]: ...
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        _static_only()
+
+
+class MethodDecorator(Protocol):
+    """What `@zc.method` is, with or without options. The order of the overloads is the order of the test."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /) -> Method[S, P, R]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[S, P], AsyncIterator[T]], /
+    ) -> StreamMethod[S, P, T]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[S, P], Iterator[T]], /
+    ) -> StreamMethod[S, P, T]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[S, P], R], /) -> Method[S, P, R]: ...
