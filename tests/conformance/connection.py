@@ -9,7 +9,7 @@ import asyncio
 import ctypes
 import struct
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,10 +131,9 @@ class ConnectionSuite:
     """Joined by each transport."""
 
     @pytest.fixture
-    async def sides(self) -> AsyncIterator[tuple[Side, Side]]:
+    def sides(self) -> Iterator[tuple[Side, Side]]:
         """Two sides that can reach each other, not started; closing the endpoints is the suite's."""
         raise NotImplementedError
-        yield
 
     @pytest.fixture
     async def pair(self, sides: tuple[Side, Side]) -> AsyncIterator[Pair]:

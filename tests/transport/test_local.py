@@ -15,7 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.connection import ARENA_NBYTES, ConnectionSuite, Pair, Recorder, Side, connect, finish, send, turns
+from tests.conformance.connection import (
+    ARENA_NBYTES,
+    ConnectionSuite,
+    Pair,
+    Recorder,
+    Side,
+    connect,
+    finish,
+    send,
+    turns,
+)
 from tests.transport.local_arena import TOKEN, local_side, memfd, run_directory
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
 from zcactor.transport.auth import Handshake, Hello, Status, refusal
@@ -26,7 +36,7 @@ from zcactor.transport.local_connection import LocalConnection
 
 class TestLocal(ConnectionSuite):
     @pytest.fixture
-    async def sides(self, tmp_path: Path) -> AsyncIterator[tuple[Side, Side]]:
+    def sides(self, tmp_path: Path) -> Iterator[tuple[Side, Side]]:
         directory = run_directory(tmp_path)
         with local_side(directory) as left, local_side(directory) as right:
             yield left, right
@@ -169,7 +179,9 @@ async def test_impostor_at_the_address(owner: Owner, directory: Path) -> None:
         await stranger.connect(address)
 
 
-@pytest.mark.parametrize("address", ["", "../" + "a" * 29, "A" * 32, "a" * 31, "a" * 33, "/etc/passwd", "a" * 32 + "\n"])
+@pytest.mark.parametrize(
+    "address", ["", "../" + "a" * 29, "A" * 32, "a" * 31, "a" * 33, "/etc/passwd", "a" * 32 + "\n"]
+)
 async def test_address_that_is_no_name(directory: Path, address: str) -> None:
     with pytest.raises(ProtocolError, match="32 hexadecimal digits"):
         await LocalEndpoint(directory, bytes(16), TOKEN, None, 0).connect(address)

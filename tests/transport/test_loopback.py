@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import secrets
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,7 +13,7 @@ from zcactor.transport.loopback import LoopbackEndpoint, LoopbackNetwork
 
 class TestLoopback(ConnectionSuite):
     @pytest.fixture
-    async def sides(self) -> AsyncIterator[tuple[Side, Side]]:
+    def sides(self) -> tuple[Side, Side]:
         network = LoopbackNetwork(seed=1)
 
         def side() -> Side:
@@ -22,7 +21,7 @@ class TestLoopback(ConnectionSuite):
             address = ctypes.addressof(ctypes.c_char.from_buffer(arena))
             return Side(LoopbackEndpoint(network, process, (address, ARENA_NBYTES)), process, arena)
 
-        yield side(), side()
+        return side(), side()
 
 
 async def test_name_in_use() -> None:

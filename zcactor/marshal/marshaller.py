@@ -41,6 +41,7 @@ from zcactor.rpc.parts import Part
 
 if TYPE_CHECKING:
     from zcactor.objectstore.copies import CopyCounter
+    from zcactor.rpc.counters import Counters
 
 __all__ = ["Marshaller", "Packing", "Unpacking"]
 
@@ -252,11 +253,12 @@ def _memory_order(array: Array) -> Array:
 class Unpacking:
     """One payload on its way in. Reused; holds the parts of the payload at hand."""
 
-    __slots__ = ("_decode", "copies", "parts", "store")
+    __slots__ = ("_decode", "copies", "counters", "parts", "store")
 
-    def __init__(self, store: Store, copies: CopyCounter) -> None:
+    def __init__(self, store: Store, copies: CopyCounter, counters: Counters) -> None:
         self.store = store
         self.copies = copies
+        self.counters = counters
         self.parts: Sequence[Part] = ()
         self._decode = msgspec.msgpack.Decoder(ext_hook=self.lift).decode
 
@@ -316,6 +318,8 @@ class Unpacking:
         if part.kind == RegionKind.MOVED and isinstance(holder, Block):
             holder.sealed = False
         root = np.asarray(holder)
+        if isinstance(holder, Lease):
+            self.counters.bytes_mapped += part.nbytes
         start = part.offset - holder.offset + inner
         try:
             return np.ndarray(shape, dtype, root, start, strides)
@@ -363,12 +367,14 @@ class Marshaller:
     Args:
         store: where arrays are shared from.
         copies: counts every copy of a payload.
+        counters: where bytes received by mapping are counted.
         eager_limit: bytes; arrays of at least this size, and payloads above it, go by reference.
     """
 
-    def __init__(self, store: Store, copies: CopyCounter, eager_limit: int) -> None:
+    def __init__(self, store: Store, copies: CopyCounter, counters: Counters, eager_limit: int) -> None:
         self.store = store
         self.copies = copies
+        self.counters = counters
         self.eager_limit = eager_limit
         self._idle: list[Unpacking] = []
 
@@ -426,7 +432,7 @@ class Marshaller:
             Exception: whatever unpickling a value raises.
         """
         idle = self._idle
-        unpacking = idle.pop() if idle else Unpacking(self.store, self.copies)
+        unpacking = idle.pop() if idle else Unpacking(self.store, self.copies, self.counters)
         try:
             return unpacking.value(payload, parts, flags)
         finally:

@@ -27,7 +27,7 @@ from zcactor.errors import (
 )
 from zcactor.handle import RemoteActor, describe
 from zcactor.interface import Interface
-from zcactor.marshal.values import Code, register
+from zcactor.marshal.values import Code, registered
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
 from zcactor.runtime.host import current_call
@@ -129,7 +129,7 @@ def _lower_grant(packing: Any, grant: _Grant) -> bytes:
     return describe(remote, packing.add(Part(RegionKind.ACTOR, grant.agent.token_of(record), 0, 0)))
 
 
-register(_Grant, Code.ACTOR, _lower_grant, lambda *_: None)
+registered[_Grant] = (Code.ACTOR, _lower_grant)
 
 
 class NodeAgent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
+from pathlib import Path
 from typing import Any
 
 from zcactor.errors import ProtocolError, RemoteError, make_remote_error
@@ -15,6 +16,9 @@ from zcactor.marshal.values import Code, decode_small, encode, register
 __all__ = ["Failure"]
 
 _FIELDS = ("type_name", "message", "remote_traceback", "actor", "host", "pid")
+
+_OWN_FRAMES = str(Path(__file__).parent)
+"""The traceback starts where the user's code does."""
 
 
 class Failure:
@@ -44,7 +48,10 @@ def lower_failure(packing: Packing, failure: Failure) -> bytes:
     else:
         name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
         message = _text(error)
-    lines = "".join(traceback.format_exception(error))
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
+        trace = trace.tb_next
+    lines = "".join(traceback.format_exception(cls, error, trace))
     pickled = None
     if isinstance(original, Exception):
         mark = len(packing.parts)

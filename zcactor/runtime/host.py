@@ -401,7 +401,8 @@ class ActorHost:
     def _fail(self, incoming: Incoming, error: BaseException, *, more: bool = False) -> None:
         """Answer with an exception. The traceback's frames are cleared, or they would keep arguments alive."""
         try:
-            payload, parts, flags = self._pack(Failure(error, self.label))
+            label = getattr(error, "__zcactor_label__", self.label)
+            payload, parts, flags = self._pack(Failure(error, label))
         except ZcactorError as unpackable:  # the store is full: the text must get through all the same
             payload, parts, flags = self._pack(Failure(type(error)(str(unpackable)), self.label))
         incoming.session.respond(incoming, Status.ERROR, payload, parts, flags, more=more)

@@ -91,7 +91,7 @@ class Process:
         self.endpoint = endpoint
         self.copies = CopyCounter()
         self.counters = Counters()
-        self.marshaller = Marshaller(store, self.copies, config.eager_limit)
+        self.marshaller = Marshaller(store, self.copies, self.counters, config.eager_limit)
         self.last_system_index = AGENT_INDEX if role == "agent" else SYSTEM_INDEX
         self.agent: bytes = process if role == "agent" else b""
         """Process id of the node agent."""
@@ -283,7 +283,6 @@ class Process:
             holder = Lease(
                 owner, object_id, offset, nbytes, address, mapping=mapping, release=session.release, writable=writable
             )
-            self.counters.bytes_mapped += nbytes
         elif kind == RegionKind.REF:
             holder = RefHolder(owner, object_id, session.release)
         else:

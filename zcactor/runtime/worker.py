@@ -14,10 +14,8 @@ from zcactor.actor import declared_options
 from zcactor.config import Config
 from zcactor.errors import ConnectionLost
 from zcactor.handle import ActorHandle, ActorHold, RemoteActor
-from zcactor.interface import Interface
 from zcactor.marshal.sealed import Sealed
 from zcactor.objectstore.store import Store
-from zcactor.runtime.host import ActorHost
 from zcactor.runtime.loops import new_event_loop
 from zcactor.runtime.process import Process
 from zcactor.transport.local import LocalEndpoint
@@ -50,35 +48,25 @@ class Worker:
     async def create(self, index: int, actor_id: bytes, object_id: int, restarts: int, options: dict[str, Any], recipe: Sealed) -> None:
         """Make the actor that the agent has reserved `index` for. Raises what its constructor raises."""
         process = self.process
-        loop = process.loop
-
-        def describe(actor_class: type, merged: dict[str, Any]) -> None:
-            label = f"{actor_class.__name__}({options.get('name') or actor_id.hex()[:8]})"
-            host = process.add_host(index, actor_class, label, merged)
-            remote = RemoteActor(
-                process, actor_id, Interface.of(actor_class), (process.process, index), options.get("name"),
-                options["namespace"], merged.get("max_pending_calls") or process.config.max_pending_calls,
-                merged.get("max_retries") or 0,
-            )  # fmt: skip
-            remote.hold = ActorHold(process.agent, object_id, None)
-            process.remotes[actor_id] = remote
-            host.info = ActorInfo(actor_id, ActorHandle(remote), self.node, restarts)
-            made.append(host)
-
-        # The class is unpickled on the loop: it is needed to lay out the host; arguments and constructor come after,
-        # in the actor's own thread.
+        # The class is unpickled on the loop: it is needed to lay out the host. The constructor runs in the actor's thread.
         actor_class, args, kwargs = process.marshaller.unpack(recipe.payload, recipe.parts, recipe.flags)
-        describe(actor_class, {**declared_options(actor_class), **options})
-        host = made[0]
+        merged = {**declared_options(actor_class), **options}
+        label = f"{actor_class.__name__}({options.get('name') or actor_id.hex()[:8]})"
+        host = process.add_host(index, actor_class, label, merged)
+        remote = RemoteActor(
+            process, actor_id, host.interface, (process.process, index), options.get("name"), options["namespace"],
+            merged.get("max_pending_calls") or process.config.max_pending_calls, merged.get("max_retries") or 0,
+        )  # fmt: skip
+        remote.hold = ActorHold(process.agent, object_id, None)
+        process.remotes[actor_id] = remote
+        host.info = ActorInfo(actor_id, ActorHandle(remote), self.node, restarts)
         try:
             await host.construct(lambda: actor_class(*args, **kwargs))
-        except BaseException:
-            host.close()
+        except BaseException as error:
             process.hosts.pop(index, None)
+            host.close()
+            error.__zcactor_label__ = label  # type: ignore[attr-defined]  # so that the failure names the actor, not us
             raise
-        finally:
-            del args, kwargs
-        loop.call_soon(lambda: None)
 
     async def stop(self, index: int) -> None:
         """Run what is queued, close the actor, forget it."""

@@ -52,6 +52,9 @@ class LoopbackConnection:
     """One end of a pair. Satisfies `zcactor.transport.base.Connection`. Made by `loopback.loopback_pair`."""
 
     kind = "loopback"
+    mapping: None = None
+    """Nothing is mapped: whoever made the pair keeps the arenas."""
+    writable_mapping: None = None
 
     def __init__(
         self,

@@ -1,0 +1,184 @@
+"""Who waits at the door of a local endpoint, how many, and how long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.connection import Recorder, connect, finish, send, turns
+from tests.transport.local_arena import local_side, run_directory
+from zcactor.errors import ConnectionLost
+from zcactor.transport import local_listener
+from zcactor.transport.auth import Status, preamble, refusal
+from zcactor.transport.local import LocalEndpoint
+from zcactor.transport.local_listener import LOG_INTERVAL, MAX_PENDING, Listener, Rebuff
+
+
+@pytest.fixture
+async def endpoint(tmp_path: Path) -> AsyncIterator[LocalEndpoint]:
+    with local_side(run_directory(tmp_path)) as side:
+        assert isinstance(side.endpoint, LocalEndpoint)
+        async with side.endpoint as endpoint:
+            await endpoint.start(lambda connection: connection.abort())
+            yield endpoint
+        await turns()
+
+
+@pytest.fixture
+def path(endpoint: LocalEndpoint, tmp_path: Path) -> str:
+    return str(tmp_path / "run" / f"{endpoint.address}.sock")
+
+
+def call(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    sock.connect(path)
+    return sock
+
+
+async def rest(sock: socket.socket) -> bytes:
+    """What comes until the other end closes. Bytes it left unread make the system report a reset."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := await asyncio.get_running_loop().sock_recv(sock, 100):
+            received += part
+    return received
+
+
+STRANGERS = [
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    bytes.fromhex("1603010200010001fc0303") + os.urandom(500),
+    os.urandom(100_000),
+    bytes(8),
+    preamble() + b"\xff" * 69,
+]
+
+
+@pytest.mark.parametrize("opening", STRANGERS, ids=["http", "tls", "random", "zeros", "bad hello"])
+async def test_strangers(endpoint: LocalEndpoint, path: str, opening: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(5):
+        with call(path) as sock:
+            sock.send(opening)
+            assert await rest(sock) == b""
+    while endpoint.pending:
+        await asyncio.sleep(0)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("sent", [b"", b"ZC", preamble(), preamble() + bytes(30)])
+async def test_silence_ends(path: str, sent: bytes, endpoint: LocalEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_listener, "HANDSHAKE_TIMEOUT", 0.02)
+    with call(path) as sock:
+        sock.send(sent)
+        assert await rest(sock) == b""
+    while endpoint.pending:
+        await asyncio.sleep(0)
+
+
+async def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path)
+    with local_side(directory) as left, local_side(directory) as right, contextlib.ExitStack() as crowd:
+        pair = await connect(left, right)
+        recorder = Recorder()
+        pair.right.start(recorder)
+        assert isinstance(right.endpoint, LocalEndpoint)
+        path = str(directory / f"{right.endpoint.address}.sock")
+        callers = [crowd.enter_context(call(path)) for _ in range(200)]
+        for sock in callers[MAX_PENDING:]:
+            assert await rest(sock) == refusal(Status.FULL)
+        assert right.endpoint.pending == MAX_PENDING
+        with pytest.raises(ConnectionLost, match="too many pending"):
+            await left.endpoint.connect(right.endpoint.address)
+        send(pair.left, [b"who is in, is in"])
+        await recorder.wait_frames(1)
+        crowd.close()
+        while right.endpoint.pending:
+            await asyncio.sleep(0)
+        (await left.endpoint.connect(right.endpoint.address)).abort()
+        (await pair.accepted.get()).abort()
+        await finish(pair)
+
+
+async def test_closing_ends_pending_handshakes(endpoint: LocalEndpoint, path: str) -> None:
+    with call(path) as waiting, call(path) as fresh:
+        while endpoint.pending < 2:
+            await asyncio.sleep(0)
+        await endpoint.aclose()
+        assert await rest(waiting) == await rest(fresh) == b""
+    assert endpoint.pending == 0
+    assert not Path(path).exists()
+
+
+async def test_handshake_that_never_ran_is_closed(tmp_path: Path) -> None:
+    async def greet(sock: socket.socket) -> None:
+        sock.close()
+
+    listener = Listener(tmp_path / "a.sock", greet)
+    with call(str(tmp_path / "a.sock")) as sock:
+        listener._on_readable()
+        await listener.aclose()
+        assert await rest(sock) == b""
+
+
+async def test_defect_in_greeting_is_reported(tmp_path: Path) -> None:
+    reported: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.put_nowait(context))
+
+    async def greet(sock: socket.socket) -> None:
+        sock.close()
+        raise KeyError("a defect")
+
+    listener = Listener(tmp_path / "a.sock", greet)
+    with call(str(tmp_path / "a.sock")):
+        assert isinstance((await reported.get())["exception"], KeyError)
+    await listener.aclose()
+
+
+async def test_out_of_descriptors(path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Accepting pauses and is taken up again; the loop does not spin meanwhile."""
+    monkeypatch.setattr(local_listener, "PAUSE", 0.02)
+    with call(path) as sock, contextlib.ExitStack() as limited:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        limited.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while not caplog.records:
+            await asyncio.sleep(0)
+        limited.close()
+        assert "accepting no connections" in caplog.text
+        sock.send(b"a stranger")
+        assert await rest(sock) == b""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+async def test_closing_in_a_forked_child_leaves_the_parent_listening(endpoint: LocalEndpoint, path: str) -> None:
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(StopIteration):
+            endpoint.aclose().send(None)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    with call(path) as sock:
+        sock.send(b"GET / HTTP/1.1")
+        assert await rest(sock) == b""
+
+
+def test_one_line_in_an_interval(caplog: pytest.LogCaptureFixture) -> None:
+    rebuff = Rebuff()
+    with caplog.at_level(logging.WARNING, "zcactor.transport"):
+        for now in (0.0, 0.1, LOG_INTERVAL - 0.1, LOG_INTERVAL, LOG_INTERVAL + 1.0):
+            rebuff.report(now, "no")
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused a connection: no",
+        "refused a connection: no (2 more since the last such line)",
+    ]
