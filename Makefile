@@ -1,5 +1,5 @@
 # Every target does the whole set-up itself, on a machine that has nothing but Python >= 3.11:
-#   make demo    a program from beginning to end
+#   make demo    two programs: an array through three actors without a copy, then a parameter server that trains
 #   make check   lint, types and the quick tests, under two minutes
 #   make test    lint, types and all tests, on uvloop and on asyncio
 #   make bench   the benchmarks
@@ -43,7 +43,8 @@ $(STAMP): pyproject.toml $(wildcard setup.py) $(wildcard zcactor/*/*.pyx) $(wild
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py $(ARGS)
+	$(BIN)/python examples/quickstart.py $(ARGS)
+	$(BIN)/python examples/parameter_server.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from zcactor.context import current, current_host
-from zcactor.errors import NotInitialized, RemoteError
+from zcactor.errors import ActorDied, ConnectionLost, NotInitialized, RemoteError
 from zcactor.handle import ActorHandle
 from zcactor.interface import MARK, Interface
 from zcactor.marshal.sealed import Sealed
 from zcactor.options import ActorDeclaration, MethodOptions, SpawnOptions, check_options, check_together
 from zcactor.typed import Method, MethodDecorator, StreamMethod
+
+if TYPE_CHECKING:
+    from zcactor.runtime.process import Process
 
 __all__ = [
     "Actor",
@@ -233,17 +237,30 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
         return handle
     remote = handle._remote  # noqa: SLF001 - the module's own type
     host_process, index = remote.location
-    failure: str | None = "an error that it could not report"
+    failure = "its spawn was cancelled"
     try:
         session = await process.connect(host_process)
         await process.ask(session, "create", index, remote.actor_id, object_id, 0, plain, recipe)
-        failure = None
+        await process.ask_agent("constructed", remote.actor_id, None)
+        failure = ""
     except RemoteError as error:
-        failure = error.type_name
+        failure = f"its constructor raised {error.type_name}"
         raise
+    except ConnectionLost as error:
+        failure = ""
+        await _report(process, remote.actor_id, "")
+        _, _, cause = await process.locate(remote.actor_id)
+        raise ActorDied(remote.label, cause or str(error), True) from None
     finally:
-        process.start_task(process.ask_agent("constructed", remote.actor_id, failure))
+        if failure:
+            process.start_task(_report(process, remote.actor_id, failure))
     return handle
+
+
+async def _report(process: Process, actor_id: bytes, failure: str) -> None:
+    """Tell the agent that there is no actor; see `zcactor.runtime.agent.NodeAgent.constructed`."""
+    with contextlib.suppress(ConnectionLost):  # the agent is gone, and the actor with it
+        await process.ask_agent("constructed", actor_id, failure)
 
 
 def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -24,8 +24,9 @@ FILE_NAME = "zcactor.toml"
 PREFIX = "ZCACTOR_"
 """What the name of each environment variable that is read begins with."""
 
-RESERVED = frozenset({"ZCACTOR_FAIL", "ZCACTOR_TOKEN"})
-"""Variables with the prefix that are no field: the fault injection of tests, and the cluster's token, which is kept out
+RESERVED = frozenset({"ZCACTOR_FAIL", "ZCACTOR_NATIVE", "ZCACTOR_TOKEN"})
+"""Variables with the prefix that are no field: the fault injection of tests, the switch of the native part (read when
+the package is imported), and the cluster's token, which is kept out
 of `Config` so that printing the configuration never shows it."""
 
 

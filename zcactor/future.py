@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from threading import get_ident
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -20,8 +21,9 @@ from zcactor.rpc.messages import Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.protocol import CallState
 
-__all__ = ["ObjectRef", "ObjectStream", "cancel_call", "get", "put", "wait"]
+__all__ = ["ObjectRef", "ObjectStream", "cancel_call", "get", "packed_result", "put", "wait"]
 
+_DONE = CallState.DONE
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 logger = logging.getLogger("zcactor")
@@ -97,7 +99,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         call = self._call
         if not call.done or call.error is not None:
             return None
-        return len(call.payload) + sum(part.nbytes for part in call.parts)
+        return len(packed_result(call)[0]) + sum(part.nbytes for part in call.parts)
 
     @property
     def owner(self) -> str:
@@ -122,7 +124,10 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
 
 
 def cancel_call(call: Call) -> None:
-    """Tell the actor, and end the call here with ``CancelledError``."""
+    """Tell the actor, and end the call here with ``CancelledError``. From any thread."""
+    if call.loop is not None and get_ident() != call.thread:
+        call.loop.call_soon_threadsafe(cancel_call, call)
+        return
     session = call.session
     if session is not None and call.state is CallState.SENT:
         session.cancel(call)
@@ -132,10 +137,15 @@ def cancel_call(call: Call) -> None:
 
 def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
     """Wait for `call` and give its value. `held_by_task`: references that the awaiting task itself keeps."""
-    while call.state is not CallState.DONE:
-        loop = asyncio.get_running_loop()
+    while call.state is not _DONE:
+        loop = call.loop
+        if loop is None or get_ident() != call.thread:
+            loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        call.add_waiter(future)
+        if call.waiter is None and call.fetch is None:
+            call.waiter = future
+        else:
+            call.add_waiter(future)
         try:
             yield from future
         except asyncio.CancelledError:
@@ -143,6 +153,9 @@ def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
             if call.refs <= _own_refs(call, held_by_task) and not call.awaited and not call.done:
                 cancel_call(call)
             raise
+    if call.decoded and call.error is None:
+        call.retrieved = True
+        return call.value
     return _value(call)
 
 
@@ -177,6 +190,13 @@ def _value(call: Call) -> Any:
         call.value = value
         call.decoded = True
     return call.value
+
+
+def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
+    """The result as it travels: payload, parts, flags."""
+    if call.payload is None:
+        return current().marshaller.pack(call.value)
+    return call.payload, call.parts, call.flags
 
 
 def _status_error(call: Call) -> BaseException:
@@ -333,7 +353,7 @@ def lower_argument(packing: Any, ref: ObjectRef[Any]) -> Any:
                 raise FailedArgumentError(error) from error
             except asyncio.CancelledError as error:
                 raise FailedArgumentError(error) from error
-        return lower_resolved(packing, Sealed(call.payload, call.parts, call.flags))
+        return lower_resolved(packing, Sealed(*packed_result(call)))
     return Ext(Code.ARGUMENT, lower_ref(packing, ref))
 
 
@@ -358,7 +378,7 @@ def put(value: T) -> ObjectRef[T]:
     """
     process = current()
     payload, parts, flags = process.marshaller.pack(value)
-    call = Call(process.process)
+    call = Call(process.process, process.loop, process.thread)
     call.label = f"put({type(value).__name__})"
     call.retrieved = True
     call.complete(Status.OK, payload, parts, flags)

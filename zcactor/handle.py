@@ -31,6 +31,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _Unsent = tuple[Call, int, int, int, bytes, Sequence[Part]]
 _GENERATORS = (MethodKind.GENERATOR, MethodKind.ASYNC_GENERATOR)
 _CONNECT_ATTEMPTS = 5
+_new_ref = ObjectRef.__new__
 
 
 class RemoteActor:
@@ -59,13 +60,31 @@ class RemoteActor:
         """Why the actor is dead; None while it is not known to be."""
         self.hold: Any = None
         """Our lease on the actor at the node agent."""
-        self._sent = 0
-        self._finished = 0
+        self._unfinished: set[Call] = set()
+        """Calls sent or queued, and not finished."""
+        self._closed = self._unfinished.discard
         self._lock = threading.Lock()
         self._unsent: deque[_Unsent] = deque()
         self._opening = False
 
     # ---------------------------------------------------------------- calling
+
+    def call_plain(self, spec: MethodSpec, args: tuple[Any, ...]) -> Call | None:
+        """Send a call without options whose arguments are plain values, the short way; None when `call` has to do it."""
+        session = self.session
+        if session is None or session.wire is None or call_deadline.get() is not None:
+            return None
+        process = self.process
+        call = Call(process.process, process.loop, process.thread)
+        call.label = spec.label
+        call.target = self
+        open_calls = self._unfinished
+        call.on_done = self._closed
+        open_calls.add(call)
+        if len(open_calls) > self.max_pending or not session.send_plain(call, self.location[1], spec.code, args):
+            open_calls.discard(call)
+            return None
+        return call
 
     def call(
         self, spec: MethodSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None, retries: int
@@ -77,12 +96,12 @@ class RemoteActor:
             OutOfMemory, TypeError, ...: an argument cannot be packed; nothing was sent.
         """
         process = self.process
-        if self._sent - self._finished >= self.max_pending:
+        if len(self._unfinished) >= self.max_pending:
             raise MailboxFull(
                 f"{self.label} has {self.max_pending} unfinished calls from this process, its max_pending_calls; "
                 "await some of them before sending more, or raise the option"
             )
-        call = Call(process.process)
+        call = Call(process.process, process.loop, process.thread)
         call.label = spec.label
         try:
             payload, parts, flags = process.marshaller.pack_call(args, kwargs)
@@ -93,8 +112,8 @@ class RemoteActor:
         if self.death is not None:
             call.fail(ActorDied(self.label, self.death, False))
             return call
-        self._sent += 1
-        call.on_done = self._one_finished
+        call.on_done = self._closed
+        self._unfinished.add(call)
         deadline = call_deadline.get()
         timeout_ns = 0
         if timeout is not None or deadline is not None:
@@ -122,9 +141,6 @@ class RemoteActor:
                 return call
         self._queue((call, spec.code, flags, timeout_ns, payload, parts))
         return call
-
-    def _one_finished(self) -> None:
-        self._finished += 1
 
     def _set_timer(self, call: Call, timeout: float | None, deadline: float | None) -> int:
         """Arm the call's deadline: its own, or that of the call we are in when it is nearer. Returns nanoseconds left."""
@@ -240,7 +256,7 @@ class RemoteActor:
 class RemoteMethod:
     """A method of a handle. Calling it sends at once and gives an `ObjectRef`."""
 
-    __slots__ = ("_actor", "_retries", "_spec", "_timeout")
+    __slots__ = ("_actor", "_plain", "_retries", "_spec", "_timeout")
 
     def __init__(self, actor: RemoteActor, spec: MethodSpec, options: Mapping[str, Any] | None = None) -> None:
         self._actor = actor
@@ -252,11 +268,18 @@ class RemoteMethod:
         if options.get("retries") and not idempotent:
             raise ValueError(f"{spec.label}.options: retries needs idempotent=True, because a retried call may run twice")
         self._retries = (actor.max_retries if retries is None else retries) if idempotent else 0
+        self._plain = self._timeout is None and not self._retries
 
     def __call__(self, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
         spec = self._spec
         if kwargs or not spec.low <= len(args) <= spec.high:
             spec.check(args, kwargs)
+        elif self._plain and (call := self._actor.call_plain(spec, args)) is not None:
+            call.refs = 1
+            ref: ObjectRef[Any] = _new_ref(ObjectRef)  # ObjectRef(call) without its frame
+            ref._call = call  # noqa: SLF001 - as above
+            ref._driver = None  # noqa: SLF001
+            return ref
         return ObjectRef(self._actor.call(spec, args, kwargs, self._timeout, self._retries))
 
     def options(self, **options: Any) -> RemoteMethod:

@@ -53,7 +53,7 @@ class MethodSpec:
         """Index in the interface; what a CALL frame names the method by."""
         self.name = name
         self.label = f"{class_name}.{name}"
-        self.kind = kind
+        self.kind = int(kind)
         self.parameters = parameters
         """``[name, inspect kind, has default]`` each, without ``self``."""
         self.timeout: float | None = options.get("timeout")

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from zcactor.errors import ProtocolError
 
-__all__ = ["array_address", "byte_bounds", "dtype_code", "dtype_from_code", "is_shareable", "packed_strides", "root_of"]
+__all__ = ["array_address", "byte_bounds", "dtype_code", "dtype_from_code", "is_shareable", "known_codes", "known_dtypes", "packed_strides", "root_of"]
 
 Array = npt.NDArray[Any]
-_codes: dict[np.dtype[Any], Any] = {}
-_dtypes: dict[str, np.dtype[Any]] = {}
+known_codes: dict[np.dtype[Any], Any] = {}
+known_dtypes: dict[str, np.dtype[Any]] = {}
 _MAX_CACHED = 4096
 """Entries kept in the two caches: programs use a handful of dtypes; a flood of made-up ones must not grow for ever."""
 
@@ -30,11 +30,11 @@ def is_shareable(dtype: np.dtype[Any]) -> bool:
 
 def dtype_code(dtype: np.dtype[Any]) -> Any:
     """The plain value (str or nested list) that names `dtype`; `dtype_from_code` is its inverse."""
-    code = _codes.get(dtype)
+    code = known_codes.get(dtype)
     if code is None:
         code = _make_code(dtype)
-        if len(_codes) < _MAX_CACHED:
-            _codes[dtype] = code
+        if len(known_codes) < _MAX_CACHED:
+            known_codes[dtype] = code
     return code
 
 
@@ -58,11 +58,11 @@ def dtype_from_code(code: Any) -> np.dtype[Any]:
         ProtocolError: the code names no dtype of plain bytes.
     """
     if type(code) is str:
-        dtype = _dtypes.get(code)
+        dtype = known_dtypes.get(code)
         if dtype is None:
             dtype = _parse_code(code)
-            if len(_dtypes) < _MAX_CACHED:
-                _dtypes[code] = dtype
+            if len(known_dtypes) < _MAX_CACHED:
+                known_dtypes[code] = dtype
         return dtype
     return _parse_code(code)
 

@@ -28,7 +28,6 @@ class Lease:
         offset: int,
         nbytes: int,
         address: int,
-        *,
         mapping: Any,
         release: Callable[[int], None],
         writable: bool = False,

@@ -27,6 +27,7 @@ class Call:
     state: CallState = CallState.QUEUED
     status: int = Status.OK
     payload: Any = b""
+    """Packed result; None when `value` is a plain one, which can be packed again when that is needed."""
     parts: Sequence[Part] = ()
     flags: int = 0
     error: BaseException | None = None
@@ -52,7 +53,7 @@ class Call:
     """Asked when the connection is lost: True when it takes the call over (a retry)."""
     fetch: Callable[[Call], None] | None = None
     """Starts getting the result when it is first needed: another process's promise."""
-    on_done: Callable[[], None] | None = None
+    on_done: Callable[[Call], None] | None = None
     """The caller's accounting of unfinished calls."""
 
     target: Any = None
@@ -62,9 +63,12 @@ class Call:
     unseen: ClassVar[Callable[[Call], None]] = staticmethod(lambda _: None)
     """Called when the call failed and nobody can ever await it."""
 
-    def __init__(self, owner: bytes) -> None:
+    def __init__(self, owner: bytes, loop: asyncio.AbstractEventLoop | None = None, thread: int = 0) -> None:
         self.owner = owner
         """Process id (16 bytes) of the process that keeps the result."""
+        self.loop = loop
+        """The loop on whose thread it is completed."""
+        self.thread = thread
 
     @property
     def done(self) -> bool:
@@ -81,6 +85,29 @@ class Call:
         self.flags = flags
         self._finish()
 
+    def complete_plain(self, value: Any) -> None:
+        """The response is here and is a plain value; called by the native part."""
+        if self.state is _DONE:
+            return
+        self.value = value
+        self.decoded = True
+        self.payload = None
+        waiter = self.waiter
+        if waiter is None or self.waiters is not None or self.callbacks is not None or self.timer is not None:
+            self._finish()
+            return
+        # `_finish` for the usual case: one task waits
+        self.state = _DONE
+        self.resend = None
+        if self.on_done is not None:
+            self.on_done(self)
+            self.on_done = None
+        self.waiter = None
+        if waiter.get_loop() is not self.loop:
+            _wake(waiter)
+        elif not waiter.done():
+            waiter.set_result(None)
+
     def fail(self, error: BaseException) -> None:
         """The call ends with `error`. Ignored when it has ended."""
         if self.state is CallState.DONE:
@@ -89,30 +116,36 @@ class Call:
         self._finish()
 
     def _finish(self) -> None:
-        self.state = CallState.DONE
-        self.resend = None
-        self.fetch = None
+        self.state = _DONE
+        if self.on_done is not None:
+            self.on_done(self)
+            self.on_done = None
+        waiter = self.waiter
+        if waiter is not None:
+            self.waiter = None
+            if self.waiters is None and waiter.get_loop() is self.loop:
+                if not waiter.done():
+                    waiter.set_result(None)
+            else:
+                self._wake_all(waiter)
+        elif self.refs == 0 and self.callbacks is None and not self.retrieved and self.stream is None:
+            self.unseen(self)
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        if self.on_done is not None:
-            self.on_done()
-            self.on_done = None
-        waiter = self.waiter
-        if waiter is None:
-            if self.refs == 0 and self.callbacks is None and not self.retrieved and self.stream is None:
-                self.unseen(self)
-        else:
-            self.waiter = None
-            _wake(waiter)
-            if self.waiters is not None:
-                for other in self.waiters:
-                    _wake(other)
-                self.waiters = None
+        if self.resend is not None or self.fetch is not None:
+            self.resend = self.fetch = None
         if self.callbacks is not None:
             callbacks, self.callbacks = self.callbacks, None
             for callback in callbacks:
                 callback(self)
+
+    def _wake_all(self, waiter: asyncio.Future[None]) -> None:
+        _wake(waiter)
+        if self.waiters is not None:
+            for other in self.waiters:
+                _wake(other)
+            self.waiters = None
 
     def add_waiter(self, future: asyncio.Future[None]) -> None:
         """`future` is set, on its own loop, when the call is done."""
@@ -150,6 +183,9 @@ class Call:
         if self.fetch is not None:
             fetch, self.fetch = self.fetch, None
             fetch(self)
+
+
+_DONE = CallState.DONE
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -48,7 +48,17 @@ from zcactor.rpc.verify import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Decoded", "decode", "decode_hello", "encode_hello_into", "encode_into", "frame_size", "split"]
+__all__ = [
+    "TEMPLATE",
+    "Decoded",
+    "decode",
+    "decode_hello",
+    "encode_hello_into",
+    "encode_into",
+    "frame_at",
+    "frame_size",
+    "split",
+]
 
 _PREFIX: Final = 4
 _TABLE: Final = 40
@@ -68,6 +78,8 @@ _CONSTANT: Final = struct.pack(
 _RELEASES_OFFSET: Final = 44  # from field 48 to the count at 92 when there are no regions
 _PAYLOAD_OFFSET: Final = 44  # from field 52 to the count at 96 when there are no regions and no releases
 _CONSTANT_LEAN: Final = _CONSTANT + struct.pack("<II", _RELEASES_OFFSET, _PAYLOAD_OFFSET)
+TEMPLATE: Final = _CONSTANT_LEAN
+"""Bytes 4 to 56 of each frame without regions and releases; the native part writes and compares the same."""
 _CONSTANT_REGION: Final = _CONSTANT + struct.pack(
     "<II", _RELEASES_OFFSET + REGION_NBYTES, _PAYLOAD_OFFSET + REGION_NBYTES
 )
@@ -304,19 +316,28 @@ def split(data: Buffer, max_frame: int) -> list[tuple[int, int]]:
     frames: list[tuple[int, int]] = []
     position = 0
     while position < total:
-        start = position + 4
-        if start > total:
-            raise ProtocolError(f"the batch ends after {total - position} bytes of a length prefix of 4")
-        length = _unpack_count(data, position)[0]
-        if not MIN_FRAME <= length <= max_frame:
-            raise ProtocolError(
-                f"frame at offset {position} has length {length}; {MIN_FRAME} to {max_frame} bytes are allowed"
-            )
-        position = start + length
-        if position > total:
-            raise ProtocolError(f"frame at offset {start - 4} has length {length}, but {total - start} bytes are left")
-        frames.append((start, position))
+        frame = frame_at(data, position, total, max_frame)
+        frames.append(frame)
+        position = frame[1]
     return frames
+
+
+def frame_at(data: Buffer, position: int, total: int, max_frame: int) -> tuple[int, int]:
+    """(start, end), without its prefix, of the frame whose length prefix lies at `position`; see `split`.
+
+    Raises:
+        ProtocolError: as `split` does.
+    """
+    start = position + 4
+    if start > total:
+        raise ProtocolError(f"the batch ends after {total - position} bytes of a length prefix of 4")
+    length = _unpack_count(data, position)[0]
+    if not MIN_FRAME <= length <= max_frame:
+        raise ProtocolError(f"frame at offset {position} has length {length}; {MIN_FRAME} to {max_frame} bytes are allowed")
+    end = start + length
+    if end > total:
+        raise ProtocolError(f"frame at offset {position} has length {length}, but {total - start} bytes are left")
+    return start, end
 
 
 def encode_hello_into(buffer: bytearray | memoryview, offset: int, hello: Hello) -> int:

@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region
+from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
-from zcactor.rpc.codec import decode, encode_hello_into, encode_into, frame_size, split
+from zcactor.native import hot
+from zcactor.rpc.codec import TEMPLATE, decode, encode_hello_into, encode_into, frame_at, frame_size
 from zcactor.rpc.codec import decode_hello as read_hello
 from zcactor.rpc.credits import Credits
+from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import Hello, Kind
 from zcactor.rpc.protocol import CallEvent, CallState, advance_call
 
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.parts import Holder, Part
     from zcactor.transport.base import Connection
 
-__all__ = ["Hub", "Incoming", "Session"]
+__all__ = ["Hub", "Session"]
 
 _MAX_REGIONS = 128
 """Regions in one frame: 7 KiB of its room. A message with more sends them ahead in REGIONS frames."""
@@ -44,35 +49,11 @@ _CALL, _RESPONSE, _ITEM, _RELEASE, _CREDIT, _GOODBYE = (
 )
 _CANCEL, _STREAM_CREDIT, _REGIONS = (int(k) for k in (Kind.CANCEL, Kind.STREAM_CREDIT, Kind.REGIONS))
 
+_SENT = CallState.SENT
+get_ident = threading.get_ident
 
-class Incoming:
-    """A call that a peer made to an actor here. It is answered exactly once."""
-
-    __slots__ = (
-        "actor", "blockers", "cancelled", "code", "deadline", "flags", "host", "id", "parts", "payload", "session",
-        "started", "stream", "task", "timeout_ns",
-    )  # fmt: skip
-
-    def __init__(
-        self, session: Session, call_id: int, actor: int, code: int, flags: int, timeout_ns: int, payload: Any,
-        parts: Sequence[Part],
-    ) -> None:  # fmt: skip
-        self.session = session
-        self.id = call_id
-        self.actor = actor
-        self.code = code
-        self.flags = flags
-        self.timeout_ns = timeout_ns
-        self.payload = payload
-        self.parts = parts
-        self.blockers = 0
-        """References among the arguments that are not here yet; the call starts when there are none."""
-        self.cancelled = False
-        self.started = False
-        self.task: asyncio.Task[None] | None = None
-        self.stream: Any = None
-        self.host: Any = None
-        self.deadline = 0.0
+if hot is not None:
+    hot.setup(TEMPLATE, ProtocolError, ConnectionLost)
 
 
 class Hub(Protocol):
@@ -80,6 +61,12 @@ class Hub(Protocol):
 
     process: bytes
     counters: Counters
+    hosts: Mapping[int, Any]
+    """The actors here, by index."""
+    dtype_codes: dict[Any, Any]
+    """Wire names by dtype, those that are in use."""
+    dtypes: dict[str, Any]
+    """The inverse."""
 
     def hello(self) -> Hello: ...
     def call_received(self, incoming: Incoming) -> None: ...
@@ -93,14 +80,13 @@ class Session:
 
     def __init__(self, hub: Hub, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.hub = hub
-        self.connection = connection
+        self.connection: Any = connection
         self.loop = loop
         self.thread = threading.get_ident()
         self.process = hub.process
         self.peer_process = connection.peer.process
         self.peer_hello: Hello | None = None
         self.lock = threading.Lock()
-        self.credits = Credits(connection.recv_depth)
         self.leases = LeaseTable()
         """Objects of ours (and pins of others') that the peer holds."""
         self.pending: dict[int, Call] = {}
@@ -110,15 +96,31 @@ class Session:
         self.closed: Exception | None = None
         self.goodbye = False
         self.last_used = loop.time()
-        self._next_id = 1
+        out = getattr(connection, "native_out", None)
+        self.credits: Any = Credits(connection.recv_depth) if out is None else hot.Credits(connection.recv_depth)
+        self._flush_out: Any = None if out is None else out.flush
+        self.wire: Any = None
+        """The native part, which takes plain frames in and out; None where there is none."""
+        if out is not None:
+            self.wire = hot.Wire(
+                out, self.credits, self.process, self.peer_process, connection.eager_limit, connection.max_frame,
+                connection.peer.arena_nbytes, self.leases, self.pending, self._make_lease, self._plain_call_received,
+                self._other_received, Block, hub.dtype_codes, hub.dtypes,
+            )  # fmt: skip
+        self._ids = count(1)
         self._next_pin = 1
         self._backlog: deque[tuple[Any, ...]] = deque()
         self._released: deque[int] = deque()
+        self._note_release: Callable[[int], None] = self._released.append if self.wire is None else self.wire.release
         self._flush_scheduled = False
         self._release_scheduled = False
         self._carried: list[tuple[Part, asyncio.Future[Part] | None]] = []
         self._reserve = connection.reserve
         self._commit = connection.commit
+        self._flush_now = connection.flush
+        self._max_frame = connection.max_frame
+        self._call_received = hub.call_received
+        self._hosts = hub.hosts
         self._counters = hub.counters
 
     def start(self) -> None:
@@ -149,7 +151,7 @@ class Session:
         self, kind: int, flags: int, code: int, actor: int, message_id: int, extra: int, regions: Sequence[Region], payload: Any
     ) -> None:
         releases: Sequence[tuple[int, int]] = ()
-        if self._released:
+        if self._has_releases:
             releases = self._take_releases()
         size = frame_size(len(regions), len(releases), len(payload))
         buffer, offset = self._reserve(size)
@@ -177,12 +179,15 @@ class Session:
         return pin
 
     def _take_releases(self) -> list[tuple[int, int]]:
-        counts: dict[int, int] = {}
-        released = self._released
-        while released and len(counts) < _MAX_RELEASES:
-            object_id = released.popleft()
-            counts[object_id] = counts.get(object_id, 0) + 1
-        return list(counts.items())
+        if self.wire is not None:
+            noted = self.wire.take_releases(_MAX_RELEASES)
+        else:
+            noted = [self._released.popleft() for _ in range(min(len(self._released), _MAX_RELEASES))]
+        return list(Counter(noted).items())
+
+    @property
+    def _has_releases(self) -> bool:
+        return bool(self._released) if self.wire is None else self.wire.releases > 0
 
     def send_call(
         self, call: Call, actor: int, code: int, flags: int, timeout_ns: int, payload: bytes, parts: Sequence[Part]
@@ -191,8 +196,7 @@ class Session:
         with self.lock:
             if self.closed is not None:
                 raise self.closed
-            call_id = self._next_id
-            self._next_id = call_id + 1
+            call_id = next(self._ids)
             call.id = call_id
             call.session = self
             call.state = CallState.SENT
@@ -203,6 +207,59 @@ class Session:
                 self.connection.flush()
                 return
         self._schedule_flush()
+
+    def send_plain(self, call: Call, actor: int, code: int, args: tuple[Any, ...]) -> bool:
+        """`send_call` for plain arguments, without a lock. False when this call must go the other way; nothing was sent.
+
+        Plain: None, bool, int of 64 bits, float, str and bytes, few and small, and arrays that were shared before.
+        """
+        if self._backlog or self.closed is not None:
+            return False
+        call_id = next(self._ids)
+        pending = self.pending
+        pending[call_id] = call  # before the frame can be sent, and so before it can be answered
+        size = self.wire.call(actor, code, call_id, args)
+        if not size:
+            del pending[call_id]
+            return False
+        call.id = call_id
+        call.session = self
+        call.state = _SENT
+        counters = self._counters
+        counters.calls += 1
+        counters.frames_sent += 1
+        counters.bytes_eager += size
+        if len(pending) == 1:  # nothing to batch with: start the peer now
+            try:
+                if self._flush_out():
+                    self.connection.send_blocked()
+            except OSError as error:
+                self.connection.send_failed(error)
+        elif not self._flush_scheduled:
+            self._schedule_flush()
+        return True
+
+    def respond_plain(self, incoming: Incoming, value: Any, *, more: bool = False) -> bool:
+        """`respond` with a plain result; False when it must go the other way, and nothing was sent."""
+        if self._backlog or self.closed is not None:
+            return False
+        size = self.wire.result(incoming.id, value)
+        if not size:
+            return False
+        open_calls = self.incoming
+        open_calls.pop(incoming.id, None)
+        counters = self._counters
+        counters.frames_sent += 1
+        counters.bytes_eager += size
+        if not more and (not open_calls or get_ident() != self.thread):
+            try:
+                if self._flush_out():
+                    self.connection.send_blocked()
+            except OSError as error:
+                self.connection.send_failed(error)
+        elif not self._flush_scheduled:
+            self._schedule_flush()
+        return True
 
     def respond(
         self, incoming: Incoming, status: int, payload: Any, parts: Sequence[Part], flags: int, *, more: bool = False
@@ -260,14 +317,13 @@ class Session:
     def _flush(self) -> None:
         self._flush_scheduled = False
         if self.closed is None:
-            with self.lock:
-                self.connection.flush()
+            self._flush_now()
 
     # ---------------------------------------------------------------- leases
 
     def release(self, object_id: int) -> None:
         """A lease that the peer granted us is no longer needed. Any thread, at any time; takes no lock."""
-        self._released.append(object_id)
+        self._note_release(object_id)
         if not self._release_scheduled and self.closed is None:
             self._release_scheduled = True
             if threading.get_ident() == self.thread:
@@ -284,17 +340,16 @@ class Session:
     def unhold_releases(self) -> None:
         """End of `hold_releases`: what no frame took is sent by itself."""
         self._release_scheduled = False
-        if self._released and self.closed is None:
+        if self._has_releases and self.closed is None:
             self._release_scheduled = True
             self._threadsafe(self._send_releases)
 
     def _send_releases(self) -> None:
         self._release_scheduled = False
         if self.closed is not None:
-            self._released.clear()
             return
         with self.lock:
-            while self._released:
+            while self._has_releases:
                 self._send(_RELEASE, 0, 0, 0, 0, 0, (), b"")
                 if self._backlog:
                     break  # they ride with the backlog
@@ -304,70 +359,98 @@ class Session:
 
     def frames_received(self, data: memoryview) -> None:
         """See `zcactor.transport.base.Receiver`."""
-        count = 0
-        pending = self.pending
-        frames = split(data, self.connection.max_frame)
-        if self.peer_hello is None:
-            start, end = frames.pop(0)
-            self.peer_hello = read_hello(data, start, end)
-            count += 1
-        for start, end in frames:
-            count += 1
-            kind, flags, code, credits, actor, message_id, extra, regions, releases, low, high = decode(data, start, end)
-            if credits:
-                self._credits_returned(credits)
-            if kind == _CREDIT:
-                count -= 1
-                continue
-            parts: Sequence[Part] = ()
-            blocked: Sequence[asyncio.Future[Part]] = ()
-            if regions or self._carried:
-                parts, blocked = self._import(regions, kind)
-            if releases:
-                for object_id, number in releases:
-                    self.leases.release(object_id, number)
-            if kind == _RESPONSE:
-                call = pending.pop(message_id, None)
-                if call is None:
-                    raise ProtocolError(f"the peer answered call {message_id}, which is not open")
-                if blocked:
-                    self._when(blocked, parts, call.complete, code, bytes(data[low:high]), flags)
-                else:
-                    call.complete(code, bytes(data[low:high]), parts, flags)
-            elif kind == _CALL:
-                incoming = Incoming(self, message_id, actor, code, flags, extra, bytes(data[low:high]), parts)
-                if message_id in self.incoming:
-                    raise ProtocolError(f"the peer opened call {message_id} twice")
-                self.incoming[message_id] = incoming
-                if blocked:
-                    self._block(incoming, blocked, parts)
-                self.hub.call_received(incoming)
-            elif kind == _ITEM:
-                self._item(message_id, extra, flags, bytes(data[low:high]), parts, blocked)
-            elif kind == _CANCEL:
-                found = self.incoming.get(message_id)
-                if found is not None and not found.cancelled:
-                    found.cancelled = True
-                    self.hub.cancel_received(found)
-            elif kind == _STREAM_CREDIT:
-                found = self.incoming.get(message_id)
-                if found is not None and found.stream is not None:
-                    found.stream.credit(extra)
-            elif kind == _GOODBYE:
-                self.goodbye = True
-                count -= 1
-        self._counters.frames_received += count
-        credits_in = self.credits
-        credits_in.consumed(count)
-        if credits_in.due:
+        if self.wire is not None:
+            self._counters.frames_received += self.wire.feed(data)
+            if self._backlog:
+                self._credits_returned(0)
+        else:
+            at, total = 0, len(data)
+            while at < total:
+                at = self._other_received(data, at, total)
+        if self.credits.due:
             with self.lock:
-                if credits_in.due:
+                if self.credits.due:
                     self._frame(_CREDIT, 0, 0, 0, 0, 0, (), b"")
             self._schedule_flush()
 
+    def _make_lease(self, object_id: int, offset: int, nbytes: int) -> Lease:
+        """Our lease on an object of the peer, which has granted it by sending the reference."""
+        connection: Any = self.connection
+        return Lease(
+            self.peer_process, object_id, offset, nbytes, connection.map(offset, nbytes), connection.mapping, self.release
+        )
+
+    def _plain_call_received(self, call_id: int, actor: int, code: int, timeout_ns: int, args: list[Any]) -> None:
+        incoming = Incoming(self, call_id, actor, code, args)
+        if timeout_ns:
+            incoming.timeout_ns = timeout_ns
+        if self.incoming.setdefault(call_id, incoming) is not incoming:
+            raise ProtocolError(f"the peer opened call {call_id} twice")
+        host = self._hosts.get(actor)
+        if host is None:
+            self._call_received(incoming)
+        else:
+            host.receive(incoming)
+
+    def _other_received(self, data: memoryview, at: int, total: int) -> int:
+        """Take in the frame whose length prefix is at `at`; returns where the next one begins."""
+        start, end = frame_at(data, at, total, self._max_frame)
+        if self.peer_hello is None:
+            self.peer_hello = read_hello(data, start, end)
+            self.credits.consumed(1)
+            self._counters.frames_received += 1
+            return end
+        kind, flags, code, credits, actor, message_id, extra, regions, releases, low, high = decode(data, start, end)
+        if kind != _CREDIT and kind != _GOODBYE:
+            self.credits.consumed(1)
+        self._counters.frames_received += 1
+        if credits:
+            self._credits_returned(credits)
+        parts: Sequence[Part] = ()
+        blocked: Sequence[asyncio.Future[Part]] = ()
+        if regions or self._carried:
+            parts, blocked = self._import(regions, kind)
+        if releases:
+            with self.lock:
+                for object_id, number in releases:
+                    self.leases.release(object_id, number)
+        if kind == _RESPONSE:
+            call = self.pending.pop(message_id, None)
+            if call is None:
+                raise ProtocolError(f"the peer answered call {message_id}, which is not open")
+            if blocked:
+                self._when(blocked, parts, call.complete, code, bytes(data[low:high]), flags)
+            else:
+                call.complete(code, bytes(data[low:high]), parts, flags)
+        elif kind == _CALL:
+            incoming = Incoming(self, message_id, actor, code, bytes(data[low:high]))
+            incoming.flags = flags
+            incoming.timeout_ns = extra
+            incoming.parts = parts
+            if self.incoming.setdefault(message_id, incoming) is not incoming:
+                raise ProtocolError(f"the peer opened call {message_id} twice")
+            if blocked:
+                self._block(incoming, blocked, parts)
+            self._call_received(incoming)
+        elif kind == _ITEM:
+            self._item(message_id, extra, flags, bytes(data[low:high]), parts, blocked)
+        elif kind == _CANCEL:
+            found = self.incoming.get(message_id)
+            if found is not None and not found.cancelled:
+                found.cancelled = True
+                self.hub.cancel_received(found)
+        elif kind == _STREAM_CREDIT:
+            found = self.incoming.get(message_id)
+            if found is not None and found.stream is not None:
+                found.stream.credit(extra)
+        elif kind == _GOODBYE:
+            self.goodbye = True
+        return end
+
     def _credits_returned(self, count: int) -> None:
         with self.lock:
-            self.credits.returned(count)
+            if count:
+                self.credits.returned(count)
             backlog = self._backlog
             if not backlog:
                 return

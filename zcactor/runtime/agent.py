@@ -14,10 +14,11 @@ import secrets
 import socket
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import (
+    ActorDied,
     ConnectionLost,
     InsufficientResources,
     NameTaken,
@@ -31,7 +32,9 @@ from zcactor.marshal.values import Code, registered
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
 from zcactor.runtime.host import current_call
-from zcactor.runtime.resources import Ledger, request_of
+from zcactor.runtime.output import Printer
+from zcactor.runtime.records import ActorRecord, ActorToken
+from zcactor.runtime.resources import Ledger
 
 if TYPE_CHECKING:
     from zcactor.marshal.sealed import Sealed
@@ -39,74 +42,22 @@ if TYPE_CHECKING:
     from zcactor.runtime.pool import Pool, WorkerRecord
     from zcactor.runtime.process import Process
 
-__all__ = ["ActorRecord", "NodeAgent", "agent_interface"]
+__all__ = ["NodeAgent", "agent_interface"]
 
 logger = logging.getLogger("zcactor")
-SHARED_WORKERS = max(1, os.cpu_count() or 1)
+SHARED_WORKERS = max(1, len(os.sched_getaffinity(0)))
 """Processes that actors with ``process="shared"`` are spread over: one per core."""
 HEARTBEAT, HANG_AFTER = 1.0, 10.0
 """Seconds between two pings of a worker with ``on_hang="kill"``, and until it counts as hung."""
+RESPONSE = 1.0
+"""Seconds in which a worker's loop must answer when the node ends; one that is blocked is killed without its close hooks."""
+END_REPORT = 2.0
+"""Seconds to wait for the zygote's word on a worker whose connection a caller has lost: normally a few milliseconds, but
+the kernel may take its time over a process with much memory."""
+LAST_OUTPUT = 2.0
+"""Seconds that the driver gets at the end to show what was printed."""
 _REMEMBERED = 10_000
 """Dead actors whose cause of death is remembered."""
-
-
-class ActorToken:
-    """Exists as long as anybody holds a handle of the actor; leases on the actor are leases on this."""
-
-    __slots__ = ("__weakref__", "_gone", "object_id", "owner")
-
-    def __init__(self, owner: bytes, object_id: int, gone: Callable[[], None]) -> None:
-        self.owner = owner
-        self.object_id = object_id
-        self._gone = gone
-
-    def grant(self, session: Session) -> tuple[bytes, int, int]:
-        """A lease for the session's peer."""
-        session.leases.grant(self.object_id, self)
-        return self.owner, self.object_id, 0
-
-    def __del__(self) -> None:
-        self._gone()
-
-
-class ActorRecord:
-    """What the agent knows of one actor."""
-
-    def __init__(self, options: dict[str, Any], class_name: str, interface: Any, owner: bytes) -> None:
-        self.actor_id = secrets.token_bytes(16)
-        self.object_id = 0
-        self.options = options
-        self.class_name = class_name
-        self.interface = Interface.from_wire(interface)
-        self.owner = owner
-        self.name: str | None = options.get("name")
-        self.namespace: str = options["namespace"]
-        self.state = "pending"
-        """pending, alive, restarting, dead"""
-        self.worker: WorkerRecord | None = None
-        self.index = 0
-        self.cause = ""
-        self.restarts = 0
-        self.recipe: Sealed | None = None
-        self.request = request_of(options)
-        self.holds_resources = False
-        self.withdraw: Callable[[], None] | None = None
-        self.token: weakref.ref[ActorToken] | None = None
-        self.changed: asyncio.Event = asyncio.Event()
-        self.stopping = False
-
-    @property
-    def label(self) -> str:
-        """How messages name it."""
-        return f"{self.class_name}({self.name or self.actor_id.hex()[:8]})"
-
-    def set_state(self, state: str, cause: str = "") -> None:
-        """Move on and wake who waits."""
-        self.state = state
-        if cause:
-            self.cause = cause
-        self.changed.set()
-        self.changed = asyncio.Event()
 
 
 class _Grant:
@@ -147,6 +98,7 @@ class NodeAgent:
         self._next_object = 1
         self._shared: list[WorkerRecord] = []
         self._closing = False
+        self._printer = Printer(self._show, process.start_task)
         self.driver: bytes = b""
         self.finished: asyncio.Future[None] = process.loop.create_future()
         process.revive = self._revive
@@ -154,11 +106,10 @@ class NodeAgent:
 
     # ---------------------------------------------------------------- workers
 
-    async def worker_ready(self, process: bytes, pid: int) -> None:
+    async def worker_ready(self, process: bytes) -> None:
         """A worker has started and listens."""
         record = self._pool.by_process.get(process)
         if record is not None and not record.ready.done():
-            record.pid = record.pid or pid
             record.ready.set_result(None)
 
     def worker_ended(self, record: WorkerRecord) -> None:
@@ -177,34 +128,44 @@ class NodeAgent:
             self.process.start_task(self.shutdown(0.0))
         worker = self._pool.by_process.get(session.peer_process)
         if worker is not None and not worker.leaving:
-            worker.kill()  # it cannot be reached any more; its end is reported by the zygote
+            worker.kill()  # it has ended, or cannot be reached any more; the zygote reports its end
 
     def _end_owned(self, owner: bytes) -> None:
         for actor in list(self._actors.values()):
-            if actor.owner == owner and actor.state != "dead" and actor.options.get("lifetime") != "detached":
-                self._kill(actor, "its owner's process ended")
+            # A detached actor outlives its spawner, but not the spawning: nobody is left to construct it.
+            if actor.owner == owner and actor.state != "dead" and (actor.state == "pending" or not actor.detached):
+                self._retire(actor, "its owner's process ended")
+
+    def _start_worker(self, label: str, env: Mapping[str, str], *, shared: bool) -> WorkerRecord:
+        try:
+            return self._pool.start(label, env, shared=shared)
+        except OSError as error:
+            raise InsufficientResources(f"no process could be started for {label}: {error}; see ulimit -n") from error
 
     async def _worker_for(self, actor: ActorRecord) -> WorkerRecord:
         options = actor.options
         if options.get("process") == "shared":
             alive = [worker for worker in self._shared if not worker.leaving]
             if len(alive) < SHARED_WORKERS:
-                worker = self._pool.start({}, shared=True)
-                worker.label = "shared"
+                worker = self._start_worker("shared", {}, shared=True)
                 self._shared.append(worker)
             else:
                 worker = min(alive, key=lambda w: len(w.actors))
         else:
-            worker = self._pool.start(options.get("env") or {}, shared=False)
-            worker.label = actor.class_name if actor.name is None else f"{actor.class_name} {actor.name}"
+            label = actor.class_name if actor.name is None else f"{actor.class_name} {actor.name}"
+            worker = self._start_worker(label, options.get("env") or {}, shared=False)
         actor.worker = worker
         actor.index = worker.take_index()
         worker.actors.add(actor)
+        limit = self.process.config.spawn_timeout
         try:
-            async with asyncio.timeout(self.process.config.spawn_timeout):
+            async with asyncio.timeout(limit):
                 await asyncio.shield(worker.ready)
-        except (TimeoutError, RuntimeError) as error:
-            worker.kill()
+        except TimeoutError:
+            cause = f"it did not start within {limit:g} s (spawn_timeout)"
+            worker.kill(cause)
+            raise InsufficientResources(f"no process could be started for {actor.label}: {cause}") from None
+        except RuntimeError as error:
             raise InsufficientResources(f"no process could be started for {actor.label}: {error}") from error
         return worker
 
@@ -227,26 +188,30 @@ class NodeAgent:
                     f"an actor named {key[1]!r} lives in namespace {key[0]!r} already; stop it, choose another name, or "
                     "pass get_if_exists=True to get its handle"
                 )
-            while existing.state in ("pending", "restarting"):
-                await existing.changed.wait()
+            await existing.settled()
             if existing.state == "alive":
                 return _Grant(self, existing), True, existing.object_id
             return await self.reserve(options, class_name, interface, recipe)
-        actor = ActorRecord(options, class_name, interface, current_call.get().session.peer_process)
-        actor.recipe = recipe
+        if self._closing:
+            raise ConnectionLost("the node is shutting down")
         self._next_object += 1
-        actor.object_id = self._next_object << 32 | secrets.randbits(32)
+        object_id = self._next_object << 32 | secrets.randbits(32)
+        owner = current_call.get().session.peer_process
+        actor = ActorRecord(options, class_name, interface, owner, object_id)
+        actor.recipe = recipe
         self._actors[actor.actor_id] = actor
-        self._by_object[actor.object_id] = actor
+        self._by_object[object_id] = actor
         if actor.name is not None:
             self._names[actor.namespace, actor.name] = actor
         try:
             await self._acquire(actor)
             await self._worker_for(actor)
+            if actor.state == "dead":
+                raise ActorDied(actor.label, actor.cause, False)
         except BaseException as error:
-            self._bury(actor, f"it could not be placed: {error}")
+            self._retire(actor, f"it could not be placed: {str(error) or type(error).__name__}")
             raise
-        return _Grant(self, actor), False, actor.object_id
+        return _Grant(self, actor), False, object_id
 
     async def _acquire(self, actor: ActorRecord) -> None:
         if not actor.request:
@@ -260,20 +225,30 @@ class NodeAgent:
 
         withdraw = self._ledger.acquire(actor.request, grant)
         if not actor.holds_resources:
-            actor.withdraw = withdraw
+
+            def give_up() -> None:
+                withdraw()
+                granted.cancel()
+
+            actor.withdraw = give_up
         await granted
 
     async def constructed(self, actor_id: bytes, failure: str | None) -> None:
-        """The constructor has returned, or raised `failure`."""
+        """The constructor has returned; or `failure` tells why there is no actor, empty when its process was lost."""
         actor = self._actors.get(actor_id)
         if actor is None or actor.state == "dead":
             return
         if failure is None:
-            actor.set_state("alive")
-            if actor.options.get("on_hang") == "kill":
-                self.process.start_task(self._watch_for_hang(actor))
-        else:
-            self._retire(actor, f"its constructor raised {failure}")
+            self._alive(actor)
+            return
+        if not failure and actor.worker is not None:
+            await asyncio.wait([actor.worker.ended], timeout=END_REPORT)
+        self._retire(actor, failure or "its process could not be reached")
+
+    def _alive(self, actor: ActorRecord) -> None:
+        actor.set_state("alive")
+        if actor.options.get("on_hang") == "kill":
+            self.process.start_task(self._watch_for_hang(actor, actor.restarts))
 
     # ---------------------------------------------------------------- ends and restarts
 
@@ -283,33 +258,45 @@ class NodeAgent:
             return
         if actor.worker is not None:
             actor.worker.actors.discard(actor)
-        limit = actor.options.get("max_restarts", 0)
-        if (
-            not self._closing and not actor.stopping and actor.recipe is not None and actor.state in ("alive", "restarting")
-            and (limit < 0 or actor.restarts < limit)
-        ):  # fmt: skip
-            actor.restarts += 1
-            actor.set_state("restarting", cause)
-            self.process.start_task(self._restart(actor))
-        else:
+        if self._closing or not actor.may_restart():
             self._bury(actor, cause)
+            return
+        delay = actor.note_death(self.process.loop.time())
+        if delay is None:
+            self._bury(actor, f"{cause}; each time before its constructor had returned, so it is not restarted again")
+            return
+        actor.restarts += 1
+        actor.set_state("restarting", cause)
+        self.process.start_task(self._restart(actor, actor.restarts, delay))
 
-    async def _restart(self, actor: ActorRecord) -> None:
-        assert actor.recipe is not None
+    async def _restart(self, actor: ActorRecord, turn: int, delay: float) -> None:
+        """Start the actor for the `turn`-th time again."""
+        recipe = actor.recipe
+        failure = None
+        if delay:
+            await asyncio.sleep(delay)
         try:
+            if actor.restarts != turn or actor.state != "restarting":
+                return
             worker = await self._worker_for(actor)
             session = await self.process.connect(worker.process)
             await self.process.ask(
-                session, "create", actor.index, actor.actor_id, actor.object_id, actor.restarts, actor.options, actor.recipe
+                session, "create", actor.index, actor.actor_id, actor.object_id, turn, actor.options, recipe
             )
         except RemoteError as error:
-            self._retire(actor, f"its constructor raised {error.type_name} when it was restarted: {error.message}")
+            failure = f"its constructor raised {error.type_name} when it was restarted: {error.message}"
+        except (ConnectionLost, InsufficientResources):
+            if actor.worker is not None and actor.restarts == turn:
+                actor.worker.kill()
+            return  # the worker has ended or is about to, and `_actor_lost` decides what comes then
         except ZcactorError as error:
-            if actor.state == "restarting" and actor.worker is not None and actor.worker.ended.done():
-                return  # `_actor_lost` has seen it and decided
-            self._retire(actor, f"it could not be restarted: {error}")
+            failure = f"it could not be restarted: {error}"
+        if actor.restarts != turn or actor.state != "restarting":
+            return  # it was killed or lost on the way
+        if failure is None:
+            self._alive(actor)
         else:
-            actor.set_state("alive")
+            self._retire(actor, failure)
 
     def _retire(self, actor: ActorRecord, cause: str) -> None:
         """The actor is over: end its process, or its place in a shared one."""
@@ -349,52 +336,53 @@ class NodeAgent:
         if len(self._dead) > _REMEMBERED:
             self._actors.pop(self._dead.popleft(), None)
 
-    def _kill(self, actor: ActorRecord, cause: str) -> None:
-        actor.stopping = True
-        self._retire(actor, cause)
-
-    async def kill(self, actor_id: bytes) -> None:
-        """End an actor at once."""
+    def _known(self, actor_id: bytes) -> ActorRecord:
         actor = self._actors.get(actor_id)
         if actor is None:
             raise NoSuchActor(f"actor {actor_id.hex()[:8]} is unknown to this node")
+        return actor
+
+    async def kill(self, actor_id: bytes) -> None:
+        """End an actor at once. Returns when its process has ended."""
+        actor = self._known(actor_id)
         worker = actor.worker
-        self._kill(actor, "it was killed by zc.kill")
-        if worker is not None and not worker.shared and worker.pid:
+        self._retire(actor, "it was killed by zc.kill")
+        if worker is not None and not worker.shared:
             await asyncio.shield(worker.ended)
 
     async def stop(self, actor_id: bytes) -> None:
-        """End an actor after what it has queued."""
-        actor = self._actors.get(actor_id)
-        if actor is None:
-            raise NoSuchActor(f"actor {actor_id.hex()[:8]} is unknown to this node")
-        await self._stop(actor, "it was stopped by zc.stop")
+        """End an actor after what it has queued. Returns when its process has ended; cancelling only ends the wait."""
+        actor = self._known(actor_id)
+        self._begin_stop(actor, "it was stopped by zc.stop")
+        if actor.ending is not None:
+            await asyncio.shield(actor.ending)
+
+    def _begin_stop(self, actor: ActorRecord, cause: str) -> None:
+        """Stop an actor in a task of its own: whoever asked may go away meanwhile."""
+        if actor.state != "dead" and actor.ending is None:
+            actor.ending = self.process.loop.create_task(self._stop(actor, cause))
 
     async def _stop(self, actor: ActorRecord, cause: str) -> None:
-        if actor.state == "dead" or actor.stopping:
-            while actor.state != "dead":
-                await actor.changed.wait()
-            return
-        actor.stopping = True
-        if actor.worker is not None and actor.state == "alive":
+        worker = actor.worker
+        if worker is not None and actor.state == "alive":
             try:
-                await self.process.ask(await self.process.connect(actor.worker.process), "stop", actor.index)
+                await self.process.ask(await self.process.connect(worker.process), "stop", actor.index)
             except (ConnectionLost, RemoteError) as error:
                 logger.debug("%s ended while it was being stopped: %s", actor.label, error)
-        worker = actor.worker
         self._retire(actor, cause)
-        if worker is not None and not worker.shared and worker.pid:
+        if worker is not None and not worker.shared:
             await asyncio.shield(worker.ended)
 
-    async def _watch_for_hang(self, actor: ActorRecord) -> None:
-        while actor.state == "alive" and actor.worker is not None:
+    async def _watch_for_hang(self, actor: ActorRecord, turn: int) -> None:
+        while actor.state == "alive" and actor.restarts == turn and actor.worker is not None:
             worker = actor.worker
             try:
                 async with asyncio.timeout(HANG_AFTER):
                     await self.process.ask(await self.process.connect(worker.process), "ping")
             except TimeoutError:
                 logger.warning("%s has not responded for %g s and is killed (on_hang='kill')", actor.label, HANG_AFTER)
-                worker.kill()
+                worker.kill(f"its process did not respond for {HANG_AFTER:g} s and was killed (on_hang='kill')")
+                return
             except ZcactorError:
                 return
             await asyncio.sleep(HEARTBEAT)
@@ -407,7 +395,7 @@ class NodeAgent:
         if token is None:
             token = ActorToken(
                 self.process.process, actor.object_id,
-                lambda: self.process.loop.call_soon_threadsafe(self._unheld, actor),
+                functools.partial(self.process.loop.call_soon_threadsafe, self._unheld, actor),
             )  # fmt: skip
             actor.token = weakref.ref(token)
             self.process.exports[actor.object_id] = token
@@ -421,8 +409,8 @@ class NodeAgent:
         """Nobody holds a handle any more."""
         if self._closing or actor.state == "dead" or (actor.token is not None and actor.token() is not None):
             return
-        if actor.name is None and actor.options.get("lifetime") != "detached":
-            self.process.start_task(self._stop(actor, "its last handle was dropped"))
+        if actor.name is None and not actor.detached:
+            self._begin_stop(actor, "its last handle was dropped")
 
     # ---------------------------------------------------------------- questions
 
@@ -433,10 +421,9 @@ class NodeAgent:
             return "dead", b"", 0, "it is unknown to its node"
         if calls_wait and actor.state == "alive" and actor.worker is not None:
             # The caller lost its connection: most likely the process has just ended, and the zygote is about to tell.
-            await asyncio.wait([actor.worker.ended], timeout=0.25)
-            await asyncio.sleep(0)
+            await asyncio.wait([actor.worker.ended], timeout=END_REPORT)
         while actor.state == "pending" or (actor.state == "restarting" and not calls_wait):
-            await actor.changed.wait()
+            await actor.changed()
         process = actor.worker.process if actor.worker is not None else b""
         return actor.state, process, actor.index, actor.cause
 
@@ -446,8 +433,7 @@ class NodeAgent:
         if actor is None:
             known = ", ".join(sorted(n for space, n in self._names if space == namespace)) or "none"
             raise NoSuchActor(f"no actor named {name!r} lives in namespace {namespace!r} (named actors there: {known})")
-        while actor.state in ("pending", "restarting"):
-            await actor.changed.wait()
+        await actor.settled()
         if actor.state == "dead":
             raise NoSuchActor(f"the actor named {name!r} in namespace {namespace!r} has just died: {actor.cause}")
         return _Grant(self, actor)
@@ -488,19 +474,21 @@ class NodeAgent:
 
     def output(self, stream: str, worker: WorkerRecord, lines: list[str]) -> None:
         """Pass what a worker printed to the driver."""
+        if self.process.config.log_to_driver:
+            self._printer.write(stream, f"({worker.label} pid={worker.pid}) ", lines)
+
+    def _show(self, stream: str, text: str) -> Awaitable[object]:
         session = self.process.sessions.get(self.driver)
-        if session is None or session.closed is not None or not self.process.config.log_to_driver:
-            return
-        prefix = f"({worker.label} pid={worker.pid}) "
-        text = "".join(f"{prefix}{line}\n" for line in lines)
-        try:
-            self.process.ask(session, "log", stream, text)
-        except ConnectionLost:
-            logger.debug("the driver left before it could be shown: %s", text)
+        if session is None or session.closed is not None:
+            raise ConnectionLost("the driver is gone")
+        return self.process.ask(session, "log", stream, text)
 
     async def shutdown(self, grace: float) -> None:
-        """End every actor and then the node. Idle actors are closed first, within `grace` seconds."""
+        """End every actor and then the node. Idle actors are closed first, within `grace` seconds; those with calls
+        running are killed."""
         if self._closing:
+            if grace <= 0:  # the driver died while it waited for an orderly end
+                self._pool.kill_all("the node was shut down")
             return
         self._closing = True
         if grace > 0:
@@ -511,15 +499,27 @@ class NodeAgent:
                 if session is not None and session.closed is None:
                     leaving.append(self._leave(session, grace))
             await asyncio.gather(*leaving)
-        self._pool.kill_all()
+        self._pool.kill_all("the node was shut down")
         await self._pool.wait_all(2.0)
-        await asyncio.sleep(0)
         self._pool.drain_output()
-        self.process.loop.call_soon(lambda: self.finished.done() or self.finished.set_result(None))
+        if grace > 0:
+            try:
+                async with asyncio.timeout(LAST_OUTPUT):
+                    await self._printer.flush()
+            except TimeoutError:
+                logger.debug("the driver did not show all output in time")
+        self.process.loop.call_soon(self.finish)
+
+    def finish(self) -> None:
+        """End the agent's process."""
+        if not self.finished.done():
+            self.finished.set_result(None)
 
     async def _leave(self, session: Session, grace: float) -> None:
         try:
-            async with asyncio.timeout(grace + 0.5):
+            async with asyncio.timeout(RESPONSE):
+                await self.process.ask(session, "ping")
+            async with asyncio.timeout(grace):
                 await self.process.ask(session, "leave", grace)
         except (TimeoutError, ZcactorError) as error:
             logger.debug("a worker did not leave by itself: %s", error)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +20,8 @@ from zcactor import context
 from zcactor.config import Config, load_config
 from zcactor.errors import AlreadyInitialized, ConnectionLost, NotInitialized, ZcactorError
 from zcactor.objectstore.store import Store
-from zcactor.runtime.node import launch, send_setup
+from zcactor.runtime.directory import RunDirectory, base_directory
+from zcactor.runtime.node import launch, raise_descriptor_limit, send_setup
 from zcactor.runtime.process import Process
 from zcactor.transport.local import LocalEndpoint
 
@@ -33,24 +31,28 @@ if TYPE_CHECKING:
 __all__ = ["Node", "init", "shutdown"]
 
 logger = logging.getLogger("zcactor")
-_PREFIX = f"zcactor-{os.getuid()}-"
-_STALE_AFTER = 60.0
-"""Seconds before a run directory without a living owner is removed: longer than any start takes."""
+_AGENT_WORK = 6.0
+"""Seconds that the agent may take beyond the actors' own: killing, reaping, showing the last output; see its constants."""
+_AGENT_END = 3.0
+"""Seconds from the agent's last answer, or from the end of its control socket, until it is killed."""
 _PAGE = 4096
 
 _node: Node | None = None
+_starting = False
 
 
 class Node:
     """The embedded node of a driver: its run directory, its agent's process, and this process's runtime."""
 
-    def __init__(self, config: Config, process: Process, agent: subprocess.Popen[bytes], control: socket.socket, directory: Path, lock_fd: int) -> None:
+    def __init__(
+        self, config: Config, process: Process, agent: subprocess.Popen[bytes], control: socket.socket,
+        directory: RunDirectory,
+    ) -> None:  # fmt: skip
         self.config = config
         self.process = process
         self._agent = agent
         self._control = control
         self._directory = directory
-        self._lock_fd = lock_fd
 
     @property
     def node_id(self) -> str:
@@ -61,35 +63,75 @@ class Node:
         return f"<zcactor node {self.node_id[:8]}, agent pid {self._agent.pid}>"
 
     async def aclose(self) -> None:
-        """End every actor and the agent; remove the run directory."""
+        """End every actor and the agent; remove the run directory. Idempotent.
+
+        Cancelling skips what is polite: actors are killed, and all else is still done.
+        """
         process = self.process
         grace = self.config.shutdown_timeout
         try:
-            async with asyncio.timeout(grace + 3):
+            async with asyncio.timeout(grace + _AGENT_WORK):
                 await process.ask_agent("shutdown", grace)
         except (TimeoutError, ZcactorError) as error:
             logger.debug("the node agent did not answer the request to shut down: %s", error)
         finally:
-            self._finish_now()
-            await process.close()
-            await self._reap()
+            self._let_go()
+            try:
+                await process.close()
+                await _ended(self._agent.pid)
+            finally:
+                self.end_now()
 
-    def _finish_now(self) -> None:
+    def _let_go(self) -> None:
         context.clear_current()
         self.process.closing = True
         self._control.close()  # the agent ends on this, whatever else went wrong
 
-    async def _reap(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(5):
-                await loop.run_in_executor(None, self._agent.wait, 5)
-        except (TimeoutError, subprocess.TimeoutExpired):
-            self._agent.kill()
-            self._agent.wait()
-        finally:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            os.close(self._lock_fd)
+    def end_now(self) -> None:
+        """The same without an event loop: at the interpreter's exit, or when the loop has been closed. Idempotent."""
+        self._let_go()
+        _end_agent(self._agent)
+        self._directory.remove()
+        self.process.store.close()
+
+    def forget(self) -> None:
+        """In the child of a fork: let go of what tells the agent, by being closed, that the parent has ended."""
+        self._control.close()
+        self._directory.forget()
+        self._agent.returncode = 0  # not this process's child: nothing to wait for
+
+
+async def _ended(pid: int) -> None:
+    """Wait until our child has ended, at most `_AGENT_END` seconds. Does not reap it."""
+    loop = asyncio.get_running_loop()
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:  # reaped already; or a kernel without them, and `_end_agent` waits
+        return
+    ended: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(pidfd, _resolve, ended)
+    try:
+        async with asyncio.timeout(_AGENT_END):
+            await ended
+    except TimeoutError:
+        logger.warning("the node agent, pid %d, does not end and is killed", pid)
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _end_agent(agent: subprocess.Popen[bytes]) -> None:
+    """Reap the agent, which has been told to end; kill it when it does not."""
+    try:
+        agent.wait(_AGENT_END)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        agent.wait()
 
 
 class Init:
@@ -159,7 +201,8 @@ def init(
             raise ValueError(f"zc.init: unknown transport {name!r}; valid ones: {', '.join(known)}")
     if transports is not None and "local" not in transports:
         raise ValueError("zc.init: an embedded node runs on one host and needs the transport 'local'")
-    for key, amount in resources.items():
+    given: Mapping[Any, Any] = resources
+    for key, amount in given.items():
         if not isinstance(key, str) or isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
             raise TypeError(f"zc.init: resources maps names to amounts >= 0, got {key!r}: {amount!r}")
         if key in ("CPU", "GPU"):
@@ -176,53 +219,67 @@ def init(
 
 
 async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Node:
-    global _node  # noqa: PLW0603 - what `shutdown` ends
-    if _node is not None or context.current_or_none() is not None:
+    global _node, _starting  # noqa: PLW0603 - what `shutdown` ends
+    if _node is not None and _node.process.loop.is_closed():  # its program ended without a shutdown
+        _node.end_now()
+        _node = None
+    if _node is not None or _starting:
         raise AlreadyInitialized("zc.init was called before in this process; call 'await zc.shutdown()' first")
+    if context.current_or_none() is not None:
+        raise AlreadyInitialized("zc.init: this is an actor's process, which belongs to a node already; just spawn actors")
     config, _ = load_config(arguments)
     if config.address is not None:
         raise ConnectionLost(
             f"address {config.address!r}: this version runs embedded nodes only and cannot join a cluster; leave the "
             "address (and ZCACTOR_ADDRESS) out"
         )
-    directory, lock_fd = _make_directory()
+    _starting = True
+    try:
+        _node = await _start_node(config, extra["resources"])
+    finally:
+        _starting = False
+    return _node
+
+
+async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
+    raise_descriptor_limit()
     with contextlib.ExitStack() as undo:
-        undo.callback(os.close, lock_fd)
-        undo.callback(shutil.rmtree, directory, ignore_errors=True)
-        agent, control = launch(lock_fd)
-        undo.callback(agent.wait)
+        directory = RunDirectory(base_directory())
+        undo.callback(directory.remove)
+        agent, control = launch(directory.lock_fd)
+        undo.callback(_end_agent, agent)
         undo.callback(control.close)
         loop = asyncio.get_running_loop()
         driver, agent_id = secrets.token_bytes(16), secrets.token_bytes(16)
         secret = secrets.token_bytes(32)
         capacity = config.store_capacity or _default_capacity()
-        plain = {key: value for key, value in asdict(config).items()}
         send_setup(
             control,
             {
-                "directory": str(directory), "token": secret, "agent": agent_id, "driver": driver, "loop": _kind_of(loop),
-                "config": plain, "resources": _resources(config, extra["resources"]), "sys_path": _search_path(),
+                "directory": str(directory.path), "token": secret, "agent": agent_id, "driver": driver,
+                "loop": config.loop, "config": asdict(config), "resources": _resources(config, resources),
                 "cwd": os.getcwd(), "worker": {"store_capacity": capacity, "namespace": config.namespace},
             },
         )  # fmt: skip
         store = Store(capacity, driver)
+        undo.callback(store.close)
         endpoint = LocalEndpoint(
-            directory, driver, secret, store.arena.fd, store.arena.nbytes, config.recv_depth, config.eager_limit
+            directory.path, driver, secret, store.arena.fd, store.arena.nbytes, config.recv_depth, config.eager_limit
         )
         process = Process(driver, "driver", config, loop, store, endpoint)
         process.agent = agent_id
         process.system.print_log = _print_log
-        await endpoint.start(process.accepted)
         try:
+            await endpoint.start(process.accepted)
             await _agent_is_ready(loop, control, agent, config.spawn_timeout)
             await process.connect(agent_id)
         except BaseException:
+            control.close()
             await process.close()
             raise
         undo.pop_all()
     context.set_current(process)
-    _node = Node(config, process, agent, control, directory, lock_fd)
-    return _node
+    return Node(config, process, agent, control, directory)
 
 
 async def _agent_is_ready(
@@ -235,7 +292,7 @@ async def _agent_is_ready(
                 return
     except TimeoutError:
         raise ConnectionLost(f"the node agent did not start within {timeout:g} s (spawn_timeout)") from None
-    status = agent.wait()
+    status = agent.wait(_AGENT_END)
     raise ConnectionLost(f"the node agent ended at its start with status {status}; its own error is printed above")
 
 
@@ -251,38 +308,10 @@ async def shutdown() -> None:
     if _node is None:
         raise NotInitialized("zc.shutdown: the runtime is not running in this process")
     node, _node = _node, None
+    if node.process.loop is not asyncio.get_running_loop():
+        node.end_now()  # its own loop cannot be used from here
+        return
     await node.aclose()
-
-
-def _make_directory() -> tuple[Path, int]:
-    """A fresh private run directory, locked for as long as its owner or its agent lives."""
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    if not os.access(base, os.W_OK):
-        base = Path(tempfile.gettempdir())
-    _sweep(base)
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))  # mode 0700
-    lock_fd = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return directory, lock_fd
-
-
-def _sweep(base: Path) -> None:
-    """Remove run directories that were left when a whole control group was killed at once."""
-    for directory in base.glob(f"{_PREFIX}*"):
-        try:
-            if time.time() - directory.stat().st_mtime < _STALE_AFTER or directory.stat().st_uid != os.getuid():
-                continue
-            fd = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue  # its owner lives
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-        finally:
-            os.close(fd)
 
 
 def _default_capacity() -> int:
@@ -292,34 +321,44 @@ def _default_capacity() -> int:
 
 def _resources(config: Config, custom: Mapping[str, float]) -> dict[str, float]:
     gpus = config.num_gpus if config.num_gpus is not None else len(list(Path("/dev").glob("nvidia[0-9]*")))
-    total = {"CPU": float(config.num_cpus if config.num_cpus is not None else os.cpu_count() or 1), **custom}
+    total = {"CPU": float(config.num_cpus if config.num_cpus is not None else len(os.sched_getaffinity(0))), **custom}
     if gpus:
         total["GPU"] = float(gpus)
     return total
 
 
-def _search_path() -> list[str]:
-    """This process's import path, made absolute: workers import what the driver can."""
-    return [str(Path(entry).absolute()) if not os.path.isabs(entry) else entry for entry in sys.path]  # noqa: PTH117
-
-
-def _kind_of(loop: asyncio.AbstractEventLoop) -> str:
-    return "uvloop" if type(loop).__module__.startswith("uvloop") else "asyncio"
-
-
 def _print_log(stream: str, text: str) -> None:
     """Actors' output, to whatever ``sys.stdout`` is now (a notebook's, a test's capture)."""
     file = sys.stderr if stream == "stderr" else sys.stdout
-    if file is not None:
+    if file is None:
+        return
+    try:
         file.write(text)
-        file.flush()
+    except UnicodeEncodeError:  # a standard output that is not UTF-8
+        encoding = getattr(file, "encoding", None) or "ascii"
+        file.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    file.flush()
 
 
 def _after_fork() -> None:
+    """In the child: the parent's runtime is not ours, and must not notice us."""
+    global _node  # noqa: PLW0603
     process = context.current_or_none()
     if process is not None:
         process.abandon()
         context.mark_forked(os.getppid())
+    if _node is not None:
+        _node.forget()
+        _node = None
+
+
+def _at_exit() -> None:
+    """The program ends without `shutdown`: leave nothing behind."""
+    global _node  # noqa: PLW0603
+    if _node is not None:
+        node, _node = _node, None
+        node.end_now()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

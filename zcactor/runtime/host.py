@@ -23,7 +23,7 @@ from zcactor.runtime.producer import AsyncProducer, SyncProducer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from zcactor.rpc.session import Incoming
+    from zcactor.rpc.incoming import Incoming
     from zcactor.runtime.process import Process
 
 __all__ = ["ActorHost", "current_call"]
@@ -33,6 +33,10 @@ current_call: contextvars.ContextVar[Any] = contextvars.ContextVar("zcactor_curr
 """The `Incoming` that a task of a system actor serves."""
 
 _NO_KWARGS: dict[str, Any] = {}
+_KWARGS = int(Flags.KWARGS)
+_OK = int(Status.OK)
+_ASYNC = int(MethodKind.ASYNC)
+_GENERATOR = int(MethodKind.GENERATOR)
 ASYNC_CONCURRENCY = 1000
 """Default ``max_concurrency`` of async methods: tasks are cheap, but each may hold arrays."""
 
@@ -60,11 +64,11 @@ class ActorHost:
         self.interface = Interface.of(actor_class)
         self.instance: Any = None
         self.stopping = False
-        self.open_calls = 0
         self._methods: list[Callable[..., Any]] = []
         self._pack = process.marshaller.pack
         self._unpack = process.marshaller.unpack
         self._drained: asyncio.Future[None] | None = None
+        self._is_system = index <= process.last_system_index
         self._context = contextvars.copy_context()
         self._context.run(current_host.set, self)
         limit: int | None = options.get("max_concurrency")
@@ -132,7 +136,7 @@ class ActorHost:
         await asyncio.sleep(0)  # calls that were sent before the request to stop are in the sockets: take them in
         await asyncio.sleep(0)
         self.stopping = True
-        if self.open_calls:
+        if self.busy:
             self._drained = self.process.loop.create_future()
             await self._drained
         await self._leave()
@@ -201,7 +205,6 @@ class ActorHost:
         if incoming.code >= len(self._methods):
             self._fail(incoming, AttributeError(f"{self.label} has no method number {incoming.code}"))
             return
-        self.open_calls += 1
         if incoming.timeout_ns:
             incoming.deadline = self.process.loop.time() + incoming.timeout_ns * 1e-9
         if incoming.parts and not incoming.blockers:
@@ -228,7 +231,7 @@ class ActorHost:
             incoming.payload = _Prepared(error)
             return
         incoming.payload = _Prepared(arguments)
-        values = arguments[:-1] + list(arguments[-1].values()) if incoming.flags & Flags.KWARGS else arguments
+        values = arguments[:-1] + list(arguments[-1].values()) if incoming.flags & _KWARGS else arguments
 
         def arrived(_: Any) -> None:
             incoming.blockers -= 1
@@ -242,13 +245,15 @@ class ActorHost:
 
     def _arguments(self, incoming: Incoming) -> tuple[list[Any], dict[str, Any]]:
         payload = incoming.payload
+        if type(payload) is list:
+            return payload, _NO_KWARGS
         if type(payload) is _Prepared:
             values = payload.take()
         else:
             values = self._unpack(payload, incoming.parts, incoming.flags)
         incoming.payload = b""
         incoming.parts = ()
-        if incoming.flags & Flags.KWARGS:
+        if incoming.flags & _KWARGS:
             return values[:-1], values[-1]
         return values, _NO_KWARGS
 
@@ -260,7 +265,7 @@ class ActorHost:
         if incoming.cancelled:
             self._answer_status(incoming, Status.CANCELLED)
             return
-        if spec.kind == MethodKind.GENERATOR:
+        if spec.kind == _GENERATOR:
             self._start_generator(incoming, spec)
             return
         session = incoming.session
@@ -270,7 +275,11 @@ class ActorHost:
                 call_deadline.set(incoming.deadline)
             try:
                 args, kwargs = self._arguments(incoming)
-                result = self._methods[incoming.code](*args, **kwargs)
+                if kwargs:
+                    result = self._methods[incoming.code](*args, **kwargs)
+                else:
+                    result = self._methods[incoming.code](*args)
+                incoming.payload = b""
                 del args, kwargs  # leases that the method did not keep go back with the answer
             finally:
                 if incoming.deadline:
@@ -278,12 +287,10 @@ class ActorHost:
             if type(result) is CoroutineType:  # a plain function that returns a coroutine, a decorated async one
                 self.process.loop.call_soon_threadsafe(self._adopt_coroutine, incoming, result)
                 return
-            payload, parts, flags = self._pack(result)
+            self._answer_value(incoming, result, more=more)
+            del result
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: they are the caller's to see
             self._fail(incoming, error, more=more)
-        else:
-            del result
-            self._answer(incoming, payload, parts, flags, more=more)
         finally:
             if held:
                 session.unhold_releases()
@@ -293,32 +300,43 @@ class ActorHost:
         try:
             args, kwargs = self._arguments(incoming)
             result = self._context.run(self._methods[incoming.code], *args, **kwargs)
+            incoming.payload = b""
             del args, kwargs
-            payload, parts, flags = self._pack(result)
+            self._answer_value(incoming, result)
         except BaseException as error:  # noqa: BLE001 - as in _run_sync
             self._fail(incoming, error)
-        else:
-            self._answer(incoming, payload, parts, flags)
 
     def _start_async(self, incoming: Incoming, spec: MethodSpec, lane: Lane) -> None:
-        run = self._run_stream if spec.kind == MethodKind.ASYNC_GENERATOR else self._run_async
-        incoming.task = self.process.loop.create_task(run(incoming, lane), context=self._context.copy())
+        run = self._run_async if spec.kind == _ASYNC else self._run_stream
+        incoming.task = asyncio.Task(run(incoming, lane), loop=self.process.loop, context=self._context.copy())
 
     async def _run_async(self, incoming: Incoming, lane: Lane) -> None:
         mailbox = self._by_code[incoming.code]
-        mailbox.task_began(lane)
+        lane.async_unstarted -= 1
+        if lane.held:
+            mailbox.pump(lane)
         try:
             if incoming.cancelled:
                 raise asyncio.CancelledError
             incoming.started = True
             if incoming.deadline:
                 call_deadline.set(incoming.deadline)
-            if self.index <= self.process.last_system_index:
+            if self._is_system:
                 current_call.set(incoming)
-            args, kwargs = self._arguments(incoming)
-            result = await self._methods[incoming.code](*args, **kwargs)
-            del args, kwargs
-            payload, parts, flags = self._pack(result)
+            payload = incoming.payload
+            if type(payload) is list:
+                incoming.payload = b""
+                result = await self._methods[incoming.code](*payload)
+                del payload
+            else:
+                del payload
+                args, kwargs = self._arguments(incoming)
+                result = await self._methods[incoming.code](*args, **kwargs)
+                del args, kwargs
+            session = incoming.session
+            if session.wire is None or self.stopping or not session.respond_plain(incoming, result):
+                self._answer_value(incoming, result)
+            del result
         except asyncio.CancelledError as error:
             if incoming.cancelled:
                 self._answer_status(incoming, Status.CANCELLED)
@@ -326,19 +344,15 @@ class ActorHost:
                 self._fail(incoming, error)
         except BaseException as error:  # noqa: BLE001 - as in _run_sync
             self._fail(incoming, error)
-        else:
-            self._answer(incoming, payload, parts, flags)
         finally:
             mailbox.task_ended()
 
     def _adopt_coroutine(self, incoming: Incoming, coroutine: Any) -> None:
         async def finish() -> None:
             try:
-                payload, parts, flags = self._pack(await coroutine)
+                self._answer_value(incoming, await coroutine)
             except BaseException as error:  # noqa: BLE001 - as in _run_sync
                 self._fail(incoming, error)
-            else:
-                self._answer(incoming, payload, parts, flags)
 
         incoming.task = self.process.loop.create_task(finish(), context=self._context.copy())
 
@@ -390,37 +404,46 @@ class ActorHost:
 
     # ---------------------------------------------------------------- answering
 
-    def _answer(self, incoming: Incoming, payload: Any, parts: Any, flags: int, *, more: bool = False) -> None:
-        incoming.session.respond(incoming, Status.OK, payload, parts, flags, more=more)
-        self._closed_call()
+    def _answer_value(self, incoming: Incoming, value: Any, *, more: bool = False) -> None:
+        """Answer with a result. Raises what packing it raises, and then nothing was sent."""
+        session = incoming.session
+        if session.wire is None or not session.respond_plain(incoming, value, more=more):
+            payload, parts, flags = self._pack(value)
+            del value
+            session.respond(incoming, _OK, payload, parts, flags, more=more)
+        if self.stopping:
+            self._one_closed()
 
     def _answer_status(self, incoming: Incoming, status: int) -> None:
         incoming.session.respond(incoming, status, b"", (), 0)
-        self._closed_call()
+        if self.stopping:
+            self._one_closed()
 
     def _fail(self, incoming: Incoming, error: BaseException, *, more: bool = False) -> None:
         """Answer with an exception. The traceback's frames are cleared, or they would keep arguments alive."""
+        label = getattr(error, "__zcactor_label__", self.label)
         try:
-            label = getattr(error, "__zcactor_label__", self.label)
             payload, parts, flags = self._pack(Failure(error, label))
         except ZcactorError as unpackable:  # the store is full: the text must get through all the same
-            payload, parts, flags = self._pack(Failure(type(error)(str(unpackable)), self.label))
+            payload, parts, flags = self._pack(Failure(type(error)(str(unpackable)), label))
         incoming.session.respond(incoming, Status.ERROR, payload, parts, flags, more=more)
         error.__traceback__ = None
-        self._closed_call()
-
-    def _closed_call(self) -> None:
-        if threading.get_ident() == self.process.thread:
-            self._one_closed()
-        elif self._drained is not None or self.stopping:
-            self.process.loop.call_soon_threadsafe(self._one_closed)
-        else:
+        if self.stopping:
             self._one_closed()
 
     def _one_closed(self) -> None:
-        self.open_calls -= 1
-        if self._drained is not None and self.open_calls <= 0 and not self._drained.done():
+        """A call has ended while the actor stops. From any thread."""
+        if threading.get_ident() != self.process.thread:
+            self.process.loop.call_soon_threadsafe(self._one_closed)
+        elif self._drained is not None and not self._drained.done() and not self.busy:
             self._drained.set_result(None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is open here."""
+        return any(
+            incoming.host is self for session in self.process.all_sessions() for incoming in list(session.incoming.values())
+        )
 
     def cancel(self, incoming: Incoming) -> None:
         """The caller cancelled, or is gone. On the loop's thread."""

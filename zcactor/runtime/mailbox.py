@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from zcactor.rpc.session import Incoming
+    from zcactor.rpc.incoming import Incoming
 
 __all__ = ["Lane", "Mailbox"]
 
-_THREADED = (MethodKind.SYNC, MethodKind.GENERATOR)
+_THREADED = frozenset({int(MethodKind.SYNC), int(MethodKind.GENERATOR)})
+_INLINE = int(MethodKind.INLINE)
 
 
 class Lane:
@@ -92,12 +93,28 @@ class Mailbox:
         lane = self._lanes.get(incoming.session)
         if lane is None:
             lane = self._lanes[incoming.session] = Lane()
-        if incoming.blockers and self.steps_out:
-            return  # `unblocked` brings it back
-        if lane.held or not self._may_start(lane, incoming, spec):
+        if incoming.blockers:
+            if not self.steps_out:  # else `unblocked` brings it back
+                lane.held.append((incoming, spec))
+        elif lane.held:
             lane.held.append((incoming, spec))
+        # The conditions of `_may_start` and the steps of `_start`, for a call that nothing holds up: most do not wait.
+        elif spec.kind in _THREADED:
+            if lane.async_unstarted:
+                lane.held.append((incoming, spec))
+                return
+            lane.put += 1
+            if len(self._threads) < self.sync_limit and (not self._threads or not self._queue.empty()):
+                self._add_thread()
+            self._queue.put((incoming, spec, lane))
+        elif lane.put != lane.started or self._async_running >= self.async_limit:
+            lane.held.append((incoming, spec))
+        elif spec.kind == _INLINE:
+            self._run_inline(incoming, spec)
         else:
-            self._start(lane, incoming, spec)
+            self._async_running += 1
+            lane.async_unstarted += 1
+            self._start_async(incoming, spec, lane)
 
     def unblocked(self, incoming: Incoming, spec: MethodSpec) -> None:
         """The last argument of `incoming` is here."""
@@ -106,7 +123,7 @@ class Mailbox:
         else:
             lane = self._lanes.get(incoming.session)
             if lane is not None:
-                self._pump(lane)
+                self.pump(lane)
 
     def _may_start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> bool:
         if incoming.blockers:
@@ -119,17 +136,18 @@ class Mailbox:
         kind = spec.kind
         if kind in _THREADED:
             lane.put += 1
-            if not self._threads or (len(self._threads) < self.sync_limit and not self._queue.empty()):
+            if len(self._threads) < self.sync_limit and (not self._threads or not self._queue.empty()):
                 self._add_thread()
             self._queue.put((incoming, spec, lane))
-        elif kind == MethodKind.INLINE:
+        elif kind == _INLINE:
             self._run_inline(incoming, spec)
         else:
             self._async_running += 1
             lane.async_unstarted += 1
             self._start_async(incoming, spec, lane)
 
-    def _pump(self, lane: Lane) -> None:
+    def pump(self, lane: Lane) -> None:
+        """Start what can start of a lane."""
         held = lane.held
         while held and self._may_start(lane, *held[0]):
             self._start(lane, *held.popleft())
@@ -138,13 +156,13 @@ class Mailbox:
         """Something that held calls up has changed."""
         for lane in self._lanes.values():
             if lane.held:
-                self._pump(lane)
+                self.pump(lane)
 
     def task_began(self, lane: Lane) -> None:
         """The first step of an async call is about to run."""
         lane.async_unstarted -= 1
         if lane.held:
-            self._pump(lane)
+            self.pump(lane)
 
     def task_ended(self) -> None:
         """An async call is over."""
@@ -166,7 +184,7 @@ class Mailbox:
         for entry in lane.held:
             if entry[0] is incoming:
                 lane.held.remove(entry)
-                self._pump(lane)
+                self.pump(lane)
                 return True
         return False
 
@@ -204,7 +222,7 @@ class Mailbox:
             with lock:
                 lane.started += 1
             if lane.held:
-                self.loop.call_soon_threadsafe(self._pump, lane)
+                self.loop.call_soon_threadsafe(self.pump, lane)
             run(incoming, spec, not empty())
             del work, incoming, lane  # what a call held must not live until the next one comes
 

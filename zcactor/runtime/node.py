@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -18,13 +19,19 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["launch", "main", "send_setup"]
+__all__ = ["launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
 
+_BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from zcactor.runtime.node import main; main({fd}, {lock_fd})"
+_SECRETS = ("ZCACTOR_TOKEN",)
+"""Variables that actors have no business with; the environment of a process can be read by others of the same user."""
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
-_BOOTSTRAP = "import sys; sys.path.insert(0, {path!r}); from zcactor.runtime.node import main; main({fd})"
 _LENGTH = struct.Struct("<I")
 AGENT_ARENA = 1 << 20
 """Bytes of the agent's arena: it keeps no arrays, only large recipes on their way."""
+_DESCRIPTORS = 1 << 16
+"""Enough for thousands of actors; no more, because there are programs that walk through all that they might have."""
+_ZYGOTE_END = 2.0
+"""Seconds that the zygote gets to end its workers."""
 
 
 def launch(lock_fd: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -35,16 +42,37 @@ def launch(lock_fd: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
     Args:
         lock_fd: descriptor of the run directory's lock, inherited so that the lock is held as long as either lives.
+
+    Raises:
+        OSError: the process could not be started.
+        RuntimeError: this interpreter does not know its own executable.
     """
+    if not sys.executable:
+        raise RuntimeError("zc.init: sys.executable is empty: set it to a Python interpreter that can run the node agent")
     ours, theirs = socket.socketpair()
     with theirs:
-        child = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-            [sys.executable, *_interpreter_flags(), "-c", _BOOTSTRAP.format(path=_PACKAGE_PARENT, fd=theirs.fileno())],
-            pass_fds=(theirs.fileno(), lock_fd),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        code = _BOOTSTRAP.format(path=search_path(), fd=theirs.fileno(), lock_fd=lock_fd)
+        try:
+            child = subprocess.Popen(
+                [sys.executable, *_interpreter_flags(), "-c", code],
+                pass_fds=(theirs.fileno(), lock_fd),
+                stdin=subprocess.DEVNULL,
+                env={key: value for key, value in os.environ.items() if key not in _SECRETS},
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
     return child, ours
+
+
+def search_path() -> list[str]:
+    """This process's import path, made absolute: the node's processes import what this one can."""
+    entries: list[object] = list(sys.path)  # programs put anything there, and the import system passes over what is no text
+    path = [os.path.abspath(entry) for entry in entries if isinstance(entry, str)]
+    if _PACKAGE_PARENT not in path:  # imported in a way of its own
+        path.append(_PACKAGE_PARENT)
+    return path
 
 
 def _interpreter_flags() -> list[str]:
@@ -75,53 +103,75 @@ def _receive_setup(sock: socket.socket) -> dict[str, Any] | None:
     return msgspec.msgpack.decode(b"".join(chunks))  # type: ignore[no-any-return]
 
 
-def main(fd: int) -> None:
-    """Run the agent. Called in the process that `launch` started."""
+def main(fd: int, lock_fd: int) -> None:
+    """Run the agent. Called in the process that `launch` started; does not return."""
     control = socket.socket(fileno=fd)
+    os.set_inheritable(lock_fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Everything the zygote is to have imported; the agent needs most of it too.
-    import numpy  # noqa: ICN001, F401
-
-    from zcactor.runtime import agent, pool, zygote
-    from zcactor.runtime import worker as worker_module
+    from zcactor.runtime import worker as worker_module  # what workers need: the zygote shares it with them
+    from zcactor.runtime import zygote
 
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: F401
-    import cloudpickle  # noqa: F401
-
-    del agent, pool
     setup = _receive_setup(control)
     if setup is None:
         return
-    sys.path[:] = setup["sys_path"]
     sys.argv[:] = [""]
     with contextlib.suppress(OSError):
         os.chdir(setup["cwd"])
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
-        ours.close()
-        control.close()
+        for file in (ours, control):
+            file.close()
+        os.close(lock_fd)
+        import cloudpickle  # noqa: F401 - imported here and not before the fork: the agent goes on meanwhile
+        import numpy.random  # noqa: ICN001, F401
+
         zygote.run_zygote(theirs, worker_module.become_worker)
         os._exit(0)
     theirs.close()
     from zcactor.runtime.loops import new_event_loop
 
-    loop = new_event_loop(setup["loop"])
-    asyncio.set_event_loop(loop)
+    zygote.adopt_orphans()
+    status = 1
     try:
+        loop = new_event_loop(setup["loop"])
+        asyncio.set_event_loop(loop)
         loop.run_until_complete(_serve(loop, control, ours, setup))
+        status = 0
+    except BaseException:  # noqa: BLE001 - the last frame of a process: report, clean up, leave
+        sys.excepthook(*sys.exc_info())
     finally:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+        ours.close()
+        _end_zygote(pid)
+        zygote.kill_orphans()
         shutil.rmtree(setup["directory"], ignore_errors=True)
+        os._exit(status)
 
 
-def _raise_descriptor_limit() -> None:
-    """As many descriptors as we may have: each worker takes the agent four."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _end_zygote(pid: int) -> None:
+    """Wait until the zygote has ended, which it does when its socket closes; kill it where it does not."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if not poll.poll(_ZYGOTE_END * 1000):
+        os.kill(pid, signal.SIGKILL)
+    os.close(pidfd)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def raise_descriptor_limit() -> None:
+    """As many descriptors as we may have, within reason: a connection takes two, and a worker the agent four."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(loop: asyncio.AbstractEventLoop, control: socket.socket, zygote: socket.socket, setup: dict[str, Any]) -> None:
@@ -144,22 +194,23 @@ async def _serve(loop: asyncio.AbstractEventLoop, control: socket.socket, zygote
     pool = Pool(
         loop, zygote, {**setup["worker"], "directory": setup["directory"], "token": setup["token"], "agent": setup["agent"],
                        "loop": setup["loop"], "config": setup["config"], "node": setup["agent"].hex()},
-        output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: finish(),
+        output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.finish(),
     )  # fmt: skip
     node = NodeAgent(process, pool, setup["resources"])
     node.driver = setup["driver"]
     process.add_host(AGENT_INDEX, NodeAgent, "node agent", {"max_concurrency": 1 << 20}).adopt(node)
 
-    def finish() -> None:
-        if not node.finished.done():
-            node.finished.set_result(None)
+    def told_to_end() -> None:
+        process.start_task(node.shutdown(0.0))
 
     def driver_gone() -> None:
         loop.remove_reader(control.fileno())
-        process.start_task(node.shutdown(0.0))
+        told_to_end()
 
     control.setblocking(False)
     loop.add_reader(control.fileno(), driver_gone)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, told_to_end)
     await endpoint.start(process.accepted)
     control.send(b"r")
     await node.finished

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import os
 import secrets
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from zcactor.runtime.output import LineReader
 from zcactor.runtime.zygote import ZYGOTE_MESSAGE, kill_group
 
 __all__ = ["Pool", "WorkerRecord", "describe_exit"]
 
 _encode = msgspec.msgpack.encode
-_OUTPUT_READ = 64 << 10
-_LINE_LIMIT = 16 << 10
-"""Bytes of output held back for the end of a line; a longer line is passed on in pieces."""
+_FORKING = 8
+"""Requests that the zygote has at once: enough that it never waits, and few enough that neither side's socket fills up, on
+which both would wait for each other."""
+_LAST_READS = 64
+"""Reads of one pipe at the end; bounded because something that a worker left behind may go on printing."""
 
 
 def describe_exit(status: int | None) -> str:
@@ -37,56 +42,42 @@ def describe_exit(status: int | None) -> str:
 class WorkerRecord:
     """One worker process."""
 
-    def __init__(self, process: bytes, loop: asyncio.AbstractEventLoop, *, shared: bool) -> None:
+    def __init__(self, process: bytes, loop: asyncio.AbstractEventLoop, label: str, *, shared: bool) -> None:
         self.process = process
         self.shared = shared
         self.pid = 0
-        self.label = "worker"
+        """0 until it is forked."""
+        self.label = label
+        """How its output is marked."""
         self.actors: set[Any] = set()
         self.next_index = 2
-        self.started: asyncio.Future[int] = loop.create_future()
-        """The pid, once forked."""
         self.ready: asyncio.Future[None] = loop.create_future()
         """Set when the worker has reported; fails when it ends before."""
         self.ended: asyncio.Future[str] = loop.create_future()
         """Why it ended, once it has."""
         self.leaving = False
+        self.doomed = False
+        """It is to be killed, as soon as it exists."""
+        self.cause: str | None = None
+        """Why it was killed; None when the kernel's word on its end is the best there is."""
 
     def take_index(self) -> int:
         """A fresh actor index in this worker."""
         self.next_index += 1
         return self.next_index - 1
 
-    def kill(self) -> None:
-        """SIGKILL to it and to all it has started."""
-        if self.pid and not self.ended.done():
+    def kill(self, cause: str | None = None) -> None:
+        """SIGKILL to it and to all it has started, now or when it is forked.
+
+        Args:
+            cause: what `ended` is to tell; None for what the kernel reports.
+        """
+        if self.ended.done():
+            return
+        self.doomed = True
+        self.cause = self.cause or cause
+        if self.pid:
             kill_group(self.pid)
-
-
-class _Output:
-    """Lines from one worker's standard output or error."""
-
-    def __init__(self, fd: int, name: str, record: WorkerRecord, emit: Callable[[str, WorkerRecord, list[str]], None]) -> None:
-        self.fd = fd
-        self._name = name
-        self._record = record
-        self._emit = emit
-        self._rest = b""
-
-    def readable(self) -> bool:
-        """Read what is there. False at the end of the output."""
-        try:
-            data = os.read(self.fd, _OUTPUT_READ)
-        except BlockingIOError:
-            return True
-        *lines, rest = (self._rest + data).split(b"\n")
-        if rest and (not data or len(rest) > _LINE_LIMIT):
-            lines.append(rest)
-            rest = b""
-        self._rest = rest
-        if lines:
-            self._emit(self._name, self._record, [line.decode(errors="replace") for line in lines])
-        return bool(data)
 
 
 class Pool:
@@ -119,35 +110,67 @@ class Pool:
         self._ended = ended
         self._lost = lost
         self._by_pid: dict[int, WorkerRecord] = {}
-        self._forking: list[WorkerRecord] = []
-        self._outputs: dict[int, _Output] = {}
+        self._directory = Path(self._setup["directory"])
+        self._requests: deque[tuple[WorkerRecord, bytes, list[int]]] = deque()
+        self._forking: deque[WorkerRecord] = deque()
+        self._outputs: dict[int, LineReader] = {}
         zygote.setblocking(False)
         loop.add_reader(zygote.fileno(), self._from_zygote)
 
-    def start(self, env: Mapping[str, str], *, shared: bool) -> WorkerRecord:
-        """Ask for a worker; `WorkerRecord.ready` tells when it serves."""
-        record = WorkerRecord(secrets.token_bytes(16), self.loop, shared=shared)
-        ends = []
-        for name in ("stdout", "stderr"):
-            read, write = os.pipe()
-            os.set_blocking(read, False)
-            output = _Output(read, name, record, self._output)
-            self._outputs[read] = output
-            self.loop.add_reader(read, self._output_readable, output)
-            ends.append(write)
-        request = _encode({**self._setup, "process": record.process, "env": dict(env)})
+    def start(self, label: str, env: Mapping[str, str], *, shared: bool) -> WorkerRecord:
+        """Ask for a worker; `WorkerRecord.ready` tells when it serves.
+
+        Raises:
+            ValueError: `env` is too large.
+            OSError: no descriptors are left.
+        """
+        record = WorkerRecord(secrets.token_bytes(16), self.loop, label, shared=shared)
+        request = _encode({**self._setup, "process": record.process, "env": dict(env), "label": label})
         if len(request) > ZYGOTE_MESSAGE:
             raise ValueError(f"the environment of an actor has {len(request)} bytes; at most {ZYGOTE_MESSAGE} are possible")
-        self._zygote.setblocking(True)  # a fork takes milliseconds, a full queue of requests drains
+        pipes: list[tuple[int, int]] = []
         try:
-            socket.send_fds(self._zygote, [request], ends)
-        finally:
-            self._zygote.setblocking(False)
+            pipes.append(os.pipe())
+            pipes.append(os.pipe())
+        except OSError:
+            for fd in (fd for pipe in pipes for fd in pipe):
+                os.close(fd)
+            raise
+        for name, (read, _) in zip(("stdout", "stderr"), pipes, strict=True):
+            os.set_blocking(read, False)
+            self._outputs[read] = LineReader(read, functools.partial(self._output, name, record))
+            self.loop.add_reader(read, self._output_readable, self._outputs[read])
+        self.by_process[record.process] = record
+        self._requests.append((record, request, [write for _, write in pipes]))
+        self._request()
+        return record
+
+    def _request(self) -> None:
+        """Send what the zygote can take."""
+        while self._requests and len(self._forking) < _FORKING:
+            record, request, ends = self._requests[0]
+            if record.doomed:
+                self._requests.popleft()
+                for fd in ends:
+                    os.close(fd)
+                self._end(record, "it was not needed any more")
+                continue
+            try:
+                socket.send_fds(self._zygote, [request], ends)
+            except BlockingIOError:
+                if self._forking:
+                    return  # its next report brings us back
+                self._zygote.setblocking(True)  # one large message, and a zygote that has nothing else to do
+                try:
+                    socket.send_fds(self._zygote, [request], ends)
+                finally:
+                    self._zygote.setblocking(False)
+            except OSError:  # the zygote is gone, and `_from_zygote` is about to read so
+                return
+            self._requests.popleft()
+            self._forking.append(record)
             for fd in ends:
                 os.close(fd)
-        self._forking.append(record)
-        self.by_process[record.process] = record
-        return record
 
     def _from_zygote(self) -> None:
         while True:
@@ -159,6 +182,7 @@ class Pool:
                 message = b""
             if not message:
                 self.loop.remove_reader(self._zygote.fileno())
+                self.kill_all(None)
                 self._lost()
                 return
             report = msgspec.msgpack.decode(message)
@@ -167,36 +191,53 @@ class Pool:
                 record = self._by_pid.pop(pid, None)
                 if record is not None:
                     self._end(record, describe_exit(report["status"]))
-            else:
-                record = self._forking.pop(0)
+                continue
+            record = self._forking.popleft()
+            if pid:
                 record.pid = pid
                 self._by_pid[pid] = record
-                record.started.set_result(pid)
+                if record.doomed:
+                    record.kill()
+            else:
+                self._end(record, f"no process could be forked: {report['error']}")
+            self._request()
 
     def _end(self, record: WorkerRecord, cause: str) -> None:
         self.by_process.pop(record.process, None)
-        kill_group(record.pid)  # what it has started and left behind
+        if record.pid:
+            kill_group(record.pid)  # what it has started and left behind
+        cause = record.cause or cause
         if not record.ready.done():
-            record.ready.set_exception(RuntimeError(f"a worker ended before it was ready: {cause}"))
+            record.ready.set_exception(RuntimeError(cause))
             record.ready.exception()
         record.ended.set_result(cause)
+        self._directory.joinpath(f"{record.process.hex()}.sock").unlink(missing_ok=True)
         self._ended(record)
 
-    def _output_readable(self, output: _Output) -> None:
-        if not output.readable():
-            self.loop.remove_reader(output.fd)
-            del self._outputs[output.fd]
-            os.close(output.fd)
+    def _output_readable(self, output: LineReader) -> bool:
+        more = output.read()
+        if more is False:
+            self._close_output(output)
+        return bool(more)
+
+    def _close_output(self, output: LineReader) -> None:
+        self.loop.remove_reader(output.fd)
+        del self._outputs[output.fd]
+        output.end()
 
     def drain_output(self) -> None:
-        """Pass on what workers have printed up to now."""
+        """Pass on what workers have printed up to now, and read no more."""
         for output in list(self._outputs.values()):
-            self._output_readable(output)
+            for _ in range(_LAST_READS):
+                if not self._output_readable(output):
+                    break
+            if output.fd in self._outputs:
+                self._close_output(output)
 
-    def kill_all(self) -> None:
-        """SIGKILL to every worker."""
+    def kill_all(self, cause: str | None) -> None:
+        """SIGKILL to every worker and to all they have started."""
         for record in self.by_process.values():
-            record.kill()
+            record.kill(cause)
 
     async def wait_all(self, timeout: float) -> None:  # noqa: ASYNC109 - bounds a shutdown
         """Wait until no worker is left, at most `timeout` seconds."""
@@ -205,11 +246,12 @@ class Pool:
             await asyncio.wait(ending, timeout=timeout)
 
     def close(self) -> None:
-        """Let the zygote end, and with it every worker that is left."""
-        with contextlib.suppress(ValueError):
-            self.loop.remove_reader(self._zygote.fileno())
+        """Let the zygote end, and with it every worker that is left. No loop is needed any more."""
         self._zygote.close()
-        for fd in self._outputs:
-            self.loop.remove_reader(fd)
-            os.close(fd)
+        for output in list(self._outputs.values()):
+            output.end()
         self._outputs.clear()
+        for _, _, ends in self._requests:
+            for fd in ends:
+                os.close(fd)
+        self._requests.clear()

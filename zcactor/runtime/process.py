@@ -21,7 +21,7 @@ from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError, RemoteErro
 from zcactor.future import ObjectRef, OwnRef, RefHolder
 from zcactor.handle import ActorHold, RemoteActor
 from zcactor.interface import Interface
-from zcactor.marshal import Marshaller
+from zcactor.marshal import Marshaller, arrays
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
@@ -37,7 +37,7 @@ from zcactor.transport.loopback import loopback_pair
 
 if TYPE_CHECKING:
     from zcactor.config import Config
-    from zcactor.rpc.session import Incoming
+    from zcactor.rpc.incoming import Incoming
     from zcactor.transport.base import Connection, Endpoint
 
 __all__ = ["Process"]
@@ -96,6 +96,7 @@ class Process:
         self.agent: bytes = process if role == "agent" else b""
         """Process id of the node agent."""
         self.namespace = config.namespace
+        self.dtype_codes, self.dtypes = arrays.known_codes, arrays.known_dtypes
         self.hosts: dict[int, ActorHost] = {}
         self.remotes: weakref.WeakValueDictionary[bytes, RemoteActor] = weakref.WeakValueDictionary()
         """Actors that handles in this process stand for, by actor id."""
@@ -281,7 +282,7 @@ class Process:
             address = connection.map(offset, nbytes, writable=writable)
             mapping = connection.writable_mapping if writable else connection.mapping
             holder = Lease(
-                owner, object_id, offset, nbytes, address, mapping=mapping, release=session.release, writable=writable
+                owner, object_id, offset, nbytes, address, mapping, session.release, writable
             )
         elif kind == RegionKind.REF:
             holder = RefHolder(owner, object_id, session.release)
@@ -326,7 +327,7 @@ class Process:
         if isinstance(holder, OwnRef):
             return holder.call
         owner = holder.owner if isinstance(holder, RefHolder) else b""
-        call = Call(owner)
+        call = Call(owner, self.loop, self.thread)
         call.label = label
         call.holder = holder
         call.retrieved = True
@@ -359,7 +360,7 @@ class Process:
     def _ask(self, session: Session, index: int, interface: Interface, method: str, args: Sequence[Any]) -> ObjectRef[Any]:
         spec = interface.by_name[method]
         payload, parts, flags = self.marshaller.pack_call(tuple(args), {})
-        call = Call(self.process)
+        call = Call(self.process, self.loop, self.thread)
         call.label = spec.label
         session.send_call(call, index, spec.code, flags, 0, payload, parts)
         return ObjectRef(call)

@@ -11,7 +11,7 @@ from zcactor.rpc.messages import Status
 from zcactor.rpc.stream import STREAM_WINDOW
 
 if TYPE_CHECKING:
-    from zcactor.rpc.session import Incoming
+    from zcactor.rpc.incoming import Incoming
 
 __all__ = ["AsyncProducer", "SyncProducer"]
 

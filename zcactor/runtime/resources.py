@@ -29,8 +29,8 @@ def request_of(options: Mapping[str, object]) -> dict[str, float]:
 class Ledger:
     """What there is, what is free, and who waits. Pure: a grant is a callback.
 
-    Requests are served first come, first served: a small one does not overtake a large one, or the large one might wait
-    for ever.
+    Requests are served first come, first served: a small one does not overtake a large one that waits for the same
+    resource, or the large one might wait for ever. Requests that have no resource in common do not wait for each other.
 
     Args:
         total: amounts by name.
@@ -71,7 +71,8 @@ class Ledger:
     def release(self, request: Mapping[str, float]) -> None:
         """Give back what `acquire` granted."""
         for name, amount in request.items():
-            self.free[name] = min(self.free[name] + amount, self.total[name])
+            left = min(self.free[name] + amount, self.total[name])
+            self.free[name] = self.total[name] if self.total[name] - left < _EPSILON else left
         self._serve()
 
     @property
@@ -80,11 +81,18 @@ class Ledger:
         return len(self._waiting)
 
     def _serve(self) -> None:
-        while self._waiting:
-            request, granted = self._waiting[0]
-            if any(self.free.get(name, 0.0) + _EPSILON < amount for name, amount in request.items()):
-                return
-            self._waiting.popleft()
-            for name, amount in request.items():
-                self.free[name] -= amount
-            granted()
+        """Grant what fits, in order; what waits keeps its resources' names from those behind it."""
+        awaited: set[str] = set()
+        waiting, self._waiting = self._waiting, deque()
+        granted = []
+        for entry in waiting:
+            request = entry[0]
+            if awaited.isdisjoint(request) and all(self.free[name] + _EPSILON >= n for name, n in request.items()):
+                for name, amount in request.items():
+                    self.free[name] = max(self.free[name] - amount, 0.0)
+                granted.append(entry[1])
+            else:
+                awaited.update(request)
+                self._waiting.append(entry)
+        for grant in granted:
+            grant()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ObjectLost
+from zcactor.future import packed_result
 from zcactor.interface import MARK
 from zcactor.marshal.sealed import Sealed
 from zcactor.rpc.call import Call
@@ -22,6 +24,11 @@ def inline(function: Any) -> Any:
     """Mark a system method as short."""
     setattr(function, MARK, {"inline": True})
     return function
+
+
+def _settle(done: asyncio.Future[None], _: Call) -> None:
+    if not done.done():
+        done.set_result(None)
 
 
 class SystemActor:
@@ -52,12 +59,12 @@ class SystemActor:
             raise ObjectLost(f"promise {object_id:x} is no longer held by its owner, pid {os.getpid()}")
         if not call.done:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            call.add_callback(lambda _: done.done() or done.set_result(None))
+            call.add_callback(functools.partial(_settle, done))
             await done
         call.retrieved = True
         if call.error is not None:
             raise call.error.with_traceback(None)
-        return Sealed(call.payload, call.parts, call.flags, call.status)
+        return Sealed(*packed_result(call), call.status)
 
     async def stats(self) -> Any:
         """This process's `zcactor.observe.stats.Stats`, as a plain mapping."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zcactor import context
 from zcactor.actor import declared_options
@@ -20,7 +22,10 @@ from zcactor.runtime.loops import new_event_loop
 from zcactor.runtime.process import Process
 from zcactor.transport.local import LocalEndpoint
 
-__all__ = ["ActorInfo", "Worker", "become_worker"]
+if TYPE_CHECKING:
+    from zcactor.rpc.session import Session
+
+__all__ = ["ActorInfo", "Worker", "become_worker", "flush_output"]
 
 logger = logging.getLogger("zcactor")
 
@@ -45,7 +50,9 @@ class Worker:
         self.node = node
         self.done: asyncio.Future[None] = process.loop.create_future()
 
-    async def create(self, index: int, actor_id: bytes, object_id: int, restarts: int, options: dict[str, Any], recipe: Sealed) -> None:
+    async def create(
+        self, index: int, actor_id: bytes, object_id: int, restarts: int, options: dict[str, Any], recipe: Sealed
+    ) -> None:
         """Make the actor that the agent has reserved `index` for. Raises what its constructor raises."""
         process = self.process
         # The class is unpickled on the loop: it is needed to lay out the host. The constructor runs in the actor's thread.
@@ -74,6 +81,7 @@ class Worker:
         if host is not None:
             await host.stop()
             self.process.hosts.pop(index, None)
+        flush_output()
 
     async def discard(self, index: int) -> None:
         """End an actor at once (one of several in a shared process)."""
@@ -84,16 +92,37 @@ class Worker:
     async def leave(self, grace: float) -> None:
         """End the process: idle actors are closed first, within `grace` seconds."""
         hosts = [host for index, host in self.process.hosts.items() if index > self.process.last_system_index]
-        idle = [self.process.loop.create_task(host.stop()) for host in hosts if host.instance is not None and not host.open_calls]
+        idle = [self.process.loop.create_task(host.stop()) for host in hosts if host.instance is not None and not host.busy]
         if idle:
             await asyncio.wait(idle, timeout=grace)
-        self.process.loop.call_soon(lambda: self.done.done() or self.done.set_result(None))
+        flush_output()
+        self.process.loop.call_soon(self.finish)
+
+    def session_lost(self, session: Session) -> None:
+        """Without its agent a worker is nobody's."""
+        if session.peer_process == self.process.agent:
+            self.finish()
+
+    def finish(self) -> None:
+        """End the process."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def flush_output() -> None:
+    """Hand over what has been printed without the end of a line: the process may be killed next."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # replaced or closed by user code
+            stream.flush()
 
 
 def become_worker(setup: dict[str, Any]) -> None:
     """Run a worker until its agent is gone or tells it to leave. Called in a fresh fork of the zygote."""
     os.environ.update(setup["env"])
-    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    if "TZ" in setup["env"]:
+        time.tzset()
+    if logging.lastResort is not None:  # what shows records until user code configures logging, which stays free to
+        logging.lastResort.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     loop = new_event_loop(setup["loop"])
     asyncio.set_event_loop(loop)
     loop.run_until_complete(_work(loop, setup))
@@ -113,11 +142,9 @@ async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
     process.system.worker = worker
     context.set_current(process)
     await endpoint.start(process.accepted)
-    process.on_session_lost = lambda session: (
-        worker.done.done() or worker.done.set_result(None) if session.peer_process == process.agent else None
-    )
+    process.on_session_lost = worker.session_lost
     try:
-        await process.ask_agent("worker_ready", setup["process"], os.getpid())
+        await process.ask_agent("worker_ready", setup["process"])
     except ConnectionLost:
         return
     await worker.done

@@ -5,6 +5,7 @@ use both. Forking takes a few milliseconds where starting Python and importing N
 share the imported pages.
 
 It ends when the agent's socket closes, and takes all workers with it; workers end by PR_SET_PDEATHSIG when it is killed.
+It adopts what workers started and left behind (PR_SET_CHILD_SUBREAPER), so that this can be ended too.
 """
 
 from __future__ import annotations
@@ -24,16 +25,56 @@ from typing import Any
 import msgspec
 import numpy as np
 
-__all__ = ["ZYGOTE_MESSAGE", "kill_group", "run_zygote", "set_death_signal"]
+__all__ = ["ZYGOTE_MESSAGE", "adopt_orphans", "kill_group", "kill_orphans", "run_zygote", "set_death_signal"]
 
-ZYGOTE_MESSAGE = 1 << 20
-"""Bytes of the largest request (an actor's environment variables)."""
-_PR_SET_PDEATHSIG = 1
+ZYGOTE_MESSAGE = 128 << 10
+"""Bytes of the largest request (an actor's environment variables): what one message of a socket may surely have."""
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_KILL_ROUNDS = 100
+"""Generations of orphans killed at the end: the children of a killed process become ours, and are next."""
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def set_death_signal() -> None:
     """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_orphans() -> None:
+    """SIGKILL to every child of this process, and to theirs as they become ours. Returns when there are none left.
+
+    A child that cannot be killed (it runs as another user) is left alone.
+    """
+    for _ in range(_KILL_ROUNDS):
+        children = _children()
+        if not children:
+            return
+        killed = 0
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+        if not killed:
+            return
+        for _ in range(killed):
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+
+
+def _children() -> list[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - no pathlib in this process
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return []
 
 
 def kill_group(pid: int) -> None:
@@ -51,6 +92,8 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
     a child has ended, `s` as ``os.waitpid`` gives it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans()
+    _prctl(_PR_SET_NAME, b"zc zygote", 0, 0, 0)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
@@ -61,7 +104,7 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
     children: set[int] = set()
     encode = msgspec.msgpack.encode
     while True:
-        ready, _, _ = select.select([sock, wake_read], [], [])
+        ready, _, _ = select.select([sock.fileno(), wake_read], [], [])
         if wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
@@ -69,19 +112,26 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
                 children.discard(pid)
                 with contextlib.suppress(OSError):  # the agent is gone: the next read says so
                     sock.send(encode({"pid": pid, "status": status}))
-        if sock not in ready:
+        if sock.fileno() not in ready:
             continue
         message, descriptors, _, _ = socket.recv_fds(sock, ZYGOTE_MESSAGE, 2)
         if not message:
             break
         request: dict[str, Any] = msgspec.msgpack.decode(message)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or no memory: the agent tells the spawner
+            for fd in descriptors:
+                os.close(fd)
+            with contextlib.suppress(OSError):
+                sock.send(encode({"pid": 0, "error": str(error)}))
+            continue
         if pid == 0:
             signal.set_wakeup_fd(-1)
             for fd in (wake_read, wake_write):
                 os.close(fd)
             sock.close()
-            _enter_child(descriptors)
+            _enter_child(descriptors, request["label"])
             status = 1
             try:
                 become_worker(request)
@@ -100,6 +150,7 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
             sock.send(encode({"pid": pid}))
     for pid in children:
         kill_group(pid)
+    kill_orphans()
 
 
 def _reap(children: set[int]) -> list[tuple[int, int]]:
@@ -115,13 +166,14 @@ def _reap(children: set[int]) -> list[tuple[int, int]]:
     return ended
 
 
-def _enter_child(descriptors: list[int]) -> None:
+def _enter_child(descriptors: list[int], label: str) -> None:
     """Make the fork a process of its own: session, signals, standard streams, random state."""
     parent = os.getppid()
     os.setsid()
     set_death_signal()
     if os.getppid() != parent:  # the zygote died before the call above took effect
         os._exit(1)
+    _prctl(_PR_SET_NAME, f"zc {label}".encode(errors="replace")[:15], 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -132,4 +184,5 @@ def _enter_child(descriptors: list[int]) -> None:
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115, PTH123
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115, PTH123
     random.seed()
-    np.random.seed()  # noqa: NPY002 - the legacy global state, which users' code may use and a fork would share
+    if "numpy.random" in sys.modules:
+        np.random.seed()  # noqa: NPY002 - the legacy global state, which users' code may use and a fork would share

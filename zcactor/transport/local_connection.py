@@ -17,9 +17,10 @@ import os
 import select
 import struct
 import threading
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.native import hot
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver
 from zcactor.transport.framing import max_frame_for, whole_frames
 from zcactor.transport.sendbuffer import SendBuffer
@@ -92,7 +93,13 @@ class LocalConnection:
         self._hangup = select.epoll(1)
         self._hangup.register(self._fd, select.EPOLLRDHUP)
         self._recv_into = sock.recv_into
-        self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, sock.send)
+        self.native_out: Any = None
+        """The native send buffer, where there is one: whoever writes whole frames may do so without `reserve`."""
+        self._out: Any
+        if hot is None:
+            self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, sock.send)
+        else:
+            self._out = self.native_out = hot.SendBuffer(self.max_frame + LENGTH_PREFIX, sock.fileno())
         # bound here because the rpc layer calls them for every frame: one call less each
         self.reserve: _Reserve = self._out.reserve
         self.commit: _Commit = self._out.commit
@@ -136,9 +143,17 @@ class LocalConnection:
         """Hand over what is committed, by one system call where the peer keeps up. Never blocks."""
         try:
             if self._flush_out():
-                self._on_loop(self._watch_writable)
+                self.send_blocked()
         except OSError as error:
-            self._on_loop(self._on_send_failed, error)
+            self.send_failed(error)
+
+    def send_blocked(self) -> None:
+        """The socket is full: go on when it is not."""
+        self._on_loop(self._watch_writable)
+
+    def send_failed(self, error: OSError) -> None:
+        """The socket is broken."""
+        self._on_loop(self._on_send_failed, error)
 
     def _on_loop(self, callback: Callable[..., object], *args: object) -> None:
         if threading.get_ident() == self._thread:

@@ -1,0 +1,311 @@
+"""The native part gives and takes the same bytes as the Python codec, and survives any bytes at all."""
+
+from __future__ import annotations
+
+import math
+import random
+import socket
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.marshal.arrays import dtype_code, known_codes, known_dtypes
+from zcactor.native import hot
+from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.store import Block, Store
+from zcactor.objectstore.table import LeaseTable
+from zcactor.rpc.codec import TEMPLATE, decode, encode_into, frame_at, frame_size
+from zcactor.rpc.credits import Credits
+from zcactor.rpc.messages import Kind, Status
+
+pytestmark = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
+
+MAX_FRAME = 32768
+US, PEER = b"u" * 16, b"p" * 16
+plain = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 63), (1 << 64) - 1),
+    st.floats(),
+    st.text(max_size=300),
+    st.binary(max_size=300),
+)
+
+
+class Waiting:
+    """Stands for a call that waits."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.count = 0
+
+    def complete_plain(self, value: Any) -> None:
+        self.value = value
+        self.count += 1
+
+
+class End:
+    """A `Wire` whose sent bytes are read back from a socket."""
+
+    def __init__(self, process: bytes = US, peer: bytes = PEER, arena: int = 1 << 20, depth: int = 1024) -> None:
+        if hot is not None:
+            hot.setup(TEMPLATE, ProtocolError, ConnectionLost)
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self.theirs.setblocking(False)
+        self.out = hot.SendBuffer(MAX_FRAME + 4, self.ours.fileno())
+        self.credits = hot.Credits(depth)
+        self.leases = LeaseTable()
+        self.pending: dict[int, Any] = {}
+        self.calls: list[tuple[Any, ...]] = []
+        self.others: list[tuple[Any, ...]] = []
+        self.leased: list[tuple[int, int, int]] = []
+        self.released: list[int] = []
+        self.memory = np.arange(arena, dtype=np.uint8)
+        self.wire = hot.Wire(
+            self.out, self.credits, process, peer, 16384, MAX_FRAME, arena, self.leases, self.pending, self.lease,
+            lambda *a: self.calls.append(a), self.other, Block, known_codes, known_dtypes,
+        )  # fmt: skip
+
+    def lease(self, object_id: int, offset: int, nbytes: int) -> Lease:
+        self.leased.append((object_id, offset, nbytes))
+        address = self.memory.__array_interface__["data"][0] + offset
+        return Lease(PEER, object_id, offset, nbytes, address, self.memory, self.released.append)
+
+    def other(self, data: bytes, at: int, total: int) -> int:
+        start, end = frame_at(data, at, total, MAX_FRAME)
+        self.others.append(decode(data, start, end))
+        return end
+
+    def sent(self) -> bytes:
+        self.out.flush()
+        return self.theirs.recv(1 << 20)
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def end() -> Any:
+    made = End()
+    yield made
+    made.close()
+
+
+def same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(plain, max_size=15))
+def test_calls_read_as_the_python_codec_reads_them(values: list[Any]) -> None:
+    end = End()
+    try:
+        size = end.wire.call(7, 3, 99, tuple(values))
+        frame = end.sent()
+        start, stop = frame_at(frame, 0, len(frame), MAX_FRAME)
+        kind, flags, code, credits, actor, call, extra, regions, releases, low, high = decode(frame, start, stop)
+        assert (kind, flags, code, credits, actor, call, extra, regions, releases) == (Kind.CALL, 0, 3, 0, 7, 99, 0, (), ())
+        assert high - low == size
+        read = msgspec.msgpack.decode(frame[low:high])
+        assert len(read) == len(values) and all(map(same, read, values))
+        assert len(frame) % 8 == 0
+    finally:
+        end.close()
+
+
+@settings(max_examples=300, deadline=None)
+@given(plain)
+def test_results_read_as_the_python_codec_reads_them(value: Any) -> None:
+    end = End()
+    try:
+        assert end.wire.result(5, value)
+        frame = end.sent()
+        fields = decode(frame, *frame_at(frame, 0, len(frame), MAX_FRAME))
+        assert fields[:7] == (Kind.RESPONSE, 0, Status.OK, 0, 0, 5, 0)
+        assert same(msgspec.msgpack.decode(frame[fields[9] : fields[10]]), value)
+    finally:
+        end.close()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(plain, max_size=15), plain)
+def test_reads_what_the_python_codec_writes(values: list[Any], result: Any) -> None:
+    end = End()
+    try:
+        call = end.pending[8] = Waiting()
+        batch = b""
+        for kind, payload in ((Kind.CALL, msgspec.msgpack.encode(values)), (Kind.RESPONSE, msgspec.msgpack.encode(result))):
+            buffer = bytearray(frame_size(0, 0, len(payload)))
+            encode_into(buffer, 0, kind, 0, 0, 0, 4, 8, 77 if kind is Kind.CALL else 0, (), (), payload)
+            batch += bytes(buffer)
+        assert end.wire.feed(batch) == 2
+        ((call_id, actor, code, timeout, read),) = end.calls
+        assert (call_id, actor, code, timeout) == (8, 4, 0, 77)
+        assert len(read) == len(values) and all(map(same, read, values))
+        assert call.count == 1 and same(call.value, result) and not end.pending
+        assert end.credits.owed == 2
+    finally:
+        end.close()
+
+
+@pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, "\ud800", [1], (1,), {}, 1j, np.float64(1), "x" * 20000, object()])
+def test_leaves_to_python_what_is_not_plain(end: End, value: Any) -> None:
+    assert end.wire.call(1, 1, 1, (value,)) == 0
+    assert end.wire.result(1, value) == 0
+    assert end.credits.available == end.credits.window
+    assert end.out.pending == 0
+
+
+def test_writes_nothing_without_a_credit() -> None:
+    end = End(depth=4)
+    try:
+        assert end.wire.call(1, 1, 1, ()) and end.wire.call(1, 1, 2, ())
+        assert end.wire.call(1, 1, 3, ()) == 0
+    finally:
+        end.close()
+
+
+def test_an_array_shared_before_goes_by_reference_and_arrives_in_place() -> None:
+    store = Store(1 << 22, PEER)
+    block = store.allocate(1 << 16)
+    root = np.asarray(block)
+    array = root.view(np.float32).reshape(128, 128)
+    array[:] = 3
+    sender, receiver = End(process=PEER, peer=US), End(arena=1 << 22)
+    try:
+        assert sender.wire.call(1, 1, 1, (array,)) == 0, "not sealed yet: Python shares it"
+        store.seal(block, root)
+        array.setflags(write=False)
+        store.export(block)
+        dtype_code(array.dtype)
+        known_dtypes[known_codes[array.dtype]] = array.dtype
+        sender.wire.release(4711)
+        assert sender.wire.call(1, 2, 3, (5, array[64:], "x"))
+        frame = sender.sent()
+        assert sender.leases.get(block.id) is block and sender.leases.total == 1
+        fields = decode(frame, *frame_at(frame, 0, len(frame), MAX_FRAME))
+        ((_, owner, object_id, offset, nbytes, pin),) = fields[7]
+        assert (owner, object_id, offset, nbytes, pin) == (PEER, block.id, block.offset + (1 << 15), 1 << 15, 0)
+        assert fields[8] == ((4711, 1),) and sender.wire.releases == 0
+        receiver.leases.grant(4711, object())
+        assert receiver.wire.feed(frame) == 1
+        assert receiver.leases.total == 0
+        ((*_, (five, received, text)),) = receiver.calls
+        assert (five, text) == (5, "x")
+        assert received.shape == (64, 128) and received.dtype == np.float32 and not received.flags.writeable
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            received.flags.writeable = True
+        assert receiver.leased == [(block.id, offset, nbytes)] and receiver.released == []
+        receiver.calls.clear()
+        del received
+        assert receiver.released == [block.id]
+    finally:
+        sender.close()
+        receiver.close()
+
+
+def test_credits_are_those_of_the_pure_class() -> None:
+    rng = random.Random(5)
+    native, pure = hot.Credits(20), Credits(20)
+    for _ in range(5000):
+        name, argument = rng.choice([("take", None), ("returned", rng.randrange(6)), ("consumed", 1), ("take_owed", None)])
+        outcomes = []
+        for one in (native, pure):
+            method = getattr(one, name)
+            try:
+                outcomes.append(method() if argument is None else method(argument))
+            except ProtocolError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+        assert (native.available, native.owed, native.due) == (pure.available, pure.owed, pure.due)
+
+
+def test_send_buffer_keeps_order_over_a_full_socket(end: End) -> None:
+    expected = bytearray()
+    received = bytearray()
+    blocked = False
+    for number in range(4000):
+        piece = bytes([number % 251]) * (number % 700 + 1)
+        buffer, offset = end.out.reserve(len(piece))
+        buffer[offset : offset + len(piece)] = piece
+        end.out.commit(len(piece))
+        expected += piece
+        blocked = end.out.flush() or blocked
+        if number % 900 == 899:
+            received += end.theirs.recv(1 << 16)
+            end.out.resume()
+    assert blocked
+    while len(received) < len(expected):
+        received += end.theirs.recv(1 << 20)
+        end.out.resume()
+    assert received == expected and end.out.pending == 0
+
+
+def test_send_buffer_refuses(end: End) -> None:
+    with pytest.raises(ValueError, match="too large"):
+        end.out.reserve(MAX_FRAME + 5)
+    end.out.refuse("closed here")
+    with pytest.raises(ConnectionLost, match="closed here"):
+        end.out.reserve(8)
+    assert end.wire.call(1, 1, 1, ()) == 0
+
+
+def _mutants(seed: int, count: int) -> Any:
+    rng = random.Random(seed)
+    pool: list[bytes] = []
+    for values in ([], [1, 2.5], ["abc", None, True], [b"x" * 300, -5, 1 << 40]):
+        payload = msgspec.msgpack.encode(values)
+        for regions in ((), ((0, PEER, 9, 4096, 64, 0),)):
+            buffer = bytearray(frame_size(len(regions), 1, len(payload)))
+            encode_into(buffer, 0, 1, 0, 0, 0, 2, 1, 0, regions, ((3, 1),), payload)  # type: ignore[arg-type]
+            pool.append(bytes(buffer))
+    array = bytes([0x91, 0xC7, 14, 3, 0x93, 0, 0xA3]) + b"<f8" + bytes([0x91, 0xCF]) + (8).to_bytes(8, "big")
+    array = array[:2] + bytes([len(array) - 4]) + array[3:]
+    buffer = bytearray(frame_size(1, 0, len(array)))
+    encode_into(buffer, 0, 1, 0, 0, 0, 2, 1, 0, ((0, PEER, 9, 4096, 64, 0),), (), array)  # type: ignore[arg-type]
+    pool += [bytes(buffer)] * 6
+    for _ in range(count):
+        frame = bytearray(rng.choice(pool))
+        for _ in range(rng.randrange(1, 5)):
+            frame[rng.randrange(4, len(frame))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        if rng.random() < 0.2:
+            frame = frame[: rng.randrange(4, len(frame))]
+            frame[:4] = (len(frame) - 4).to_bytes(4, "little")
+        yield bytes(frame) if rng.random() < 0.95 else rng.randbytes(rng.randrange(1, 200))
+
+
+@pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_mutated_frames_raise_protocol_error_or_stay_in_bounds(count: int) -> None:
+    known_dtypes["<f8"] = np.dtype("<f8")
+    taken = refused = 0
+    end = End()
+    try:
+        for frame in _mutants(11, count):
+            for object_id in (3,):
+                end.leases.grant(object_id, None)
+            end.credits.take_owed()
+            end.leased.clear()
+            try:
+                taken += end.wire.feed(frame)
+            except ProtocolError:
+                refused += 1
+            for _, offset, nbytes in end.leased:
+                assert 0 <= offset <= offset + nbytes <= 1 << 20
+            for *_, arguments in end.calls:
+                for value in arguments:
+                    if isinstance(value, np.ndarray):
+                        assert value.nbytes <= 1 << 20
+                        value.tobytes()
+            end.calls.clear()
+            end.others.clear()
+            end.leases.clear()
+    finally:
+        end.close()
+    assert taken > count // 100 and refused > count // 100

@@ -1,0 +1,849 @@
+/* The hot path of a connection, in C: plain frames in and out, credits, and the bytes that wait to be sent.
+ *
+ * Measured need: after a context switch the interpreter runs with cold caches, and each Python function on the way of a
+ * call costs a multiple of what it costs in a loop. What is here is what a call with plain arguments passes through; every
+ * other frame takes the Python path beside it (zcactor.rpc.codec, zcactor.rpc.session), which gives the same bytes.
+ *
+ * No function releases the GIL between touching two fields, so each is atomic towards the other threads of the process.
+ * The sends are non-blocking.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <errno.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_25_API_VERSION
+#include <numpy/arrayobject.h>
+
+/* ---------------------------------------------------------------- the frame template; see zcactor/rpc/codec.py */
+
+#define CONSTANT_NBYTES 52
+#define HEAD 100          /* bytes of a lean frame before its payload, length prefix included */
+#define AT_ID 56
+#define AT_EXTRA 64
+#define AT_ACTOR 72
+#define AT_CODE 76
+#define AT_CREDITS 78
+#define AT_KIND 80
+#define AT_FLAGS 81
+#define AT_NREGIONS 84
+#define AT_REGIONS 88
+#define AT_NPAYLOAD 96    /* without regions and releases */
+#define AT_RELEASES_OFFSET 48
+#define AT_PAYLOAD_OFFSET 52
+#define SHARED_NBYTES 44  /* of the constant: what frames with regions or releases have too */
+#define REGION_NBYTES 56
+#define RELEASE_NBYTES 16
+#define MAX_ARRAYS 8      /* in one plain frame */
+#define MAX_RELEASES 64
+#define EXT_ARRAY 3       /* zcactor.marshal.values.Code.ARRAY */
+#define KIND_CALL 1
+#define KIND_RESPONSE 2
+#define STATUS_OK 0
+
+static char constant[CONSTANT_NBYTES];
+static PyObject *protocol_error, *connection_lost, *str_complete_plain;
+
+#define PUT(T, p, v) do { T put_ = (T)(v); memcpy((p), &put_, sizeof put_); } while (0)
+#define GET(T, p) (__extension__({ T get_; memcpy(&get_, (p), sizeof get_); get_; }))
+
+/* ---------------------------------------------------------------- Credits: zcactor.rpc.credits.Credits, atomic */
+
+typedef struct { PyObject_HEAD int window, available, owed, threshold; } Credits;
+
+static int credits_init(Credits *self, PyObject *args, PyObject *kwargs) {
+    int depth;
+    if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "Credits takes no keywords"); return -1; }
+    if (!PyArg_ParseTuple(args, "i", &depth)) return -1;
+    if (depth < 3 || depth > 65535) {
+        PyErr_Format(PyExc_ValueError, "receive depth is %d frames; 3 to 65535 are possible", depth);
+        return -1;
+    }
+    self->window = self->available = depth - 2;
+    self->owed = 0;
+    self->threshold = self->window / 2 + 1;
+    return 0;
+}
+static PyObject *credits_take(Credits *self, PyObject *Py_UNUSED(ignored)) {
+    if (self->available == 0) Py_RETURN_FALSE;
+    self->available--;
+    Py_RETURN_TRUE;
+}
+static int credits_do_returned(Credits *self, long count) {
+    if (count < 0 || self->available + count > self->window) {
+        PyErr_Format(protocol_error, "the peer returned %ld credits, but only %d frames are outstanding", count,
+                     self->window - self->available);
+        return -1;
+    }
+    self->available += (int)count;
+    return 0;
+}
+static int credits_do_consumed(Credits *self, long count) {
+    if (count < 0 || self->owed + count > self->window) {
+        PyErr_Format(protocol_error, "the peer sent a frame beyond its window of %d, none of them acknowledged", self->window);
+        return -1;
+    }
+    self->owed += (int)count;
+    return 0;
+}
+static PyObject *credits_returned(Credits *self, PyObject *arg) {
+    long count = PyLong_AsLong(arg);
+    if ((count == -1 && PyErr_Occurred()) || credits_do_returned(self, count) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+static PyObject *credits_consumed(Credits *self, PyObject *const *args, Py_ssize_t nargs) {
+    long count = nargs ? PyLong_AsLong(args[0]) : 1;
+    if ((count == -1 && PyErr_Occurred()) || credits_do_consumed(self, count) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+static PyObject *credits_take_owed(Credits *self, PyObject *Py_UNUSED(ignored)) {
+    int owed = self->owed;
+    self->owed = 0;
+    return PyLong_FromLong(owed);
+}
+static PyObject *credits_get(Credits *self, void *which) {
+    switch ((intptr_t)which) {
+    case 0: return PyLong_FromLong(self->window);
+    case 1: return PyLong_FromLong(self->available);
+    case 2: return PyLong_FromLong(self->owed);
+    default: return PyBool_FromLong(self->owed >= self->threshold);
+    }
+}
+static PyMethodDef credits_methods[] = {
+    {"take", (PyCFunction)credits_take, METH_NOARGS, "Take the credit for one frame; False when there is none."},
+    {"returned", (PyCFunction)credits_returned, METH_O, "The peer consumed that many more of our frames."},
+    {"consumed", (PyCFunction)(void (*)(void))credits_consumed, METH_FASTCALL, "That many of the peer's frames were consumed."},
+    {"take_owed", (PyCFunction)credits_take_owed, METH_NOARGS, "What to write into the next frame's credits field."},
+    {NULL, NULL, 0, NULL}};
+static PyGetSetDef credits_getset[] = {
+    {"window", (getter)credits_get, NULL, "Frames that may be outstanding in each direction.", (void *)0},
+    {"available", (getter)credits_get, NULL, "Frames that may be sent now.", (void *)1},
+    {"owed", (getter)credits_get, NULL, "Frames consumed and not yet reported.", (void *)2},
+    {"due", (getter)credits_get, NULL, "A CREDIT frame must go now unless another frame does.", (void *)3},
+    {NULL, NULL, NULL, NULL, NULL}};
+static PyTypeObject CreditsType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Credits",
+    .tp_basicsize = sizeof(Credits), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)credits_init, .tp_methods = credits_methods, .tp_getset = credits_getset,
+    .tp_doc = "zcactor.rpc.credits.Credits, with every operation atomic towards other threads."};
+
+/* ---------------------------------------------------------------- SendBuffer: zcactor.transport.sendbuffer, on a socket */
+
+typedef struct {
+    PyObject_HEAD
+    int fd, blocked;
+    Py_ssize_t max_reserve, head, tail, room;
+    char *data;
+    PyObject *scratch, *refused; /* a bytearray that Python encodes into; why nothing more is accepted, or NULL */
+} SendBuffer;
+
+static int buffer_init(SendBuffer *self, PyObject *args, PyObject *kwargs) {
+    if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "SendBuffer takes no keywords"); return -1; }
+    if (!PyArg_ParseTuple(args, "ni", &self->max_reserve, &self->fd)) return -1;
+    self->room = 4096;
+    self->data = PyMem_Malloc((size_t)self->room);
+    if (!self->data) { PyErr_NoMemory(); return -1; }
+    self->scratch = PyByteArray_FromStringAndSize(NULL, self->max_reserve);
+    return self->scratch ? 0 : -1;
+}
+static void buffer_dealloc(SendBuffer *self) {
+    PyMem_Free(self->data);
+    Py_XDECREF(self->scratch);
+    Py_XDECREF(self->refused);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+/* Room for n bytes at the tail: NULL with an exception when there is no memory. */
+static char *buffer_room(SendBuffer *self, Py_ssize_t n) {
+    if (self->tail + n > self->room) {
+        if (self->head) {
+            memmove(self->data, self->data + self->head, (size_t)(self->tail - self->head));
+            self->tail -= self->head;
+            self->head = 0;
+        }
+        if (self->tail + n > self->room) {
+            Py_ssize_t room = self->room;
+            while (self->tail + n > room) room *= 2;
+            char *data = PyMem_Realloc(self->data, (size_t)room);
+            if (!data) { PyErr_NoMemory(); return NULL; }
+            self->data = data;
+            self->room = room;
+        }
+    }
+    return self->data + self->tail;
+}
+static PyObject *buffer_reserve(SendBuffer *self, PyObject *arg) {
+    Py_ssize_t n = PyLong_AsSsize_t(arg);
+    if (n == -1 && PyErr_Occurred()) return NULL;
+    if (n > self->max_reserve)
+        return PyErr_Format(PyExc_ValueError,
+                            "a frame of %zd bytes with its prefix is too large: the limit is %zd; pass large values by reference",
+                            n, self->max_reserve);
+    if (self->refused) { PyErr_SetObject(connection_lost, self->refused); return NULL; }
+    return Py_BuildValue("Oi", self->scratch, 0);
+}
+static PyObject *buffer_commit(SendBuffer *self, PyObject *arg) {
+    Py_ssize_t n = PyLong_AsSsize_t(arg);
+    if (n == -1 && PyErr_Occurred()) return NULL;
+    if (n < 0 || n > PyByteArray_GET_SIZE(self->scratch)) return PyErr_Format(PyExc_ValueError, "commit of %zd bytes", n);
+    char *to = buffer_room(self, n);
+    if (!to) return NULL;
+    memcpy(to, PyByteArray_AS_STRING(self->scratch), (size_t)n);
+    self->tail += n;
+    Py_RETURN_NONE;
+}
+/* Send what is there: 0 all gone, 1 the socket is full, -1 an exception is set. */
+static int buffer_drain(SendBuffer *self) {
+    while (self->head < self->tail) {
+        ssize_t sent = send(self->fd, self->data + self->head, (size_t)(self->tail - self->head), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent < 0) {
+            if (errno == EINTR) continue;
+            if (errno == EAGAIN || errno == EWOULDBLOCK) return 1;
+            PyErr_SetFromErrno(PyExc_OSError);
+            return -1;
+        }
+        self->head += sent;
+    }
+    self->head = self->tail = 0;
+    return 0;
+}
+static PyObject *buffer_flush(SendBuffer *self, PyObject *Py_UNUSED(ignored)) {
+    if (self->blocked || self->head == self->tail) Py_RETURN_FALSE;
+    int left = buffer_drain(self);
+    if (left < 0) return NULL;
+    self->blocked = left;
+    return PyBool_FromLong(left);
+}
+static PyObject *buffer_resume(SendBuffer *self, PyObject *Py_UNUSED(ignored)) {
+    int left = buffer_drain(self);
+    if (left < 0) return NULL;
+    self->blocked = left;
+    return PyBool_FromLong(!left);
+}
+static PyObject *buffer_refuse(SendBuffer *self, PyObject *why) {
+    if (!self->refused) self->refused = Py_NewRef(why);
+    Py_RETURN_NONE;
+}
+static PyObject *buffer_close(SendBuffer *self, PyObject *why) {
+    if (!self->refused) self->refused = Py_NewRef(why);
+    self->head = self->tail = 0;
+    self->blocked = 1;
+    Py_RETURN_NONE;
+}
+static PyObject *buffer_pending(SendBuffer *self, void *Py_UNUSED(closure)) { return PyLong_FromSsize_t(self->tail - self->head); }
+static PyMethodDef buffer_methods[] = {
+    {"reserve", (PyCFunction)buffer_reserve, METH_O, "Room for one frame: a buffer and the offset in it."},
+    {"commit", (PyCFunction)buffer_commit, METH_O, "The first bytes of the last reservation are to be sent."},
+    {"flush", (PyCFunction)buffer_flush, METH_NOARGS, "Send what is committed; True when the socket is full from now on."},
+    {"resume", (PyCFunction)buffer_resume, METH_NOARGS, "Go on sending; True when nothing is left."},
+    {"refuse", (PyCFunction)buffer_refuse, METH_O, "Accept nothing more, and say why."},
+    {"close", (PyCFunction)buffer_close, METH_O, "Accept nothing more and drop what was not sent."},
+    {NULL, NULL, 0, NULL}};
+static PyGetSetDef buffer_getset[] = {
+    {"pending", (getter)buffer_pending, NULL, "Bytes committed and not sent.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyTypeObject SendBufferType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.SendBuffer",
+    .tp_basicsize = sizeof(SendBuffer), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)buffer_init, .tp_dealloc = (destructor)buffer_dealloc, .tp_methods = buffer_methods,
+    .tp_getset = buffer_getset, .tp_doc = "zcactor.transport.sendbuffer.SendBuffer for a socket: SendBuffer(max_reserve, fd)."};
+
+/* ---------------------------------------------------------------- plain values as MessagePack */
+
+/* Bytes that `value` takes, or -1 when it is not plain (no exception is set). */
+static Py_ssize_t plain_size(PyObject *value) {
+    PyTypeObject *type = Py_TYPE(value);
+    if (type == &PyLong_Type || type == &PyFloat_Type) return 9;
+    if (value == Py_None || type == &PyBool_Type) return 1;
+    if (type == &PyUnicode_Type) {
+        Py_ssize_t n;
+        if (PyUnicode_IS_COMPACT_ASCII(value)) return PyUnicode_GET_LENGTH(value) + 5;
+        if (!PyUnicode_AsUTF8AndSize(value, &n)) { PyErr_Clear(); return -1; } /* a lone surrogate: pickle has it */
+        return n + 5;
+    }
+    if (type == &PyBytes_Type) return PyBytes_GET_SIZE(value) + 5;
+    return -1;
+}
+static char *put_big(char *p, unsigned char head, uint64_t v, int nbytes) {
+    *p++ = (char)head;
+    for (int shift = 8 * (nbytes - 1); shift >= 0; shift -= 8) *p++ = (char)(v >> shift);
+    return p;
+}
+static char *put_sized(char *p, const char *from, Py_ssize_t n, int h8, int h16, int h32) {
+    if (n < 256 && h8) p = put_big(p, (unsigned char)h8, (uint64_t)n, 1);
+    else if (n < 65536) p = put_big(p, (unsigned char)h16, (uint64_t)n, 2);
+    else p = put_big(p, (unsigned char)h32, (uint64_t)n, 4);
+    memcpy(p, from, (size_t)n);
+    return p + n;
+}
+/* Write a value that plain_size has accepted; NULL when an int does not fit 64 bits (no exception is set). */
+static char *put_plain(char *p, PyObject *value) {
+    PyTypeObject *type = Py_TYPE(value);
+    if (type == &PyLong_Type) {
+        int overflow;
+        long long v = PyLong_AsLongLongAndOverflow(value, &overflow);
+        if (overflow > 0) {
+            unsigned long long u = PyLong_AsUnsignedLongLong(value);
+            if (u == (unsigned long long)-1 && PyErr_Occurred()) { PyErr_Clear(); return NULL; }
+            return put_big(p, 0xcf, u, 8);
+        }
+        if (overflow) return NULL;
+        if (v >= 0) {
+            if (v < 128) { *p++ = (char)v; return p; }
+            if (v < 256) return put_big(p, 0xcc, (uint64_t)v, 1);
+            if (v < 65536) return put_big(p, 0xcd, (uint64_t)v, 2);
+            if (v <= UINT32_MAX) return put_big(p, 0xce, (uint64_t)v, 4);
+            return put_big(p, 0xcf, (uint64_t)v, 8);
+        }
+        if (v >= -32) { *p++ = (char)v; return p; }
+        if (v >= INT8_MIN) return put_big(p, 0xd0, (uint64_t)v, 1);
+        if (v >= INT16_MIN) return put_big(p, 0xd1, (uint64_t)v, 2);
+        if (v >= INT32_MIN) return put_big(p, 0xd2, (uint64_t)v, 4);
+        return put_big(p, 0xd3, (uint64_t)v, 8);
+    }
+    if (type == &PyFloat_Type) {
+        double d = PyFloat_AS_DOUBLE(value);
+        uint64_t bits;
+        memcpy(&bits, &d, 8);
+        return put_big(p, 0xcb, bits, 8);
+    }
+    if (value == Py_None) { *p++ = (char)0xc0; return p; }
+    if (type == &PyBool_Type) { *p++ = (char)(value == Py_True ? 0xc3 : 0xc2); return p; }
+    if (type == &PyUnicode_Type) {
+        Py_ssize_t n;
+        const char *s = PyUnicode_AsUTF8AndSize(value, &n);
+        if (!s) { PyErr_Clear(); return NULL; }
+        if (n < 32) { *p++ = (char)(0xa0 | n); memcpy(p, s, (size_t)n); return p + n; }
+        return put_sized(p, s, n, 0xd9, 0xda, 0xdb);
+    }
+    return put_sized(p, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value), 0xc4, 0xc5, 0xc6);
+}
+static uint64_t get_big(const unsigned char *p, int nbytes) {
+    uint64_t v = 0;
+    while (nbytes--) v = v << 8 | *p++;
+    return v;
+}
+/* Read one plain value and move *at on. NULL without an exception: it is not plain, or malformed; Python will judge. */
+static PyObject *get_plain(const unsigned char **at, const unsigned char *end) {
+    const unsigned char *p = *at;
+    if (p >= end) return NULL;
+    unsigned char head = *p++;
+    Py_ssize_t left = end - p, n;
+    int text = 1;
+#define NEED(k) if (left < (k)) return NULL
+    if (head < 0x80) { *at = p; return PyLong_FromLong(head); }
+    if (head >= 0xe0) { *at = p; return PyLong_FromLong((signed char)head); }
+    if ((head & 0xe0) == 0xa0) { n = head & 0x1f; goto sized; }
+    switch (head) {
+    case 0xc0: *at = p; return Py_NewRef(Py_None);
+    case 0xc2: *at = p; return Py_NewRef(Py_False);
+    case 0xc3: *at = p; return Py_NewRef(Py_True);
+    case 0xcb: {
+        NEED(8);
+        uint64_t bits = get_big(p, 8);
+        double d;
+        memcpy(&d, &bits, 8);
+        *at = p + 8;
+        return PyFloat_FromDouble(d);
+    }
+    case 0xcc: NEED(1); *at = p + 1; return PyLong_FromLong(p[0]);
+    case 0xcd: NEED(2); *at = p + 2; return PyLong_FromLong((long)get_big(p, 2));
+    case 0xce: NEED(4); *at = p + 4; return PyLong_FromUnsignedLong((unsigned long)get_big(p, 4));
+    case 0xcf: NEED(8); *at = p + 8; return PyLong_FromUnsignedLongLong(get_big(p, 8));
+    case 0xd0: NEED(1); *at = p + 1; return PyLong_FromLong((int8_t)p[0]);
+    case 0xd1: NEED(2); *at = p + 2; return PyLong_FromLong((int16_t)get_big(p, 2));
+    case 0xd2: NEED(4); *at = p + 4; return PyLong_FromLong((int32_t)get_big(p, 4));
+    case 0xd3: NEED(8); *at = p + 8; return PyLong_FromLongLong((int64_t)get_big(p, 8));
+    case 0xc4: text = 0; /* fall through */
+    case 0xd9: NEED(1); n = (Py_ssize_t)get_big(p, 1); p += 1; break;
+    case 0xc5: text = 0; /* fall through */
+    case 0xda: NEED(2); n = (Py_ssize_t)get_big(p, 2); p += 2; break;
+    case 0xc6: text = 0; /* fall through */
+    case 0xdb: NEED(4); n = (Py_ssize_t)get_big(p, 4); p += 4; break;
+    default: return NULL;
+    }
+#undef NEED
+sized:
+    if (end - p < n) return NULL;
+    *at = p + n;
+    if (!text) return PyBytes_FromStringAndSize((const char *)p, n);
+    PyObject *value = PyUnicode_DecodeUTF8((const char *)p, n, NULL);
+    if (!value) PyErr_Clear();
+    return value;
+}
+
+/* ---------------------------------------------------------------- Wire: one session's plain frames */
+
+typedef struct {
+    PyObject_HEAD
+    SendBuffer *out;
+    Credits *credits;
+    char process[16], peer[16];
+    Py_ssize_t eager_limit, max_frame;
+    uint64_t arena_nbytes;
+    PyObject *leases, *pending, *make_lease, *on_call, *on_other, *block_type, *codes, *dtypes;
+    uint64_t *released; /* leases to give back with the next frame */
+    Py_ssize_t nreleased, released_room;
+    uint64_t bytes_mapped;
+} Wire;
+
+static PyObject *str_grant, *str_release, *str_sealed, *str_exported, *str_id, *str_offset, *str_address;
+
+static int wire_init(Wire *self, PyObject *args, PyObject *kwargs) {
+    PyObject *process, *peer, *out, *credits;
+    unsigned long long arena;
+    if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "Wire takes no keywords"); return -1; }
+    if (!PyArg_ParseTuple(args, "O!O!SSnnKOO!OOOOO!O!", &SendBufferType, &out, &CreditsType, &credits, &process, &peer,
+                          &self->eager_limit, &self->max_frame, &arena, &self->leases, &PyDict_Type, &self->pending,
+                          &self->make_lease, &self->on_call, &self->on_other, &self->block_type, &PyDict_Type, &self->codes,
+                          &PyDict_Type, &self->dtypes)) {
+        self->leases = self->pending = self->make_lease = self->on_call = self->on_other = NULL;
+        self->block_type = self->codes = self->dtypes = NULL;
+        return -1;
+    }
+    self->out = (SendBuffer *)Py_NewRef(out);
+    self->credits = (Credits *)Py_NewRef(credits);
+    PyObject **kept[] = {&self->leases, &self->pending, &self->make_lease, &self->on_call, &self->on_other,
+                         &self->block_type, &self->codes, &self->dtypes};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(*kept[i]);
+    self->arena_nbytes = arena;
+    if (PyBytes_GET_SIZE(process) != 16 || PyBytes_GET_SIZE(peer) != 16) {
+        PyErr_SetString(PyExc_ValueError, "a process's name has 16 bytes");
+        return -1;
+    }
+    memcpy(self->process, PyBytes_AS_STRING(process), 16);
+    memcpy(self->peer, PyBytes_AS_STRING(peer), 16);
+    return 0;
+}
+static int wire_traverse(Wire *self, visitproc visit, void *arg) {
+    Py_VISIT(self->leases); Py_VISIT(self->pending); Py_VISIT(self->make_lease); Py_VISIT(self->on_call);
+    Py_VISIT(self->on_other); Py_VISIT(self->block_type); Py_VISIT(self->codes); Py_VISIT(self->dtypes);
+    return 0;
+}
+static int wire_clear(Wire *self) {
+    Py_CLEAR(self->leases); Py_CLEAR(self->pending); Py_CLEAR(self->make_lease); Py_CLEAR(self->on_call);
+    Py_CLEAR(self->on_other); Py_CLEAR(self->block_type); Py_CLEAR(self->codes); Py_CLEAR(self->dtypes);
+    return 0;
+}
+static void wire_dealloc(Wire *self) {
+    PyObject_GC_UnTrack(self);
+    wire_clear(self);
+    Py_XDECREF(self->out);
+    Py_XDECREF(self->credits);
+    PyMem_Free(self->released);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* ---- writing */
+
+typedef struct { /* an array that goes by reference */
+    uint64_t id, offset, nbytes;
+    PyObject *block;
+} Reference;
+
+static int get_u64(PyObject *object, PyObject *name, uint64_t *value) {
+    PyObject *number = PyObject_GetAttr(object, name);
+    if (!number) return -1;
+    *value = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+static int is_true(PyObject *object, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (!value) return -1;
+    int truth = value == Py_True;
+    Py_DECREF(value);
+    return truth;
+}
+/* The reference to an array of our store that has been shared before: 1 done, 0 Python must look at it, -1 an exception. */
+static int refer(Wire *self, PyArrayObject *array, Reference *reference) {
+    PyObject *base = PyArray_BASE(array);
+    if (PyArray_ISWRITEABLE(array) || !PyArray_IS_C_CONTIGUOUS(array) || PyArray_NBYTES(array) < self->eager_limit) return 0;
+    while (base && PyArray_Check(base)) base = PyArray_BASE((PyArrayObject *)base);
+    if (!base || (PyObject *)Py_TYPE(base) != self->block_type) return 0;
+    int sealed = is_true(base, str_sealed), exported = sealed > 0 ? is_true(base, str_exported) : sealed;
+    if (exported <= 0) return exported;
+    uint64_t address;
+    if (get_u64(base, str_id, &reference->id) < 0 || get_u64(base, str_offset, &reference->offset) < 0 ||
+        get_u64(base, str_address, &address) < 0)
+        return -1;
+    reference->offset += (uint64_t)(uintptr_t)PyArray_DATA(array) - address;
+    reference->nbytes = (uint64_t)PyArray_NBYTES(array);
+    reference->block = base;
+    return 1;
+}
+static char *put_array(char *p, Wire *self, PyArrayObject *array, int index) {
+    PyObject *code = PyDict_GetItemWithError(self->codes, (PyObject *)PyArray_DESCR(array));
+    if (!code || !PyUnicode_CheckExact(code) || PyUnicode_GET_LENGTH(code) > 31 || PyArray_NDIM(array) > 8) return NULL;
+    char *head = p;
+    p += 3;
+    *p++ = (char)0x93;
+    *p++ = (char)index;
+    if (!(p = put_plain(p, code))) return NULL;
+    *p++ = (char)(0x90 | PyArray_NDIM(array));
+    for (int i = 0; i < PyArray_NDIM(array); i++) p = put_big(p, 0xcf, (uint64_t)PyArray_DIM(array, i), 8);
+    head[0] = (char)0xc7;
+    head[1] = (char)(p - head - 3);
+    head[2] = EXT_ARRAY;
+    return p;
+}
+#define ARRAY_MOST (3 + 2 + 32 + 1 + 8 * 9)
+
+/* One plain frame at the buffer's tail: the bytes of its payload, at least 1; 0 when Python must write it (no credit, refused,
+ * too large, not plain, an array that was not shared before); -1 with an exception. Leases and releases are booked. */
+static Py_ssize_t write_frame(Wire *self, int kind, uint32_t actor, uint64_t code, uint64_t id, PyObject *const *values,
+                              Py_ssize_t count, int array) {
+    SendBuffer *out = self->out;
+    Credits *credits = self->credits;
+    if (out->refused || credits->available == 0 || count > 15 || self->nreleased > MAX_RELEASES) return 0;
+    Reference references[MAX_ARRAYS];
+    int nregions = 0, nreleases = (int)self->nreleased;
+    Py_ssize_t most = 1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (PyArray_CheckExact(values[i])) {
+            if (nregions == MAX_ARRAYS) return 0;
+            int referred = refer(self, (PyArrayObject *)values[i], references + nregions);
+            if (referred <= 0) return referred;
+            nregions++;
+            most += ARRAY_MOST;
+            continue;
+        }
+        Py_ssize_t n = plain_size(values[i]);
+        if (n < 0) return 0;
+        most += n;
+    }
+    if (most > self->eager_limit) return 0;
+    Py_ssize_t head = HEAD + REGION_NBYTES * nregions + RELEASE_NBYTES * nreleases;
+    char *frame = buffer_room(out, head + most + 8);
+    if (!frame) return -1;
+    char *p = frame + head;
+    int index = 0;
+    if (array) *p++ = (char)(0x90 | count);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        p = PyArray_CheckExact(values[i]) ? put_array(p, self, (PyArrayObject *)values[i], index++) : put_plain(p, values[i]);
+        if (!p) return PyErr_Occurred() ? -1 : 0;
+    }
+    Py_ssize_t payload = p - frame - head, size = (head + payload + 7) & ~(Py_ssize_t)7;
+    memset(p, 0, (size_t)(frame + size - p));
+    memset(frame, 0, (size_t)head);
+    PUT(uint32_t, frame, size - 4);
+    memcpy(frame + 4, constant, CONSTANT_NBYTES);
+    PUT(uint32_t, frame + AT_RELEASES_OFFSET, 44 + REGION_NBYTES * nregions);
+    PUT(uint32_t, frame + AT_PAYLOAD_OFFSET, 44 + REGION_NBYTES * nregions + RELEASE_NBYTES * nreleases);
+    PUT(uint64_t, frame + AT_ID, id);
+    PUT(uint32_t, frame + AT_ACTOR, actor);
+    PUT(uint16_t, frame + AT_CODE, code);
+    PUT(uint16_t, frame + AT_CREDITS, credits->owed);
+    frame[AT_KIND] = (char)kind;
+    PUT(uint32_t, frame + AT_NREGIONS, nregions);
+    char *q = frame + AT_REGIONS;
+    for (int i = 0; i < nregions; i++, q += REGION_NBYTES) {
+        memcpy(q, self->process, 16);
+        PUT(uint64_t, q + 16, references[i].id);
+        PUT(uint64_t, q + 24, references[i].offset);
+        PUT(uint64_t, q + 32, references[i].nbytes);
+    }
+    PUT(uint32_t, q + 4, nreleases);
+    q += 8;
+    for (int i = 0; i < nreleases; i++, q += RELEASE_NBYTES) {
+        PUT(uint64_t, q, self->released[i]);
+        PUT(uint32_t, q + 8, 1);
+    }
+    PUT(uint32_t, q, payload);
+    /* From here the frame counts, whatever else happens: leases first, so that none is missing when the peer has it. */
+    out->tail += size;
+    credits->owed = 0;
+    credits->available--;
+    self->nreleased = 0;
+    for (int i = 0; i < nregions; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(references[i].id);
+        PyObject *granted = number ? PyObject_CallMethodObjArgs(self->leases, str_grant, number, references[i].block, NULL) : NULL;
+        Py_XDECREF(number);
+        if (!granted) return -1;
+        Py_DECREF(granted);
+    }
+    return payload;
+}
+static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 4 || !PyTuple_Check(args[3])) { PyErr_SetString(PyExc_TypeError, "call(actor, code, id, args)"); return NULL; }
+    unsigned long actor = PyLong_AsUnsignedLong(args[0]), code = PyLong_AsUnsignedLong(args[1]);
+    unsigned long long id = PyLong_AsUnsignedLongLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    Py_ssize_t written = write_frame(self, KIND_CALL, (uint32_t)actor, code, id, ((PyTupleObject *)args[3])->ob_item,
+                                     PyTuple_GET_SIZE(args[3]), 1);
+    return written < 0 ? NULL : PyLong_FromSsize_t(written);
+}
+static PyObject *wire_result(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 2) { PyErr_SetString(PyExc_TypeError, "result(id, value)"); return NULL; }
+    unsigned long long id = PyLong_AsUnsignedLongLong(args[0]);
+    if (PyErr_Occurred()) return NULL;
+    Py_ssize_t written = write_frame(self, KIND_RESPONSE, 0, STATUS_OK, id, args + 1, 1, 0);
+    return written < 0 ? NULL : PyLong_FromSsize_t(written);
+}
+
+/* ---- leases to give back */
+
+static PyObject *wire_release(Wire *self, PyObject *arg) {
+    uint64_t id = PyLong_AsUnsignedLongLong(arg);
+    if (id == (uint64_t)-1 && PyErr_Occurred()) return NULL;
+    if (self->nreleased == self->released_room) {
+        Py_ssize_t room = self->released_room ? 2 * self->released_room : 64;
+        uint64_t *released = PyMem_Realloc(self->released, (size_t)room * sizeof *released);
+        if (!released) return PyErr_NoMemory();
+        self->released = released;
+        self->released_room = room;
+    }
+    self->released[self->nreleased++] = id;
+    Py_RETURN_NONE;
+}
+static PyObject *wire_take_releases(Wire *self, PyObject *arg) {
+    Py_ssize_t most = PyLong_AsSsize_t(arg);
+    if (most < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a negative number of releases");
+    Py_ssize_t n = self->nreleased < most ? self->nreleased : most;
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = 0; list && i < n; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(self->released[i]);
+        if (!number || PyList_Append(list, number) < 0) Py_CLEAR(list);
+        Py_XDECREF(number);
+    }
+    if (list) {
+        self->nreleased -= n;
+        memmove(self->released, self->released + n, (size_t)self->nreleased * sizeof *self->released);
+    }
+    return list;
+}
+
+/* ---- reading */
+
+typedef struct { /* an array among the arguments, found but not made yet */
+    Py_ssize_t place;
+    int region, nd;
+    npy_intp dims[8];
+    PyObject *dtype;
+} Found;
+
+/* An array extension at *at: 1 read, 0 Python must look at it. */
+static int get_array(Wire *self, const unsigned char **at, const unsigned char *end, const unsigned char *regions, int nregions,
+                     Found *found) {
+    const unsigned char *p = *at;
+    if (end - p < 6 || p[0] != 0xc7 || p[2] != EXT_ARRAY || end - p < 3 + p[1]) return 0;
+    end = p + 3 + p[1];
+    p += 3;
+    if (end - p < 4 || p[0] != 0x93 || p[1] >= nregions) return 0;
+    found->region = p[1];
+    p += 2;
+    PyObject *code = (*p & 0xe0) == 0xa0 ? get_plain(&p, end) : NULL;
+    if (!code) return 0;
+    found->dtype = PyDict_GetItemWithError(self->dtypes, code);
+    Py_DECREF(code);
+    if (!found->dtype || p >= end || (*p & 0xf0) != 0x90 || (*p & 15) > 8) return 0;
+    found->nd = *p++ & 15;
+    uint64_t nbytes = (uint64_t)PyDataType_ELSIZE((PyArray_Descr *)found->dtype);
+    for (int i = 0; i < found->nd; i++) {
+        uint64_t n;
+        if (p < end && *p < 0x80) n = *p++;
+        else if (end - p > 1 && *p == 0xcc) { n = p[1]; p += 2; }
+        else if (end - p > 2 && *p == 0xcd) { n = get_big(p + 1, 2); p += 3; }
+        else if (end - p > 4 && *p == 0xce) { n = get_big(p + 1, 4); p += 5; }
+        else if (end - p > 8 && *p == 0xcf) { n = get_big(p + 1, 8); p += 9; }
+        else return 0;
+        if (n > INT64_MAX || __builtin_mul_overflow(nbytes, n, &nbytes)) return 0;
+        found->dims[i] = (npy_intp)n;
+    }
+    const unsigned char *region = regions + REGION_NBYTES * found->region;
+    if (p != end || nbytes == 0 || nbytes != GET(uint64_t, region + 32)) return 0;
+    *at = end;
+    return 1;
+}
+/* The arguments of a CALL when all are plain or arrays of the peer; NULL without an exception when Python must read them. */
+static PyObject *get_arguments(Wire *self, const unsigned char *p, const unsigned char *end, const unsigned char *regions,
+                               int nregions) {
+    if (p >= end || (*p & 0xf0) != 0x90 || nregions > MAX_ARRAYS) return NULL;
+    for (int i = 0; i < nregions; i++) { /* every reference is checked before any is used */
+        const unsigned char *region = regions + REGION_NBYTES * i;
+        uint64_t offset = GET(uint64_t, region + 24), nbytes = GET(uint64_t, region + 32);
+        if (memcmp(region, self->peer, 16) || region[48] || GET(uint64_t, region + 40) || offset > self->arena_nbytes ||
+            nbytes > self->arena_nbytes - offset)
+            return NULL;
+    }
+    Found found[MAX_ARRAYS];
+    int nfound = 0;
+    Py_ssize_t count = *p++ & 15;
+    PyObject *list = PyList_New(count);
+    if (!list) return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *value = NULL;
+        if (p < end && *p == 0xc7) {
+            if (nfound < nregions && get_array(self, &p, end, regions, nregions, found + nfound) && found[nfound].region == nfound) {
+                found[nfound++].place = i;
+                value = Py_NewRef(Py_None);
+            }
+        } else
+            value = get_plain(&p, end);
+        if (!value) { Py_DECREF(list); return NULL; }
+        PyList_SET_ITEM(list, i, value);
+    }
+    if (p != end || nfound != nregions) { Py_DECREF(list); return NULL; }
+    for (int i = 0; i < nfound; i++) { /* nothing can send us to the other way any more: the leases are ours now */
+        const unsigned char *region = regions + REGION_NBYTES * i;
+        uint64_t nbytes = GET(uint64_t, region + 32), address = 0;
+        PyObject *lease = PyObject_CallFunction(self->make_lease, "KKK", (unsigned long long)GET(uint64_t, region + 16),
+                                                (unsigned long long)GET(uint64_t, region + 24), (unsigned long long)nbytes);
+        PyObject *array = NULL;
+        if (lease && get_u64(lease, str_address, &address) == 0) {
+            Py_INCREF(found[i].dtype);
+            array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)found[i].dtype, found[i].nd, found[i].dims, NULL,
+                                         (void *)(uintptr_t)address, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED, NULL);
+        }
+        if (array && PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(lease)) < 0) Py_CLEAR(array);
+        if (array) PyArray_UpdateFlags((PyArrayObject *)array, NPY_ARRAY_UPDATE_ALL);
+        Py_XDECREF(lease);
+        if (!array) { Py_DECREF(list); return NULL; }
+        self->bytes_mapped += nbytes;
+        PyList_SetItem(list, found[i].place, array);
+    }
+    return list;
+}
+/* Take in one frame of `length` bytes behind its prefix: 1 done, 0 Python must, -1 an exception. */
+static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length) {
+    if (memcmp(frame + 4, constant, SHARED_NBYTES) || frame[AT_FLAGS]) return 0;
+    uint64_t room = (uint64_t)length + 4 - HEAD, nregions = GET(uint32_t, frame + AT_NREGIONS);
+    if (nregions * REGION_NBYTES > room || GET(uint32_t, frame + AT_RELEASES_OFFSET) != 44 + nregions * REGION_NBYTES) return 0;
+    room -= nregions * REGION_NBYTES;
+    const unsigned char *regions = frame + AT_REGIONS, *releases = regions + nregions * REGION_NBYTES + 8;
+    uint64_t nreleases = GET(uint32_t, releases - 4);
+    if (nreleases * RELEASE_NBYTES > room ||
+        GET(uint32_t, frame + AT_PAYLOAD_OFFSET) != 44 + nregions * REGION_NBYTES + nreleases * RELEASE_NBYTES)
+        return 0;
+    room -= nreleases * RELEASE_NBYTES;
+    const unsigned char *p = releases + nreleases * RELEASE_NBYTES + 4, *end;
+    uint64_t payload = GET(uint32_t, p - 4);
+    if (payload > room) return 0;
+    end = p + payload;
+    int kind = frame[AT_KIND];
+    PyObject *value = NULL, *call = NULL, *id = NULL, *result = NULL;
+    if (kind == KIND_RESPONSE && GET(uint16_t, frame + AT_CODE) == STATUS_OK && nregions == 0) {
+        value = get_plain(&p, end);
+        if (value && p == end && (id = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID)))) {
+            call = PyDict_GetItemWithError(self->pending, id);
+            if (call) {
+                Py_INCREF(call);
+                if (PyDict_DelItem(self->pending, id) < 0) Py_CLEAR(call);
+            }
+        }
+        Py_XDECREF(id);
+        if (!call) { Py_XDECREF(value); return PyErr_Occurred() ? -1 : 0; }
+    } else if (kind == KIND_CALL) {
+        value = get_arguments(self, p, end, regions, (int)(nregions > MAX_ARRAYS ? MAX_ARRAYS + 1 : nregions));
+        if (!value) return PyErr_Occurred() ? -1 : 0;
+    } else
+        return 0;
+    int count = GET(uint16_t, frame + AT_CREDITS), bad = 0;
+    if ((count && credits_do_returned(self->credits, count) < 0) || credits_do_consumed(self->credits, 1) < 0) bad = 1;
+    for (uint64_t i = 0; i < nreleases && !bad; i++, releases += RELEASE_NBYTES) {
+        PyObject *number = PyLong_FromUnsignedLongLong(GET(uint64_t, releases)), *times = PyLong_FromUnsignedLong(GET(uint32_t, releases + 8));
+        PyObject *released = number && times ? PyObject_CallMethodObjArgs(self->leases, str_release, number, times, NULL) : NULL;
+        Py_XDECREF(number);
+        Py_XDECREF(times);
+        bad = !released;
+        Py_XDECREF(released);
+    }
+    if (!bad && call) result = PyObject_CallMethodOneArg(call, str_complete_plain, value);
+    else if (!bad) {
+        PyObject *stack[5] = {PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID)),
+                              PyLong_FromUnsignedLong(GET(uint32_t, frame + AT_ACTOR)), PyLong_FromLong(GET(uint16_t, frame + AT_CODE)),
+                              PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_EXTRA)), value};
+        value = NULL; /* on_call's: nothing of ours may keep an argument alive once the method has dropped it */
+        if (stack[0] && stack[1] && stack[2] && stack[3]) result = PyObject_Vectorcall(self->on_call, stack, 5, NULL);
+        for (int i = 0; i < 5; i++) Py_XDECREF(stack[i]);
+    }
+    Py_XDECREF(value);
+    Py_XDECREF(call);
+    Py_XDECREF(result);
+    return result ? 1 : -1;
+}
+/* feed(data): each frame in order. Plain results complete the call that waits for them; plain calls go to on_call(id, actor,
+ * code, timeout_ns, arguments); all else to on_other(data, at, total), which returns where the next frame begins.
+ * Returns the number of frames that on_other did not get. */
+static PyObject *wire_feed(Wire *self, PyObject *arg) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(arg, &view, PyBUF_SIMPLE) < 0) return NULL;
+    const unsigned char *data = view.buf;
+    Py_ssize_t at = 0, total = view.len;
+    long plain = 0;
+    PyObject *done = NULL;
+    while (at < total) {
+        Py_ssize_t length = total - at >= 4 ? (Py_ssize_t)GET(uint32_t, data + at) : -1;
+        int taken = length >= HEAD - 4 && length <= self->max_frame && length <= total - at - 4 ? take_in(self, data + at, length) : 0;
+        if (taken < 0) goto out;
+        if (taken) {
+            plain++;
+            at += length + 4;
+            continue;
+        }
+        PyObject *next = PyObject_CallFunction(self->on_other, "Onn", arg, at, total);
+        if (!next) goto out;
+        Py_ssize_t to = PyLong_AsSsize_t(next);
+        Py_DECREF(next);
+        if (to == -1 && PyErr_Occurred()) goto out;
+        if (to <= at || to > total) { PyErr_SetString(PyExc_ValueError, "on_other did not move on"); goto out; }
+        at = to;
+    }
+    done = PyLong_FromLong(plain);
+out:
+    PyBuffer_Release(&view);
+    return done;
+}
+static PyObject *wire_get(Wire *self, void *which) {
+    return which ? PyLong_FromUnsignedLongLong(self->bytes_mapped) : PyLong_FromSsize_t(self->nreleased);
+}
+static PyMethodDef wire_methods[] = {
+    {"call", (PyCFunction)(void (*)(void))wire_call, METH_FASTCALL, "call(actor, code, id, args) -> payload bytes, or 0: not written"},
+    {"result", (PyCFunction)(void (*)(void))wire_result, METH_FASTCALL, "result(id, value) -> payload bytes, or 0: not written"},
+    {"feed", (PyCFunction)wire_feed, METH_O, "feed(data) -> frames taken in here"},
+    {"release", (PyCFunction)wire_release, METH_O, "A lease goes back with the next frame."},
+    {"take_releases", (PyCFunction)wire_take_releases, METH_O, "The ids of at most n leases to give back."},
+    {NULL, NULL, 0, NULL}};
+static PyGetSetDef wire_getset[] = {
+    {"releases", (getter)wire_get, NULL, "Leases that wait to go back.", (void *)0},
+    {"bytes_mapped", (getter)wire_get, NULL, "Bytes of arrays received in place.", (void *)1},
+    {NULL, NULL, NULL, NULL, NULL}};
+static PyTypeObject WireType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Wire",
+    .tp_basicsize = sizeof(Wire), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)wire_init, .tp_dealloc = (destructor)wire_dealloc, .tp_traverse = (traverseproc)wire_traverse,
+    .tp_clear = (inquiry)wire_clear, .tp_methods = wire_methods, .tp_getset = wire_getset,
+    .tp_doc = "The plain frames of one session: Wire(out, credits, process, peer, eager_limit, max_frame, arena_nbytes, leases, "
+              "pending, make_lease, on_call, on_other, block_type, dtype_codes, dtypes)."};
+
+static PyObject *setup(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *bytes;
+    Py_ssize_t n;
+    PyObject *error, *lost;
+    if (!PyArg_ParseTuple(args, "y#OO", &bytes, &n, &error, &lost)) return NULL;
+    if (n != CONSTANT_NBYTES) return PyErr_Format(PyExc_ValueError, "the template has %zd bytes instead of %d", n, CONSTANT_NBYTES);
+    memcpy(constant, bytes, CONSTANT_NBYTES);
+    Py_XSETREF(protocol_error, Py_NewRef(error));
+    Py_XSETREF(connection_lost, Py_NewRef(lost));
+    Py_RETURN_NONE;
+}
+static PyMethodDef functions[] = {
+    {"setup", setup, METH_VARARGS, "setup(template, ProtocolError, ConnectionLost): before anything else."},
+    {NULL, NULL, 0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "zcactor.native._hot", .m_size = -1, .m_methods = functions,
+                                        .m_doc = "Plain frames, credits and send buffers in C; see the comment in _hot.c."};
+PyMODINIT_FUNC PyInit__hot(void) {
+    import_array();
+    struct { PyObject **to; const char *text; } names[] = {
+        {&str_complete_plain, "complete_plain"}, {&str_grant, "grant"}, {&str_release, "release"}, {&str_sealed, "sealed"},
+        {&str_exported, "exported"}, {&str_id, "id"}, {&str_offset, "offset"}, {&str_address, "address"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!(*names[i].to = PyUnicode_InternFromString(names[i].text))) return NULL;
+    struct { PyTypeObject *type; const char *name; } types[] = {
+        {&CreditsType, "Credits"}, {&SendBufferType, "SendBuffer"}, {&WireType, "Wire"}};
+    PyObject *module = PyModule_Create(&definition);
+    for (size_t i = 0; module && i < sizeof types / sizeof *types; i++)
+        if (PyType_Ready(types[i].type) < 0 || PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type) < 0)
+            Py_CLEAR(module);
+    return module;
+}

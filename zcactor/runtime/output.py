@@ -1,0 +1,133 @@
+"""What workers print, on its way to the driver: lines out of pipes, and the bounded queue before the driver.
+
+An actor must never wait for the driver to show what it has printed: the driver may be busy, or itself wait for the actor.
+So the agent always reads, keeps a bounded amount, and leaves out what exceeds it, with a line that says how much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from zcactor.errors import ZcactorError
+
+__all__ = ["CHUNK", "HELD", "LINE_LIMIT", "LineReader", "Printer"]
+
+_READ = 64 << 10
+"""Bytes of one read: what a pipe holds by default."""
+LINE_LIMIT = 16 << 10
+"""Characters kept back for the end of a line; a longer line is passed on in pieces."""
+CHUNK = 12 << 10
+"""Characters at which output is sent to the driver, plus at most one line."""
+HELD = 8 << 20
+"""Characters that wait for the driver at most."""
+
+
+class LineReader:
+    """Lines from the reading end of a pipe.
+
+    Args:
+        fd: non-blocking; belongs to the reader from here.
+        emit: called with whole lines, without their ends.
+    """
+
+    def __init__(self, fd: int, emit: Callable[[list[str]], None]) -> None:
+        self.fd = fd
+        self._emit = emit
+        self._rest = ""
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def read(self) -> bool | None:
+        """Read once and pass on the lines that are complete. None when there is nothing now, False at the end."""
+        try:
+            data = os.read(self.fd, _READ)
+        except BlockingIOError:
+            return None
+        *lines, rest = (self._rest + self._decode(data, not data)).split("\n")
+        while len(rest) > LINE_LIMIT:
+            lines.append(rest[:LINE_LIMIT])
+            rest = rest[LINE_LIMIT:]
+        if rest and not data:
+            lines.append(rest)
+            rest = ""
+        self._rest = rest
+        if lines:
+            self._emit([line.removesuffix("\r") for line in lines])
+        return bool(data)
+
+    def end(self) -> None:
+        """Pass on what is left, as a line. The descriptor is closed."""
+        rest, self._rest = self._rest, ""
+        if rest:
+            self._emit([rest])
+        os.close(self.fd)
+
+
+class Printer:
+    """Shows text at the driver in order, one piece at a time.
+
+    Args:
+        show: ``await show(stream, text)`` returns once the text is shown.
+        start_task: runs a coroutine in a task that somebody keeps.
+    """
+
+    def __init__(self, show: Callable[[str, str], Awaitable[object]], start_task: Callable[..., object]) -> None:
+        self._show = show
+        self._start_task = start_task
+        self._waiting: deque[tuple[str, str]] = deque()
+        self._held = 0
+        self._left_out = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def write(self, stream: str, prefix: str, lines: list[str]) -> None:
+        """Queue lines, each with `prefix` before it; those that find no room are counted instead."""
+        if self._held > HELD:
+            self._left_out += len(lines)
+            return
+        group: list[str] = []
+        size = 0
+        for line in lines:
+            group.append(f"{prefix}{line}\n")
+            size += len(group[-1])
+            if size >= CHUNK:
+                self._queue(stream, "".join(group))
+                group, size = [], 0
+        if group:
+            self._queue(stream, "".join(group))
+        if self._idle.is_set():
+            self._idle.clear()
+            self._start_task(self._run())
+
+    def _queue(self, stream: str, text: str) -> None:
+        self._waiting.append((stream, text))
+        self._held += len(text)
+
+    async def flush(self) -> None:
+        """Wait until everything is shown, or the driver is gone."""
+        await self._idle.wait()
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                stream, text = self._next()
+                await self._show(stream, text)
+        except ZcactorError:  # the driver is gone, or its standard output is: there is nobody to show it to
+            self._waiting.clear()
+            self._held = 0
+        finally:
+            self._idle.set()
+
+    def _next(self) -> tuple[str, str]:
+        stream, text = self._waiting.popleft()
+        while self._waiting and len(text) + len(self._waiting[0][1]) <= CHUNK and self._waiting[0][0] == stream:
+            text += self._waiting.popleft()[1]
+        self._held -= len(text)
+        if self._left_out and not self._waiting:
+            note = f"(zcactor) {self._left_out} lines of output were left out: they came faster than they could be shown\n"
+            self._left_out = 0
+            self._queue("stderr", note)
+        return stream, text

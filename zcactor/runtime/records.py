@@ -1,0 +1,147 @@
+"""What the node agent keeps of an actor, and what keeps an actor alive."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from zcactor.interface import Interface
+from zcactor.runtime.resources import request_of
+
+if TYPE_CHECKING:
+    from zcactor.marshal.sealed import Sealed
+    from zcactor.rpc.session import Session
+    from zcactor.runtime.pool import WorkerRecord
+
+__all__ = ["CRASH_LOOP", "CRASH_WINDOW", "ActorRecord", "ActorToken"]
+
+CRASH_WINDOW = 30.0
+"""Seconds in which deaths of one actor count as related."""
+CRASH_LOOP = 3
+"""Restarts without delay in that window; also how often in a row an actor may end before its constructor has returned."""
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0
+"""Seconds before the first delayed restart, doubled for each further one, and their bound: a program that dies at once
+each time would otherwise keep a core busy with starting it."""
+
+
+class ActorToken:
+    """Exists as long as anybody holds a handle of the actor; leases on the actor are leases on this.
+
+    Args:
+        owner: the node agent's process id.
+        object_id: under which peers know the actor.
+        gone: called, on whichever thread, when nobody holds the actor any more.
+    """
+
+    __slots__ = ("__weakref__", "_gone", "object_id", "owner")
+
+    def __init__(self, owner: bytes, object_id: int, gone: Callable[[], object]) -> None:
+        self.owner = owner
+        self.object_id = object_id
+        self._gone = gone
+
+    def grant(self, session: Session) -> tuple[bytes, int, int]:
+        """A lease for the session's peer."""
+        session.leases.grant(self.object_id, self)
+        return self.owner, self.object_id, 0
+
+    def __del__(self) -> None:
+        self._gone()
+
+
+class ActorRecord:
+    """What the agent knows of one actor.
+
+    Args:
+        options: as given by its spawner.
+        class_name: of its class, which the agent need not be able to import.
+        interface: what `Interface.wire` gives.
+        owner: process id of its spawner.
+        object_id: under which peers hold it; unique at this agent.
+    """
+
+    def __init__(self, options: dict[str, Any], class_name: str, interface: Any, owner: bytes, object_id: int) -> None:
+        self.actor_id = secrets.token_bytes(16)
+        self.object_id = object_id
+        self.options = options
+        self.class_name = class_name
+        self.interface = Interface.from_wire(interface)
+        self.owner = owner
+        self.name: str | None = options.get("name")
+        self.namespace: str = options["namespace"]
+        self.state = "pending"
+        """pending, alive, restarting, dead"""
+        self.worker: WorkerRecord | None = None
+        self.index = 0
+        self.cause = ""
+        self.restarts = 0
+        self.recipe: Sealed | None = None
+        self.request = request_of(options)
+        self.holds_resources = False
+        self.withdraw: Callable[[], None] | None = None
+        self.token: weakref.ref[ActorToken] | None = None
+        self.ending: asyncio.Task[None] | None = None
+        """The task that stops it, once it is being stopped."""
+        self._changed = asyncio.Event()
+        self._failed_starts = 0
+        self._deaths: deque[float] = deque(maxlen=16)
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        return f"{self.class_name}({self.name or self.actor_id.hex()[:8]})"
+
+    @property
+    def detached(self) -> bool:
+        """Whether it outlives its owner and its handles."""
+        return self.options.get("lifetime") == "detached"
+
+    def set_state(self, state: str, cause: str = "") -> None:
+        """Move on and wake who waits."""
+        if state == "alive":
+            self._failed_starts = 0
+        self.state = state
+        if cause:
+            self.cause = cause
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Wait for the next `set_state`."""
+        await self._changed.wait()
+
+    async def settled(self) -> None:
+        """Wait until the actor is alive or dead."""
+        while self.state in ("pending", "restarting"):
+            await self._changed.wait()
+
+    def may_restart(self) -> bool:
+        """Whether its options allow another start, now that its process has ended."""
+        limit: int = self.options.get("max_restarts") or 0
+        return (
+            self.recipe is not None
+            and self.ending is None
+            and self.state in ("alive", "restarting")
+            and (limit < 0 or self.restarts < limit)
+        )
+
+    def note_death(self, now: float) -> float | None:
+        """Its process has ended and it may be restarted: the seconds to wait before that, None to give up.
+
+        It is given up when it has ended `CRASH_LOOP` times in a row before its constructor had returned: a constructor
+        that kills its process does so again.
+
+        Args:
+            now: seconds on a clock that does not jump.
+        """
+        if self.state == "restarting":
+            self._failed_starts += 1
+            if self._failed_starts >= CRASH_LOOP:
+                return None
+        self._deaths.append(now)
+        recent = sum(now - at <= CRASH_WINDOW for at in self._deaths)
+        return 0.0 if recent <= CRASH_LOOP else float(min(_FIRST_DELAY * 2 ** (recent - CRASH_LOOP - 1), _LONGEST_DELAY))
