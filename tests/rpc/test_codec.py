@@ -34,7 +34,7 @@ u64 = st.integers(0, U64)
 regions = st.builds(Region, st.integers(0, 3), st.binary(min_size=16, max_size=16), u64, u64, u64, u64)
 fields = st.tuples(
     st.sampled_from([kind for kind in Kind if kind not in (Kind.HELLO, Kind.RESPONSE)]),
-    st.integers(0, 7),
+    st.integers(0, 3),
     st.integers(0, U16),
     st.integers(0, U16),
     st.integers(0, U32),

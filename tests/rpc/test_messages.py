@@ -16,7 +16,7 @@ def test_statuses() -> None:
 
 
 def test_flags() -> None:
-    assert {flag.name: flag.value for flag in Flags} == {"KWARGS": 1, "SPILLED": 2, "ONEWAY": 4}
+    assert {flag.name: flag.value for flag in Flags} == {"KWARGS": 1, "SPILLED": 2}
 
 
 def test_two_kinds_take_no_credit() -> None:

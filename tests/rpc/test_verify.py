@@ -132,9 +132,9 @@ def test_fields_that_are_left_out_are_zero_or_empty() -> None:
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (80, 9, "kind 9; known kinds are 0 to 8"),
+        (80, 10, "kind 10; known kinds are 0 to 9"),
         (80, 255, "kind 255"),
-        (81, 8, "flags 0x08; known bits are 0x07"),
+        (81, 4, "flags 0x04; known bits are 0x03"),
         (81, 128, "flags 0x80"),
         (80, 0, "HELLO"),
         (136, 4, "kind 4; known kinds are 0 to 3"),
@@ -153,7 +153,7 @@ def test_unknown_status() -> None:
     refuse(data, "status 6; known statuses are 0 to 5")
 
 
-@pytest.mark.parametrize(("kind", "flags", "code"), [(-1, 0, 0), (9, 0, 0), (1, 8, 0), (2, 0, 6)])
+@pytest.mark.parametrize(("kind", "flags", "code"), [(-1, 0, 0), (10, 0, 0), (1, 4, 0), (2, 0, 6)])
 def test_words_out_of_range(kind: int, flags: int, code: int) -> None:
     with pytest.raises(ProtocolError):
         check_words(kind, flags, code)

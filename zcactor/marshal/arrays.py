@@ -1,31 +1,50 @@
 """Array layouts on the wire: dtype codes, strides, and which part of an arena an array occupies.
 
-dtypes travel by *name*: NumPy's own string for simple ones, ``ml:<name>`` for ml_dtypes (whose ``str`` is ``<V2`` and
-would lose the type), and nested plain lists for structured ones. PEP 574 buffers are not used for arrays, because
-NumPy keeps datetime64, ml_dtypes and strided arrays in-band there, which is a hidden copy.
+dtypes travel by *name*: NumPy's own string for simple ones, ``ml:<name>`` for ml_dtypes (whose ``str`` is ``<V2`` or
+worse ``<f1`` and would lose the type), and nested plain lists for structured ones. PEP 574 buffers are not used for
+arrays, because NumPy keeps datetime64, ml_dtypes and strided arrays in-band there, which is a hidden copy.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zcactor.errors import ProtocolError
 
-__all__ = ["array_address", "byte_bounds", "dtype_code", "dtype_from_code", "is_shareable", "known_codes", "known_dtypes", "packed_strides", "root_of"]
+__all__ = [
+    "array_address",
+    "byte_bounds",
+    "dtype_code",
+    "dtype_from_code",
+    "innermost",
+    "is_shareable",
+    "known_codes",
+    "known_dtypes",
+    "packed_strides",
+    "root_of",
+]
 
 Array = npt.NDArray[Any]
 known_codes: dict[np.dtype[Any], Any] = {}
+"""Codes of simple dtypes. Structured ones are not kept: NumPy holds dtypes equal that differ in alignment or scalar type."""
 known_dtypes: dict[str, np.dtype[Any]] = {}
-_MAX_CACHED = 4096
+_MAX_CACHED: Final = 4096
 """Entries kept in the two caches: programs use a handful of dtypes; a flood of made-up ones must not grow for ever."""
+_MAX_NESTING: Final = 32
+_SIMPLE: Final = re.compile(r"[<>|=](?:[biufcSUV]\d{1,10}|[mM]8(?:\[\d{0,10}[A-Za-z\u03bc]{1,7}\])?)")
+"""What ``dtype.str`` looks like. NumPy's own parser also takes whole languages (``"3i4,(2,2)f8"``), which no peer sends."""
+_BUILTIN: Final = 24
+"""NumPy's type numbers below this are its own fixed-size types; user types and StringDType have larger ones."""
 
 
 def is_shareable(dtype: np.dtype[Any]) -> bool:
-    """Whether the elements are plain bytes: no Python objects, no variable-width strings kept on a heap."""
-    return not dtype.hasobject and dtype.kind != "T"
+    """Whether the elements are plain bytes of a type that the receiver knows: NumPy's own or ml_dtypes'. No Python
+    objects, no variable-width strings kept on a heap."""
+    return not dtype.hasobject and (0 <= dtype.num < _BUILTIN or dtype.type.__module__ == "ml_dtypes")
 
 
 def dtype_code(dtype: np.dtype[Any]) -> Any:
@@ -33,7 +52,7 @@ def dtype_code(dtype: np.dtype[Any]) -> Any:
     code = known_codes.get(dtype)
     if code is None:
         code = _make_code(dtype)
-        if len(known_codes) < _MAX_CACHED:
+        if type(code) is str and len(known_codes) < _MAX_CACHED:
             known_codes[dtype] = code
     return code
 
@@ -43,12 +62,21 @@ def _make_code(dtype: np.dtype[Any]) -> Any:
         base, shape = dtype.subdtype
         return ["sub", _make_code(base), list(shape)]
     if dtype.names is not None:
-        assert dtype.fields is not None
-        fields = [[name, _make_code(dtype.fields[name][0]), dtype.fields[name][1]] for name in dtype.names]
+        fields = [_field_code(name, *dtype.fields[name]) for name in dtype.names] if dtype.fields is not None else []
         return ["rec" if dtype.type is np.record else "struct", fields, dtype.itemsize, dtype.isalignedstruct]
-    if dtype.kind == "V" and dtype.type is not np.void:
+    if dtype.num >= _BUILTIN:
+        if not is_shareable(dtype):
+            raise TypeError(f"a field of dtype {dtype} cannot be shared: only NumPy's own types and ml_dtypes can")
         return f"ml:{dtype.name}"
     return dtype.str
+
+
+def _field_code(name: str, dtype: np.dtype[Any], offset: int, title: Any = None) -> list[Any]:
+    if title is None:
+        return [name, _make_code(dtype), offset]
+    if type(title) is not str:
+        raise TypeError(f"field {name!r} of an array's dtype has the title {title!r}; only strings can be titles here")
+    return [name, _make_code(dtype), offset, title]
 
 
 def dtype_from_code(code: Any) -> np.dtype[Any]:
@@ -64,42 +92,58 @@ def dtype_from_code(code: Any) -> np.dtype[Any]:
             if len(known_dtypes) < _MAX_CACHED:
                 known_dtypes[code] = dtype
         return dtype
-    return _parse_code(code)
+    dtype = _parse_code(code)
+    if dtype.subdtype is not None:
+        raise ProtocolError(f"{code!r} names no dtype of an array's elements")
+    return dtype
 
 
 def _parse_code(code: Any, depth: int = 0) -> np.dtype[Any]:
-    if depth > 32:
-        raise ProtocolError("an array's dtype is nested more than 32 levels deep")
+    if depth > _MAX_NESTING:
+        raise ProtocolError(f"an array's dtype is nested more than {_MAX_NESTING} levels deep")
     try:
-        if isinstance(code, str):
-            if code.startswith("ml:"):
-                import ml_dtypes
-
-                dtype = np.dtype(getattr(ml_dtypes, code[3:]))
-            else:
-                dtype = np.dtype(code)
+        if type(code) is str:
+            dtype = _simple(code)
         elif code[0] == "sub":
             dtype = np.dtype((_parse_code(code[1], depth + 1), tuple(code[2])))
         else:
-            kind, fields, itemsize, aligned = code
-            dtype = np.dtype(
-                {
-                    "names": [f[0] for f in fields],
-                    "formats": [_parse_code(f[1], depth + 1) for f in fields],
-                    "offsets": [f[2] for f in fields],
-                    "itemsize": itemsize,
-                },
-                align=bool(aligned),
-            )
-            if kind == "rec":
-                dtype = np.dtype((np.record, dtype))
+            dtype = _structured(code, depth)
     except ImportError as error:
         raise ProtocolError(f"an array of dtype {code!r} needs the package ml_dtypes here: pip install ml_dtypes") from error
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
         raise ProtocolError(f"{code!r} names no dtype: {error}") from error
     if not is_shareable(dtype):
         raise ProtocolError(f"{code!r} names a dtype whose elements are not plain bytes")
     return dtype
+
+
+def _simple(code: str) -> np.dtype[Any]:
+    if code.startswith("ml:"):
+        import ml_dtypes
+
+        scalar = getattr(ml_dtypes, code[3:])
+        if not (isinstance(scalar, type) and issubclass(scalar, np.generic)):
+            raise TypeError("ml_dtypes has no such type")
+        return np.dtype(scalar)
+    if not _SIMPLE.fullmatch(code):
+        raise ValueError("it is not what NumPy calls a dtype")
+    return np.dtype(code)
+
+
+def _structured(code: Any, depth: int) -> np.dtype[Any]:
+    kind, fields, itemsize, aligned = code
+    if kind not in ("struct", "rec"):
+        raise ValueError("it is neither a structure nor a record")
+    layout = {
+        "names": [field[0] for field in fields],
+        "formats": [_parse_code(field[1], depth + 1) for field in fields],
+        "offsets": [field[2] for field in fields],
+        "itemsize": itemsize,
+    }
+    if any(len(field) > 3 for field in fields):  # noqa: PLR2004
+        layout["titles"] = [field[3] if len(field) > 3 else None for field in fields]  # noqa: PLR2004
+    dtype: np.dtype[Any] = np.dtype(layout, align=bool(aligned))  # type: ignore[call-overload]
+    return np.dtype((np.record, dtype)) if kind == "rec" else dtype
 
 
 def root_of(array: Array) -> Any:
@@ -114,6 +158,14 @@ def root_of(array: Array) -> Any:
             return None
         base = inner
     return base
+
+
+def innermost(array: Array) -> Array:
+    """The ndarray that holds the memory of `array`, or that `root_of` is the base of."""
+    base = array.base
+    while isinstance(base, np.ndarray):
+        array, base = base, base.base
+    return array
 
 
 def array_address(array: Array) -> int:

@@ -68,8 +68,6 @@ class Flags(IntFlag):
     """The last element of the argument list is the map of keyword arguments."""
     SPILLED = 2
     """Payload and region table were too large for a frame: they lie in the store as the object ``regions[0]``."""
-    ONEWAY = 4
-    """The caller waits for no RESPONSE, and none is sent."""
 
 
 class Hello(NamedTuple):

@@ -51,7 +51,7 @@ RELEASE_STRUCT: Final = Struct("<QI4x")
 RELEASE_NBYTES: Final = RELEASE_STRUCT.size
 
 MAX_KIND: Final = int(max(Kind))
-MAX_FLAGS: Final = int(Flags.KWARGS | Flags.SPILLED | Flags.ONEWAY)
+MAX_FLAGS: Final = int(Flags.KWARGS | Flags.SPILLED)
 MAX_STATUS: Final = int(max(Status))
 MAX_REGION_KIND: Final = int(max(RegionKind))
 _RESPONSE: Final = int(Kind.RESPONSE)

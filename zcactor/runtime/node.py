@@ -212,7 +212,8 @@ async def _serve(loop: asyncio.AbstractEventLoop, control: socket.socket, zygote
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, told_to_end)
     await endpoint.start(process.accepted)
-    control.send(b"r")
+    with contextlib.suppress(BrokenPipeError):  # the driver has gone meanwhile, of which the reader above is told too
+        control.send(b"r")
     await node.finished
     await process.close()
     pool.close()
