@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from threading import get_ident
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
+from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from msgspec.msgpack import Ext
@@ -77,8 +77,10 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
             self._driver.close()
 
     def cancel(self) -> bool:
-        """Cancel the call: queued, it never runs; a running ``async def`` gets ``CancelledError``; a running sync method
-        finishes and its result is dropped. Awaiting afterwards raises ``CancelledError``.
+        """Cancel the call. Awaiting it afterwards raises ``CancelledError``.
+
+        Queued, it never runs; a running ``async def`` gets ``CancelledError``; a running sync method finishes and its
+        result is dropped.
 
         Returns:
             False when the call had ended before; then nothing happens.
@@ -90,7 +92,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         return True
 
     def done(self) -> bool:
-        """Whether the outcome is known here; ``await`` then returns without suspending, unless the value lies elsewhere."""
+        """Whether the outcome is known here; ``await`` then returns without suspending."""
         return self._call.done
 
     @property
@@ -231,7 +233,8 @@ class ObjectStream(AsyncIterator[T_co], Generic[T_co]):
     """The items of a generator method: ``async for item in actor.method()``.
 
     The producer runs at most a bounded number of items ahead (`Config.stream_window`). An exception in the generator is
-    raised at its own item, then the stream ends. Leaving the loop, dropping the stream or `aclose` closes the generator.
+    raised at its own item, then the stream ends. Leaving the loop, dropping the stream or `aclose` closes
+    the generator.
     """
 
     __slots__ = ("__weakref__", "_stream")
@@ -300,7 +303,7 @@ class OwnRef:
 
 def lower_ref(packing: Any, ref: ObjectRef[Any]) -> bytes:
     """A reference stays a reference, wherever it is nested; see `lower_argument` for the top level."""
-    call = ref._call  # noqa: SLF001 - the module's own type
+    call = ref._call
     call.retrieved = True
     holder = call.holder or OwnRef(call)
     return encode((packing.add(Part(RegionKind.REF, holder, 0, 0)), call.label, False))
@@ -309,7 +312,7 @@ def lower_ref(packing: Any, ref: ObjectRef[Any]) -> bytes:
 def lift_ref(unpacking: Any, data: memoryview) -> Any:
     """The reference that `lower_ref` wrote: our own promise again, or a borrowed one."""
     fields = decode_small(data)
-    if type(fields) is not list or len(fields) != 3:  # noqa: PLR2004
+    if type(fields) is not list or len(fields) != 3:
         raise ProtocolError("a reference is malformed")
     part = unpacking.part(fields[0])
     if part.kind != RegionKind.REF:
@@ -342,14 +345,14 @@ class Unresolved:
 
 
 def lower_argument(packing: Any, ref: ObjectRef[Any]) -> Any:
-    """A reference as a top-level argument: its value where that is known, which is passed on unopened; else the promise."""
-    call = ref._call  # noqa: SLF001
+    """A reference as a top-level argument: its value, passed on unopened, where that is known; else the promise."""
+    call = ref._call
     call.retrieved = True
     if call.done:
         if call.error is not None or call.status != Status.OK:
             try:
                 _value(call)
-            except Exception as error:  # noqa: BLE001 - whatever the call failed with
+            except Exception as error:
                 raise FailedArgumentError(error) from error
             except asyncio.CancelledError as error:
                 raise FailedArgumentError(error) from error
@@ -359,7 +362,7 @@ def lower_argument(packing: Any, ref: ObjectRef[Any]) -> Any:
 
 def lift_argument(unpacking: Any, data: memoryview) -> Unresolved:
     """The inverse of `lower_argument` for a promise."""
-    return Unresolved(lift_ref(unpacking, data)._call)  # noqa: SLF001
+    return Unresolved(lift_ref(unpacking, data)._call)
 
 
 arguments[ObjectRef] = lower_argument
@@ -385,7 +388,7 @@ def put(value: T) -> ObjectRef[T]:
     return ObjectRef(call)
 
 
-async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> list[T]:  # noqa: ASYNC109 - public name
+async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> list[T]:
     """Wait for all of `refs` and return their values in order.
 
     Args:
@@ -402,13 +405,13 @@ async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> lis
         raise TypeError("zc.get takes a sequence of references; await a single one")
     refs = list(refs)
     await _wait_count(_checked(refs), len(refs), timeout, all_or_error=True)
-    return [_value(ref._call) for ref in refs]  # noqa: SLF001
+    return [_value(ref._call) for ref in refs]
 
 
 async def wait(
     refs: Sequence[ObjectRef[T]],
     num_returns: int = 1,
-    timeout: float | None = None,  # noqa: ASYNC109 - public name
+    timeout: float | None = None,
 ) -> tuple[list[ObjectRef[T]], list[ObjectRef[T]]]:
     """Wait until `num_returns` of `refs` are done.
 
@@ -430,12 +433,14 @@ async def wait(
     if len({id(call) for call in calls}) != len(calls):
         raise ValueError("zc.wait: the same reference occurs more than once")
     if not 1 <= num_returns <= len(refs):
-        raise ValueError(f"zc.wait: num_returns is {num_returns}, but must be between 1 and the {len(refs)} references given")
+        raise ValueError(
+            f"zc.wait: num_returns is {num_returns}, but must be between 1 and the {len(refs)} references given"
+        )
     try:
         await _wait_count(calls, num_returns, timeout, all_or_error=False)
     except TimeoutError:  # what is done by now is the answer
         pass
-    done = [ref for ref in refs if ref._call.done][:num_returns]  # noqa: SLF001
+    done = [ref for ref in refs if ref._call.done][:num_returns]
     taken = {id(ref) for ref in done}
     return done, [ref for ref in refs if id(ref) not in taken]
 
@@ -445,17 +450,19 @@ def _checked(refs: Iterable[Any]) -> list[Call]:
     for ref in refs:
         if not isinstance(ref, ObjectRef):
             raise TypeError(f"expected ObjectRef, got {type(ref).__name__}: {ref!r}")
-        calls.append(ref._call)  # noqa: SLF001
+        calls.append(ref._call)
     return calls
 
 
-async def _wait_count(calls: list[Call], count: int, timeout: float | None, *, all_or_error: bool) -> None:  # noqa: ASYNC109
+async def _wait_count(calls: list[Call], count: int, timeout: float | None, *, all_or_error: bool) -> None:
     """Return when `count` of `calls` are done; with `all_or_error` a failure is enough."""
     loop = asyncio.get_running_loop()
     process = current()
     if loop is not process.loop:
         await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(_wait_count(calls, count, timeout, all_or_error=all_or_error), process.loop)
+            asyncio.run_coroutine_threadsafe(
+                _wait_count(calls, count, timeout, all_or_error=all_or_error), process.loop
+            )
         )
         return
     enough: asyncio.Future[None] = loop.create_future()

@@ -22,6 +22,7 @@ from zcactor.rpc.protocol import CallState
 from zcactor.rpc.stream import Stream
 
 if TYPE_CHECKING:
+    from zcactor.rpc.parts import Granting
     from zcactor.rpc.session import Session
     from zcactor.runtime.process import Process
 
@@ -70,7 +71,7 @@ class RemoteActor:
     # ---------------------------------------------------------------- calling
 
     def call_plain(self, spec: MethodSpec, args: tuple[Any, ...]) -> Call | None:
-        """Send a call without options whose arguments are plain values, the short way; None when `call` has to do it."""
+        """Send a call without options, of plain arguments, the short way; None when `call` has to do it."""
         session = self.session
         if session is None or session.wire is None or call_deadline.get() is not None:
             return None
@@ -143,7 +144,7 @@ class RemoteActor:
         return call
 
     def _set_timer(self, call: Call, timeout: float | None, deadline: float | None) -> int:
-        """Arm the call's deadline: its own, or that of the call we are in when it is nearer. Returns nanoseconds left."""
+        """Arm the call's deadline: its own, or that of the call we are in if nearer. Returns nanoseconds left."""
         loop = self.process.loop
         left = float("inf") if timeout is None else timeout
         if deadline is not None:
@@ -266,7 +267,9 @@ class RemoteMethod:
         retries = options.get("retries", spec.retries)
         idempotent = options.get("idempotent", spec.idempotent)
         if options.get("retries") and not idempotent:
-            raise ValueError(f"{spec.label}.options: retries needs idempotent=True, because a retried call may run twice")
+            raise ValueError(
+                f"{spec.label}.options: retries needs idempotent=True, because a retried call may run twice"
+            )
         self._retries = (actor.max_retries if retries is None else retries) if idempotent else 0
         self._plain = self._timeout is None and not self._retries
 
@@ -277,8 +280,8 @@ class RemoteMethod:
         elif self._plain and (call := self._actor.call_plain(spec, args)) is not None:
             call.refs = 1
             ref: ObjectRef[Any] = _new_ref(ObjectRef)  # ObjectRef(call) without its frame
-            ref._call = call  # noqa: SLF001 - as above
-            ref._driver = None  # noqa: SLF001
+            ref._call = call
+            ref._driver = None
             return ref
         return ObjectRef(self._actor.call(spec, args, kwargs, self._timeout, self._retries))
 
@@ -307,7 +310,7 @@ class RemoteStream(RemoteMethod):
 class ActorHandle:
     """Stands for one actor. A value: it compares, hashes, and stays valid when it is passed to other actors.
 
-    Its attributes are the actor's public methods. Anything else is an ``AttributeError``, raised here without a message.
+    Its attributes are the actor's public methods. Anything else is an ``AttributeError``, raised here at once.
     """
 
     _remote: RemoteActor
@@ -323,7 +326,9 @@ class ActorHandle:
         return method
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{self._remote.label} is a handle: attributes of the actor cannot be set from outside, call a method")
+        raise AttributeError(
+            f"{self._remote.label} is a handle: attributes of the actor cannot be set from outside, call a method"
+        )
 
     def __dir__(self) -> list[str]:
         return sorted(self._remote.interface.by_name)
@@ -340,7 +345,9 @@ class ActorHandle:
         return f"<handle of {self._remote.label}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError("handles travel inside calls, puts and results; pickling one elsewhere would lose track of who holds it")
+        raise TypeError(
+            "handles travel inside calls, puts and results; pickling one elsewhere would lose track of who holds it"
+        )
 
 
 class ActorHold:
@@ -353,7 +360,7 @@ class ActorHold:
         self.id = object_id
         self._release = release
 
-    def grant(self, session: Session) -> tuple[bytes, int, int]:
+    def grant(self, session: Granting) -> tuple[bytes, int, int]:
         """A lease for the session's peer."""
         if session.peer_process == self.owner:
             return self.owner, self.id, 0
@@ -371,7 +378,7 @@ class ActorHold:
 
 def lower_handle(packing: Any, handle: ActorHandle) -> bytes:
     """A handle as plain values, and a part for the lease."""
-    remote = handle._remote  # noqa: SLF001 - the module's own type
+    remote = handle._remote
     index = packing.add(Part(RegionKind.ACTOR, remote.hold, 0, 0)) if remote.hold is not None else -1
     return describe(remote, index)
 
@@ -389,7 +396,7 @@ def describe(remote: RemoteActor, index: int) -> bytes:
 def lift_handle(unpacking: Any, data: memoryview) -> ActorHandle:
     """The handle that `lower_handle` wrote."""
     fields = decode_small(data)
-    if type(fields) is not list or len(fields) != 9:  # noqa: PLR2004
+    if type(fields) is not list or len(fields) != 9:
         raise ProtocolError("a handle is malformed")
     index, actor_id, process_id, actor_index, name, namespace, max_pending, max_retries, interface = fields
     process = current()
@@ -402,7 +409,8 @@ def lift_handle(unpacking: Any, data: memoryview) -> ActorHandle:
     remote = process.remotes.get(actor_id)
     if remote is None:
         remote = RemoteActor(
-            process, actor_id, Interface.from_wire(interface), (process_id, actor_index), name, namespace, max_pending, max_retries
+            process, actor_id, Interface.from_wire(interface), (process_id, actor_index), name, namespace, max_pending,
+            max_retries,
         )  # fmt: skip
         remote.hold = hold
         process.remotes[actor_id] = remote

@@ -111,7 +111,17 @@ def test_calls_read_as_the_python_codec_reads_them(values: list[Any]) -> None:
         frame = end.sent()
         start, stop = frame_at(frame, 0, len(frame), MAX_FRAME)
         kind, flags, code, credits, actor, call, extra, regions, releases, low, high = decode(frame, start, stop)
-        assert (kind, flags, code, credits, actor, call, extra, regions, releases) == (Kind.CALL, 0, 3, 0, 7, 99, 0, (), ())
+        assert (kind, flags, code, credits, actor, call, extra, regions, releases) == (
+            Kind.CALL,
+            0,
+            3,
+            0,
+            7,
+            99,
+            0,
+            (),
+            (),
+        )
         assert high - low == size
         read = msgspec.msgpack.decode(frame[low:high])
         assert len(read) == len(values) and all(map(same, read, values))
@@ -141,7 +151,10 @@ def test_reads_what_the_python_codec_writes(values: list[Any], result: Any) -> N
     try:
         call = end.pending[8] = Waiting()
         batch = b""
-        for kind, payload in ((Kind.CALL, msgspec.msgpack.encode(values)), (Kind.RESPONSE, msgspec.msgpack.encode(result))):
+        for kind, payload in (
+            (Kind.CALL, msgspec.msgpack.encode(values)),
+            (Kind.RESPONSE, msgspec.msgpack.encode(result)),
+        ):
             buffer = bytearray(frame_size(0, 0, len(payload)))
             encode_into(buffer, 0, kind, 0, 0, 0, 4, 8, 77 if kind is Kind.CALL else 0, (), (), payload)
             batch += bytes(buffer)
@@ -155,7 +168,9 @@ def test_reads_what_the_python_codec_writes(values: list[Any], result: Any) -> N
         end.close()
 
 
-@pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, "\ud800", [1], (1,), {}, 1j, np.float64(1), "x" * 20000, object()])
+@pytest.mark.parametrize(
+    "value", [1 << 64, -(1 << 63) - 1, "\ud800", [1], (1,), {}, 1j, np.float64(1), "x" * 20000, object()]
+)
 def test_leaves_to_python_what_is_not_plain(end: End, value: Any) -> None:
     assert end.wire.call(1, 1, 1, (value,)) == 0
     assert end.wire.result(1, value) == 0
@@ -215,7 +230,9 @@ def test_credits_are_those_of_the_pure_class() -> None:
     rng = random.Random(5)
     native, pure = hot.Credits(20), Credits(20)
     for _ in range(5000):
-        name, argument = rng.choice([("take", None), ("returned", rng.randrange(6)), ("consumed", 1), ("take_owed", None)])
+        name, argument = rng.choice(
+            [("take", None), ("returned", rng.randrange(6)), ("consumed", 1), ("take_owed", None)]
+        )
         outcomes = []
         for one in (native, pure):
             method = getattr(one, name)

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -149,6 +150,7 @@ class Program:
         assert self.process.stdout is not None
         self._out = self.process.stdout.fileno()
         self._rest = b""
+        self._read: deque[str] = deque()
         self._ended = False
         self.printed: list[str] = []
         """Lines of standard output up to now, without those made by ``tell``."""
@@ -189,15 +191,18 @@ class Program:
 
     def _lines(self, patience: float) -> Iterator[str]:
         deadline = time.monotonic() + patience
-        while not self._ended:
+        while True:
+            while self._read:
+                yield self._read.popleft()
+            if self._ended:
+                return
             ready, _, _ = select.select([self._out], [], [], max(deadline - time.monotonic(), 0))
             if not ready:
                 return
             data = os.read(self._out, 1 << 16)
             self._ended = not data
             *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                yield line.decode(errors="replace")
+            self._read.extend(line.decode(errors="replace") for line in lines)
 
     def told(self, key: str, patience: float = PATIENCE) -> Any:
         """The value of `key` in the first line of ``tell`` that has it, waiting for it; earlier lines are dropped."""

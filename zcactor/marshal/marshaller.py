@@ -16,11 +16,22 @@ from zcactor.marshal.arrays import (
     byte_bounds,
     dtype_code,
     dtype_from_code,
+    innermost,
     is_shareable,
     packed_strides,
     root_of,
 )
-from zcactor.marshal.move import Move, is_moved, retire
+from zcactor.marshal.move import (
+    NOT_OURS,
+    OTHER_VIEWS,
+    UNUSABLE,
+    Move,
+    has_other_views,
+    is_held_elsewhere,
+    is_moved,
+    retire,
+)
+from zcactor.marshal.placing import place, placed
 from zcactor.marshal.values import (
     SCALARS,
     Code,
@@ -38,6 +49,7 @@ from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block, Store
 from zcactor.rpc.messages import Flags
 from zcactor.rpc.parts import Part
+from zcactor.transport.mapping import PrivateMapping
 
 if TYPE_CHECKING:
     from zcactor.objectstore.copies import CopyCounter
@@ -59,14 +71,17 @@ _INT64 = (-(1 << 63), (1 << 64) - 1)
 class Packing:
     """One value on its way out: collects the parts. Short-lived, used by one thread."""
 
-    __slots__ = ("copies", "eager_limit", "moved", "parts", "store")
+    __slots__ = ("_placed", "copies", "eager_limit", "moved", "parts", "store")
 
     def __init__(self, store: Store, copies: CopyCounter, eager_limit: int) -> None:
         self.store = store
         self.copies = copies
         self.eager_limit = eager_limit
         self.parts: list[Part] = []
-        self.moved: list[Array] = []
+        self.moved: list[Move[Array]] = []
+        """Arrays to be handed over when all of the message is packed."""
+        self._placed: dict[int, tuple[Array, Block, Array]] = {}
+        """By id: arrays copied for this message, which may be met again (twice in it, or when it has to be pickled)."""
 
     def add(self, part: Part) -> int:
         """Refer to `part`; returns its index."""
@@ -80,11 +95,12 @@ class Packing:
 
     def lower(self, value: Any) -> Any:
         """The encodable form of one top-level value: plain where it can be, pickled as a whole otherwise."""
-        mark = len(self.parts)
+        parts, moved = len(self.parts), len(self.moved)
         try:
             return self._plain(value, 0)
         except NotPlain:
-            del self.parts[mark:]
+            del self.parts[parts:]
+            del self.moved[moved:]
             stream, buffers = pickling.dumps(self, value)
             return Ext(Code.PICKLE, encode((buffers, stream)))
 
@@ -99,7 +115,7 @@ class Packing:
         if cls is np.ndarray:
             return self.lower_array(value)
         if cls is Move:
-            return self._lower_moved(value.array)
+            return self.lower_moved(value)
         entry = registered.get(cls)
         if entry is not None:
             return Ext(entry[0], entry[1](self, value))
@@ -126,24 +142,27 @@ class Packing:
         """
         if not is_shareable(array.dtype):
             if is_moved(array):
-                raise ValueError("this array was handed over by zc.move; only its receiver may use it, here it is unusable")
+                raise ValueError(UNUSABLE)
             raise NotPlain
+        if self.moved:
+            self._check_not_moved(array)
         if array.nbytes < self.eager_limit:
             return self._inline(array, writable=False)
         holder = root_of(array)
         cls = type(holder)
         if cls is Block:
             if not holder.sealed:
-                self.store.seal(holder, _innermost(array))
+                self.store.seal(holder, innermost(array))
         elif cls is Lease:
             if holder.writable:  # was moved to us and is passed on by sharing
                 holder.writable = False
-                _innermost(array).setflags(write=False)
+                innermost(array).setflags(write=False)
         else:
             holder, array = self._into_store(array, seal)
             seal = False
         if seal and array.flags.writeable:
             array.setflags(write=False)
+            innermost(array).setflags(write=False)
         return self._reference(array, holder, RegionKind.ARRAY)
 
     def _reference(self, array: Array, holder: Any, kind: RegionKind) -> Any:
@@ -173,76 +192,62 @@ class Packing:
         if found is not None:  # another library's object over memory of the store: torch, Arrow, ...
             if not found.sealed:
                 self.store.seal(found, None)
-            return found, array
-        known = self.copies.known(array)
-        if known is None:
-            copied = self._copy(array, "argument outside the store")
-            block = root_of(copied)
-            self.store.seal(block, _innermost(copied))
-            if seal:
+            if seal and array.flags.writeable:
                 array.setflags(write=False)
-                self.copies.remember(array, block)
-            return block, copied
-        strides = None if array.flags.c_contiguous else packed_strides(array)
-        root = np.asarray(known)
-        return known, np.ndarray(array.shape, array.dtype, root, 0, strides)
+            return found, array
+        entry = self._placed.get(id(array))
+        if entry is not None:
+            return entry[1], entry[2]
+        block = self.copies.known(array)
+        if block is not None:
+            return block, placed(array, np.asarray(block))
+        copied = place(self.store, self.copies, array, "argument outside the store")
+        block = root_of(copied)
+        self.store.seal(block, innermost(copied))
+        copied.setflags(write=False)
+        self._placed[id(array)] = (array, block, copied)
+        if seal:
+            array.setflags(write=False)
+            self.copies.remember(array, block)
+        return block, copied
 
-    def _copy(self, array: Array, reason: str) -> Array:
-        strides = None if array.flags.c_contiguous else packed_strides(array)
-        copied = self.store.empty(array.shape, array.dtype, strides=strides)
-        self.copies.copy_into(copied, array, reason)
-        return copied
+    def lower_moved(self, move: Move[Array]) -> Any:
+        """An array whose write access is handed over; it becomes unusable here when the whole message is packed.
 
-    def _lower_moved(self, array: Array) -> Any:
+        Raises:
+            ValueError: it was moved or shared before, it is read-only, or other views of it exist.
+        """
+        array = move.array
         if is_moved(array):
             raise ValueError("zc.move: this array was moved before; only its receiver may use it")
+        holder = root_of(array)
+        if not array.flags.writeable or (type(holder) is Block and holder.sealed):
+            raise ValueError(NOT_OURS)
+        if self.moved:
+            self._check_not_moved(array)
+        if isinstance(holder, Block | Lease) and has_other_views(array):
+            raise ValueError(OTHER_VIEWS)
         if array.nbytes < self.eager_limit:
-            if not array.flags.writeable:
-                raise ValueError(_NOT_OURS)
             lowered = self._inline(array, writable=True)
         else:
-            holder = root_of(array)
-            if isinstance(holder, Block | Lease):
-                if not array.flags.writeable or (isinstance(holder, Block) and holder.sealed):
-                    raise ValueError(_NOT_OURS)
-                if _has_other_views(array):
-                    raise ValueError(
-                        "zc.move: other views of this array's memory exist here; delete them first, or share the "
-                        "array (pass it without zc.move) or pass x.copy()"
-                    )
-                source = array
-            else:
-                if not array.flags.writeable:
-                    raise ValueError(_NOT_OURS)
-                source = self._copy(array, "moved array outside the store")
-                holder = root_of(source)
-            lowered = self._reference(source, holder, RegionKind.MOVED)
-        self.moved.append(array)
+            if not isinstance(holder, Block | Lease):
+                # NumPy itself may have allocated it in the store. Its views are not counted there as they are by a root.
+                found = self.store.block_at(*byte_bounds(array)) if array.flags.owndata else None
+                if found is None or found.sealed or is_held_elsewhere(move):
+                    array = place(self.store, self.copies, array, "moved array outside the store")
+                    holder = root_of(array)
+                else:
+                    holder = found
+            lowered = self._reference(array, holder, RegionKind.MOVED)
+        self.moved.append(move)
         return lowered
 
-
-_NOT_OURS = (
-    "zc.move: the array is read-only here (it was shared before, or received without write access), so there is no "
-    "write access to hand over; pass x.copy() or share it as it is"
-)
-
-
-def _innermost(array: Array) -> Array:
-    base = array.base
-    while isinstance(base, np.ndarray):
-        array, base = base, base.base
-    return array
-
-
-def _has_other_views(array: Array) -> bool:
-    """Whether somebody else holds the innermost array, and so could see the bytes after they were handed over."""
-    import sys
-
-    root = _innermost(array)
-    if root is array:
-        return False
-    # Ours: the `root` variable here, the base of `array`, and getrefcount's argument.
-    return sys.getrefcount(root) > 3  # noqa: PLR2004
+    def _check_not_moved(self, array: Array) -> None:
+        """Refuse an array that the same message hands over already."""
+        holder = root_of(array)
+        for move in self.moved:
+            if move.array is array or (holder is not None and root_of(move.array) is holder):
+                raise ValueError("zc.move: one call passes this array twice; what is moved can be passed once only")
 
 
 def _memory_order(array: Array) -> Array:
@@ -269,11 +274,9 @@ class Unpacking:
             ProtocolError: the payload is malformed.
         """
         if flags & Flags.SPILLED:
-            if not parts or not isinstance(parts[0].holder, Block | Lease):
+            if not parts:
                 raise ProtocolError("a spilled payload has no part that holds it")
-            spilled = parts[0]
-            start = spilled.offset - spilled.holder.offset
-            payload = memoryview(np.asarray(spilled.holder))[start : start + spilled.nbytes]
+            payload = _bytes_of(parts[0]).data
             parts = parts[1:]
         outer, self.parts = self.parts, parts
         try:
@@ -296,62 +299,107 @@ class Unpacking:
         if code == Code.INLINE_ARRAY:
             return self._inline(*_fields(data, 4, 5))
         if code == Code.TUPLE:
-            return tuple(self._decode(data))
+            items = self._decode(data)
+            if type(items) is not list:
+                raise ProtocolError(f"a tuple's items are of type {type(items).__name__} instead of a list")
+            return tuple(items)
         if code == Code.SCALAR:
             return lift_scalar(data)
         if code == Code.BIG_INT:
             return int.from_bytes(data, "little", signed=True)
         if code == Code.PICKLE:
             buffers, stream = _fields(data, 2, 2)
+            if type(stream) is not bytes or type(buffers) is not list or not all(type(b) is bytes for b in buffers):
+                raise ProtocolError("a pickled value is malformed")
             return pickling.loads(self, stream, buffers)
         lift = lifts.get(code)
         if lift is None:
             raise ProtocolError(f"a payload has an extension of unknown code {code}")
         return lift(self, data)
 
-    def _array(self, index: int, code: Any, shape: list[int], strides: list[int] | None = None, inner: int = 0) -> Array:
+    def _array(self, index: int, code: Any, shape: Any, strides: Any = None, inner: Any = 0) -> Array:
         part = self.part(index)
         dtype = dtype_from_code(code)
         holder = part.holder
-        if not isinstance(holder, Block | Lease):
-            raise ProtocolError(f"an array refers to part {index}, which is not bytes")
-        if part.kind == RegionKind.MOVED and isinstance(holder, Block):
-            holder.sealed = False
-        root = np.asarray(holder)
-        if isinstance(holder, Lease):
+        if type(holder) is Lease:
+            root = np.asarray(holder)
             self.counters.bytes_mapped += part.nbytes
-        start = part.offset - holder.offset + inner
-        try:
-            return np.ndarray(shape, dtype, root, start, strides)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ProtocolError(
-                f"an array of shape {shape}, dtype {dtype} and strides {strides} does not fit its {part.nbytes} bytes: {error}"
-            ) from error
+        else:
+            if type(holder) is Block:
+                if part.kind == RegionKind.MOVED:
+                    holder.sealed = False  # ours, and back with write access
+                elif not holder.sealed:
+                    self.store.seal(holder)  # was moved away, and its receiver shares it with us
+            root = _bytes_of(part)
+        return _array_over(root, dtype, shape, strides, inner)
 
-    def _inline(
-        self, raw: bytes, code: Any, shape: list[int], writable: bool, strides: list[int] | None = None
-    ) -> Array:
+    def _inline(self, raw: Any, code: Any, shape: Any, writable: Any, strides: Any = None) -> Array:
         dtype = dtype_from_code(code)
-        root: Array = np.frombuffer(raw, np.uint8).copy()
-        if not writable:
+        if type(raw) is not bytes:
+            raise ProtocolError(f"the elements of an array are of type {type(raw).__name__} instead of bytes")
+        root: Array = np.frombuffer(raw or b"\0", np.uint8).copy()  # NumPy wants a buffer even for no elements
+        if writable is not True:
             root.setflags(write=False)
-        try:
-            if not raw:
-                root = np.empty(1, np.uint8)  # NumPy wants a buffer even for no elements
-                root.setflags(write=writable)
-                strides = None
-            array: Array = np.ndarray(shape, dtype, root, 0, strides)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ProtocolError(f"an array of shape {shape} and dtype {dtype} does not fit {len(raw)} bytes: {error}") from error
-        return array
+        return _array_over(root, dtype, shape, strides if raw else None, 0)
 
     def writable_view(self, array: Array) -> Array:
-        """`array`, or a counted copy of it where it must not be written: for libraries that know no read-only arrays."""
+        """`array` for a library that knows no read-only arrays: writes to it are seen by nobody else.
+
+        Bytes that are shared with others are mapped once more, privately: the system copies a page when it is first
+        written to (mmap(2), MAP_PRIVATE), so that only reading stays free. Where that is impossible (the descriptor of the
+        memory is closed) it is a counted copy.
+        """
         if array.flags.writeable:
             return array
-        copied: Array = np.empty_like(array)
-        self.copies.copy_into(copied, array, "library without read-only arrays")
-        return copied
+        root = innermost(array)
+        if root.flags.owndata:  # came within the payload: nobody else has these bytes
+            root.setflags(write=True)
+            array.setflags(write=True)
+            return array
+        low, high = byte_bounds(array)
+        private = _private_of(root.base, low, high - low)
+        if private is None:
+            copied: Array = np.empty_like(array)
+            self.copies.copy_into(copied, array, "library without read-only arrays")
+            return copied
+        return np.ndarray(array.shape, array.dtype, np.asarray(private), array_address(array) - low, array.strides)
+
+
+def _private_of(holder: Any, low: int, nbytes: int) -> PrivateMapping | None:
+    """`nbytes` at address `low` of what `holder` holds, to be written to privately; None where it cannot be mapped again."""
+    if type(holder) is Block:
+        fd = holder.store.arena.fd
+    elif type(holder) is Lease:
+        fd = getattr(holder.mapping, "fd", -1)
+    else:
+        return None
+    return None if fd < 0 else PrivateMapping(fd, holder.offset + low - holder.address, nbytes, keep=holder)
+
+
+def _bytes_of(part: Part) -> npt.NDArray[np.uint8]:
+    """The bytes of `part`.
+
+    Raises:
+        ProtocolError: it is no part of an arena.
+        ObjectLost: its owner is gone.
+    """
+    holder = part.holder
+    if type(holder) is Lease:
+        return np.asarray(holder)
+    if type(holder) is Block:
+        start = part.offset - holder.offset
+        return np.asarray(holder)[start : start + part.nbytes]
+    _ = getattr(holder, "__array_interface__", None)  # what stands for a lost object raises here
+    raise ProtocolError(f"a payload refers to the bytes of a {type(holder).__name__}, which has none")
+
+
+def _array_over(root: Array, dtype: np.dtype[Any], shape: Any, strides: Any, start: Any) -> Array:
+    try:
+        return np.ndarray(shape, dtype, root, start, strides)
+    except (TypeError, ValueError, OverflowError, MemoryError) as error:
+        raise ProtocolError(
+            f"an array of shape {shape}, dtype {dtype} and strides {strides} does not fit its {root.nbytes} bytes: {error}"
+        ) from error
 
 
 def _fields(data: memoryview, least: int, most: int) -> list[Any]:
@@ -420,8 +468,8 @@ class Marshaller:
             packing.parts.insert(0, Part(RegionKind.ARRAY, block, block.offset, len(payload)))
             payload = b""
             flags |= Flags.SPILLED
-        for array in packing.moved:
-            retire(array)
+        for move in packing.moved:
+            retire(move)
         return payload, packing.parts, flags
 
     def unpack(self, payload: Any, parts: Sequence[Part], flags: int) -> Any:

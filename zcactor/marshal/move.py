@@ -83,8 +83,7 @@ class _Moved:
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __round__ = __trunc__ = __floor__ = __ceil__ = _used
     __neg__ = __pos__ = __abs__ = __invert__ = __float__ = __int__ = __complex__ = __bool__ = __index__ = _used
     __lt__ = __le__ = __gt__ = __ge__ = __len__ = __iter__ = __getitem__ = __contains__ = __str__ = __format__ = _used
-    __eq__ = __ne__ = _used  # type: ignore[assignment]
-    __hash__ = None  # type: ignore[assignment]
+    __eq__ = __ne__ = __hash__ = _used  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         # NumPy's functions look for a method of their name on elements that are objects: np.sqrt for `sqrt`.
@@ -145,7 +144,6 @@ def retire(move: Move[Any]) -> None:
     if is_held_elsewhere(move):
         _exchange(array)
     else:
-        array.setflags(write=True)  # numpy/numpy#5606: what is read-only cannot be given a new state
         array.__setstate__((1, (2,), np.dtype(object), False, [_MOVED, _MOVED]))
     array.setflags(write=False)
 

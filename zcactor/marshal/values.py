@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from zcactor.errors import ProtocolError
-from zcactor.marshal.arrays import dtype_code, dtype_from_code
+from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 
 __all__ = ["SCALARS", "Code", "NotPlain", "arguments", "decode_small", "encode", "lift_scalar", "lifts", "lower_scalar", "register", "registered"]
 
@@ -70,15 +70,21 @@ def register(cls: type, code: int, lower: Lower, lift: Lift) -> None:
 def lower_scalar(value: np.generic) -> msgspec.msgpack.Ext:
     """A NumPy scalar keeps its type: dtype code and bytes."""
     array = np.asarray(value)
-    if array.dtype.hasobject or array.dtype.kind == "T" or array.dtype.type is not type(value):
+    dtype = array.dtype
+    if not is_shareable(dtype) or dtype.type is not type(value):
         raise NotPlain
-    return msgspec.msgpack.Ext(Code.SCALAR, encode((dtype_code(array.dtype), array.tobytes())))
+    if dtype.kind in "SU" and len(value) * array.itemsize != array.nbytes * (len(value) or 1):  # type: ignore[arg-type]
+        raise NotPlain
+    return msgspec.msgpack.Ext(Code.SCALAR, encode((dtype_code(dtype), array.tobytes())))
 
 
 def lift_scalar(data: memoryview) -> Any:
     """The NumPy scalar that `lower_scalar` wrote."""
-    code, raw = decode_small(data)
+    fields = decode_small(data)
+    if type(fields) is not list or len(fields) != 2 or type(fields[1]) is not bytes:  # noqa: PLR2004
+        raise ProtocolError("a scalar is malformed")
+    code, raw = fields
     dtype = dtype_from_code(code)
     if len(raw) != dtype.itemsize:
         raise ProtocolError(f"a scalar of dtype {dtype} has {len(raw)} bytes instead of {dtype.itemsize}")
-    return np.frombuffer(raw, dtype)[0] if raw else np.zeros((), dtype)[()]
+    return np.ndarray((), dtype, bytearray(raw or b"\0"))[()]

@@ -6,6 +6,7 @@ without it, a call then takes about twice as long.
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -13,13 +14,18 @@ from zcactor.errors import ConnectionLost, ProtocolError
 
 __all__ = ["hot"]
 
-hot: Any = None
+
+def _load() -> Any:
+    if os.environ.get("ZCACTOR_NATIVE", "1") == "0":
+        return None
+    try:
+        return importlib.import_module("zcactor.native._hot")
+    except ModuleNotFoundError:  # no compiler when it was installed
+        return None
+
+
+hot: Any = _load()
 """The module ``_hot``, or None."""
 
-if os.environ.get("ZCACTOR_NATIVE", "1") != "0":
-    try:
-        from zcactor.native import _hot as hot
-    except ImportError:  # no compiler when it was installed
-        hot = None
-    else:
-        hot.setup(bytes(52), ProtocolError, ConnectionLost)  # the template comes with zcactor.rpc.session
+if hot is not None:
+    hot.setup(bytes(52), ProtocolError, ConnectionLost)  # the template comes with zcactor.rpc.session

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zcactor.rpc.messages import Status
 from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from zcactor.rpc.parts import Part
 
 __all__ = ["Call"]
@@ -57,10 +58,10 @@ class Call:
     """The caller's accounting of unfinished calls."""
 
     target: Any = None
-    """The `zcactor.handle.RemoteActor` called; kept, so that a dropped handle does not stop an actor with open calls."""
+    """The `zcactor.handle.RemoteActor` called; kept, so that dropping handles stops no actor with open calls."""
     stream: Any = None
     """The `zcactor.rpc.stream.Stream` that items go to, for a generator method."""
-    unseen: ClassVar[Callable[[Call], None]] = staticmethod(lambda _: None)
+    unseen: ClassVar[Any] = staticmethod(lambda _: None)
     """Called when the call failed and nobody can ever await it."""
 
     def __init__(self, owner: bytes, loop: asyncio.AbstractEventLoop | None = None, thread: int = 0) -> None:
@@ -190,7 +191,7 @@ _DONE = CallState.DONE
 
 def _wake(future: asyncio.Future[None]) -> None:
     loop = future.get_loop()
-    if loop is asyncio._get_running_loop():  # noqa: SLF001 - the C accessor that does not raise
+    if loop is asyncio._get_running_loop():
         if not future.done():
             future.set_result(None)
     else:

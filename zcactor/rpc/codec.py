@@ -122,9 +122,9 @@ def encode_into(
     kind: int,
     flags: int,
     code: int,
-    credits: int,  # noqa: A002 - the schema's name
+    credits: int,
     actor: int,
-    id: int,  # noqa: A002 - the schema's name
+    id: int,
     extra: int,
     regions: Sequence[Region],
     releases: Sequence[tuple[int, int]],
@@ -333,7 +333,9 @@ def frame_at(data: Buffer, position: int, total: int, max_frame: int) -> tuple[i
         raise ProtocolError(f"the batch ends after {total - position} bytes of a length prefix of 4")
     length = _unpack_count(data, position)[0]
     if not MIN_FRAME <= length <= max_frame:
-        raise ProtocolError(f"frame at offset {position} has length {length}; {MIN_FRAME} to {max_frame} bytes are allowed")
+        raise ProtocolError(
+            f"frame at offset {position} has length {length}; {MIN_FRAME} to {max_frame} bytes are allowed"
+        )
     end = start + length
     if end > total:
         raise ProtocolError(f"frame at offset {position} has length {length}, but {total - start} bytes are left")

@@ -9,7 +9,15 @@ class Counters:
     """Cumulative counts of one process since it started. Each is written by whoever holds the session's lock, or by the
     loop's thread; a reader may see a count that is one frame old."""
 
-    __slots__ = ("bytes_eager", "bytes_mapped", "bytes_read", "bytes_received", "calls", "frames_received", "frames_sent")
+    __slots__ = (
+        "bytes_eager",
+        "bytes_mapped",
+        "bytes_read",
+        "bytes_received",
+        "calls",
+        "frames_received",
+        "frames_sent",
+    )
 
     def __init__(self) -> None:
         self.calls = 0

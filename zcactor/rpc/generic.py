@@ -66,9 +66,9 @@ def encode(
     kind: int,
     flags: int,
     code: int,
-    credits: int,  # noqa: A002 - the schema's name
+    credits: int,
     actor: int,
-    id: int,  # noqa: A002 - the schema's name
+    id: int,
     extra: int,
     regions: Sequence[Region],
     releases: Sequence[tuple[int, int]],

@@ -1,7 +1,7 @@
 """One connection's conversation: calls out, calls in, streams, leases and credits over ordered frames.
 
-The session is the asyncio shell around pure parts: `codec` for frames, `Credits` for flow control, `LeaseTable` for what
-the peer holds of ours, `protocol` for the states of a call. It moves messages; what a call means is the hub's business.
+The session is the asyncio shell around pure parts: `codec` for frames, `Credits` for flow control, `LeaseTable` for
+what the peer holds of ours, `protocol` for the states of a call. It moves messages; what a call means is for the hub.
 
 Threads: frames arrive on the loop's thread. Frames may be sent from any thread (a sync method answers from its own),
 so everything that touches the send side happens under `lock`. Losing an object may happen anywhere, even inside that
@@ -10,19 +10,18 @@ lock when the garbage collector runs there, so a release only appends to a deque
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
-from zcactor.native import hot
 from zcactor.rpc.codec import TEMPLATE, decode, encode_hello_into, encode_into, frame_at, frame_size
 from zcactor.rpc.codec import decode_hello as read_hello
 from zcactor.rpc.credits import Credits
@@ -31,6 +30,9 @@ from zcactor.rpc.messages import Hello, Kind
 from zcactor.rpc.protocol import CallEvent, CallState, advance_call
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
+
     from zcactor.rpc.call import Call
     from zcactor.rpc.counters import Counters
     from zcactor.rpc.parts import Holder, Part
@@ -56,13 +58,20 @@ if hot is not None:
     hot.setup(TEMPLATE, ProtocolError, ConnectionLost)
 
 
+def _place(parts: list[Part], index: int, arrived: asyncio.Future[Part]) -> None:
+    parts[index] = arrived.result()
+
+
 class Hub(Protocol):
     """What a session asks of its process."""
 
     process: bytes
     counters: Counters
-    hosts: Mapping[int, Any]
-    """The actors here, by index."""
+
+    @property
+    def hosts(self) -> Mapping[int, Any]:
+        """The actors here, by index."""
+
     dtype_codes: dict[Any, Any]
     """Wire names by dtype, those that are in use."""
     dtypes: dict[str, Any]
@@ -135,7 +144,15 @@ class Session:
     # ---------------------------------------------------------------- sending
 
     def _send(
-        self, kind: int, flags: int, code: int, actor: int, message_id: int, extra: int, parts: Sequence[Part], payload: Any
+        self,
+        kind: int,
+        flags: int,
+        code: int,
+        actor: int,
+        message_id: int,
+        extra: int,
+        parts: Sequence[Part],
+        payload: Any,
     ) -> None:
         """Encode one frame into the send buffer, or keep it until there is a credit. Called under `lock`."""
         while len(parts) > _MAX_REGIONS:
@@ -148,7 +165,15 @@ class Session:
             self._frame(kind, flags, code, actor, message_id, extra, regions, payload)
 
     def _frame(
-        self, kind: int, flags: int, code: int, actor: int, message_id: int, extra: int, regions: Sequence[Region], payload: Any
+        self,
+        kind: int,
+        flags: int,
+        code: int,
+        actor: int,
+        message_id: int,
+        extra: int,
+        regions: Sequence[Region],
+        payload: Any,
     ) -> None:
         releases: Sequence[tuple[int, int]] = ()
         if self._has_releases:
@@ -209,7 +234,7 @@ class Session:
         self._schedule_flush()
 
     def send_plain(self, call: Call, actor: int, code: int, args: tuple[Any, ...]) -> bool:
-        """`send_call` for plain arguments, without a lock. False when this call must go the other way; nothing was sent.
+        """`send_call` for plain arguments, without a lock. False: the call must go the other way, nothing was sent.
 
         Plain: None, bool, int of 64 bits, float, str and bytes, few and small, and arrays that were shared before.
         """
@@ -332,7 +357,7 @@ class Session:
                 self._threadsafe(self._send_releases)
 
     def hold_releases(self) -> bool:
-        """Promise that a frame follows at once, which will carry the releases noted meanwhile; see `unhold_releases`."""
+        """Promise that a frame follows at once and takes the releases noted meanwhile; see `unhold_releases`."""
         held = not self._release_scheduled
         self._release_scheduled = True
         return held
@@ -377,7 +402,13 @@ class Session:
         """Our lease on an object of the peer, which has granted it by sending the reference."""
         connection: Any = self.connection
         return Lease(
-            self.peer_process, object_id, offset, nbytes, connection.map(offset, nbytes), connection.mapping, self.release
+            self.peer_process,
+            object_id,
+            offset,
+            nbytes,
+            connection.map(offset, nbytes),
+            connection.mapping,
+            self.release,
         )
 
     def _plain_call_received(self, call_id: int, actor: int, code: int, timeout_ns: int, args: list[Any]) -> None:
@@ -456,12 +487,12 @@ class Session:
                 return
             while backlog and self.credits.take():
                 *head, parts, payload = backlog.popleft()
-                self._frame(*head, [self._export(part) for part in parts], payload)
+                kind, flags, code, actor, message_id, extra = head
+                regions = [self._export(part) for part in parts]
+                self._frame(kind, flags, code, actor, message_id, extra, regions, payload)
         self._schedule_flush()
 
-    def _import(
-        self, regions: Sequence[Region], kind: int
-    ) -> tuple[Sequence[Part], Sequence[asyncio.Future[Part]]]:
+    def _import(self, regions: Sequence[Region], kind: int) -> tuple[Sequence[Part], Sequence[asyncio.Future[Part]]]:
         """The parts that regions stand for; some may have to be leased from a third process first."""
         found = [self.hub.import_region(self, region) for region in regions]
         if self._carried:
@@ -479,7 +510,7 @@ class Session:
         if blocked:
             for index, (_, future) in enumerate(found):
                 if future is not None:
-                    future.add_done_callback(lambda f, i=index: parts.__setitem__(i, f.result()))
+                    future.add_done_callback(partial(_place, parts, index))
         return parts, blocked
 
     def _when(
@@ -559,4 +590,3 @@ class Session:
         """Drop the connection: the peer broke the protocol."""
         self.closed = error
         self.connection.abort()
-

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ProtocolError
 from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from zcactor.rpc.call import Call
     from zcactor.rpc.parts import Part
 
@@ -36,7 +37,9 @@ class Slot:
 class Stream:
     """Items of one call. Filled by the session on the loop's thread; consumed by one task at a time, on that loop."""
 
-    def __init__(self, call: Call, unpack: Callable[[Any, Sequence[Part], int], Any], cancel: Callable[[Call], None]) -> None:
+    def __init__(
+        self, call: Call, unpack: Callable[[Any, Sequence[Part], int], Any], cancel: Callable[[Call], None]
+    ) -> None:
         self.call = call
         self._unpack = unpack
         self._cancel = cancel

@@ -98,6 +98,7 @@ class NodeAgent:
         self._next_object = 1
         self._shared: list[WorkerRecord] = []
         self._closing = False
+        self._ending: asyncio.Task[None] | None = None
         self._printer = Printer(self._show, process.start_task)
         self.driver: bytes = b""
         self.finished: asyncio.Future[None] = process.loop.create_future()
@@ -485,12 +486,15 @@ class NodeAgent:
 
     async def shutdown(self, grace: float) -> None:
         """End every actor and then the node. Idle actors are closed first, within `grace` seconds; those with calls
-        running are killed."""
-        if self._closing:
-            if grace <= 0:  # the driver died while it waited for an orderly end
-                self._pool.kill_all("the node was shut down")
-            return
-        self._closing = True
+        running are killed. Cancelling it ends only the wait; a second call without grace ends the first one's."""
+        if self._ending is None:
+            self._closing = True
+            self._ending = self.process.loop.create_task(self._shutdown(grace))
+        elif grace <= 0:  # the driver died while it waited for an orderly end
+            self._pool.kill_all("the node was shut down")
+        await asyncio.shield(self._ending)
+
+    async def _shutdown(self, grace: float) -> None:
         if grace > 0:
             leaving = []
             for worker in list(self._pool.by_process.values()):

@@ -82,7 +82,8 @@ class ActorHost:
             if mailbox is None:
                 raise ValueError(
                     f"{spec.label} is in concurrency group {spec.group!r}, which its actor does not declare "
-                    f"(declared: {', '.join(groups) or 'none'}); use @zc.actor(concurrency_groups={{{spec.group!r}: n}})"
+                    f"(declared: {', '.join(groups) or 'none'}); "
+                    f"use @zc.actor(concurrency_groups={{{spec.group!r}: n}})"
                 )
             self._by_code.append(mailbox)
 
@@ -117,7 +118,7 @@ class ActorHost:
         def work() -> None:
             try:
                 instance = make()
-            except BaseException as error:  # noqa: BLE001 - also SystemExit: it is the caller's to see, not this thread's
+            except BaseException as error:
                 loop.call_soon_threadsafe(_settle, made, None, error)
             else:
                 loop.call_soon_threadsafe(_settle, made, instance, None)
@@ -164,7 +165,7 @@ class ActorHost:
         def work() -> None:
             try:
                 value = function()
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            except BaseException as error:
                 loop.call_soon_threadsafe(_settle, done, None, error)
             else:
                 loop.call_soon_threadsafe(_settle, done, value, None)
@@ -227,7 +228,7 @@ class ActorHost:
             return
         try:
             arguments = self._unpack(incoming.payload, incoming.parts, incoming.flags)
-        except Exception as error:  # noqa: BLE001 - unpickling may raise anything; it is raised again when the call runs
+        except Exception as error:
             incoming.payload = _Prepared(error)
             return
         incoming.payload = _Prepared(arguments)
@@ -247,10 +248,8 @@ class ActorHost:
         payload = incoming.payload
         if type(payload) is list:
             return payload, _NO_KWARGS
-        if type(payload) is _Prepared:
-            values = payload.take()
-        else:
-            values = self._unpack(payload, incoming.parts, incoming.flags)
+        prepared = type(payload) is _Prepared
+        values = payload.take() if prepared else self._unpack(payload, incoming.parts, incoming.flags)
         incoming.payload = b""
         incoming.parts = ()
         if incoming.flags & _KWARGS:
@@ -289,7 +288,7 @@ class ActorHost:
                 return
             self._answer_value(incoming, result, more=more)
             del result
-        except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: they are the caller's to see
+        except BaseException as error:
             self._fail(incoming, error, more=more)
         finally:
             if held:
@@ -303,7 +302,7 @@ class ActorHost:
             incoming.payload = b""
             del args, kwargs
             self._answer_value(incoming, result)
-        except BaseException as error:  # noqa: BLE001 - as in _run_sync
+        except BaseException as error:
             self._fail(incoming, error)
 
     def _start_async(self, incoming: Incoming, spec: MethodSpec, lane: Lane) -> None:
@@ -342,7 +341,7 @@ class ActorHost:
                 self._answer_status(incoming, Status.CANCELLED)
             else:
                 self._fail(incoming, error)
-        except BaseException as error:  # noqa: BLE001 - as in _run_sync
+        except BaseException as error:
             self._fail(incoming, error)
         finally:
             mailbox.task_ended()
@@ -351,7 +350,7 @@ class ActorHost:
         async def finish() -> None:
             try:
                 self._answer_value(incoming, await coroutine)
-            except BaseException as error:  # noqa: BLE001 - as in _run_sync
+            except BaseException as error:
                 self._fail(incoming, error)
 
         incoming.task = self.process.loop.create_task(finish(), context=self._context.copy())
@@ -378,7 +377,7 @@ class ActorHost:
                 self._answer_status(incoming, Status.CANCELLED)
             else:
                 self._fail(incoming, error)
-        except BaseException as error:  # noqa: BLE001 - as in _run_sync
+        except BaseException as error:
             self._fail(incoming, error)
         else:
             self._answer_status(incoming, Status.STREAM_END)
@@ -389,7 +388,7 @@ class ActorHost:
         try:
             args, kwargs = self._arguments(incoming)
             generator = self._methods[incoming.code](*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - as in _run_sync
+        except BaseException as error:
             self._fail(incoming, error)
             return
         incoming.stream = SyncProducer(
@@ -442,7 +441,9 @@ class ActorHost:
     def busy(self) -> bool:
         """Whether a call is open here."""
         return any(
-            incoming.host is self for session in self.process.all_sessions() for incoming in list(session.incoming.values())
+            incoming.host is self
+            for session in self.process.all_sessions()
+            for incoming in list(session.incoming.values())
         )
 
     def cancel(self, incoming: Incoming) -> None:
@@ -462,7 +463,9 @@ class ActorHost:
     @property
     def options(self) -> Mapping[str, Any]:
         """For introspection: the method options of the class."""
-        return {spec.name: method_options(getattr(self.actor_class, spec.name, None)) for spec in self.interface.methods}
+        return {
+            spec.name: method_options(getattr(self.actor_class, spec.name, None)) for spec in self.interface.methods
+        }
 
 
 class _Prepared:

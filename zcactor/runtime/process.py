@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError, RemoteError, ZcactorError
@@ -25,7 +24,6 @@ from zcactor.marshal import Marshaller, arrays
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
-from zcactor.objectstore.store import Store
 from zcactor.rpc.call import Call
 from zcactor.rpc.counters import Counters
 from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
@@ -36,7 +34,10 @@ from zcactor.runtime.system import SystemActor
 from zcactor.transport.loopback import loopback_pair
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+
     from zcactor.config import Config
+    from zcactor.objectstore.store import Store
     from zcactor.rpc.incoming import Incoming
     from zcactor.transport.base import Connection, Endpoint
 
@@ -80,7 +81,13 @@ class Process:
     """
 
     def __init__(
-        self, process: bytes, role: str, config: Config, loop: asyncio.AbstractEventLoop, store: Store, endpoint: Endpoint
+        self,
+        process: bytes,
+        role: str,
+        config: Config,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        endpoint: Endpoint,
     ) -> None:
         self.process = process
         self.role = role
@@ -137,7 +144,9 @@ class Process:
 
     # ---------------------------------------------------------------- hosts
 
-    def add_host(self, index: int, actor_class: type, label: str, options: Mapping[str, Any] | None = None, info: Any = None) -> ActorHost:
+    def add_host(
+        self, index: int, actor_class: type, label: str, options: Mapping[str, Any] | None = None, info: Any = None
+    ) -> ActorHost:
         """Make room for an actor; `ActorHost.construct` or `adopt` gives it its instance."""
         host = self.hosts[index] = ActorHost(self, index, actor_class, label, options or {}, info)
         return host
@@ -242,7 +251,7 @@ class Process:
             incoming.host.cancel(incoming)
 
     def import_region(self, session: Session, region: Region) -> tuple[Part, asyncio.Future[Part] | None]:
-        """See `zcactor.rpc.session.Hub`: the part that a region stands for, leased from a third process where need be."""
+        """See `zcactor.rpc.session.Hub`: the part that a region stands for, leased from a third process if need be."""
         kind, owner, object_id, offset, nbytes, _ = region
         if owner == self.process:
             holder: Any
@@ -257,7 +266,9 @@ class Process:
                 if holder is not None:
                     holder = OwnRef(holder) if isinstance(holder, Call) else holder
             if holder is None:
-                holder = LostPart(f"object {object_id:x} of this process was freed before the reference to it came back")
+                holder = LostPart(
+                    f"object {object_id:x} of this process was freed before the reference to it came back"
+                )
             return Part(kind, holder, offset, nbytes), None
         if owner == session.peer_process:
             if kind == RegionKind.MOVED and session.connection.writable_mapping is None:
@@ -281,9 +292,7 @@ class Process:
             writable = kind == RegionKind.MOVED
             address = connection.map(offset, nbytes, writable=writable)
             mapping = connection.writable_mapping if writable else connection.mapping
-            holder = Lease(
-                owner, object_id, offset, nbytes, address, mapping, session.release, writable
-            )
+            holder = Lease(owner, object_id, offset, nbytes, address, mapping, session.release, writable)
         elif kind == RegionKind.REF:
             holder = RefHolder(owner, object_id, session.release)
         else:
@@ -302,7 +311,9 @@ class Process:
         try:
             owner = await self.connect(region.owner)
             if not await self.ask(owner, "lease", region.id):
-                raise ObjectLost(f"object {region.id:x} is no longer held by process {region.owner.hex()[:8]}, its owner")
+                raise ObjectLost(
+                    f"object {region.id:x} is no longer held by process {region.owner.hex()[:8]}, its owner"
+                )
             if region.kind == RegionKind.MOVED:
                 await owner.connection.open_writable()
             return self._leased(owner, region)
@@ -357,7 +368,9 @@ class Process:
         """Call the system actor of the peer."""
         return self._ask(session, SYSTEM_INDEX, self._system, method, args)
 
-    def _ask(self, session: Session, index: int, interface: Interface, method: str, args: Sequence[Any]) -> ObjectRef[Any]:
+    def _ask(
+        self, session: Session, index: int, interface: Interface, method: str, args: Sequence[Any]
+    ) -> ObjectRef[Any]:
         spec = interface.by_name[method]
         payload, parts, flags = self.marshaller.pack_call(tuple(args), {})
         call = Call(self.process, self.loop, self.thread)
@@ -382,8 +395,10 @@ class Process:
             raise
 
     async def locate(self, actor_id: bytes, *, calls_wait: bool = False) -> tuple[str, tuple[bytes, int], str]:
-        """Where an actor is: ``("alive", (process, index), "")`` or ``("dead", ..., cause)``. Waits for a restart unless
-        calls wait for the answer, then it may be ``("restarting", ..., cause)``."""
+        """Where an actor is: ``("alive", (process, index), "")`` or ``("dead", ..., cause)``.
+
+        Waits for a restart, unless calls wait for the answer: then it may be ``("restarting", ..., cause)``.
+        """
         try:
             state, process, index, cause = await self.ask_agent("locate", actor_id, calls_wait)
         except ConnectionLost:
@@ -412,5 +427,3 @@ class Process:
         """In the child of a fork: close the descriptors, so that peers see the parent's end; touch nothing else."""
         for session in list(self._all):
             session.connection.abort()
-
-

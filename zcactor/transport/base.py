@@ -11,9 +11,11 @@ into the receive buffer, which is valid during the callback only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Connection", "Endpoint", "PeerInfo", "Receiver"]
 
