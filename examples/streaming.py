@@ -1,6 +1,6 @@
 """Streams: an async generator in one process, read in another, never more than a few items ahead of its reader.
 
-    python examples/streaming.py --frames 100
+    python examples/streaming.py --frames 40
 
 A camera makes frames as fast as it can. A detector reads them straight from the camera, actor to actor, and yields the
 bright ones to the program. The program leaves the loop early, which closes both generators.
@@ -66,8 +66,7 @@ async def main(frames: int) -> None:
     async with zc.init():
         camera, detector = await Camera.spawn(), await Detector.spawn()
         async for number, brightness in detector.bright(camera, threshold=9.5):
-            if number % 10 == 0:
-                print(f"frame {number:4}  brightness {brightness:.0f}")
+            print(f"frame {number:4}  brightness {brightness:.0f}")
             if number >= frames:
                 break
         print(f"left the loop at frame {number}; the camera was closed after {await camera.closed()}")
@@ -76,5 +75,5 @@ async def main(frames: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Read a stream of pictures with backpressure.")
-    parser.add_argument("--frames", type=int, default=100)
+    parser.add_argument("--frames", type=int, default=40)
     zc.run(main(parser.parse_args().frames))

@@ -164,17 +164,19 @@ zc.run(main())
 
 def test_a_blocked_loop_does_not_hold_up_the_end() -> None:
     source = """
+class Gate:
+    def __init__(self): self.opened = asyncio.Event()
+    async def open(self): self.opened.set()
+    async def passed(self): await self.opened.wait()
 class Stuck:
-    async def block(self):
-        tell(blocked=1)
+    async def block(self, gate):
+        await gate.open()
         time.sleep(1000)
 async def main():
     async with zc.init():
-        actor = await zc.spawn(Stuck)
-        ref = actor.block()
-        other = await zc.spawn(Busy)
-        await other.say("@" + json.dumps(dict(ready=1)))
-        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline) if False else None
+        gate, actor = await zc.spawn(Gate), await zc.spawn(Stuck)
+        ref = actor.block(gate)
+        await gate.passed()
     tell(left=1)
     ref.cancel()
 zc.run(main())
@@ -222,7 +224,6 @@ async def main():
         for attempt in (lambda: actor.pid(), lambda: zc.spawn(Busy), lambda: zc.nodes()):
             try: await attempt()
             except (zc.ActorDied, zc.ConnectionLost) as error: tell(error=str(error))
-        await zc.stop(actor) if False else None
     tell(left=1)
 zc.run(main())
 """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 
 from zcactor.context import current, current_host
 from zcactor.errors import ActorDied, ConnectionLost, NotInitialized, RemoteError
+from zcactor.future import ObjectRef
 from zcactor.handle import ActorHandle
 from zcactor.interface import MARK, Interface
 from zcactor.marshal.sealed import Sealed
@@ -77,8 +78,10 @@ def method(function: Any = None, /, **options: Any) -> Any:
         if not callable(target) and not isinstance(target, staticmethod | classmethod):
             raise TypeError(f"@zc.method decorates a function, not {type(target).__name__}")
         plain = target.__func__ if isinstance(target, staticmethod | classmethod) else target
-        if options.get("inline") and (inspect.iscoroutinefunction(plain) or inspect.isgeneratorfunction(plain)):
-            raise TypeError(f"{plain.__qualname__}: inline=True is for plain methods; this one runs on the loop already")
+        if options.get("inline") and (
+            inspect.iscoroutinefunction(plain) or inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
+        ):
+            raise TypeError(f"{plain.__qualname__}: inline=True is for plain methods, not for coroutines and generators")
         setattr(plain, MARK, dict(options))
         return target
 
@@ -223,11 +226,13 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
         missing = ", ".join(sorted(cls.__abstractmethods__))
         raise TypeError(f"{cls.__name__} cannot be constructed: it is abstract (missing: {missing})")
     _check_constructor(cls, args, kwargs)
+    args = tuple([await value if isinstance(value, ObjectRef) else value for value in args])
+    kwargs = {name: await value if isinstance(value, ObjectRef) else value for name, value in kwargs.items()}
     merged["namespace"] = merged.get("namespace") or process.namespace
     node = merged.get("node")
     if node not in (None, "spread", "pack", process.agent.hex()):
         raise ValueError(f"{cls.__name__}.options: there is no node {node!r}; nodes: {process.agent.hex()}")
-    recipe = Sealed(*process.marshaller.pack((cls, args, dict(kwargs))))
+    recipe = Sealed(*process.marshaller.pack((cls, args, kwargs)))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     kept = recipe if merged.get("max_restarts") else None
     handle, existed, object_id = await process.ask_agent(
@@ -292,7 +297,13 @@ async def stop(handle: object) -> None:
 
     Cancelling abandons the wait; the actor still stops.
     """
-    await current().ask_agent("stop", _checked(handle, "stop")._remote.actor_id)  # noqa: SLF001
+    process = current()
+    remote = _checked(handle, "stop")._remote  # noqa: SLF001 - the module's own type
+    with contextlib.suppress(ConnectionLost):  # it has ended, or is being restarted: nothing of ours is on the way
+        # The request goes through the agent, and would overtake calls that still wait for credit or for a connection.
+        # The answer to a ping comes when the actor's process has them.
+        await process.ask(await process.connect(remote.location[0]), "ping")
+    await process.ask_agent("stop", remote.actor_id)
 
 
 async def kill(handle: object) -> None:

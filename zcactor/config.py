@@ -24,7 +24,7 @@ FILE_NAME = "zcactor.toml"
 PREFIX = "ZCACTOR_"
 """What the name of each environment variable that is read begins with."""
 
-RESERVED = frozenset({"ZCACTOR_FAIL", "ZCACTOR_NATIVE", "ZCACTOR_TOKEN"})
+RESERVED = frozenset({"ZCACTOR_FAIL", "ZCACTOR_NATIVE", "ZCACTOR_TOKEN", "ZCACTOR_TOKEN_FILE"})
 """Variables with the prefix that are no field: the fault injection of tests, the switch of the native part (read when
 the package is imported), and the cluster's token, which is kept out
 of `Config` so that printing the configuration never shows it."""
@@ -37,50 +37,39 @@ class Config:
     Attributes:
         store_capacity: bytes one process's arena may grow to; None means 30 % of the machine's memory, so that a driver
             and one busy actor can both fill theirs and a third is left for everything else. Too small: `OutOfMemory`.
-        store_min_nbytes: bytes from which NumPy's own arrays are placed in the store. 64 KiB is where one store
-            allocation (microseconds) costs less than the copy it saves; smaller values slow small temporaries down.
         eager_limit: bytes of the largest payload that rides in a frame; larger ones go by reference. 16 KiB copies in
             about the time that resolving one reference takes. Larger frames delay the calls queued behind them.
         recv_depth: frames a peer may have outstanding towards this process. 1,024 frames of `eager_limit` bytes bound
             the memory a peer can take at 16 MiB; too small, and senders wait for credits at high call rates.
         max_pending_calls: unfinished calls one caller may have to one actor before `MailboxFull`. 131,072 calls of
             about 1 KiB of bookkeeping are 128 MiB: past that the caller has outrun the actor.
-        stream_window: items a generator may run ahead of its reader. 16 hide a round trip at typical item rates
-            and bound what an abandoned stream has computed for nothing.
         max_concurrency_async: coroutines of one actor that run at once, where the actor does not say. 1,000 is far
             above what one core overlaps usefully; it exists to bound memory.
         spawn_timeout: seconds until a spawn fails whose process has not reported. 60 covers importing a large
             framework from a cold disk. The constructor itself is not counted.
         shutdown_timeout: seconds that processes get to end on their own before they are killed. 5 lets a running
             method of ordinary length finish.
-        connect_timeout: seconds for one connection and its handshake. A peer of the same host answers in milliseconds,
-            so 5 mean that it hangs or is overloaded.
         log_to_driver: whether what actors print and log appears at the driver.
         loop: the event loop of this process and its actors: ``"uvloop"``, the faster, or ``"asyncio"``.
         address: ``"host:port"`` of the cluster to join as a driver; None starts an embedded node.
         namespace: where actor names of this program live; programs of different namespaces do not see each other's.
         num_cpus: CPUs this node offers to actors that ask for some; None counts those this process may run on.
         num_gpus: GPUs this node offers; None counts the visible ones.
-        token_file: path of the file that holds the cluster's token; None where no token is needed (one user, one host).
     """
 
     store_capacity: int | None = None
-    store_min_nbytes: int = 65536
     eager_limit: int = 16384
     recv_depth: int = 1024
     max_pending_calls: int = 131072
-    stream_window: int = 16
     max_concurrency_async: int = 1000
     spawn_timeout: float = 60.0
     shutdown_timeout: float = 5.0
-    connect_timeout: float = 5.0
     log_to_driver: bool = True
     loop: Literal["uvloop", "asyncio"] = "uvloop"
     address: str | None = None
     namespace: str = "default"
     num_cpus: int | None = None
     num_gpus: int | None = None
-    token_file: str | None = None
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
@@ -95,15 +84,12 @@ class Config:
 
 _MINIMUM: Mapping[str, float] = {
     "store_capacity": 1 << 20,  # an arena's first pages and tables must fit
-    "store_min_nbytes": 1,
     "eager_limit": 64,  # a reference must fit into a frame
     "recv_depth": 4,  # one frame each way, and the two that carry credits
     "max_pending_calls": 1,
-    "stream_window": 1,
     "max_concurrency_async": 1,
     "spawn_timeout": 0.001,
     "shutdown_timeout": 0,
-    "connect_timeout": 0.001,
     "num_cpus": 0,
     "num_gpus": 0,
 }

@@ -28,6 +28,8 @@ travel between actors like any other.
 
 from __future__ import annotations
 
+import functools
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 __all__ = [
@@ -51,6 +53,8 @@ __all__ = [
     "VersionMismatch",
     "ZcactorError",
     "make_remote_error",
+    "put_together",
+    "take_apart",
 ]
 
 
@@ -131,7 +135,8 @@ class RemoteError(ZcactorError):
     original: BaseException | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make_remote_error, (self.original, {name: getattr(self, name) for name in _REMOTE_FIELDS})
+        parts = None if self.original is None else take_apart(self.original)
+        return _restore, (parts, {name: getattr(self, name) for name in _REMOTE_FIELDS})
 
     def __str__(self) -> str:
         where = f"actor {self.actor}, pid {self.pid}, host {self.host}"
@@ -213,27 +218,92 @@ class AlreadyInitialized(ZcactorError):
     """`zc.init` was called twice without `zc.shutdown` between."""
 
 
+def _restore(parts: Any, fields: dict[str, Any]) -> RemoteError:
+    """The inverse of ``RemoteError.__reduce__``."""
+    return make_remote_error(None if parts is None else put_together(parts), fields)
+
+
+_HEAP_TYPE = 1 << 9
+"""Bit of ``type.__flags__``: the class was made at run time, unlike Python's own."""
+_REDUCTIONS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+_PLAIN = (StopIteration, StopAsyncIteration)
+"""Raised at the caller they would mean something else: the end of an iteration there."""
+_NOT_CARRIED = frozenset({"args", "obj", "characters_written"})
+"""Fields that are set otherwise, or hold whatever object an attribute was missing from, or present for some instances only."""
+
+
+def _own_bases(cls: type) -> list[type]:
+    """The classes of `cls` that are Python's own, nearest first."""
+    return [base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE and issubclass(base, BaseException)]
+
+
+def _native_state(error: BaseException) -> dict[str, Any]:
+    """The fields that Python's own exceptions keep outside ``__dict__``: ``errno``, ``reason``, ``lineno`` and such."""
+    return {
+        name: getattr(error, name, None)
+        for base in _own_bases(type(error))
+        if base not in (BaseException, Exception)
+        for name, field in vars(base).items()
+        if isinstance(field, MemberDescriptorType | GetSetDescriptorType) and name not in _NOT_CARRIED
+    }
+
+
+def take_apart(error: BaseException) -> Any:
+    """`error` in a form that can be pickled whatever its constructor takes: its parts, or itself when its class says how it
+    is pickled."""
+    cls = type(error)
+    if any(name in vars(base) for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE for name in _REDUCTIONS):
+        return error
+    return cls, error.args, _native_state(error), error.__dict__
+
+
+def put_together(parts: Any) -> BaseException:
+    """The inverse of `take_apart`. Neither ``__init__`` nor a ``__new__`` of the class's own is run.
+
+    Raises:
+        TypeError: `parts` is something else, or none of Python's own constructors accepts the class.
+    """
+    if isinstance(parts, BaseException):
+        return parts
+    cls, args, native, state = parts
+    for base in _own_bases(cls):
+        try:
+            error: BaseException = base.__new__(cls, *args)
+        except TypeError:  # not the base that decides the layout
+            continue
+        error.args = args
+        for name, value in native.items():
+            try:
+                setattr(error, name, value)
+            except (AttributeError, TypeError):  # read-only, and then given by args; or not set
+                continue
+        error.__dict__.update(state)
+        return error
+    raise TypeError(f"{cls!r} cannot be built from its parts")
+
+
+@functools.lru_cache(maxsize=256)
+def _dual_class(cls: type[Exception]) -> type[Exception]:
+    """The class whose instances are both a `RemoteError` and a `cls`."""
+    return type(cls.__name__, (RemoteError, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+
+
 def make_remote_error(original: BaseException | None, fields: dict[str, Any]) -> RemoteError:
     """Build the `RemoteError` for `fields`, of `original`'s own type as well where Python allows such a class.
 
     The original's ``__init__`` is not run again: its ``args`` and ``__dict__`` are carried over, so exceptions with
     unusual constructors keep their state. Types outside ``Exception`` (``SystemExit``, ``KeyboardInterrupt``) stay
-    plain, because they would end the caller.
+    plain, because they would end the caller, and so do those that would end an iteration there.
     """
-    error: RemoteError
-    if isinstance(original, Exception) and not isinstance(original, RemoteError):
-        cls = type(original)
+    error: Any = None
+    if isinstance(original, Exception) and not isinstance(original, (RemoteError, *_PLAIN)):
         try:
-            dual = type(cls.__name__, (RemoteError, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
-            error = dual.__new__(dual, *original.args)
-            error.args = original.args
-            error.__dict__.update(original.__dict__)
-        except TypeError:  # layouts that do not combine, or a __new__ that wants other arguments
-            error = RemoteError(fields["type_name"], fields["message"])
-        if isinstance(original, OSError) and isinstance(error, OSError):
-            error.errno, error.strerror = original.errno, original.strerror
-    else:
+            dual = _dual_class(type(original))
+            error = put_together((dual, original.args, _native_state(original), original.__dict__))
+        except Exception:  # layouts that do not combine, or a class that does not want to be derived from
+            error = None
+    if error is None:
         error = RemoteError(fields["type_name"], fields["message"])
     error.__dict__.update(fields)
     error.original = original
-    return error
+    return error  # type: ignore[no-any-return]

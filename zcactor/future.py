@@ -57,7 +57,10 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
     def __await__(self) -> Generator[Any, None, T_co]:
         # The generator works on the call, not on this object: in `await actor.method()` nobody holds the reference
         # while the await is suspended, which is how a cancelled await knows that it was the only one.
-        return _outcome(self._call, 0)
+        call = self._call
+        if call.done:
+            call.retrieved = True  # this reference may be gone before the generator takes its first step
+        return _outcome(call, 0)
 
     def send(self, value: None) -> Any:
         """Coroutine protocol, for tasks made of the reference itself."""
@@ -232,7 +235,7 @@ Call.unseen = staticmethod(_log_unseen)
 class ObjectStream(AsyncIterator[T_co], Generic[T_co]):
     """The items of a generator method: ``async for item in actor.method()``.
 
-    The producer runs at most a bounded number of items ahead (`Config.stream_window`). An exception in the generator is
+    The producer runs at most a bounded number of items ahead (16). An exception in the generator is
     raised at its own item, then the stream ends. Leaving the loop, dropping the stream or `aclose` closes
     the generator.
     """
@@ -261,7 +264,7 @@ class ObjectStream(AsyncIterator[T_co], Generic[T_co]):
         self._stream.close()
 
     def __del__(self) -> None:
-        self._stream.close()
+        self._stream.abandon()
 
 
 class RefHolder:

@@ -104,6 +104,7 @@ class RemoteActor:
             )
         call = Call(process.process, process.loop, process.thread)
         call.label = spec.label
+        call.retrieved = True  # until its reference exists: the call may fail before that, here or on the loop's thread
         try:
             payload, parts, flags = process.marshaller.pack_call(args, kwargs)
         except FailedArgumentError as error:
@@ -248,11 +249,6 @@ class RemoteActor:
             if call.resend is None or not call.resend(call, error):
                 call.fail(error)
 
-    def __del__(self) -> None:
-        hold = self.hold
-        if hold is not None:
-            hold.release()
-
 
 class RemoteMethod:
     """A method of a handle. Calling it sends at once and gives an `ObjectRef`."""
@@ -283,7 +279,10 @@ class RemoteMethod:
             ref._call = call
             ref._driver = None
             return ref
-        return ObjectRef(self._actor.call(spec, args, kwargs, self._timeout, self._retries))
+        call = self._actor.call(spec, args, kwargs, self._timeout, self._retries)
+        ref = ObjectRef(call)
+        call.retrieved = False
+        return ref
 
     def options(self, **options: Any) -> RemoteMethod:
         """The same method with other `CallOptions`."""
@@ -304,6 +303,7 @@ class RemoteStream(RemoteMethod):
         spec.check(args, kwargs)
         call = self._actor.call(spec, args, kwargs, self._timeout, 0)
         call.stream = Stream(call, self._actor.process.marshaller.unpack, cancel_call)
+        call.retrieved = False
         return ObjectStream(call.stream)
 
 

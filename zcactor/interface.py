@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from types import FunctionType
+from functools import partialmethod, singledispatchmethod
 from typing import Any
 
 from zcactor.errors import ProtocolError
@@ -121,22 +121,22 @@ class Interface:
             if name.startswith("_"):
                 continue
             static = inspect.getattr_static(actor_class, name)
-            bound = isinstance(static, FunctionType)
-            function = static.__func__ if isinstance(static, staticmethod | classmethod) else static
+            function = static
+            bound = hasattr(type(static), "__get__")  # builtins and cached functions bind as functions do
+            if isinstance(static, staticmethod | classmethod):
+                function, bound = static.__func__, isinstance(static, classmethod)
+            elif isinstance(static, partialmethod):
+                function = getattr(actor_class, name)
+            elif isinstance(static, singledispatchmethod):
+                function = static.func
             if not callable(function) or isinstance(function, type):
                 continue
             if name in ADDED and getattr(function, "__module__", "") == "zcactor.actor":
                 continue
-            if not isinstance(function, FunctionType) and not hasattr(function, "__call__"):  # noqa: B004
-                continue
-            kind = _kind_of(function)
+            kind = _kind_of(static.func if isinstance(static, partialmethod) else function)
             is_async = is_async or kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR)
-            skip_first = bound or isinstance(static, classmethod)
-            methods.append(
-                MethodSpec(
-                    len(methods), actor_class.__name__, name, kind, _parameters(function, skip_first), method_options(function)
-                )
-            )
+            parameters, options = _parameters(function, bound), method_options(function)
+            methods.append(MethodSpec(len(methods), actor_class.__name__, name, kind, parameters, options))
         return cls(actor_class.__name__, methods, is_async)
 
     def find(self, name: str) -> MethodSpec:
@@ -149,7 +149,9 @@ class Interface:
         if spec is not None:
             return spec
         if name.startswith("_"):
-            raise AttributeError(f"{self.class_name}.{name} is private: an actor's private names cannot be reached from outside")
+            raise AttributeError(
+                f"{self.class_name}.{name} is private: an actor's private names cannot be reached from outside", name=name
+            )
         public = ", ".join(self.by_name) or "none"
         raise AttributeError(
             f"actor {self.class_name} has no method {name!r} (attributes are not reachable, methods are: {public})", name=name
@@ -171,9 +173,10 @@ class Interface:
             specs = []
             for code, (name, kind, parameters, timeout, retries, idempotent, group) in enumerate(methods):
                 options = {"timeout": timeout, "retries": retries, "idempotent": idempotent, "concurrency_group": group}
-                specs.append(MethodSpec(code, str(class_name), str(name), int(kind), parameters, options))
+                checked = [[str(parameter), int(_KINDS[how]), bool(default)] for parameter, how, default in parameters]
+                specs.append(MethodSpec(code, str(class_name), str(name), MethodKind(kind), checked, options))
             return cls(str(class_name), specs, bool(is_async))
-        except (TypeError, ValueError, IndexError) as error:
+        except (TypeError, ValueError, KeyError) as error:
             raise ProtocolError(f"an actor's interface is malformed: {error}") from error
 
 

@@ -132,7 +132,7 @@ def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
         check = known.get(name)
         if check is None:
             close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else "."
             raise TypeError(f"{where}: unknown option {name!r}{hint} Valid options: {', '.join(known)}")
         expected, good = check
         if not good(value):
@@ -148,7 +148,7 @@ def check_together(where: str, options: Mapping[str, Any]) -> None:
     Raises:
         ValueError: they do.
     """
-    if options.get("retries") and options.get("idempotent") is False:
+    if options.get("retries") and not options.get("idempotent"):
         raise ValueError(f"{where}: retries needs idempotent=True, because a retried call may run twice")
     if options.get("get_if_exists") and not options.get("name"):
         raise ValueError(f"{where}: get_if_exists needs a name")

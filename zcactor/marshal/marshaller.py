@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping as MappingABC
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -49,7 +50,7 @@ from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block, Store
 from zcactor.rpc.messages import Flags
 from zcactor.rpc.parts import Part
-from zcactor.transport.mapping import PrivateMapping
+from zcactor.transport.mapping import Mapping, PrivateMapping
 
 if TYPE_CHECKING:
     from zcactor.objectstore.copies import CopyCounter
@@ -346,8 +347,7 @@ class Unpacking:
         """`array` for a library that knows no read-only arrays: writes to it are seen by nobody else.
 
         Bytes that are shared with others are mapped once more, privately: the system copies a page when it is first
-        written to (mmap(2), MAP_PRIVATE), so that only reading stays free. Where that is impossible (the descriptor of the
-        memory is closed) it is a counted copy.
+        written to (mmap(2), MAP_PRIVATE), so that reading is free. Where that is impossible it is a counted copy.
         """
         if array.flags.writeable:
             return array
@@ -367,13 +367,12 @@ class Unpacking:
 
 def _private_of(holder: Any, low: int, nbytes: int) -> PrivateMapping | None:
     """`nbytes` at address `low` of what `holder` holds, to be written to privately; None where it cannot be mapped again."""
-    if type(holder) is Block:
-        fd = holder.store.arena.fd
-    elif type(holder) is Lease:
-        fd = getattr(holder.mapping, "fd", -1)
-    else:
-        return None
-    return None if fd < 0 else PrivateMapping(fd, holder.offset + low - holder.address, nbytes, keep=holder)
+    offset = holder.offset + low - holder.address if isinstance(holder, Block | Lease) else 0
+    if type(holder) is Block and holder.store.arena.fd >= 0:
+        return PrivateMapping.of(holder.store.arena.fd, offset, nbytes, holder)
+    if type(holder) is Lease and isinstance(holder.mapping, Mapping):
+        return holder.mapping.private(offset, nbytes, holder)
+    return None
 
 
 def _bytes_of(part: Part) -> npt.NDArray[np.uint8]:
@@ -426,7 +425,7 @@ class Marshaller:
         self.eager_limit = eager_limit
         self._idle: list[Unpacking] = []
 
-    def pack_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Packed:
+    def pack_call(self, args: tuple[Any, ...], kwargs: MappingABC[str, Any]) -> Packed:
         """Pack the arguments of a call, in order; with keywords the last element is their mapping.
 
         Raises whatever pickling an argument raises, and `OutOfMemory` when an array does not fit the store.

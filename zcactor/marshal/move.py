@@ -62,10 +62,11 @@ def move(x: T) -> T:
     if type(x) is not np.ndarray:
         hint = "pass x.view(np.ndarray)" if isinstance(x, np.ndarray) else "pass other values as they are"
         raise TypeError(f"zc.move takes a numpy array, not {type(x).__name__}; {hint}")
-    if is_moved(x):
+    array: Array = np.asarray(x)
+    if is_moved(array):
         raise ValueError("zc.move: this array was moved before; only its receiver may use it")
-    if not is_shareable(x.dtype):
-        raise TypeError(f"zc.move: dtype {x.dtype} is not plain bytes, whose memory could be handed over; pass a copy")
+    if not is_shareable(array.dtype):
+        raise TypeError(f"zc.move: dtype {array.dtype} is not plain bytes, whose memory could be handed over; pass a copy")
     return Move(x)  # type: ignore[return-value]
 
 
@@ -83,7 +84,7 @@ class _Moved:
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __round__ = __trunc__ = __floor__ = __ceil__ = _used
     __neg__ = __pos__ = __abs__ = __invert__ = __float__ = __int__ = __complex__ = __bool__ = __index__ = _used
     __lt__ = __le__ = __gt__ = __ge__ = __len__ = __iter__ = __getitem__ = __contains__ = __str__ = __format__ = _used
-    __eq__ = __ne__ = __hash__ = _used  # type: ignore[assignment]
+    __eq__ = __ne__ = __hash__ = _used
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         # NumPy's functions look for a method of their name on elements that are objects: np.sqrt for `sqrt`.

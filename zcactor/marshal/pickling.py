@@ -1,7 +1,8 @@
 """Everything that is not plain: pickle protocol 5 by cloudpickle, with arrays and references kept out of band.
 
-Arrays are not left to PEP 574: NumPy keeps several dtypes and all strided arrays in-band there. A reducer swaps each one
-for the same extension that plain values use. Buffers of other libraries (Arrow) do travel as PEP 574 buffers.
+Arrays are not left to PEP 574: NumPy keeps several dtypes, all strided arrays and all subclasses in-band there. A reducer
+swaps each one for the same extension that plain values use. Buffers of other libraries (Arrow) do travel as PEP 574
+buffers.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ import io
 import pickle
 import sys
 import threading
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
+from zcactor.errors import ProtocolError
 from zcactor.marshal.arrays import is_shareable
+from zcactor.marshal.importable import by_value_if_needed
+from zcactor.marshal.move import UNUSABLE, Move, is_moved
 from zcactor.marshal.values import Code, registered
 
 if TYPE_CHECKING:
@@ -23,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["dumps", "loads"]
 
 _active = threading.local()
+_complete: WeakSet[type] = WeakSet()
+"""Classes that travel by value and whose attributes are all there: sent from here, or received and filled in."""
+_PLAIN_METHODS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getstate__")
 
 
 def _lift(code: int, data: bytes) -> Any:
@@ -30,8 +39,29 @@ def _lift(code: int, data: bytes) -> Any:
     return _active.unpacking.lift(code, memoryview(data))
 
 
-def _masked(data: Any, mask: Any, fill_value: Any, hard: bool, cls: type[np.ma.MaskedArray[Any, Any]]) -> Any:
-    array = cls(data, mask=mask, copy=False, hard_mask=hard)  # type: ignore[call-arg]
+def _fill_class(cls: type, state: Any) -> type:
+    """Give a class that came by value its attributes, once.
+
+    cloudpickle finds the class again that it sent or made before, but overwrites its attributes each time. In the process
+    that defined the class the methods would then work on copies of their module's globals.
+    """
+    if cls not in _complete:
+        from cloudpickle import cloudpickle
+
+        cloudpickle._class_setstate(cls, state)  # noqa: SLF001 - it is part of every pickle that cloudpickle writes
+        _complete.add(cls)
+    return cls
+
+
+def _subclass(array: Any, cls: type[Any], attributes: dict[str, Any] | None) -> Any:
+    value = array.view(cls)
+    if attributes:
+        value.__dict__.update(attributes)
+    return value
+
+
+def _masked(data: Any, mask: Any, fill_value: Any, hard: bool, cls: type[Any]) -> Any:
+    array = cls(data, mask=mask, copy=False, hard_mask=hard)
     array.set_fill_value(fill_value)
     return array
 
@@ -64,23 +94,46 @@ def _reduce_torch(tensor: Any) -> Any:
         plain, name = plain.view(torch.int16), "bfloat16"
     elif str(tensor.dtype).startswith("torch.float8"):
         plain, name = plain.view(torch.uint8), str(tensor.dtype).removeprefix("torch.")
-    return _torch_tensor, (plain.numpy(), name, tensor.requires_grad)
+    try:
+        array = plain.numpy()
+    except TypeError:  # a dtype that NumPy lacks
+        return NotImplemented
+    return _torch_tensor, (array, name, tensor.requires_grad)
 
 
-def _reduce_foreign(value: Any) -> Any:
+def _reduce_foreign(value: Any, module: str) -> Any:
     """The reduction of an array type that does not pickle out of band by itself; NotImplemented for all others."""
-    module = type(value).__module__
     if module == "torch" and "torch" in sys.modules:
         return _reduce_torch(value)
     if module.startswith("jaxlib") and type(value).__name__ == "ArrayImpl":
+        if not value.is_fully_addressable or any(device.platform != "cpu" for device in value.devices()):
+            return NotImplemented
         array = np.asarray(value)
         return NotImplemented if not is_shareable(array.dtype) else (_jax_array, (array,))
     return NotImplemented
 
 
+def _reduce_subclass(value: Any, cls: type[Any]) -> Any:
+    """The reduction of an instance of a subclass of ndarray, by way of the plain array; NotImplemented where the subclass
+    has its own idea of pickling."""
+    if not is_shareable(value.dtype):
+        return NotImplemented
+    if isinstance(value, np.ma.MaskedArray):
+        if cls is not np.ma.MaskedArray:
+            return NotImplemented
+        mask = value.mask if value.mask is np.ma.nomask else np.asarray(value.mask)
+        return _masked, (value.data.view(np.ndarray), mask, value.fill_value, value.hardmask, cls)
+    if any(getattr(cls, name, None) is not getattr(np.ndarray, name, None) for name in _PLAIN_METHODS):
+        return NotImplemented
+    attributes = dict(value.__dict__) if hasattr(value, "__dict__") and cls is not np.memmap else None
+    return _subclass, (value.view(np.ndarray), cls, attributes)
+
+
 def _pickler_class() -> type[Any]:
     """cloudpickle is imported on first use: most messages never need it."""
     import cloudpickle
+
+    class_setstate = cloudpickle.cloudpickle._class_setstate  # noqa: SLF001 - see _fill_class
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         packing: Packing
@@ -91,14 +144,23 @@ def _pickler_class() -> type[Any]:
                 if is_shareable(value.dtype):
                     ext = self.packing.lower_array(value)
                     return _lift, (ext.code, bytes(ext.data))
-                return super().reducer_override(value)
+                if is_moved(value):
+                    raise ValueError(UNUSABLE)
+                return NotImplemented
+            if cls is FunctionType or isinstance(value, type):
+                by_value_if_needed(value)
+                reduced = super().reducer_override(value)
+                if type(reduced) is tuple and reduced[-1] is class_setstate:
+                    _complete.add(value)
+                    reduced = (*reduced[:-1], _fill_class)
+                return reduced
+            if cls is Move:
+                ext = self.packing.lower_moved(value)
+                return _lift, (ext.code, bytes(ext.data))
             entry = registered.get(cls)
             if entry is not None:
                 return _lift, (entry[0], entry[1](self.packing, value))
-            if isinstance(value, np.ma.MaskedArray) and is_shareable(value.dtype):
-                mask = value.mask if value.mask is np.ma.nomask else np.asarray(value.mask)
-                return _masked, (np.asarray(value.data), mask, value.fill_value, value.hardmask, cls)
-            reduced = _reduce_foreign(value)
+            reduced = _reduce_subclass(value, cls) if isinstance(value, np.ndarray) else _reduce_foreign(value, cls.__module__)
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 
     return Pickler

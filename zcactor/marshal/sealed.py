@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ProtocolError
 from zcactor.marshal.values import Code, decode_small, encode, lifts, register
+from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.ref import RegionKind
+from zcactor.objectstore.store import Block
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from zcactor.marshal.marshaller import Packing, Unpacking
     from zcactor.rpc.parts import Part
 
-__all__ = ["Sealed", "lower_resolved"]
+__all__ = ["Sealed", "lower_resolved", "shared"]
 
 
 class Sealed:
@@ -31,6 +35,19 @@ class Sealed:
         self.status = status
 
 
+def shared(parts: Sequence[Part]) -> Sequence[Part]:
+    """`parts` of a value that may have several receivers: what was moved to us is shared from now on, read-only for all."""
+    if not any(part.kind == RegionKind.MOVED for part in parts):
+        return parts
+    for part in parts:
+        if part.kind == RegionKind.MOVED:
+            if type(part.holder) is Lease:
+                part.holder.writable = False
+            elif type(part.holder) is Block:
+                part.holder.sealed = True
+    return [part._replace(kind=RegionKind.ARRAY) if part.kind == RegionKind.MOVED else part for part in parts]
+
+
 def _lower(packing: Packing, sealed: Sealed) -> bytes:
     first = len(packing.parts)
     packing.parts.extend(sealed.parts)
@@ -39,7 +56,7 @@ def _lower(packing: Packing, sealed: Sealed) -> bytes:
 
 def _open(unpacking: Unpacking, data: memoryview) -> Sealed:
     fields = decode_small(data)
-    if type(fields) is not list or len(fields) != 5:  # noqa: PLR2004
+    if type(fields) is not list or [type(field) for field in fields] != [bytes, int, int, int, int]:
         raise ProtocolError("a sealed value is malformed")
     payload, first, count, flags, status = fields
     if not 0 <= first <= first + count <= len(unpacking.parts):

@@ -73,8 +73,6 @@ def lower_scalar(value: np.generic) -> msgspec.msgpack.Ext:
     dtype = array.dtype
     if not is_shareable(dtype) or dtype.type is not type(value):
         raise NotPlain
-    if dtype.kind in "SU" and len(value) * array.itemsize != array.nbytes * (len(value) or 1):  # type: ignore[arg-type]
-        raise NotPlain
     return msgspec.msgpack.Ext(Code.SCALAR, encode((dtype_code(dtype), array.tobytes())))
 
 

@@ -10,6 +10,7 @@ lock when the garbage collector runs there, so a release only appends to a deque
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter, deque
 from functools import partial
@@ -162,7 +163,10 @@ class Session:
             self._backlog.append((kind, flags, code, actor, message_id, extra, parts, payload))
         else:
             regions = [self._export(part) for part in parts] if parts else ()
-            self._frame(kind, flags, code, actor, message_id, extra, regions, payload)
+            try:
+                self._frame(kind, flags, code, actor, message_id, extra, regions, payload)
+            except ConnectionLost:  # the transport knows of the end; `connection_lost` follows in the loop's next turn
+                self._backlog.append((kind, flags, code, actor, message_id, extra, parts, payload))
 
     def _frame(
         self,
@@ -395,7 +399,8 @@ class Session:
         if self.credits.due:
             with self.lock:
                 if self.credits.due:
-                    self._frame(_CREDIT, 0, 0, 0, 0, 0, (), b"")
+                    with contextlib.suppress(ConnectionLost):  # as in `_send`
+                        self._frame(_CREDIT, 0, 0, 0, 0, 0, (), b"")
             self._schedule_flush()
 
     def _make_lease(self, object_id: int, offset: int, nbytes: int) -> Lease:
@@ -486,10 +491,14 @@ class Session:
             if not backlog:
                 return
             while backlog and self.credits.take():
-                *head, parts, payload = backlog.popleft()
+                *head, parts, payload = backlog[0]
                 kind, flags, code, actor, message_id, extra = head
                 regions = [self._export(part) for part in parts]
-                self._frame(kind, flags, code, actor, message_id, extra, regions, payload)
+                try:
+                    self._frame(kind, flags, code, actor, message_id, extra, regions, payload)
+                except ConnectionLost:  # as in `_send`
+                    return
+                backlog.popleft()
         self._schedule_flush()
 
     def _import(self, regions: Sequence[Region], kind: int) -> tuple[Sequence[Part], Sequence[asyncio.Future[Part]]]:

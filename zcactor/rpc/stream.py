@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +36,7 @@ class Slot:
 
 
 class Stream:
-    """Items of one call. Filled by the session on the loop's thread; consumed by one task at a time, on that loop."""
+    """Items of one call. Filled by the session on the loop's thread; consumed by one task at a time, on any loop."""
 
     def __init__(
         self, call: Call, unpack: Callable[[Any, Sequence[Part], int], Any], cancel: Callable[[Call], None]
@@ -75,8 +76,15 @@ class Stream:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is None:
+            return
+        loop = waiter.get_loop()
+        if loop is asyncio._get_running_loop():  # the C accessor that does not raise
+            _set(waiter)
+        else:
+            with contextlib.suppress(RuntimeError):  # that loop has been closed: nobody waits any more
+                loop.call_soon_threadsafe(_set, waiter)
 
     async def next(self) -> Any:
         """The next item. Cancelling loses none.
@@ -94,7 +102,8 @@ class Stream:
                 raise RuntimeError("two tasks iterate over one stream; give each its own call")
             self._waiter = asyncio.get_running_loop().create_future()
             try:
-                await self._waiter
+                if not self._has_news():  # on another loop than the session's it may have come before there was a waiter
+                    await self._waiter
             finally:
                 self._waiter = None
         slot = self._slots.popleft()
@@ -103,6 +112,11 @@ class Stream:
             self.call.session.send_stream_credit(self.call, self._taken)
             self._taken = 0
         return self._unpack(slot.payload, slot.parts, slot.flags)
+
+    def _has_news(self) -> bool:
+        if self._slots:
+            return self._slots[0].ready
+        return self._closed or self.call.done
 
     def _finish(self) -> None:
         call = self.call
@@ -115,11 +129,22 @@ class Stream:
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """Stop: the generator is closed, items not taken are dropped. Idempotent; safe in ``__del__``."""
+        """Stop: the generator is closed, items not taken are dropped. Idempotent; not for ``__del__``, see `abandon`."""
         if not self._closed:
             self._closed = True
             self._slots.clear()
+            self.call.retrieved = True
             if not self.call.done:
                 self._cancel(self.call)
-            self.call.retrieved = True
             self._wake()
+
+    def abandon(self) -> None:
+        """`close`, in the loop's next turn: for ``__del__``, which may run on any thread and inside the collector."""
+        loop = self.call.loop
+        if not self._closed and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self.close)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

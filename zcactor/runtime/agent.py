@@ -47,8 +47,6 @@ __all__ = ["NodeAgent", "agent_interface"]
 logger = logging.getLogger("zcactor")
 SHARED_WORKERS = max(1, len(os.sched_getaffinity(0)))
 """Processes that actors with ``process="shared"`` are spread over: one per core."""
-HEARTBEAT, HANG_AFTER = 1.0, 10.0
-"""Seconds between two pings of a worker with ``on_hang="kill"``, and until it counts as hung."""
 RESPONSE = 1.0
 """Seconds in which a worker's loop must answer when the node ends; one that is blocked is killed without its close hooks."""
 END_REPORT = 2.0
@@ -84,9 +82,19 @@ registered[_Grant] = (Code.ACTOR, _lower_grant)
 
 
 class NodeAgent:
-    """The actor that places actors. Its callers are the driver and the workers of its node."""
+    """The actor that places actors. Its callers are the driver and the workers of its node.
 
-    def __init__(self, process: Process, pool: Pool, total: Mapping[str, float]) -> None:
+    Args:
+        process: the agent's own.
+        pool: starts workers.
+        total: the node's resources.
+        heartbeat: seconds between two pings of an actor with ``on_hang="kill"``.
+        hang_after: seconds without an answer until such an actor counts as hung.
+    """
+
+    def __init__(
+        self, process: Process, pool: Pool, total: Mapping[str, float], heartbeat: float = 1.0, hang_after: float = 10.0
+    ) -> None:
         self.process = process
         self.node = process.process.hex()
         self._pool = pool
@@ -97,6 +105,8 @@ class NodeAgent:
         self._names: dict[tuple[str, str], ActorRecord] = {}
         self._next_object = 1
         self._shared: list[WorkerRecord] = []
+        self._heartbeat = heartbeat
+        self._hang_after = hang_after
         self._closing = False
         self._ending: asyncio.Task[None] | None = None
         self._printer = Printer(self._show, process.start_task)
@@ -375,18 +385,19 @@ class NodeAgent:
             await asyncio.shield(worker.ended)
 
     async def _watch_for_hang(self, actor: ActorRecord, turn: int) -> None:
+        limit = self._hang_after
         while actor.state == "alive" and actor.restarts == turn and actor.worker is not None:
             worker = actor.worker
             try:
-                async with asyncio.timeout(HANG_AFTER):
+                async with asyncio.timeout(limit):
                     await self.process.ask(await self.process.connect(worker.process), "ping")
             except TimeoutError:
-                logger.warning("%s has not responded for %g s and is killed (on_hang='kill')", actor.label, HANG_AFTER)
-                worker.kill(f"its process did not respond for {HANG_AFTER:g} s and was killed (on_hang='kill')")
+                logger.warning("%s has not responded for %g s and is killed (on_hang='kill')", actor.label, limit)
+                worker.kill(f"its process did not respond for {limit:g} s and was killed (on_hang='kill')")
                 return
             except ZcactorError:
                 return
-            await asyncio.sleep(HEARTBEAT)
+            await asyncio.sleep(self._heartbeat)
 
     # ---------------------------------------------------------------- handles
 

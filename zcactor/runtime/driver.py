@@ -21,6 +21,7 @@ from zcactor.config import Config, load_config
 from zcactor.errors import AlreadyInitialized, ConnectionLost, NotInitialized, ZcactorError
 from zcactor.objectstore.store import Store
 from zcactor.runtime.directory import RunDirectory, base_directory
+from zcactor.runtime.forked import abandon
 from zcactor.runtime.node import launch, raise_descriptor_limit, send_setup
 from zcactor.runtime.process import Process
 from zcactor.transport.local import LocalEndpoint
@@ -35,6 +36,9 @@ _AGENT_WORK = 6.0
 """Seconds that the agent may take beyond the actors' own: killing, reaping, showing the last output; see its constants."""
 _AGENT_END = 3.0
 """Seconds from the agent's last answer, or from the end of its control socket, until it is killed."""
+HEARTBEAT, HANG_AFTER = 1.0, 10.0
+"""Seconds between two pings of an actor with ``on_hang="kill"``, and until it counts as hung: far above what a busy
+machine or a long garbage collection takes, because the actor loses its state."""
 _PAGE = 4096
 
 _node: Node | None = None
@@ -68,6 +72,7 @@ class Node:
         Cancelling skips what is polite: actors are killed, and all else is still done.
         """
         process = self.process
+        process.closing = True  # actors end from here on: nobody asks the agent what became of them
         grace = self.config.shutdown_timeout
         try:
             async with asyncio.timeout(grace + _AGENT_WORK):
@@ -258,7 +263,8 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
             {
                 "directory": str(directory.path), "token": secret, "agent": agent_id, "driver": driver,
                 "loop": config.loop, "config": asdict(config), "resources": _resources(config, resources),
-                "cwd": os.getcwd(), "worker": {"store_capacity": capacity, "namespace": config.namespace},
+                "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER,
+                 "worker": {"store_capacity": capacity, "namespace": config.namespace},
             },
         )  # fmt: skip
         store = Store(capacity, driver)
@@ -345,7 +351,7 @@ def _after_fork() -> None:
     global _node  # noqa: PLW0603
     process = context.current_or_none()
     if process is not None:
-        process.abandon()
+        abandon(process)
         context.mark_forked(os.getppid())
     if _node is not None:
         _node.forget()

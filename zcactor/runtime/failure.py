@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from zcactor.errors import ProtocolError, RemoteError, make_remote_error
+from zcactor.errors import ProtocolError, RemoteError, make_remote_error, put_together, take_apart
 from zcactor.marshal import pickling
 from zcactor.marshal.marshaller import Packing, Unpacking
 from zcactor.marshal.values import Code, decode_small, encode, register
@@ -33,9 +33,25 @@ class Failure:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - a stranger's __str__ may raise anything; the report must not
+        text = str(error)
+    except BaseException as broken:  # a stranger's __str__ may raise anything; the report must not
         return f"<str() of the exception raised {type(broken).__name__}>"
+    return _encodable(text)
+
+
+def _encodable(text: str) -> str:
+    """`text` without lone surrogates, which no encoding has."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _dumps(packing: Packing, error: Exception) -> Any:
+    """The pickled exception, or None when it cannot be pickled."""
+    mark = len(packing.parts)
+    try:
+        return pickling.dumps(packing, take_apart(error))
+    except BaseException:  # whatever a stranger's __reduce__ raises: the text goes without it
+        del packing.parts[mark:]
+        return None
 
 
 def lower_failure(packing: Packing, failure: Failure) -> bytes:
@@ -51,14 +67,8 @@ def lower_failure(packing: Packing, failure: Failure) -> bytes:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
         trace = trace.tb_next
-    lines = "".join(traceback.format_exception(cls, error, trace))
-    pickled = None
-    if isinstance(original, Exception):
-        mark = len(packing.parts)
-        try:
-            pickled = pickling.dumps(packing, original)
-        except Exception:  # noqa: BLE001 - whatever a stranger's __reduce__ raises: the text goes without it
-            del packing.parts[mark:]
+    lines = _encodable("".join(traceback.format_exception(cls, error, trace)))
+    pickled = _dumps(packing, original) if isinstance(original, Exception) else None
     return encode((name, message, lines, failure.actor, socket.gethostname(), os.getpid(), pickled))
 
 
@@ -68,14 +78,16 @@ def lift_failure(unpacking: Unpacking, data: memoryview) -> RemoteError:
     if type(fields) is not list or len(fields) != len(_FIELDS) + 1:
         raise ProtocolError("a failure is malformed")
     named: dict[str, Any] = dict(zip(_FIELDS, fields[:-1], strict=True))
-    original: Any = None
+    original: BaseException | None = None
     if fields[-1] is not None:
-        stream, buffers = fields[-1]
         try:
-            original = pickling.loads(unpacking, stream, buffers)
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's constructor raises
-            named["remote_traceback"] += f"\n(the exception could not be rebuilt here: {type(error).__name__}: {_text(error)})"
-    return make_remote_error(original if isinstance(original, BaseException) else None, named)
+            stream, buffers = fields[-1]
+            original = put_together(pickling.loads(unpacking, stream, buffers))
+        except (Exception, SystemExit) as error:  # whatever a stranger's constructor raises
+            named["remote_traceback"] += (
+                f"\n(the exception could not be rebuilt here: {type(error).__name__}: {_text(error)})"
+            )
+    return make_remote_error(original, named)
 
 
 register(Failure, Code.FAILURE, lower_failure, lift_failure)

@@ -37,8 +37,6 @@ _KWARGS = int(Flags.KWARGS)
 _OK = int(Status.OK)
 _ASYNC = int(MethodKind.ASYNC)
 _GENERATOR = int(MethodKind.GENERATOR)
-ASYNC_CONCURRENCY = 1000
-"""Default ``max_concurrency`` of async methods: tasks are cheap, but each may hold arrays."""
 
 
 class ActorHost:
@@ -73,7 +71,7 @@ class ActorHost:
         self._context.run(current_host.set, self)
         limit: int | None = options.get("max_concurrency")
         groups: Mapping[str, int] = options.get("concurrency_groups") or {}
-        self._mailboxes = {"": self._mailbox("", limit or 1, limit or ASYNC_CONCURRENCY)}
+        self._mailboxes = {"": self._mailbox("", limit or 1, limit or process.config.max_concurrency_async)}
         for name, size in groups.items():
             self._mailboxes[name] = self._mailbox(name, size, size)
         self._by_code: list[Mailbox] = []

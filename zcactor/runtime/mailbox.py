@@ -11,6 +11,7 @@ takes no part. The loop's thread alone writes a lane, except for `Lane.started`,
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from queue import SimpleQueue
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from zcactor.rpc.incoming import Incoming
 
 __all__ = ["Lane", "Mailbox"]
+
+logger = logging.getLogger("zcactor")
 
 _THREADED = frozenset({int(MethodKind.SYNC), int(MethodKind.GENERATOR)})
 _INLINE = int(MethodKind.INLINE)
@@ -85,6 +88,8 @@ class Mailbox:
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._count_lock = threading.Lock()
+        self._open = 0
+        """What is queued for the threads or runs in one; counted while there may be more threads."""
         self._async_running = 0
         self._closed = False
 
@@ -104,13 +109,18 @@ class Mailbox:
                 lane.held.append((incoming, spec))
                 return
             lane.put += 1
-            if len(self._threads) < self.sync_limit and (not self._threads or not self._queue.empty()):
-                self._add_thread()
+            if len(self._threads) < self.sync_limit:
+                self._grow()
             self._queue.put((incoming, spec, lane))
         elif lane.put != lane.started or self._async_running >= self.async_limit:
             lane.held.append((incoming, spec))
+            if lane.put == lane.started:  # the thread may have caught up before it could see that something is held
+                self._pump(lane)
         elif spec.kind == _INLINE:
-            self._run_inline(incoming, spec)
+            if lane.async_unstarted:
+                lane.held.append((incoming, spec))
+            else:
+                self._run_inline(incoming, spec)
         else:
             self._async_running += 1
             lane.async_unstarted += 1
@@ -123,21 +133,23 @@ class Mailbox:
         else:
             lane = self._lanes.get(incoming.session)
             if lane is not None:
-                self.pump(lane)
+                self._pump(lane)
 
     def _may_start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> bool:
         if incoming.blockers:
             return False
         if spec.kind in _THREADED:
             return lane.async_unstarted == 0
-        return lane.put == lane.started and self._async_running < self.async_limit
+        if lane.put != lane.started or self._async_running >= self.async_limit:
+            return False
+        return lane.async_unstarted == 0 or spec.kind != _INLINE
 
     def _start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> None:
         kind = spec.kind
         if kind in _THREADED:
             lane.put += 1
-            if len(self._threads) < self.sync_limit and (not self._threads or not self._queue.empty()):
-                self._add_thread()
+            if len(self._threads) < self.sync_limit:
+                self._grow()
             self._queue.put((incoming, spec, lane))
         elif kind == _INLINE:
             self._run_inline(incoming, spec)
@@ -147,16 +159,24 @@ class Mailbox:
             self._start_async(incoming, spec, lane)
 
     def pump(self, lane: Lane) -> None:
-        """Start what can start of a lane."""
+        """Start what can start of a lane, once the step of the loop that runs now is over: a task that calls this at its
+        own start then is ahead of them."""
+        self.loop.call_soon(self._pump, lane)
+
+    def _pump(self, lane: Lane) -> None:
         held = lane.held
         while held and self._may_start(lane, *held[0]):
             self._start(lane, *held.popleft())
 
     def pump_all(self) -> None:
         """Something that held calls up has changed."""
-        for lane in self._lanes.values():
+        for session, lane in list(self._lanes.items()):
+            if self._async_running >= self.async_limit:
+                return
             if lane.held:
-                self.pump(lane)
+                del self._lanes[session]  # to the back: or the first caller would always be served first
+                self._lanes[session] = lane
+                self._pump(lane)
 
     def task_began(self, lane: Lane) -> None:
         """The first step of an async call is about to run."""
@@ -184,14 +204,14 @@ class Mailbox:
         for entry in lane.held:
             if entry[0] is incoming:
                 lane.held.remove(entry)
-                self.pump(lane)
+                self._pump(lane)
                 return True
         return False
 
     def post(self, work: Callable[[], None]) -> None:
         """Run `work` in the actor's thread, behind the calls that are queued there."""
-        if not self._threads:
-            self._add_thread()
+        if len(self._threads) < self.sync_limit:
+            self._grow()
         self._queue.put(work)
 
     @property
@@ -200,9 +220,16 @@ class Mailbox:
         its caller's open call.)"""
         return self._queue.empty() and self._async_running == 0 and not any(lane.held for lane in self._lanes.values())
 
+    def _grow(self) -> None:
+        """Something more is about to be queued: add a thread if none is idle. Below the limit only; the count of what is
+        open is of no use above it, for threads do not end."""
+        with self._count_lock:
+            self._open += 1
+            if self._closed or self._open <= len(self._threads):
+                return
+            self._add_thread()
+
     def _add_thread(self) -> None:
-        if self._closed:
-            return
         thread = threading.Thread(target=self._work, name=f"{self.name}-{len(self._threads)}", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -215,16 +242,23 @@ class Mailbox:
             work = get()
             if work is None:
                 return
-            if type(work) is not tuple:
-                work()
-                continue
-            incoming, spec, lane = work
-            with lock:
-                lane.started += 1
-            if lane.held:
-                self.loop.call_soon_threadsafe(self.pump, lane)
-            run(incoming, spec, not empty())
-            del work, incoming, lane  # what a call held must not live until the next one comes
+            try:
+                if type(work) is tuple:
+                    incoming, spec, lane = work
+                    with lock:
+                        lane.started += 1
+                    if lane.held:
+                        self.loop.call_soon_threadsafe(self._pump, lane)
+                    run(incoming, spec, not empty())
+                    del incoming, lane  # what a call held must not live until the next one comes
+                else:
+                    work()
+            except BaseException:  # what methods raise was answered; a defect here must not end the actor's thread
+                logger.exception("%s: a call could not be answered", self.name)
+            del work
+            if len(self._threads) < self.sync_limit:
+                with lock:
+                    self._open -= 1
 
     def close(self) -> None:
         """End the threads once they have emptied the queue. Idempotent; does not wait."""
@@ -232,6 +266,8 @@ class Mailbox:
             self._closed = True
             for _ in self._threads:
                 self._queue.put(None)
+        for lane in self._lanes.values():
+            lane.held.clear()
         self._lanes.clear()
 
     def join(self, timeout: float) -> bool:

@@ -196,7 +196,7 @@ async def _serve(loop: asyncio.AbstractEventLoop, control: socket.socket, zygote
                        "loop": setup["loop"], "config": setup["config"], "node": setup["agent"].hex()},
         output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.finish(),
     )  # fmt: skip
-    node = NodeAgent(process, pool, setup["resources"])
+    node = NodeAgent(process, pool, setup["resources"], setup["heartbeat"], setup["hang_after"])
     node.driver = setup["driver"]
     process.add_host(AGENT_INDEX, NodeAgent, "node agent", {"max_concurrency": 1 << 20}).adopt(node)
 

@@ -209,7 +209,8 @@ class Process:
             del self.sessions[session.peer_process]
         for host in list(self.hosts.values()):
             host.session_closed(session)
-        text = str(cause) if cause is not None else "the connection was closed"
+        # Of a ConnectionLost the bare message: what is raised for the calls says by itself whether they may have run.
+        text = str(cause.args[0] if isinstance(cause, ConnectionLost) else cause or "the connection was closed")
         by_actor: dict[RemoteActor, list[Call]] = {actor: [] for actor in self._watchers.pop(session, ())}
         for call in calls:
             if call.target is not None:

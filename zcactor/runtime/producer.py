@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from zcactor.rpc.incoming import Incoming
 
 __all__ = ["AsyncProducer", "SyncProducer"]
+
+logger = logging.getLogger("zcactor")
 
 _Pack = Callable[[Any], tuple[Any, Any, int]]
 
@@ -95,6 +98,13 @@ class SyncProducer:
         if resume:
             self._post(self.step)
 
+    def _leave(self) -> None:
+        """Close the generator after a failure that may not have been its own, such as an item that cannot be packed."""
+        try:
+            self._generator.close()
+        except BaseException:  # the caller has its answer; this one can only be logged
+            logger.exception("a generator raised while it was being closed after a failure")
+
     def step(self) -> None:
         """Send one item, then queue the next step behind the calls that wait."""
         try:
@@ -109,10 +119,11 @@ class SyncProducer:
                 return
             packed = self._pack(item)
             del item
+            self._incoming.session.send_item(self._incoming, self._index, *packed)
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: they are the caller's to see
+            self._leave()
             self._failed(error)
             return
-        self._incoming.session.send_item(self._incoming, self._index, *packed)
         self._index += 1
         with self._lock:
             self._credit -= 1

@@ -206,7 +206,7 @@ class LocalEndpoint:
             return None
         try:
             check_seals(fd, nbytes)
-            return Mapping(fd, nbytes, writable=writable)
+            return Mapping(fd, nbytes, writable=writable, spare=not writable)
         finally:
             os.close(fd)
 

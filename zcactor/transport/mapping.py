@@ -20,12 +20,16 @@ from zcactor.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
-__all__ = ["Mapping", "check_seals"]
+__all__ = ["Mapping", "PrivateMapping", "check_seals"]
 
 # <linux/mman.h>: do not count the sparse arena, of which most is never touched, against the commit limit
 _MAP_NORESERVE: Final = 0x4000
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
+# <linux/mman.h>; Python has no mremap(2)
+_MREMAP_MAYMOVE: Final = 1
+_MREMAP_DONTUNMAP: Final = 4
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _mmap: Final = _libc.mmap
@@ -34,6 +38,12 @@ _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, 
 _munmap: Final = _libc.munmap
 _munmap.restype = ctypes.c_int
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_mremap: Final = _libc.mremap
+_mremap.restype = ctypes.c_void_p
+_mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_mprotect: Final = _libc.mprotect
+_mprotect.restype = ctypes.c_int
+_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def check_seals(fd: int, nbytes: int) -> None:
@@ -56,6 +66,14 @@ def check_seals(fd: int, nbytes: int) -> None:
         raise ProtocolError(f"the peer's arena has {size} bytes, not the {nbytes} it announced")
 
 
+def _map(fd: int, offset: int, nbytes: int, access: int, kind: int) -> int:
+    address = _mmap(None, nbytes, access, kind | _MAP_NORESERVE, fd, offset)
+    if address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {nbytes} bytes of an arena: {os.strerror(code)}")
+    return int(address)
+
+
 class Mapping:
     """`nbytes` of `fd`, shared, from its start. The descriptor stays the caller's and may be closed at once.
 
@@ -63,32 +81,105 @@ class Mapping:
         fd: an open file, usually a memfd.
         nbytes: bytes to map, more than 0.
         writable: map with write access; the descriptor must have it too.
+        spare: map it a second time, read-only and private, as what `private` makes its mappings of.
 
     Raises:
         OSError: the system refused (EACCES: the descriptor is read-only; ENOMEM: no address space).
     """
 
-    __slots__ = ("__weakref__", "address", "nbytes")
+    __slots__ = ("__weakref__", "_spare", "address", "nbytes")
 
-    def __init__(self, fd: int, nbytes: int, *, writable: bool = False) -> None:
+    def __init__(self, fd: int, nbytes: int, *, writable: bool = False, spare: bool = False) -> None:
+        self._spare = 0
         self.address = 0
         """Where the bytes lie in this process; 0 once unmapped."""
         self.nbytes = nbytes
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-        address = _mmap(None, nbytes, access, mmap.MAP_SHARED | _MAP_NORESERVE, fd, 0)
+        self.address = _map(fd, 0, nbytes, access, mmap.MAP_SHARED)
+        if spare:
+            self._spare = _map(fd, 0, nbytes, mmap.PROT_READ, mmap.MAP_PRIVATE)
+
+    def private(self, offset: int, nbytes: int, keep: object) -> PrivateMapping | None:
+        """Part of the file once more, to be written to privately. Any thread may call it.
+
+        There is no descriptor any more, but ``mremap(2)`` makes a mapping of a mapping: MREMAP_DONTUNMAP moves its pages
+        and leaves it in place, and the spare one has no pages of its own.
+
+        Args:
+            offset: bytes from the start, of any alignment.
+            nbytes: bytes, more than 0.
+            keep: see `PrivateMapping`.
+
+        Returns:
+            None when the system cannot do that (Linux before 5.13, no address space left), or there is no spare mapping.
+        """
+        if not self._spare or nbytes <= 0 or not 0 <= offset <= self.nbytes - nbytes:
+            return None
+        inside = offset % mmap.PAGESIZE
+        length = -(-(inside + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        flags = _MREMAP_MAYMOVE | _MREMAP_DONTUNMAP
+        address = _mremap(self._spare + offset - inside, length, length, flags, None)
         if address == _MAP_FAILED:
-            code = ctypes.get_errno()
-            raise OSError(code, f"cannot map {nbytes} bytes of an arena: {os.strerror(code)}")
-        self.address = int(address)
+            return None
+        made = PrivateMapping(int(address), length, inside, nbytes, keep)
+        return None if _mprotect(address, length, mmap.PROT_READ | mmap.PROT_WRITE) else made
 
     def close(self) -> None:
         """Unmap. Idempotent. Only for whoever knows that no array points into the mapping: the next access faults."""
         address, self.address = self.address, 0
         if address:
             _munmap(address, self.nbytes)
+        spare, self._spare = self._spare, 0
+        if spare:
+            _munmap(spare, self.nbytes)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At exit the kernel unmaps, in an order that cannot hurt; before it, an array in the same reference cycle may
         # still be looked at by another finalizer.
         if not _is_finalizing():
             self.close()
+
+
+class PrivateMapping:
+    """Bytes of a file that are writable, and private: what is written is seen by nobody else (mmap(2), MAP_PRIVATE).
+
+    Nothing is copied but the pages that are written to. Pages that are not show what the file holds, so whoever makes one
+    sees to it that nobody else changes those bytes meanwhile. It is the base object of an array, by NumPy's array
+    interface, and unmaps when it is gone.
+
+    Args:
+        address: where whole pages are mapped.
+        length: their bytes.
+        inside: bytes before the first that counts.
+        nbytes: bytes that count.
+        keep: what keeps others from changing the bytes.
+    """
+
+    __slots__ = ("__array_interface__", "_address", "_keep", "_length")
+
+    def __init__(self, address: int, length: int, inside: int, nbytes: int, keep: object) -> None:
+        self._address = address
+        self._length = length
+        self._keep = keep
+        self.__array_interface__: dict[str, Any] = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address + inside, False),
+            "version": 3,
+        }
+
+    @classmethod
+    def of(cls, fd: int, offset: int, nbytes: int, keep: object) -> PrivateMapping:
+        """Map `nbytes` of `fd` at `offset`, of any alignment. The descriptor may be read-only, and stays the caller's.
+
+        Raises:
+            OSError: the system refused.
+        """
+        inside = offset % mmap.PAGESIZE
+        length = inside + nbytes
+        address = _map(fd, offset - inside, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE)
+        return cls(address, length, inside, nbytes, keep)
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _is_finalizing():
+            _munmap(self._address, self._length)

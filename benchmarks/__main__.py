@@ -1,0 +1,114 @@
+"""Run benchmarks and show the figures; see the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from benchmarks import ITEMS, machine
+from benchmarks.harness import FULL, QUICK, Measurement, Scale, markdown, show
+
+_LIMIT = {"quick": 60.0, "full": 240.0}
+"""Seconds after which one item counts as hanging and is killed: several times what the slowest takes."""
+
+
+def run_item(name: str, scale: Scale, limit: float) -> tuple[list[Measurement], int]:
+    """Measure one item in a fresh interpreter.
+
+    Returns:
+        What it measured, and its exit status: not 0 when it failed, after the lines it got to.
+    """
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "benchmarks.child", name, str(write_end), str(scale.runs), str(scale.share)]
+    with subprocess.Popen(command, pass_fds=(write_end,), start_new_session=True, cwd=_ROOT) as child:
+        os.close(write_end)
+        watchdog = threading.Timer(limit, os.killpg, (child.pid, signal.SIGKILL))
+        watchdog.start()
+        try:
+            with open(read_end) as lines:
+                found = [Measurement.from_plain(json.loads(line)) for line in lines]
+            status = child.wait()
+        except KeyboardInterrupt:
+            os.killpg(child.pid, signal.SIGINT)
+            raise
+        finally:
+            watchdog.cancel()
+    return found, status
+
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What zcactor costs, next to a floor.")
+    parser.add_argument("items", nargs="*", metavar="ITEM", help=f"which (default all): {', '.join(ITEMS)}")
+    parser.add_argument("--quick", action="store_true", help="fewer runs and smaller counts: under a minute")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there, one JSON object a line")
+    parser.add_argument("--read", type=Path, metavar="PATH", help="measure nothing, show such a file")
+    parser.add_argument("--markdown", action="store_true", help="end with a Markdown table of what has a budget")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
+    parser.add_argument("--runs", type=int, help="interleaved runs whose median counts")
+    parser.add_argument("--share", type=float, help="what all counts of a full measurement are multiplied by")
+    options = parser.parse_args(arguments)
+    for name in options.items:
+        if name not in ITEMS:
+            parser.error(f"there is no item {name!r}; items: {', '.join(ITEMS)}")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run it.
+
+    Returns:
+        0, or 1 when an item failed; with ``--strict`` also when a budget does not hold.
+    """
+    options = parse(arguments)
+    base = QUICK if options.quick else FULL
+    scale = Scale(options.runs or base.runs, base.share if options.share is None else options.share)
+    names = options.items or list(ITEMS)
+    measurements: list[Measurement] = []
+    failed: list[str] = []
+    began = time.perf_counter()
+    if options.read is not None:
+        lines = [json.loads(line) for line in options.read.read_text().splitlines()]
+        measurements = [Measurement.from_plain(line) for line in lines if line.get("item") in names]
+        for name in names:
+            if mine := [m for m in measurements if m.item == name]:
+                show(ITEMS[name][1], mine)
+    else:
+        about = machine.describe()
+        print(
+            f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, Python {about['python']}\n", flush=True
+        )
+        for name in names:
+            found, status = run_item(name, scale, _LIMIT["quick" if options.quick else "full"])
+            measurements += found
+            show(ITEMS[name][1], found)
+            if status:
+                failed.append(name)
+                print(f"{name} FAILED: its process ended with status {status}\n", flush=True)
+        if options.json is not None:
+            records = [{"machine": about, "quick": options.quick, "runs": scale.runs, "share": scale.share}]
+            records += [measurement.plain() for measurement in measurements]
+            options.json.write_text("".join(json.dumps(record) + "\n" for record in records))
+    if options.markdown:
+        print(markdown(measurements) + "\n")
+    with_budget = [m for m in measurements if m.budget is not None]
+    missed = [m for m in with_budget if m.verdict == "FAIL"]
+    print(f"{len(with_budget) - len(missed)} of {len(with_budget)} budgets hold", end="")
+    print(f", {time.perf_counter() - began:.0f} s" if options.read is None else "")
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return int(bool(failed) or (options.strict and bool(missed)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""A measurement: a value, the floor it is compared with, its budget, and the tables that show them."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+__all__ = [
+    "FULL",
+    "QUICK",
+    "Budget",
+    "Measurement",
+    "Scale",
+    "at_least",
+    "at_most",
+    "exactly",
+    "interleave",
+    "markdown",
+    "medians",
+    "show",
+]
+
+Sample = Callable[[], Awaitable[float]]
+"""Measures one run; returns its figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much to measure.
+
+    Attributes:
+        runs: interleaved runs whose median counts.
+        share: what every count of a full measurement is multiplied by.
+    """
+
+    runs: int
+    share: float
+
+    def count(self, full: int, least: int = 1) -> int:
+        """So many instead of `full`, but no fewer than `least`."""
+        return max(least, round(full * self.share))
+
+
+FULL = Scale(7, 1.0)
+QUICK = Scale(3, 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A limit, on the value itself or on its ratio to the floor."""
+
+    compare: Literal["<=", ">=", "=="]
+    limit: float
+    of: Literal["value", "ratio"]
+
+    def holds(self, figure: float) -> bool:
+        """Whether `figure` is within it."""
+        if self.compare == "<=":
+            return figure <= self.limit
+        return figure >= self.limit if self.compare == ">=" else figure == self.limit
+
+    def text(self, unit: str) -> str:
+        """For instance ``<= 3x`` or ``<= 20 ms``."""
+        return f"{self.compare} {number(self.limit)}" + ("x" if self.of == "ratio" else f" {unit}")
+
+
+def at_most(limit: float, of: Literal["value", "ratio"] = "ratio") -> Budget:
+    """No more than `limit` times the floor, or than `limit` of the value's unit."""
+    return Budget("<=", limit, of)
+
+
+def at_least(limit: float, of: Literal["value", "ratio"] = "ratio") -> Budget:
+    """No less than `limit` times the floor, or than `limit` of the value's unit."""
+    return Budget(">=", limit, of)
+
+
+def exactly(limit: float) -> Budget:
+    """This very value."""
+    return Budget("==", limit, "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One line of the result.
+
+    Attributes:
+        item: the benchmark's name, a key of `benchmarks.ITEMS`.
+        name: what was measured.
+        value: in `unit`.
+        unit: ``"us"``, ``"ms"``, ``"calls/s"``, ``"B"``, ...
+        floor: the same for what it is compared with, in the same unit; None when nothing is below it.
+        floor_name: what that is.
+        budget: the limit, if it has one.
+        runs: how many the value is the median of.
+    """
+
+    item: str
+    name: str
+    value: float
+    unit: str
+    floor: float | None = None
+    floor_name: str = ""
+    budget: Budget | None = None
+    runs: int = 1
+
+    @property
+    def ratio(self) -> float | None:
+        """Value over floor; None when there is no floor or it is zero."""
+        return self.value / self.floor if self.floor else None
+
+    @property
+    def verdict(self) -> Literal["pass", "FAIL", ""]:
+        """Whether the budget holds; empty without a budget."""
+        if self.budget is None:
+            return ""
+        figure = self.value if self.budget.of == "value" else self.ratio
+        return "pass" if figure is not None and self.budget.holds(figure) else "FAIL"
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values, with the ratio and the verdict for readers of the file."""
+        return {**asdict(self), "ratio": self.ratio, "verdict": self.verdict}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Measurement:
+        """The inverse of `plain`."""
+        fields = {key: value for key, value in plain.items() if key not in ("ratio", "verdict")}
+        budget = fields["budget"]
+        return cls(**{**fields, "budget": None if budget is None else Budget(**budget)})
+
+
+async def interleave(runs: int, subjects: Mapping[str, Sample], *, warm_up: bool = True) -> dict[str, list[float]]:
+    """Run every subject `runs` times in turns, each turn beginning with another one.
+
+    Args:
+        runs: figures of each.
+        subjects: by name.
+        warm_up: begin with one run of each that does not count.
+    """
+    names = list(subjects)
+    figures: dict[str, list[float]] = {name: [] for name in names}
+    if warm_up:
+        for name in names:
+            await subjects[name]()
+    for turn in range(runs):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            gc.collect()  # nobody pays for another's garbage
+            figures[name].append(await subjects[name]())
+    return figures
+
+
+def medians(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The median of each."""
+    return {name: median(values) for name, values in figures.items()}
+
+
+def number(value: float) -> str:
+    """Three digits, thousands separated, no exponent."""
+    if value and abs(value) < 100:
+        return f"{value:.3g}"
+    return f"{value:,.0f}"
+
+
+_COLUMNS = ("measure", "value", "floor", "ratio", "budget", "")
+_RIGHT = (False, True, True, True, True, False)
+
+
+def row(measurement: Measurement) -> tuple[str, ...]:
+    """The cells of one line."""
+    ratio = "" if measurement.ratio is None else f"{measurement.ratio:.2f}x"
+    floor = (
+        ""
+        if measurement.floor is None
+        else f"{number(measurement.floor)} {measurement.unit} ({measurement.floor_name})"
+    )
+    budget = "" if measurement.budget is None else measurement.budget.text(measurement.unit)
+    return (
+        measurement.name,
+        f"{number(measurement.value)} {measurement.unit}",
+        floor,
+        ratio,
+        budget,
+        measurement.verdict,
+    )
+
+
+def plain_table(title: str, measurements: Iterable[Measurement]) -> str:
+    """A table of spaces."""
+    rows = [_COLUMNS, *map(row, measurements)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, _RIGHT, strict=True)).rstrip()
+        for cells in rows
+    ]
+    return "\n".join([title, *("  " + line for line in lines)])
+
+
+def show(title: str, measurements: Sequence[Measurement]) -> None:
+    """Print a table: by rich where it is installed and the output is a terminal, else plain."""
+    if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
+        print(plain_table(title, measurements) + "\n", flush=True)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column, right in zip(_COLUMNS, _RIGHT, strict=True):
+        table.add_column(column, justify="right" if right else "left")
+    for measurement in measurements:
+        style = {"FAIL": "red", "pass": "green"}.get(measurement.verdict, "")
+        table.add_row(*row(measurement)[:-1], f"[{style}]{measurement.verdict}[/]" if style else "")
+    Console().print(table)
+
+
+def markdown(measurements: Iterable[Measurement]) -> str:
+    """The measurements that have a budget, as a Markdown table."""
+    lines = ["| Measure | Value | Floor | Ratio | Budget | |", "|---|---:|---:|---:|---:|---|"]
+    lines += [f"| {' | '.join(row(m))} |" for m in measurements if m.budget is not None]
+    return "\n".join(lines)

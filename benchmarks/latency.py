@@ -1,0 +1,78 @@
+"""One call at a time with two small arguments: at once after the last, and after a pause."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+from statistics import median
+from typing import Any, TYPE_CHECKING
+
+import zcactor as zc
+from benchmarks.actors import ADDERS, frame_nbytes
+from benchmarks.echo import Echo, Server
+from benchmarks.harness import Measurement, Scale, at_most, interleave, medians
+from benchmarks.machine import cores, on_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CALLS = 2000
+IDLE_CALLS = 30
+PAUSE = 0.2
+"""Seconds. Long enough for a core to sleep, and for anything that spins to have stopped."""
+LIMITS = {"sync": 3.0, "async": 2.0, "inline": 2.0}
+"""Times the echo."""
+
+
+async def _echo(echo: Echo, calls: int) -> float:
+    before = time.perf_counter()
+    for _ in range(calls):
+        await echo.call()
+    return (time.perf_counter() - before) / calls * 1e6
+
+
+async def _adder(adder: Any, calls: int) -> float:
+    before = time.perf_counter()
+    for _ in range(calls):
+        await adder.add(3, 4.5)
+    return (time.perf_counter() - before) / calls * 1e6
+
+
+async def _scene(scale: Scale, where: str) -> list[Measurement]:
+    found = []
+    async with zc.init(), AsyncExitStack() as stack:
+        adders = {kind: await cls.spawn() for kind, cls in ADDERS.items()}
+        nbytes = await frame_nbytes(adders["sync"])
+        echo = await stack.enter_context(Server("bytes")).connect(lambda: Echo(nbytes))
+        floor_name = f"echo of {nbytes} B"
+        subjects = {"echo": partial(_echo, echo), **{kind: partial(_adder, adder) for kind, adder in adders.items()}}
+        calls = scale.count(CALLS)
+        busy = medians(await interleave(scale.runs, {name: partial(run, calls) for name, run in subjects.items()}))
+        for kind, limit in LIMITS.items():
+            name = f"{kind} method, {where}"
+            found.append(
+                Measurement("latency", name, busy[kind], "us", busy["echo"], floor_name, at_most(limit), scale.runs)
+            )
+        count = scale.count(IDLE_CALLS, least=min(5, scale.runs))
+        single: dict[str, list[float]] = {name: [] for name in subjects}
+        for _ in range(count):
+            for name, run in subjects.items():
+                await asyncio.sleep(PAUSE)
+                single[name].append(await run(1))
+        idle = {name: median(times) for name, times in single.items()}
+        for kind in LIMITS:
+            name = f"{kind} method after {PAUSE:g} s of idling, {where}"
+            no_slower = at_most(busy[kind] / busy["echo"])
+            found.append(Measurement("latency", name, idle[kind], "us", idle["echo"], floor_name, no_slower, count))
+    return found
+
+
+def measure(scale: Scale) -> Iterator[Measurement]:
+    """Driver, agent and workers on one core, then on two."""
+    with on_cores(1):
+        yield from zc.run(_scene(scale, "one core"))
+    if len(cores()) > 1:
+        with on_cores(2):
+            yield from zc.run(_scene(scale, "two cores"))

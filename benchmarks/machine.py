@@ -1,0 +1,91 @@
+"""The machine and its processes: affinity, descendants, memory, descriptors; from ``/proc`` (proc(5))."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from pathlib import Path
+from typing import Any, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["available_memory", "cores", "descendants", "describe", "descriptors", "on_cores", "pss", "rss", "threads"]
+
+
+def cores() -> list[int]:
+    """The cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """Keep this thread, and every process and thread it starts meanwhile, on the first `count` cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of the children of `pid`, of theirs, and so on."""
+    found: list[int] = []
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except FileNotFoundError:  # it ended meanwhile
+        return found
+    for child in children:
+        found += [child, *descendants(child)]
+    return found
+
+
+def pss(pid: int) -> int:
+    """Proportional set size in bytes: pages shared by n processes count 1/n."""
+    return _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") << 10
+
+
+def rss(pid: int) -> int:
+    """Resident set size in bytes."""
+    return _kilobytes(Path(f"/proc/{pid}/status"), "VmRSS:") << 10
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping."""
+    return _kilobytes(Path("/proc/meminfo"), "MemAvailable:") << 10
+
+
+def _kilobytes(path: Path, field: str) -> int:
+    for line in path.read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
+    raise LookupError(f"{path} has no {field}")
+
+
+def descriptors() -> int:
+    """Open descriptors of this process, without the one used to look."""
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+def threads() -> int:
+    """Threads of this process."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def describe() -> dict[str, Any]:
+    """What a reader of the figures wants to know about where they come from."""
+    models = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": len(cores()),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }

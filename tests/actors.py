@@ -1,0 +1,206 @@
+"""Actors that the tests share: small, and importable by workers without importing a test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import zcactor as zc
+
+__all__ = ["Caller", "Plain", "Probe"]
+
+WATCHDOG = 30
+"""Seconds after which a method that a failed test left blocked lets go of its thread."""
+
+
+@zc.actor(concurrency_groups={"control": 64})
+class Probe:
+    """Logs what happens in it, and blocks until told: handshakes instead of sleeps.
+
+    What steers it is in a group of its own, so that it gets through whatever the other methods do.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[Any] = []
+        self._opened: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+        self._aopened: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._constructor_thread = threading.get_ident()
+
+    async def __aenter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def _log(self, entry: Any) -> None:
+        self._entries.append(entry)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    # ---- steering
+
+    @zc.method(concurrency_group="control")
+    async def open(self, key: str) -> None:
+        """Let go whoever is held under `key`, now and later."""
+        self._opened[key].set()
+        self._aopened[key].set()
+
+    @zc.method(concurrency_group="control")
+    async def until(self, *entries: Any) -> None:
+        """Return once all `entries` have been logged."""
+        async with asyncio.timeout(WATCHDOG):
+            while not all(entry in self._entries for entry in entries):
+                self._changed.clear()
+                await self._changed.wait()
+
+    @zc.method(concurrency_group="control")
+    async def entries(self) -> list[Any]:
+        """The log."""
+        return self._entries
+
+    # ---- sync
+
+    def note(self, value: Any = None) -> Any:
+        self._log(value)
+        return value
+
+    def hold(self, key: str) -> str:
+        """Occupy the thread until `open`."""
+        self._log(f"{key} began")
+        self._opened[key].wait(WATCHDOG)
+        self._log(f"{key} ended")
+        return key
+
+    def threads(self) -> tuple[bool, bool]:
+        """Whether this runs in the constructor's thread, and whether in the main one."""
+        me = threading.get_ident()
+        return me == self._constructor_thread, me == threading.main_thread().ident
+
+    # ---- async
+
+    async def anote(self, value: Any = None) -> Any:
+        self._log(value)
+        return value
+
+    async def ahold(self, key: str) -> str:
+        """Suspend until `open`; logs a cancellation."""
+        self._log(f"{key} began")
+        try:
+            await self._aopened[key].wait()
+        except asyncio.CancelledError:
+            self._log(f"{key} cancelled")
+            raise
+        self._log(f"{key} ended")
+        return key
+
+    async def anote_after(self, key: str, value: Any) -> Any:
+        """Suspend first, then log."""
+        await self._aopened[key].wait()
+        self._log(value)
+        return value
+
+    @zc.method(inline=True)
+    def inote(self, value: Any = None) -> Any:
+        self._log(value)
+        return value
+
+    @zc.method(inline=True)
+    def on_loop(self) -> bool:
+        return threading.get_ident() == threading.main_thread().ident
+
+    # ---- streams
+
+    async def acount(self, n: int) -> AsyncIterator[int]:
+        """Numbers; logs each before it is yielded, and the end of the generator."""
+        try:
+            for i in range(n):
+                self._log(("item", i))
+                yield i
+        finally:
+            self._log("stream closed")
+
+    def count(self, n: int) -> Iterator[int]:
+        """The same in the thread."""
+        try:
+            for i in range(n):
+                self._log(("item", i))
+                yield i
+        finally:
+            self._log("stream closed")
+
+    async def afail_at(self, n: int) -> AsyncIterator[int]:
+        for i in range(n):
+            yield i
+        raise ValueError(f"at {n}")
+
+    def fail_at(self, n: int) -> Iterator[int]:
+        yield from range(n)
+        raise ValueError(f"at {n}")
+
+    async def astall_at(self, n: int) -> AsyncIterator[int]:
+        for i in range(n):
+            yield i
+        self._log("stalled")
+        await self._aopened["stall"].wait()
+
+    def raising(self, error: BaseException) -> None:
+        raise error
+
+    async def araising(self, error: BaseException) -> None:
+        raise error
+
+
+@zc.actor
+class Plain:
+    """Only sync methods."""
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+
+    def echo(self, *values: Any, **named: Any) -> Any:
+        self._seen.append((values, named))
+        return values[0] if values else named
+
+    def seen(self) -> list[Any]:
+        return self._seen
+
+    def types(self, *values: Any, **named: Any) -> list[str]:
+        return [type(value).__name__ for value in (*values, *named.values())]
+
+    def fail(self, text: str) -> None:
+        raise ValueError(text)
+
+
+@zc.actor
+class Caller:
+    """Another caller: what it calls comes from its process."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+
+    async def call(self, handle: Any, method: str, *args: Any) -> Any:
+        return await getattr(handle, method)(*args)
+
+    async def keep(self, *values: Any) -> int:
+        self._kept.extend(values)
+        return len(self._kept)
+
+    async def drop(self) -> None:
+        self._kept.clear()
+
+    async def kept(self) -> list[Any]:
+        return self._kept
+
+    async def start(self, handle: Any, method: str, *args: Any) -> Any:
+        """The reference, not its value."""
+        return [getattr(handle, method)(*args)]
+
+    async def value(self, box: list[Any]) -> Any:
+        """What the reference in `box` becomes."""
+        return await box[0]
+
+    async def give_to(self, other: Any, box: list[Any]) -> Any:
+        """Let `other` await the reference in `box`."""
+        return await other.value(box)

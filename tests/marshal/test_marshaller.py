@@ -1,0 +1,604 @@
+"""Packing and unpacking: every value comes back equal and of its own type; arrays by reference wherever that is possible."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import enum
+import fractions
+import gc
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from tests.marshal.dtypes import DTYPES, NESTED, filled
+from tests.marshal.wire import LIMIT, Wire, address, assert_same
+from zcactor.errors import OutOfMemory, ProtocolError
+from zcactor.marshal import Marshaller
+from zcactor.marshal.arrays import root_of
+from zcactor.marshal.values import Code
+from zcactor.objectstore.copies import CopyCounter
+from zcactor.objectstore.store import Store
+from zcactor.rpc.counters import Counters
+from zcactor.rpc.messages import Flags
+
+in_one_wire = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+# ------------------------------------------------------------------------------------------------ plain values
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**200), 2**200)
+    | st.sampled_from([2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1])
+    | st.floats()
+    | st.complex_numbers()
+    | st.text(st.characters(exclude_categories=()), max_size=20)
+    | st.binary(max_size=20)
+    | st.datetimes()
+    | st.fractions()
+)
+keys = st.text(max_size=5) | st.integers(-(2**65), 2**65) | st.booleans() | st.binary(max_size=3) | st.none()
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=4)
+        | st.dictionaries(keys, inner, max_size=3)
+        | st.frozensets(st.integers(), max_size=3)
+        | st.sets(st.text(max_size=3), max_size=3)
+    ),
+    max_leaves=30,
+)
+
+
+@in_one_wire
+@given(values)
+@example([(), ((),), [[]], {}, {"a": ()}])
+@example({1: "a", "1": "b", True: "c"})
+@example("\ud800 \udfff lone surrogates")
+@example({"\ud800": 1})
+@example([float("nan"), float("inf"), -0.0])
+@example("x" * 10_000)
+@example(b"x" * 10_000)
+@example(["x" * LIMIT] * 3)
+def test_any_value_comes_back(wire: Wire, value: Any) -> None:
+    assert_same(wire.send(value), value)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: int
+    y: Any
+
+
+@dataclasses.dataclass
+class Holder:
+    name: str
+    array: Any
+    more: list[Any] = dataclasses.field(default_factory=list)
+
+
+class MyInt(int):
+    pass
+
+
+class MyDict(dict[str, int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Colour.RED, Point(1, [2]), MyInt(3), MyDict(a=1), collections.OrderedDict(b=1, a=2), collections.Counter("aab"),
+        datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), pathlib.PurePosixPath("/a"), range(3), slice(1, 2), Ellipsis,
+        bytearray(b"ab"), int, len, Holder("a", 1, [2]), fractions.Fraction(1, 3), np.dtype("f4"), np.float32, {1, 2},
+        (x for x in ()).__class__, bytearray(10_000), datetime.timedelta(days=1), {None: 1, (1, 2): (3,)},
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_other_types_are_pickled_with_their_type(wire: Wire, value: Any) -> None:
+    for sent in (value, [value, (value, {"k": value})]):
+        assert_same(wire.send(sent), sent)
+
+
+def test_deep_and_cyclic_containers(wire: Wire) -> None:
+    deep: Any = 1
+    for level in range(200):
+        deep = [deep] if level % 2 else (deep,)
+    assert wire.send(deep) == deep
+    cycle: list[Any] = [1]
+    cycle.append(cycle)
+    got = wire.send(cycle)
+    assert got[0] == 1
+    assert got[1] is got
+
+
+def test_arguments_and_keywords(wire: Wire) -> None:
+    array = wire.left.store.empty(1000)
+    sender, receiver = wire.left.marshaller, wire.right.marshaller
+    for args, kwargs in [((), {}), ((1, "a"), {}), ((1, (2,)), {"k": [3]}), ((2**80,), {"a": None}), ((array,), {"b": array})]:
+        payload, parts, flags = sender.pack_call(args, kwargs)
+        assert bool(flags & Flags.KWARGS) == bool(kwargs)
+        got = receiver.unpack(payload, [wire.imported(part, wire.right) for part in parts], flags)
+        assert_same(got, [*args, kwargs] if kwargs else list(args))
+
+
+def test_value_that_cannot_be_pickled_sends_nothing(wire: Wire) -> None:
+    array = wire.left.store.empty(1000)
+    with pytest.raises(TypeError, match="pickle"):
+        wire.left.marshaller.pack([array, (x for x in ())])
+    assert array.base is not None
+
+
+def test_container_may_change_after_packing(wire: Wire) -> None:
+    value: dict[str, Any] = {"list": [1, 2], "bytes": bytearray(b"abc"), "odd": [{3}]}
+    payload, parts, flags = wire.left.marshaller.pack(value)
+    value["list"].append(3)
+    value["bytes"][0] = 0
+    value["odd"][0].add(4)
+    assert wire.right.marshaller.unpack(payload, parts, flags) == {"list": [1, 2], "bytes": bytearray(b"abc"), "odd": [{3}]}
+
+
+# ------------------------------------------------------------------------------------------------ scalars
+
+np_scalars: list[Any] = [
+    np.bool_(True), np.int8(-3), np.uint64(2**64 - 1), np.float16(1.5), np.float32("nan"), np.longdouble("1.1"),
+    np.complex64(1 + 2j), np.clongdouble(1j), np.datetime64("2026-01-01"), np.datetime64("NaT"), np.datetime64(5, "25s"),
+    np.timedelta64(3, "ms"), np.timedelta64(3), np.str_("añ"), np.str_(""), np.bytes_(b"ab"), np.bytes_(b""), np.void(b"ab\0"),
+    np.float64(2.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scalar", np_scalars, ids=lambda s: f"{type(s).__name__}")
+def test_numpy_scalar_keeps_its_type(wire: Wire, scalar: Any) -> None:
+    for sent in (scalar, [scalar], {"a": (scalar,)}, {1.5: scalar}):
+        assert_same(wire.send(sent), sent)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scalar_of_any_dtype(wire: Wire, dtype: np.dtype[Any]) -> None:
+    scalar = filled((), dtype)[()]
+    got = wire.send(scalar)
+    assert type(got) is type(scalar)
+    assert got.tobytes() == scalar.tobytes()
+    if isinstance(scalar, np.void):
+        assert got.flags.writeable == scalar.flags.writeable
+
+
+# ------------------------------------------------------------------------------------------------ arrays
+
+SHAPES: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,), (7,), (300,), (2, 3, 4), (31, 3, 17)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("place", ["heap", "store"])
+def test_array_of_any_dtype_and_shape(wire: Wire, dtype: np.dtype[Any], order: Any, place: str) -> None:
+    for shape in SHAPES:
+        array = filled(shape, dtype, order)
+        if place == "store":
+            inside = wire.left.store.empty(shape, dtype, order)
+            inside.reshape(-1, order=order).view(np.dtype((np.void, dtype.itemsize)) if dtype.itemsize else dtype)[...] = (
+                array.reshape(-1, order=order).view(np.dtype((np.void, dtype.itemsize)) if dtype.itemsize else dtype)
+            )
+            array = inside
+        got = wire.send(array)
+        assert_same(got, array)
+        assert not got.flags.writeable
+        by_reference = array.nbytes >= LIMIT
+        assert array.flags.writeable != by_reference
+        if array.size:
+            assert got.strides == array.strides
+        if by_reference and place == "store":
+            assert address(got) == address(array)
+            assert wire.left.bytes_copied == wire.right.bytes_copied == 0
+    if place == "heap":
+        assert wire.left.copies.snapshot().keys() <= {"argument outside the store"}
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> tuple[tuple[int, ...], str, Callable[[Any], Any]]:
+    """A shape, a dtype, and a view to take of an array of them."""
+    shape = draw(npst.array_shapes(min_dims=1, max_dims=4, max_side=12))
+    steps = tuple(
+        slice(draw(st.integers(0, 3)), None, draw(st.sampled_from([1, 1, 2, 3, -1, -2]))) if draw(st.booleans()) else slice(None)
+        for _ in shape
+    )
+    axes = draw(st.permutations(range(len(shape))))
+    repeat = draw(st.sampled_from([0, 0, 1, 40]))
+
+    def view(array: Any) -> Any:
+        array = array[tuple(s if s.step > 0 else slice(None, None, s.step) for s in map(_with_step, steps))].transpose(axes)
+        return np.broadcast_to(array, (repeat, *array.shape)) if repeat else array
+
+    return shape, draw(st.sampled_from(["u1", "<i4", ">f8", "c16", "M8[s]", "S3"])), view
+
+
+def _with_step(one: slice) -> slice:
+    return one if one.step is not None else slice(None, None, 1)
+
+
+@in_one_wire
+@given(strided(), st.booleans())
+def test_view_of_any_strides(wire: Wire, case: tuple[tuple[int, ...], str, Callable[[Any], Any]], inside: bool) -> None:
+    shape, dtype, view = case
+    array = filled(shape, np.dtype(dtype))
+    if inside:
+        copied = wire.left.store.empty(shape, dtype)
+        copied[...] = array
+        array = copied
+    sent = view(array)
+    assume(sent.size)
+    before = wire.left.bytes_copied
+    got = wire.send([sent])[0]
+    assert_same(got, sent)
+    assert not got.flags.writeable
+    if inside and sent.nbytes >= LIMIT:
+        assert wire.left.bytes_copied == before
+        assert address(got) == address(sent)
+        assert got.strides == sent.strides
+
+
+def test_elements_that_overlap_stay_overlapped(wire: Wire) -> None:
+    row = np.arange(1000.0)
+    many = np.broadcast_to(row, (1 << 40, 1000))
+    got = wire.send(many)
+    assert got.shape == many.shape
+    assert got.strides == (0, 8)
+    assert got[1 << 39].tolist() == row.tolist()
+    windows = np.lib.stride_tricks.sliding_window_view(row, 900)[:, ::-1]
+    got = wire.send(windows)
+    assert_same(got, windows)
+    assert wire.left.bytes_copied <= 2 * row.nbytes
+    inside = wire.left.store.empty((), "f8")
+    inside[...] = 7
+    got = wire.send(np.broadcast_to(inside, (1000, 1000)))
+    assert got.strides == (0, 0)
+    assert float(got.sum()) == 7e6
+    assert wire.left.bytes_copied <= 2 * row.nbytes
+
+
+def test_big_strided_array_is_packed_when_copied(wire: Wire) -> None:
+    array = np.arange(100_000, dtype="u4").reshape(100, 1000)[:, ::10]
+    got = wire.send(array)
+    assert_same(got, array)
+    assert wire.left.bytes_copied == array.nbytes
+    assert wire.left.store.stats().used < 2 * array.nbytes
+
+
+def test_view_of_the_store_is_never_copied(wire: Wire) -> None:
+    array = wire.left.store.empty((64, 64, 8), "f4")
+    array[...] = np.arange(array.size).reshape(array.shape)
+    for view in (
+        array, array[3:, ::2], array[::-1], array.T, array[:, 5], array[..., None], array.reshape(-1), array.view("u2"),
+        array.swapaxes(0, 2)[1:, ::-3], array["f4" and ...], array[10:20].view([("a", "f4"), ("b", "f4")]),
+    ):  # fmt: skip
+        got = wire.send({"view": view})["view"]
+        assert_same(got, view)
+        assert address(got) == address(view)
+    assert wire.left.bytes_copied == 0
+    assert wire.right.counters.bytes_mapped > 0
+
+
+def test_received_array_passed_on_is_not_copied(wire: Wire) -> None:
+    array = wire.left.store.empty(1000)
+    got = wire.send(array)
+    back = wire.send(got[10:900:3], back=True)
+    assert np.shares_memory(back, array)
+    assert address(back) == address(array[10:])
+    assert not back.flags.writeable
+    assert wire.right.bytes_copied == wire.left.bytes_copied == 0
+
+
+def test_object_arrays_and_variable_strings_are_pickled(wire: Wire) -> None:
+    objects = np.array([1, "a", None, [2]], object)
+    strings = np.array(["a", "longer than that", ""], np.dtypes.StringDType())
+    for value in (objects, [objects, 1], {"s": strings}, np.zeros(3, [("a", object), ("b", "i4")])):
+        assert_same(wire.send(value), value)
+    both = wire.send([objects, wire.left.store.empty(1000, "u1")])
+    assert_same(both[0], objects)
+    assert wire.left.bytes_copied == 0
+
+
+# ------------------------------------------------------------------------------------------------ subclasses
+
+
+class Signal(np.ndarray[Any, Any]):
+    """A subclass with attributes."""
+
+    rate: float
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.rate = getattr(other, "rate", 0.0)
+
+
+def subclasses(store: Store) -> Iterator[np.ndarray[Any, Any]]:
+    """Arrays in the store, of subclasses of ndarray."""
+    yield store.empty((20, 20)).view(np.matrix)
+    record = store.empty(200, [("a", "i4"), ("b", "f8")])
+    yield record.view(np.recarray)
+    yield record.view(np.dtype((np.record, record.dtype)))
+    signal = store.empty((10, 100)).view(Signal)[:, ::2]
+    signal.rate = 44.1
+    yield signal
+
+
+def test_subclass_of_ndarray_comes_back_by_reference(wire: Wire) -> None:
+    for array in subclasses(wire.left.store):
+        array.view(np.ndarray).view("u1").fill(1) if array.flags.c_contiguous else array.fill(1)
+        got = wire.send([array])[0]
+        assert_same(got, array)
+        assert address(got) == address(array)
+        assert getattr(got, "rate", None) == getattr(array, "rate", None)
+        assert not got.flags.writeable
+    assert wire.left.bytes_copied == 0
+
+
+def test_memmap(wire: Wire, tmp_path: pathlib.Path) -> None:
+    mapped = np.memmap(tmp_path / "m", "i4", "w+", shape=(50, 50))
+    mapped[...] = np.arange(2500).reshape(50, 50)
+    got = wire.send(mapped)
+    assert_same(got, mapped)
+    assert wire.left.bytes_copied == mapped.nbytes
+
+
+@pytest.mark.parametrize("mask", [np.ma.nomask, True, [True, False] * 500], ids=["none", "scalar", "array"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_masked_array(wire: Wire, mask: Any, hard: bool) -> None:
+    data = wire.left.store.empty(1000)
+    data[...] = np.arange(1000)
+    array = np.ma.MaskedArray(data, mask=mask, fill_value=-5, hard_mask=hard)
+    got = wire.send(array)
+    assert type(got) is np.ma.MaskedArray
+    assert got.filled().tolist() == array.filled().tolist()
+    assert np.array_equal(got.mask, array.mask)
+    assert (got.fill_value, got.hardmask) == (array.fill_value, array.hardmask)
+    assert address(got.data) == address(data)
+    assert wire.left.bytes_copied in (0, 1000)  # the mask
+
+
+def test_subclass_with_its_own_pickling_uses_it(wire: Wire) -> None:
+    class Own(np.ndarray[Any, Any]):
+        def __reduce__(self) -> Any:
+            return list, ((1, 2),)
+
+    assert wire.send(np.zeros(1000).view(Own)) == [1, 2]
+
+
+# ------------------------------------------------------------------------------------------------ sharing
+
+
+def test_shared_array_is_read_only_for_good(wire: Wire) -> None:
+    array = wire.left.store.empty((100, 100))
+    got = wire.send(array)
+    for shared in (array, array[3:], array.T, got, got[::2]):
+        with pytest.raises(ValueError, match="read-only"):
+            shared[0] = 1
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            shared.flags.writeable = True
+    copied = got.copy()
+    copied[0] = 1
+    assert copied.flags.writeable
+
+
+def test_view_that_is_passed_makes_the_array_read_only_too(wire: Wire) -> None:
+    array = wire.left.store.empty((100, 100))
+    wire.send(array[::2])
+    view = array[1:]
+    assert not view.flags.writeable
+    wire.send(array)
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.flags.writeable = True
+
+
+def test_same_array_is_one_object(wire: Wire) -> None:
+    for array in (wire.left.store.empty(1000), np.arange(1000.0), np.asfortranarray(np.ones((40, 50)))):
+        first = wire.send(array)
+        part = wire.parts[0]
+        used = wire.left.store.stats().used
+        second = wire.send([array, {"again": array}])
+        assert {p.holder.id for p in wire.parts} == {part.holder.id}
+        assert wire.left.store.stats().used == used
+        assert_same(second[1]["again"], first)
+    assert wire.left.bytes_copied == 8000 + 16000
+
+
+def test_view_outside_the_store_is_copied_once_per_message(wire: Wire) -> None:
+    owner = np.arange(2000.0)
+    view = owner[10:]
+    wire.send([view, {"again": view}, object])  # object: a type is pickled, so all of it is
+    assert wire.left.bytes_copied == view.nbytes
+    assert not view.flags.writeable
+
+
+def test_changes_behind_our_back_are_not_missed(wire: Wire) -> None:
+    array = np.zeros(1000)
+    wire.send(array)
+    array.flags.writeable = True  # memory outside the store is NumPy's, and it allows that
+    array[0] = 1
+    assert wire.send(array)[0] == 1
+
+
+def test_bytes_are_freed_with_the_last_view(wire: Wire) -> None:
+    store = wire.left.store
+    base = store.stats().used
+    array = store.empty(10_000)
+    got = wire.send([array, object])[0]
+    view = got[5:]
+    del array, got
+    wire.parts = ()
+    gc.collect()
+    assert store.stats().used > base
+    del view
+    assert store.stats().used == base
+    assert len(wire.released) == 1
+
+
+def test_oversize_array_and_payload(wire: Wire) -> None:
+    small = Marshaller(Store(1 << 20, b"s" * 16), CopyCounter(), Counters(), LIMIT)
+    for value in (np.zeros(1 << 20), b"x" * (2 << 20), [np.zeros(1 << 20), object]):
+        with pytest.raises(OutOfMemory) as caught:
+            small.pack(value)
+        assert caught.value.requested >= 1 << 20
+        assert caught.value.capacity == 1 << 20
+    assert small.pack(1) == (b"\x01", (), 0)
+    assert small.store.stats().used == 0
+    small.store.close()
+
+
+def test_payload_above_the_limit_is_spilled_and_counted(wire: Wire) -> None:
+    value = {"text": "y" * 10_000, "array": wire.left.store.empty(1000, "u1")}
+    value["array"].fill(1)
+    assert_same(wire.send(value), value)
+    copies = wire.left.copies.snapshot()
+    assert list(copies) == ["payload above the eager limit"]
+    assert wire.payload == b""
+    assert len(wire.parts) == 2
+
+
+# ------------------------------------------------------------------------------------------------ objects with arrays
+
+
+def test_arrays_inside_objects_go_by_reference(wire: Wire) -> None:
+    array = wire.left.store.empty((100, 10))
+    array[...] = 3
+    holder = Holder("a", array[:, ::2], [array, {"x": (array.T,)}])
+    got = wire.send({"h": holder, "s": {1, 2}})["h"]
+    assert type(got) is Holder
+    for one, other in ((got.array, holder.array), (got.more[0], array), (got.more[1]["x"][0], array.T)):
+        assert_same(one, other)
+        assert address(one) == address(other)
+        assert not one.flags.writeable
+    assert wire.left.bytes_copied == 0
+
+
+def test_small_arrays_inside_objects(wire: Wire) -> None:
+    holder = Holder("a", np.arange(3), [filled((2,), NESTED)])
+    got = wire.send(holder)
+    assert_same(got.array, holder.array)
+    assert_same(got.more, holder.more)
+    assert holder.array.flags.writeable
+
+
+# ------------------------------------------------------------------------------------------------ malformed payloads
+
+ext = msgspec.msgpack.Ext
+encode = msgspec.msgpack.encode
+big = st.sampled_from([0, 1, -1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)])
+codes = st.sampled_from(["<f8", "|u1", "|V0", "<U1", "ml:bfloat16", ["struct", [["a", "<i4", 0]], 4, False], "|O", None, 3])
+anything = st.recursive(
+    st.none() | st.booleans() | big | st.floats() | st.text(max_size=3) | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=6,
+)
+shapes = st.lists(big | st.integers(-2, 200), max_size=70) | anything
+arrays = st.tuples(big | st.integers(0, 3), codes, shapes, st.none() | shapes, big).map(list)
+inlines = st.tuples(st.binary(max_size=64) | anything, codes, shapes, st.booleans() | anything, st.none() | shapes).map(list)
+known = st.sampled_from([Code.TUPLE, Code.BIG_INT, Code.ARRAY, Code.INLINE_ARRAY, Code.SCALAR, Code.SEALED, Code.RESOLVED])
+forged = (
+    st.tuples(known | st.integers(-128, 127).filter(lambda c: c != Code.PICKLE), anything | arrays | inlines)
+    | st.tuples(st.just(Code.ARRAY), arrays)
+    | st.tuples(st.just(Code.INLINE_ARRAY), inlines)
+    | st.tuples(st.just(Code.SCALAR), st.tuples(codes, st.binary(max_size=16)))
+    | st.tuples(
+        st.sampled_from([Code.SEALED, Code.RESOLVED]), st.tuples(st.binary(max_size=8), big, big, big | st.integers(0, 3), big)
+    )
+)
+
+
+def hostile(wire: Wire, payload: bytes, flags: int = 0) -> Any:
+    """What `payload` gives, with two parts at hand; a `ProtocolError` must be all that is raised."""
+    if not wire.parts:
+        wire.send([wire.left.store.empty(1000), wire.left.store.empty(2000, "u1")])
+    parts = [wire.imported(part, wire.right) for part in wire.parts]
+    try:
+        return wire.right.marshaller.unpack(payload, parts, flags)
+    except ProtocolError as error:
+        return error
+
+
+def in_bounds(wire: Wire, value: Any) -> None:
+    """Every array in `value` lies inside the part it is of, or has memory of its own."""
+    if isinstance(value, np.ndarray):
+        root = root_of(value)
+        if value.size and value.itemsize and hasattr(root, "address"):
+            low, high = np.lib.array_utils.byte_bounds(value)
+            assert root.address <= low <= high <= root.address + root.nbytes
+        assert not value.flags.writeable or value.base is not None
+    elif isinstance(value, list | tuple):
+        for item in value:
+            in_bounds(wire, item)
+
+
+@settings(in_one_wire, max_examples=300)
+@given(forged, st.integers(0, 3))
+def test_forged_extensions_are_protocol_errors(wire: Wire, one: tuple[int, Any], flags: int) -> None:
+    code, content = one
+    in_bounds(wire, hostile(wire, encode([ext(code, encode(content))]), flags & Flags.SPILLED))
+    in_bounds(wire, hostile(wire, encode(ext(code, encode(content)))))
+
+
+@settings(in_one_wire, max_examples=300)
+@given(st.binary(max_size=64), st.integers(0, 7))
+def test_random_bytes_are_protocol_errors(wire: Wire, payload: bytes, flags: int) -> None:
+    assume(bytes([Code.PICKLE]) not in payload)
+    in_bounds(wire, hostile(wire, payload, flags))
+
+
+@settings(in_one_wire, max_examples=300)
+@given(st.data())
+def test_damaged_messages_are_protocol_errors(wire: Wire, data: st.DataObject) -> None:
+    wire.send([1, (2, "a" * 40), np.arange(5), np.float32(1), {"k": wire.left.store.empty(100)}, 2**70, b"x" * 20])
+    payload = bytearray(wire.payload)
+    if data.draw(st.booleans()):
+        del payload[data.draw(st.integers(0, len(payload) - 1)) :]
+    for _ in range(data.draw(st.integers(0, 4)) if payload else 0):
+        at = data.draw(st.integers(0, len(payload) - 1))
+        payload[at] = data.draw(st.integers(0, 255).filter(lambda byte: byte != Code.PICKLE))
+    in_bounds(wire, hostile(wire, bytes(payload)))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff\x00",
+        b"\xc9\xff\xff\xff\xff\x03", b"\xdc\xff\xff" * 1000, b"\x91" * 100_000, b"\x81" * 100_000, b"\xc1", b"", b"\x91",
+        b"\xc7\x00\x03", b"\xc7\x00\x01", b"\xc7\x01\x01\xc0", b"\x01\x01",
+    ],
+    ids=lambda payload: payload[:6].hex() or "empty",
+)  # fmt: skip
+def test_forged_lengths_and_depths(wire: Wire, payload: bytes) -> None:
+    assert isinstance(hostile(wire, payload), ProtocolError)
+    nested = payload
+    for _ in range(3):
+        nested = encode(ext(Code.TUPLE, nested))
+    assert isinstance(hostile(wire, nested), ProtocolError)
+
+
+def test_deeply_nested_tuples(wire: Wire) -> None:
+    payload = encode([])
+    for _ in range(2000):
+        payload = encode([ext(Code.TUPLE, payload)])
+    assert isinstance(hostile(wire, payload), ProtocolError)
+
+
+def test_part_that_is_no_bytes(wire: Wire) -> None:
+    wire.send([wire.left.store.empty(1000)])
+    part = wire.parts[0]._replace(holder=object())
+    for flags in (0, Flags.SPILLED):
+        with pytest.raises(ProtocolError, match="which has none"):
+            wire.right.marshaller.unpack(wire.payload, [part], flags)

@@ -1,0 +1,125 @@
+"""Two marshallers with a store each, and what a connection would do between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from zcactor.marshal import Marshaller
+from zcactor.objectstore.copies import CopyCounter
+from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.ref import RegionKind
+from zcactor.objectstore.store import Block, Store
+from zcactor.rpc.counters import Counters
+from zcactor.rpc.parts import Part
+
+LIMIT = 512
+"""Bytes; a small eager limit, so that small arrays go by reference."""
+
+
+class Side:
+    """One process's store and marshaller."""
+
+    def __init__(self, process: bytes, capacity: int = 64 << 20) -> None:
+        self.store = Store(capacity, process, extent_nbytes=1 << 20)
+        self.copies = CopyCounter()
+        self.counters = Counters()
+        self.marshaller = Marshaller(self.store, self.copies, self.counters, LIMIT)
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes copied here so far."""
+        return sum(count.nbytes for count in self.copies.snapshot().values())
+
+
+class Wire:
+    """Values from `left` to `right` and back, in one process: leases point at the very bytes of the other store."""
+
+    def __init__(self) -> None:
+        self.left = Side(b"l" * 16)
+        self.right = Side(b"r" * 16)
+        self.released: list[int] = []
+        self.parts: Sequence[Part] = ()
+        """Of the message sent last."""
+        self.payload: Any = b""
+
+    def close(self) -> None:
+        """Close both stores."""
+        self.left.store.close()
+        self.right.store.close()
+
+    def send(self, value: Any, *, back: bool = False) -> Any:
+        """`value` as it arrives at `right`; with `back`, the other way."""
+        sender, receiver = (self.right, self.left) if back else (self.left, self.right)
+        self.payload, self.parts, flags = sender.marshaller.pack(value)
+        imported = [self.imported(part, receiver) for part in self.parts]
+        return receiver.marshaller.unpack(bytes(self.payload), imported, flags)
+
+    def imported(self, part: Part, receiver: Side) -> Part:
+        """The part as `receiver` gets to see it."""
+        holder = part.holder
+        if isinstance(holder, Lease) and holder.owner == receiver.store.process:
+            return part._replace(holder=receiver.store.lookup(holder.id))
+        if not isinstance(holder, Block | Lease):
+            return part
+        if isinstance(holder, Block):
+            holder.store.export(holder)
+        lease = Lease(
+            holder.store.process if isinstance(holder, Block) else holder.owner,
+            holder.id,
+            part.offset,
+            part.nbytes,
+            holder.address + part.offset - holder.offset,
+            mapping=holder,
+            release=self.released.append,
+            writable=part.kind == RegionKind.MOVED,
+        )
+        return part._replace(holder=lease)
+
+
+def address(array: np.ndarray[Any, Any]) -> int:
+    """Where the first element lies."""
+    return int(array.ctypes.data)
+
+
+def assert_same(got: Any, sent: Any) -> None:
+    """Equal values of exactly the same types, all the way down."""
+    assert type(got) is type(sent)
+    if isinstance(sent, np.ndarray):
+        assert got.shape == sent.shape
+        assert_same_dtype(got.dtype, sent.dtype)
+        if sent.dtype.hasobject:
+            assert got.tolist() == sent.tolist()
+        else:
+            # Bytes, since NaN and padding-free values must agree to the last bit.
+            assert got.copy(order="C").tobytes() == sent.copy(order="C").tobytes()
+    elif isinstance(sent, np.generic):
+        assert_same_dtype(got.dtype, sent.dtype)
+        assert got.tobytes() == sent.tobytes()
+    elif isinstance(sent, float):
+        assert np.float64(got).tobytes() == np.float64(sent).tobytes()
+    elif isinstance(sent, list | tuple):
+        assert len(got) == len(sent)
+        for one, other in zip(got, sent, strict=True):
+            assert_same(one, other)
+    elif isinstance(sent, dict):
+        assert list(map(type, got)) == list(map(type, sent))
+        assert list(got) == list(sent)
+        for one, other in zip(got.values(), sent.values(), strict=True):
+            assert_same(one, other)
+    else:
+        assert got == sent
+
+
+def assert_same_dtype(got: np.dtype[Any], sent: np.dtype[Any]) -> None:
+    """Equal, and alike in what NumPy's comparison leaves out."""
+    assert got == sent
+    assert got.str == sent.str
+    assert (got.type, got.isalignedstruct, got.itemsize, got.fields) == (
+        sent.type,
+        sent.isalignedstruct,
+        sent.itemsize,
+        sent.fields,
+    )

@@ -1,0 +1,400 @@
+"""One process among others: forks of it, strangers at its door, and what it holds after much has come and gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+import warnings
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zcactor as zc
+from tests.runtime.programs import PRELUDE, Program, processes, until
+from zcactor.errors import ForkedProcess
+
+PATIENCE = 20.0
+"""Seconds after which a test stops waiting: a watchdog, no statement about speed."""
+
+
+class Echo:
+    def same(self, value: Any) -> Any:
+        return value
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Raises:
+    def __init__(self) -> None:
+        raise ValueError("not today")
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[zc.Node]:
+    async with asyncio.timeout(4 * PATIENCE), zc.init(num_cpus=4) as node:
+        yield node
+
+
+# ---------------------------------------------------------------- forks
+
+FORK = """
+class Forks:
+    def __init__(self, other): self.other = other; self.seen = 0
+    def count(self): self.seen += 1; return self.seen
+    def fork(self, how):
+        return in_child(how, self.other)
+    async def fork_on_the_loop(self, how):
+        return in_child(how, self.other)
+    def leave_one_behind(self):
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        return pid
+
+def in_child(how, handle):
+    # What each attempt in a forked child comes to.
+    read, write = os.pipe()
+    def child():
+        outcomes = []
+        for attempt in (lambda: handle.pid(), lambda: zc.put(1), lambda: zc.ones(1 << 20), lambda: zc.stats(),
+                        lambda: asyncio.run(zc.spawn(Busy)), lambda: handle.wait(), lambda: zc.current_actor().handle.count()):
+            try: attempt(); outcomes.append("nothing")
+            except Exception as error: outcomes.append(type(error).__name__)
+        os.write(write, json.dumps(outcomes).encode())
+    if how == "fork":
+        pid = os.fork()
+        if pid == 0:
+            try: child()
+            finally: os._exit(0)
+        os.waitpid(pid, 0)
+    else:
+        import multiprocessing
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join()
+    os.close(write)
+    with open(read) as file: return json.loads(file.read())
+
+async def main():
+    async with zc.init():
+        other = await zc.spawn(Busy)
+        actor = await zc.spawn(Forks, other)
+        fresh = await zc.spawn(Busy)  # no connection to it yet
+        for how in ("fork", "multiprocessing"):
+            tell(driver=in_child(how, other))
+            tell(driver=in_child(how, fresh))
+            tell(actor=await actor.fork(how))
+            tell(actor=await actor.fork_on_the_loop(how))
+        array = zc.ones(1 << 20)
+        assert await actor.count() == 1 and await fresh.pid() and await other.pid()
+        refs = [actor.count() for _ in range(1000)]
+        tell(driver=in_child("fork", other))
+        assert await zc.get(refs) == list(range(2, 1002))
+        left = await actor.leave_one_behind()
+        mine = os.fork()
+        if mine == 0:
+            signal.pause()
+        pid = (await zc.actors())[1].pid
+        tell(left=left, mine=mine, pid=pid)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            await actor.count()
+            await actor.count()
+        except zc.ActorDied as error: tell(died=str(error))
+        os.kill(mine, signal.SIGKILL)
+        os.waitpid(mine, 0)
+    tell(end=1)
+zc.run(main())
+"""
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_forked_children_can_use_nothing_and_harm_nothing(loop: str) -> None:
+    with Program(FORK, env={"ZCACTOR_LOOP": loop}) as program:
+        for _ in range(2):
+            for _ in range(2):
+                assert program.told("driver") == ["ForkedProcess"] * 6 + ["NotInitialized"]
+            for _ in range(2):
+                assert program.told("actor") == ["ForkedProcess"] * 7
+        assert program.told("driver")[:6] == ["ForkedProcess"] * 6
+        program.told("left")
+        assert "SIGKILL" in program.told("died")
+        program.told("end")
+        assert program.status() == 0
+        program.assert_clean()
+        assert program.stderr() == ""
+
+
+def test_a_method_that_returns_in_a_forked_child_runs_nothing_twice() -> None:
+    source = """
+class Returns:
+    def fork(self, path): return os.fork()
+    def note(self, path, number):
+        with open(path, "a") as file: file.write(f"{number}\\n")
+    async def fork_on_the_loop(self): return os.fork()
+async def main():
+    path = os.environ["TMPDIR"] + "/../log"
+    async with zc.init():
+        actor = await zc.spawn(Returns)
+        refs = [actor.fork(path)] + [actor.note(path, number) for number in range(100)]
+        child = (await zc.get(refs))[0]
+        assert child > 0
+        with open(path) as file: tell(noted=file.read().split(), child=child)
+    tell(end=1)
+zc.run(main())
+"""
+    with Program(source) as program:
+        assert program.told("noted") == [str(number) for number in range(100)]
+        program.told("end")
+        assert program.status() == 0
+        program.assert_clean()
+        assert (program.directory / "log").read_text().split() == [str(number) for number in range(100)]
+
+
+def test_a_forked_child_may_start_a_node_of_its_own() -> None:
+    source = """
+async def main(depth):
+    async with zc.init():
+        actor = await zc.spawn(Busy)
+        assert await actor.pid() != os.getpid()
+        if depth:
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    asyncio.events._set_running_loop(None)
+                    zc.run(main(0))
+                    status = 0
+                finally: os._exit(status)
+            assert os.waitpid(pid, 0)[1] == 0
+        assert await actor.pid() != os.getpid()
+    tell(end=depth)
+zc.run(main(1))
+"""
+    with Program(source) as program:
+        assert program.told("end") == 0
+        assert program.told("end") == 1
+        assert program.status() == 0
+        program.assert_clean()
+        assert program.stderr() == ""
+
+
+def test_a_forked_child_that_exits_in_order_does_not_end_the_parents_node() -> None:
+    source = """
+async def main():
+    async with zc.init():
+        actor = await zc.spawn(Busy)
+        await actor.pid()
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(7)
+        tell(status=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        for _ in range(100):
+            await actor.pid()
+        other = await zc.spawn(Busy)
+        tell(other=await other.pid())
+try: zc.run(main())
+except SystemExit as error: os._exit(error.code)
+"""
+    with Program(source) as program:
+        assert program.told("status") == 7
+        program.told("other")
+        assert program.status() == 0
+        program.assert_clean()
+
+
+async def test_forked_is_told_apart_from_not_initialized(node: zc.Node) -> None:
+    with pytest.raises(zc.NotInitialized):
+        zc.current_actor()
+    assert issubclass(ForkedProcess, zc.NotInitialized)
+
+
+# ---------------------------------------------------------------- strangers
+
+
+async def test_strangers_are_refused_and_disturb_nothing(
+    node: zc.Node, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    actor = await zc.spawn(Echo)
+    directory = node._directory.path
+    assert directory.stat().st_mode & 0o777 == 0o700
+    paths = sorted(directory.glob("*.sock"))
+    assert len(paths) == 3  # driver, agent, worker
+    for path in paths:
+        for message in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096, b"\xff" * 65536, os.urandom(300)):
+            await asyncio.get_running_loop().run_in_executor(None, _knock, path, message)
+            assert await actor.same(message) == message
+    assert await zc.nodes()
+    assert await (await zc.spawn(Echo)).pid()
+
+
+def _knock(path: Path, message: bytes) -> None:
+    """Send it and read until the peer closes; without a message close at once."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE)
+        sock.connect(str(path))
+        if not message:
+            return
+        try:
+            sock.sendall(message)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+
+async def test_secrets_are_neither_on_command_lines_nor_in_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ZCACTOR_TOKEN", "x" * 40)
+    async with asyncio.timeout(PATIENCE), zc.init() as node:
+        actor = await zc.spawn(Echo)
+        pids = [(await zc.nodes())[0].pid, await actor.pid()]
+        pids.append(int(Path(f"/proc/{pids[1]}/stat").read_text().rpartition(")")[2].split()[1]))  # the zygote
+        secret = node.process.endpoint._token  # type: ignore[attr-defined]
+        for pid in pids:
+            told = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+            assert secret not in told
+            assert secret.hex().encode() not in told
+            assert b"ZCACTOR_TOKEN" not in told
+            assert os.fsencode(node._directory.path) not in told
+
+
+# ---------------------------------------------------------------- baselines
+
+
+def _descriptors() -> dict[str, int]:
+    """Open descriptors of this process, counted by kind."""
+    counts: dict[str, int] = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue
+        kind = target.partition(":")[0] if target.startswith(("socket:", "pipe:", "anon_inode:")) else target
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+async def _settled(measure: Any, expected: Any) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while (found := measure()) != expected:
+            gc.collect()
+            await asyncio.sleep(0.005)
+            if asyncio.get_running_loop().time() < 0:
+                raise AssertionError(found)
+
+
+async def test_three_rounds_leave_no_descriptor_and_no_thread() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        counts = []
+        for _ in range(4):
+            async with asyncio.timeout(PATIENCE), zc.init():
+                actor = await zc.spawn(Echo)
+                array = zc.ones(1 << 16)
+                back = await actor.same(array)
+                assert back.sum() == 1 << 16
+                ref = actor.same(back)
+                await ref
+                await zc.stop(actor)
+            del actor, array, back, ref
+            gc.collect()
+            counts.append((_descriptors(), sorted(thread.name for thread in threading.enumerate())))
+    assert counts[1] == counts[2] == counts[3]
+
+
+async def test_references_and_shared_actors_leave_nothing(node: zc.Node) -> None:
+    actor = await zc.spawn(Echo)
+    await actor.pid()
+    base: list[Any] = []
+    for _ in range(3):
+        refs = [actor.same(number) for number in range(2500)]
+        refs += [zc.put(number) for number in range(2500)]
+        assert sum(await zc.get(refs)) == 2 * sum(range(2500))
+        arrays = [zc.put(zc.ones(1 << 14)) for _ in range(20)]
+        for ref in arrays:
+            await actor.same(ref)
+        del refs, arrays, ref
+        gc.collect()
+        stats = await zc.stats(actor)
+        async with asyncio.timeout(PATIENCE):
+            while zc.stats().leases or zc.stats().store_used or (await zc.stats(actor)).leases:
+                await asyncio.sleep(0.005)
+        tasks = len(asyncio.all_tasks())
+        base.append((_descriptors(), threading.active_count(), tasks, stats.connections, zc.stats().connections))
+    assert base[0] == base[1] == base[2]
+    shared = zc.actor(type("SharedEcho", (Echo,), {}))
+    rounds = []
+    for _ in range(3):
+        actors = [await shared.options(process="shared").spawn() for _ in range(67)]
+        assert len({await each.pid() for each in actors}) <= 16
+        del actors
+        async with asyncio.timeout(PATIENCE):
+            while (await zc.nodes())[0].workers != 1:
+                gc.collect()
+                await asyncio.sleep(0.005)
+        await _settled(lambda: zc.stats().connections, 2)
+        rounds.append((_descriptors(), threading.active_count(), len(asyncio.all_tasks())))
+    assert rounds[0] == rounds[1] == rounds[2]
+
+
+async def test_processes_of_actors_leave_nothing(node: zc.Node) -> None:
+    agent = (await zc.nodes())[0].pid
+    await zc.kill(await zc.spawn(Echo))
+
+    def open_at_agent() -> int:
+        return len(os.listdir(f"/proc/{agent}/fd"))
+
+    await _settled(lambda: zc.stats().connections, 1)
+    base = (open_at_agent(), _descriptors(), len(list(node._directory.path.iterdir())))
+    for _ in range(2):
+        actors = await asyncio.gather(*[zc.spawn(Echo) for _ in range(10)])
+        for each in actors:
+            await each.pid()
+        await asyncio.gather(*[zc.kill(each) for each in actors])
+        del actors, each
+        for _ in range(3):
+            with pytest.raises(ValueError, match="not today"):
+                await zc.spawn(Raises)
+        spawning = [asyncio.ensure_future(zc.spawn(Echo)) for _ in range(4)]
+        await zc.nodes()
+        for spawn in spawning:
+            spawn.cancel()
+        await asyncio.gather(*spawning, return_exceptions=True)
+        del spawning, spawn
+
+    await _settled(lambda: (open_at_agent(), _descriptors(), len(list(node._directory.path.iterdir()))), base)
+
+
+def test_programs_with_all_warnings_say_nothing() -> None:
+    source = """
+async def main():
+    for _ in range(2):
+        async with zc.init():
+            actor = await zc.spawn(Busy)
+            await actor.pid()
+            waiting = actor.wait()
+            await asyncio.sleep(0)
+            await zc.kill(await zc.spawn(Busy))
+            array = zc.ones(1 << 16)
+        try: await waiting
+        except zc.ZcactorError: pass
+    tell(end=1)
+"""
+    for run in ("zc.run(main())", "asyncio.run(main())"):
+        with Program(
+            source + run, prelude="import warnings\nwarnings.simplefilter('error')\n" + PRELUDE,
+            env={"PYTHONASYNCIODEBUG": "1", "PYTHONDEVMODE": "1"},
+        ) as program:  # fmt: skip
+            program.told("end")
+            assert program.status() == 0
+            assert program.stderr() == ""
+            until(lambda p=program: not processes(p.mark), "all processes end")  # type: ignore[misc]
