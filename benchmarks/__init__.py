@@ -9,9 +9,9 @@
     python -m benchmarks --markdown           # the measures that have a budget, as a Markdown table
 
 Each item is one module with a function ``measure(scale)`` that yields `benchmarks.harness.Measurement` objects, and
-runs in a fresh interpreter of its own. A floor is the least that any implementation would pay: an echo over a unix socket
-for a call, memcpy for a copy, fork for a new process. A value is the median of several runs, with those of the floor in
-between, so that a slow moment of the machine meets both.
+runs in a fresh interpreter of its own. A floor is the least that any implementation would pay: an echo over a unix
+socket for a call, memcpy for a copy, fork for a new process. A value is the median of several runs, with those of the
+floor in between, so that a slow moment of the machine meets both.
 """
 
 from __future__ import annotations

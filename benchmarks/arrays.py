@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ Array = npt.NDArray[np.float64]
 SIZES = {"1 KiB": 1 << 10, "16 KiB": 1 << 14, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "64 MiB": 1 << 26, "1 GiB": 1 << 30}
 MEMORY_FACTOR = 6
 """Bytes of free memory for each byte of an array: source, copy in the store, the one before, memcpy's target."""
-CALLS = 200
+CALLS = 1000
 BULK = 64 << 20
 """Bytes from which a pass from malloc is compared with memcpy; the copy of smaller ones is lost in the call."""
 STORE_LIMIT, MALLOC_LIMIT = 1.3, 1.15

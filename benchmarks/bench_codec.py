@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from functools import partial
 from timeit import Timer
+from typing import TYPE_CHECKING
 
 from benchmarks.harness import Measurement, Scale
 from zcactor.objectstore.ref import Region
 from zcactor.rpc import codec, generic
 from zcactor.rpc.messages import Kind
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

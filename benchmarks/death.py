@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import TYPE_CHECKING
 
 import zcactor as zc
 from benchmarks.actors import Sleeper
 from benchmarks.echo import Echo, Server
 from benchmarks.harness import Measurement, Scale, at_most, interleave, medians
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 from struct import Struct
 from tempfile import mkdtemp
-from typing import Self, TypeVar, cast, TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 import uvloop
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from collections.abc import Callable
+    from types import TracebackType
 
 __all__ = ["Driver", "Echo", "FrameEcho", "Server"]
 

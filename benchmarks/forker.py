@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Self, TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from types import TracebackType

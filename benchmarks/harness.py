@@ -46,8 +46,8 @@ class Scale:
         return max(least, round(full * self.share))
 
 
-FULL = Scale(7, 1.0)
-QUICK = Scale(3, 0.1)
+FULL = Scale(9, 1.0)
+QUICK = Scale(5, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Budget:
 
     def text(self, unit: str) -> str:
         """For instance ``<= 3x`` or ``<= 20 ms``."""
-        return f"{self.compare} {number(self.limit)}" + ("x" if self.of == "ratio" else f" {unit}")
+        return f"{self.compare} " + (f"{number(self.limit)}x" if self.of == "ratio" else quantity(self.limit, unit))
 
 
 def at_most(limit: float, of: Literal["value", "ratio"] = "ratio") -> Budget:
@@ -166,27 +166,25 @@ def number(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def quantity(value: float, unit: str) -> str:
+    """A number with its unit, which may be empty."""
+    return f"{number(value)} {unit}".rstrip()
+
+
 _COLUMNS = ("measure", "value", "floor", "ratio", "budget", "")
 _RIGHT = (False, True, True, True, True, False)
 
 
 def row(measurement: Measurement) -> tuple[str, ...]:
     """The cells of one line."""
-    ratio = "" if measurement.ratio is None else f"{measurement.ratio:.2f}x"
-    floor = (
-        ""
-        if measurement.floor is None
-        else f"{number(measurement.floor)} {measurement.unit} ({measurement.floor_name})"
-    )
-    budget = "" if measurement.budget is None else measurement.budget.text(measurement.unit)
-    return (
-        measurement.name,
-        f"{number(measurement.value)} {measurement.unit}",
-        floor,
-        ratio,
-        budget,
-        measurement.verdict,
-    )
+    floor = ratio = budget = ""
+    if measurement.floor is not None:
+        floor = f"{quantity(measurement.floor, measurement.unit)} ({measurement.floor_name})"
+    if measurement.ratio is not None:
+        ratio = f"{measurement.ratio:.2f}x"
+    if measurement.budget is not None:
+        budget = measurement.budget.text(measurement.unit)
+    return measurement.name, quantity(measurement.value, measurement.unit), floor, ratio, budget, measurement.verdict
 
 
 def plain_table(title: str, measurements: Iterable[Measurement]) -> str:

@@ -6,14 +6,15 @@ import asyncio
 import gc
 import os
 import time
+from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import zcactor as zc
 from benchmarks.actors import SyncAdder
-from benchmarks.harness import Measurement, Scale, exactly
+from benchmarks.harness import Measurement, Scale, at_most
 from benchmarks.machine import descendants, descriptors, rss, threads
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,17 +26,22 @@ PATIENCE = 10
 """Seconds for processes to end and leases to come back."""
 
 Footprint = dict[str, int]
-UNITS = {"descriptors": "", "threads": "", "processes": "", "store": "B"}
+UNITS = {"descriptors": "", "threads": "", "processes": "", "bytes in the store": "B"}
 
 
 def _footprint() -> Footprint:
     gc.collect()
     processes = len(descendants(os.getpid()))
-    return {"descriptors": descriptors(), "threads": threads(), "processes": processes, "store": zc.stats().store_used}
+    return {
+        "descriptors": descriptors(),
+        "threads": threads(),
+        "processes": processes,
+        "bytes in the store": zc.stats().store_used,
+    }
 
 
 async def _settled(least: Footprint | None) -> Footprint:
-    """The footprint once it is down to `least` (unless None: has not changed for 0.5 s); at the latest after `PATIENCE`."""
+    """The footprint once it is down to `least` (unless None: not changed for 0.5 s), at the latest after `PATIENCE`."""
     deadline = time.monotonic() + PATIENCE
     seen, since = _footprint(), time.monotonic()
     while time.monotonic() < deadline:
@@ -77,31 +83,28 @@ async def _refs(adder: SyncAdder, count: int) -> float:
 
 async def _scene(scale: Scale) -> list[Measurement]:
     actors, refs = scale.count(ACTORS), scale.count(REFS, least=10)
-    found = []
+    spawn_rates, ref_rates, left = [], [], []
     async with zc.init():
         adder = await SyncAdder.spawn()
         await _actors(10)
         await _refs(adder, 2 * BATCH)
         baseline = await _settled(None)
         resident = rss(os.getpid())
-        for turn in range(1, ROUNDS + 1):
-            spawn_rate = await _actors(actors)
-            ref_rate = await _refs(adder, refs)
-            left = await _settled(baseline)
-            label = f"round {turn}"
-            found.append(Measurement("leaks", f"{label}: {actors:,} actors, spawn to drop", spawn_rate, "actors/s"))
-            found.append(Measurement("leaks", f"{label}: {refs:,} references, made to dropped", ref_rate, "refs/s"))
-            for name, unit in UNITS.items():
-                more = max(0, left[name] - baseline[name])
-                floor_name = "baseline"
-                found.append(
-                    Measurement(
-                        "leaks", f"{label}: more {name} than before", more, unit, baseline[name], floor_name, exactly(0)
-                    )
-                )
-            now = rss(os.getpid())
-            found.append(Measurement("leaks", f"{label}: driver's memory", now / 1e6, "MB", resident / 1e6, "baseline"))
-    return found
+        for _ in range(ROUNDS):
+            spawn_rates.append(await _actors(actors))
+            ref_rates.append(await _refs(adder, refs))
+            left.append(await _settled(baseline))
+        grown = rss(os.getpid())
+    found = [
+        Measurement("leaks", f"{actors:,} shared actors, spawn to drop", median(spawn_rates), "actors/s", runs=ROUNDS),
+        Measurement("leaks", f"{refs:,} references, made to dropped", median(ref_rates), "refs/s", runs=ROUNDS),
+    ]
+    for name, unit in UNITS.items():
+        most, before = max(footprint[name] for footprint in left), baseline[name]
+        label = f"{name} after each of {ROUNDS} rounds, most"
+        found.append(Measurement("leaks", label, most, unit, before, "before", at_most(before, "value"), ROUNDS))
+    label = f"resident memory of the driver after {ROUNDS} rounds"
+    return [*found, Measurement("leaks", label, grown / 1e6, "MB", resident / 1e6, "before")]
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:

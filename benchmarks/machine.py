@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 from pathlib import Path
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +20,10 @@ def cores() -> list[int]:
 
 
 @contextlib.contextmanager
-def on_cores(count: int) -> Iterator[None]:
-    """Keep this thread, and every process and thread it starts meanwhile, on the first `count` cores."""
+def on_cores(*chosen: int) -> Iterator[None]:
+    """Keep this thread, and every process and thread it starts meanwhile, on the cores with these numbers."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:count])
+    os.sched_setaffinity(0, chosen)
     try:
         yield
     finally:

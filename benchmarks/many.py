@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zcactor as zc
 from benchmarks.actors import ADDERS, Caller, frame_nbytes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 IN_FLIGHT = 1000
-CALLS = 20_000
+CALLS = 40_000
 """Of each caller in a run."""
 
 

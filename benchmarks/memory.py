@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import zcactor as zc
 from benchmarks.actors import SyncAdder
 from benchmarks.forker import Forker
 from benchmarks.harness import Measurement, Scale, at_most
 from benchmarks.machine import descendants, pss
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

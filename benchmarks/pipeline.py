@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zcactor as zc
 from benchmarks.actors import ADDERS, frame_nbytes
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 IN_FLIGHT = 1000
-BATCHES = 20
+BATCHES = 50
 LIMIT = 0.35
 """Times the echo's rate."""
 

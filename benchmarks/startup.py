@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 from statistics import median
+from typing import TYPE_CHECKING
 
 import zcactor as zc
 from benchmarks.actors import SyncAdder
 from benchmarks.forker import Forker
 from benchmarks.harness import Budget, Measurement, Scale, at_most, interleave, medians
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

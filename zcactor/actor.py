@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
@@ -301,7 +302,9 @@ async def stop(handle: object) -> None:
     remote = _checked(handle, "stop")._remote  # noqa: SLF001 - the module's own type
     with contextlib.suppress(ConnectionLost):  # it has ended, or is being restarted: nothing of ours is on the way
         # The request goes through the agent, and would overtake calls that still wait for credit or for a connection.
-        # The answer to a ping comes when the actor's process has them.
+        # The answer to a ping comes when the actor's process has them; a connection that is there already takes what
+        # waited for one in the loop's next turn.
+        await asyncio.sleep(0)
         await process.ask(await process.connect(remote.location[0]), "ping")
     await process.ask_agent("stop", remote.actor_id)
 

@@ -32,7 +32,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _Unsent = tuple[Call, int, int, int, bytes, Sequence[Part]]
 _GENERATORS = (MethodKind.GENERATOR, MethodKind.ASYNC_GENERATOR)
 _CONNECT_ATTEMPTS = 5
-_new_ref = ObjectRef.__new__
+_new_ref, _new_call = ObjectRef.__new__, Call.__new__
 
 
 class RemoteActor:
@@ -61,31 +61,14 @@ class RemoteActor:
         """Why the actor is dead; None while it is not known to be."""
         self.hold: Any = None
         """Our lease on the actor at the node agent."""
-        self._unfinished: set[Call] = set()
+        self.unfinished: set[Call] = set()
         """Calls sent or queued, and not finished."""
-        self._closed = self._unfinished.discard
+        self.closed = self.unfinished.discard
         self._lock = threading.Lock()
         self._unsent: deque[_Unsent] = deque()
         self._opening = False
 
     # ---------------------------------------------------------------- calling
-
-    def call_plain(self, spec: MethodSpec, args: tuple[Any, ...]) -> Call | None:
-        """Send a call without options, of plain arguments, the short way; None when `call` has to do it."""
-        session = self.session
-        if session is None or session.wire is None or call_deadline.get() is not None:
-            return None
-        process = self.process
-        call = Call(process.process, process.loop, process.thread)
-        call.label = spec.label
-        call.target = self
-        open_calls = self._unfinished
-        call.on_done = self._closed
-        open_calls.add(call)
-        if len(open_calls) > self.max_pending or not session.send_plain(call, self.location[1], spec.code, args):
-            open_calls.discard(call)
-            return None
-        return call
 
     def call(
         self, spec: MethodSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None, retries: int
@@ -97,7 +80,7 @@ class RemoteActor:
             OutOfMemory, TypeError, ...: an argument cannot be packed; nothing was sent.
         """
         process = self.process
-        if len(self._unfinished) >= self.max_pending:
+        if len(self.unfinished) >= self.max_pending:
             raise MailboxFull(
                 f"{self.label} has {self.max_pending} unfinished calls from this process, its max_pending_calls; "
                 "await some of them before sending more, or raise the option"
@@ -114,8 +97,8 @@ class RemoteActor:
         if self.death is not None:
             call.fail(ActorDied(self.label, self.death, False))
             return call
-        call.on_done = self._closed
-        self._unfinished.add(call)
+        call.on_done = self.closed
+        self.unfinished.add(call)
         deadline = call_deadline.get()
         timeout_ns = 0
         if timeout is not None or deadline is not None:
@@ -273,12 +256,29 @@ class RemoteMethod:
         spec = self._spec
         if kwargs or not spec.low <= len(args) <= spec.high:
             spec.check(args, kwargs)
-        elif self._plain and (call := self._actor.call_plain(spec, args)) is not None:
-            call.refs = 1
-            ref: ObjectRef[Any] = _new_ref(ObjectRef)  # ObjectRef(call) without its frame
-            ref._call = call
-            ref._driver = None
-            return ref
+        elif self._plain:
+            # The short way, for plain arguments. `RemoteActor.call` does the same for all; nothing is called here that
+            # can be written out, because after a context switch each Python function costs a multiple of its warm time.
+            actor = self._actor
+            session = actor.session
+            if session is not None and session.wire is not None and call_deadline.get() is None:
+                process = actor.process
+                call = _new_call(Call)
+                call.owner = process.process
+                call.loop = process.loop
+                call.thread = process.thread
+                call.label = spec.label
+                call.target = actor
+                call.on_done = actor.closed
+                call.refs = 1
+                unfinished = actor.unfinished
+                unfinished.add(call)
+                if len(unfinished) <= actor.max_pending and session.send_plain(call, actor.location[1], spec.code, args):
+                    ref: ObjectRef[Any] = _new_ref(ObjectRef)
+                    ref._call = call
+                    ref._driver = None
+                    return ref
+                unfinished.discard(call)
         call = self._actor.call(spec, args, kwargs, self._timeout, self._retries)
         ref = ObjectRef(call)
         call.retrieved = False

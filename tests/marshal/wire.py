@@ -90,14 +90,10 @@ def assert_same(got: Any, sent: Any) -> None:
     if isinstance(sent, np.ndarray):
         assert got.shape == sent.shape
         assert_same_dtype(got.dtype, sent.dtype)
-        if sent.dtype.hasobject:
-            assert got.tolist() == sent.tolist()
-        else:
-            # Bytes, since NaN and padding-free values must agree to the last bit.
-            assert got.copy(order="C").tobytes() == sent.copy(order="C").tobytes()
+        assert_same_elements(got, sent)
     elif isinstance(sent, np.generic):
         assert_same_dtype(got.dtype, sent.dtype)
-        assert got.tobytes() == sent.tobytes()
+        assert_same_elements(np.asarray(got), np.asarray(sent))
     elif isinstance(sent, float):
         assert np.float64(got).tobytes() == np.float64(sent).tobytes()
     elif isinstance(sent, list | tuple):
@@ -111,6 +107,24 @@ def assert_same(got: Any, sent: Any) -> None:
             assert_same(one, other)
     else:
         assert got == sent
+
+
+def assert_same_elements(got: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> None:
+    """Equal to the last bit, so that NaN is NaN; what pads a structure or a long double has no meaning."""
+    if sent.dtype.names:
+        for name in sent.dtype.names:
+            assert_same_elements(np.asarray(got[name]), np.asarray(sent[name]))
+    elif sent.dtype.hasobject:
+        assert got.tolist() == sent.tolist()
+    elif sent.dtype.char in "gG":
+        np.testing.assert_array_equal(got, sent, strict=True)
+    else:
+        assert got.copy(order="C").tobytes() == sent.copy(order="C").tobytes()
+
+
+def strides(array: np.ndarray[Any, Any]) -> list[int]:
+    """Bytes from one element to the next, along the axes where there is a next one."""
+    return [stride for stride, length in zip(array.strides, array.shape, strict=True) if length > 1]
 
 
 def assert_same_dtype(got: np.dtype[Any], sent: np.dtype[Any]) -> None:

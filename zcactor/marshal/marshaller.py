@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as MappingABC
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -81,8 +82,9 @@ class Packing:
         self.parts: list[Part] = []
         self.moved: list[Move[Array]] = []
         """Arrays to be handed over when all of the message is packed."""
-        self._placed: dict[int, tuple[Array, Block, Array]] = {}
-        """By id: arrays copied for this message, which may be met again (twice in it, or when it has to be pickled)."""
+        self._placed: dict[tuple[int, bool], tuple[Array, Array]] = {}
+        """By id, and whether it is moved: arrays copied for this message, each with its copy. They may be met again, when
+        they are in it twice or when all of it has to be pickled."""
 
     def add(self, part: Part) -> int:
         """Refer to `part`; returns its index."""
@@ -196,9 +198,9 @@ class Packing:
             if seal and array.flags.writeable:
                 array.setflags(write=False)
             return found, array
-        entry = self._placed.get(id(array))
+        entry = self._placed.get((id(array), False))
         if entry is not None:
-            return entry[1], entry[2]
+            return root_of(entry[1]), entry[1]
         block = self.copies.known(array)
         if block is not None:
             return block, placed(array, np.asarray(block))
@@ -206,7 +208,7 @@ class Packing:
         block = root_of(copied)
         self.store.seal(block, innermost(copied))
         copied.setflags(write=False)
-        self._placed[id(array)] = (array, block, copied)
+        self._placed[id(array), False] = (array, copied)
         if seal:
             array.setflags(write=False)
             self.copies.remember(array, block)
@@ -218,6 +220,7 @@ class Packing:
         Raises:
             ValueError: it was moved or shared before, it is read-only, or other views of it exist.
         """
+        elsewhere = is_held_elsewhere(move)  # before there is a name for it here
         array = move.array
         if is_moved(array):
             raise ValueError("zc.move: this array was moved before; only its receiver may use it")
@@ -234,8 +237,12 @@ class Packing:
             if not isinstance(holder, Block | Lease):
                 # NumPy itself may have allocated it in the store. Its views are not counted there as they are by a root.
                 found = self.store.block_at(*byte_bounds(array)) if array.flags.owndata else None
-                if found is None or found.sealed or is_held_elsewhere(move):
-                    array = place(self.store, self.copies, array, "moved array outside the store")
+                if found is None or found.sealed or elsewhere:
+                    entry = self._placed.get((id(array), True))
+                    if entry is None:
+                        entry = array, place(self.store, self.copies, array, "moved array outside the store")
+                        self._placed[id(array), True] = entry
+                    array = entry[1]
                     holder = root_of(array)
                 else:
                     holder = found
@@ -282,7 +289,7 @@ class Unpacking:
         outer, self.parts = self.parts, parts
         try:
             return self._decode(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise ProtocolError(f"a payload of {len(payload)} bytes is malformed: {error}") from error
         finally:
             self.parts = outer
@@ -393,11 +400,25 @@ def _bytes_of(part: Part) -> npt.NDArray[np.uint8]:
 
 
 def _array_over(root: Array, dtype: np.dtype[Any], shape: Any, strides: Any, start: Any) -> Array:
+    """An array inside `root`. All is checked here, because NumPy's own check of strides wraps around at 64 bits."""
     try:
+        low = high = start
+        if strides is None:
+            high += prod(shape) * dtype.itemsize
+        elif 0 not in shape:
+            for length, stride in zip(shape, strides, strict=True):
+                if stride < 0:
+                    low += (length - 1) * stride
+                else:
+                    high += (length - 1) * stride
+            high += dtype.itemsize
+        if not 0 <= low <= high <= root.nbytes or min(shape, default=0) < 0:
+            raise ValueError(f"it would take up bytes {low} to {high}")
         return np.ndarray(shape, dtype, root, start, strides)
     except (TypeError, ValueError, OverflowError, MemoryError) as error:
         raise ProtocolError(
-            f"an array of shape {shape}, dtype {dtype} and strides {strides} does not fit its {root.nbytes} bytes: {error}"
+            f"an array of shape {shape}, dtype {dtype} and strides {strides} does not fit its {root.nbytes} bytes: "
+            f"{error}"
         ) from error
 
 

@@ -83,7 +83,7 @@ class _Moved:
     __divmod__ = __rdivmod__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _used
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __round__ = __trunc__ = __floor__ = __ceil__ = _used
     __neg__ = __pos__ = __abs__ = __invert__ = __float__ = __int__ = __complex__ = __bool__ = __index__ = _used
-    __lt__ = __le__ = __gt__ = __ge__ = __len__ = __iter__ = __getitem__ = __contains__ = __str__ = __format__ = _used
+    __lt__ = __le__ = __gt__ = __ge__ = __str__ = __format__ = _used  # no __len__: NumPy would take it for a sequence
     __eq__ = __ne__ = __hash__ = _used
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
@@ -141,8 +141,9 @@ def retire(move: Move[Any]) -> None:
     ``ndarray.__setstate__`` replaces memory, dtype and shape of an existing array; it gives the memory back at once. When
     something else may look at that memory, the memory is kept for as long as the dead array is.
     """
+    held = is_held_elsewhere(move)  # before there is a name for it here
     array = move.array
-    if is_held_elsewhere(move):
+    if held:
         _exchange(array)
     else:
         array.__setstate__((1, (2,), np.dtype(object), False, [_MOVED, _MOVED]))

@@ -15,7 +15,19 @@ import numpy as np
 from zcactor.errors import ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 
-__all__ = ["SCALARS", "Code", "NotPlain", "arguments", "decode_small", "encode", "lift_scalar", "lifts", "lower_scalar", "register", "registered"]
+__all__ = [
+    "SCALARS",
+    "Code",
+    "NotPlain",
+    "arguments",
+    "decode_small",
+    "encode",
+    "lift_scalar",
+    "lifts",
+    "lower_scalar",
+    "register",
+    "registered",
+]
 
 SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 """Types that MessagePack carries as they are."""
@@ -79,10 +91,13 @@ def lower_scalar(value: np.generic) -> msgspec.msgpack.Ext:
 def lift_scalar(data: memoryview) -> Any:
     """The NumPy scalar that `lower_scalar` wrote."""
     fields = decode_small(data)
-    if type(fields) is not list or len(fields) != 2 or type(fields[1]) is not bytes:  # noqa: PLR2004
+    if type(fields) is not list or len(fields) != 2 or type(fields[1]) is not bytes:
         raise ProtocolError("a scalar is malformed")
     code, raw = fields
     dtype = dtype_from_code(code)
     if len(raw) != dtype.itemsize:
         raise ProtocolError(f"a scalar of dtype {dtype} has {len(raw)} bytes instead of {dtype.itemsize}")
-    return np.ndarray((), dtype, bytearray(raw or b"\0"))[()]
+    try:
+        return np.ndarray((), dtype, bytearray(raw or b"\0"))[()]
+    except SystemError as error:  # CPython's word for a code point beyond 0x10ffff
+        raise ProtocolError(f"a scalar of dtype {dtype} holds no text: {error}") from error

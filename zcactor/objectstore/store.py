@@ -79,7 +79,9 @@ class Block:
     root as their base. The bytes are freed when the last array and the last lease are gone.
     """
 
-    __slots__ = ("__weakref__", "_mapping", "_room", "address", "exported", "id", "nbytes", "offset", "sealed", "store")
+    __slots__ = (
+        "__weakref__", "_mapping", "_room", "address", "array", "exported", "id", "nbytes", "offset", "sealed", "store",
+    )  # fmt: skip
 
     def __init__(self, store: Store, block_id: int, room: _Room, nbytes: int) -> None:
         self.store: Final = store
@@ -95,6 +97,8 @@ class Block:
         """DRAFT is False: the owner writes. SEALED is True: nobody does, and leases may be given."""
         self.exported = False
         """Whether `Store.lookup` finds it."""
+        self.array: ref[NDArray[Any]] | None = None
+        """The array that `Store.empty` made: sealing the block by way of a view makes it read-only as well."""
         self._room = room
         self._mapping = store.arena.mapping  # keeps the bytes mapped after the store is closed
 
@@ -233,8 +237,10 @@ class Store:
                 reach = [(length - 1) * stride for length, stride in zip(axes, strides, strict=True)]
                 first = -sum(distance for distance in reach if distance < 0)
                 nbytes = first + sum(distance for distance in reach if distance > 0) + dtype.itemsize
-        root = np.asarray(self.allocate(nbytes))
-        return np.ndarray(axes, dtype, root, first, strides, order)
+        block = self.allocate(nbytes)
+        array: NDArray[Any] = np.ndarray(axes, dtype, np.asarray(block), first, strides, order)
+        block.array = ref(array)
+        return array
 
     def block_of(self, array: object) -> tuple[Block, NDArray[np.uint8]] | None:
         """The block that `array` is a view of, and its root; None when it is no array of this store.
@@ -284,10 +290,13 @@ class Store:
 
         Args:
             block: a block of this store.
-            root: its root array, when one exists; becomes read-only for good. Views that exist keep their own flag,
-                which the caller clears.
+            root: its root array, when one exists; becomes read-only for good, as does the array that `empty` made.
+                Other views that exist keep their own flag, which the caller clears.
         """
         block.sealed = True
+        array = None if block.array is None else block.array()
+        if array is not None:
+            array.setflags(write=False)
         if root is not None:
             root.setflags(write=False)
 

@@ -44,6 +44,8 @@ __all__ = ["Hub", "Session"]
 _MAX_REGIONS = 128
 """Regions in one frame: 7 KiB of its room. A message with more sends them ahead in REGIONS frames."""
 _MAX_RELEASES = 128
+_ANSWERS_PER_FLUSH = 64
+"""Answers to one batch that share a system call; more, and the caller would idle while the rest of the batch is served."""
 _HELLO_ROOM = 4096
 
 # Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
@@ -123,6 +125,9 @@ class Session:
         self._released: deque[int] = deque()
         self._note_release: Callable[[int], None] = self._released.append if self.wire is None else self.wire.release
         self._flush_scheduled = False
+        self._feeding = False
+        """A batch is being taken in: what answers it on the loop's thread leaves together, at the batch's end."""
+        self._unflushed = 0
         self._release_scheduled = False
         self._carried: list[tuple[Part, asyncio.Future[Part] | None]] = []
         self._reserve = connection.reserve
@@ -270,24 +275,32 @@ class Session:
 
     def respond_plain(self, incoming: Incoming, value: Any, *, more: bool = False) -> bool:
         """`respond` with a plain result; False when it must go the other way, and nothing was sent."""
+        open_calls = self.incoming
+        if incoming.id not in open_calls:  # it has been answered, or the caller is gone
+            return True
         if self._backlog or self.closed is not None:
             return False
         size = self.wire.result(incoming.id, value)
         if not size:
             return False
-        open_calls = self.incoming
         open_calls.pop(incoming.id, None)
         counters = self._counters
         counters.frames_sent += 1
         counters.bytes_eager += size
-        if not more and (not open_calls or get_ident() != self.thread):
-            try:
-                if self._flush_out():
-                    self.connection.send_blocked()
-            except OSError as error:
-                self.connection.send_failed(error)
-        elif not self._flush_scheduled:
-            self._schedule_flush()
+        if self._feeding and get_ident() == self.thread:
+            self._unflushed += 1
+            if self._unflushed < _ANSWERS_PER_FLUSH:
+                return True
+            self._unflushed = 0
+        elif more or (open_calls and get_ident() == self.thread):
+            if not self._flush_scheduled:
+                self._schedule_flush()
+            return True
+        try:
+            if self._flush_out():
+                self.connection.send_blocked()
+        except OSError as error:
+            self.connection.send_failed(error)
         return True
 
     def respond(
@@ -389,7 +402,14 @@ class Session:
     def frames_received(self, data: memoryview) -> None:
         """See `zcactor.transport.base.Receiver`."""
         if self.wire is not None:
-            self._counters.frames_received += self.wire.feed(data)
+            self._feeding = True
+            try:
+                self._counters.frames_received += self.wire.feed(data)
+            finally:
+                self._feeding = False
+            if self._unflushed:
+                self._unflushed = 0
+                self._flush_now()
             if self._backlog:
                 self._credits_returned(0)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import contextvars
 import logging
 import os
 import secrets
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from zcactor import context
 from zcactor.config import Config, load_config
@@ -298,8 +299,10 @@ async def _agent_is_ready(
                 return
     except TimeoutError:
         raise ConnectionLost(f"the node agent did not start within {timeout:g} s (spawn_timeout)") from None
-    status = agent.wait(_AGENT_END)
-    raise ConnectionLost(f"the node agent ended at its start with status {status}; its own error is printed above")
+    except ConnectionResetError:  # it ended before it had read all that it was told
+        pass
+    _end_agent(agent)
+    raise ConnectionLost(f"the node agent ended at its start with status {agent.returncode}; its own error is printed above")
 
 
 async def shutdown() -> None:
@@ -334,8 +337,15 @@ def _resources(config: Config, custom: Mapping[str, float]) -> dict[str, float]:
 
 
 def _print_log(stream: str, text: str) -> None:
-    """Actors' output, to whatever ``sys.stdout`` is now (a notebook's, a test's capture)."""
-    file = sys.stderr if stream == "stderr" else sys.stdout
+    """Actors' output, to whatever ``sys.stdout`` is now (a notebook's, a test's capture).
+
+    A notebook shows output at the cell of the context that printed it. Ours is that of the cell that called `init`, so we
+    print in an empty one, which stands for the cell that runs now.
+    """
+    contextvars.Context().run(_write, sys.stderr if stream == "stderr" else sys.stdout, text)
+
+
+def _write(file: TextIO | None, text: str) -> None:
     if file is None:
         return
     try:

@@ -16,6 +16,7 @@ from zcactor.future import Unresolved
 from zcactor.interface import Interface, MethodKind, MethodSpec, method_options
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.messages import Flags, Status
+from zcactor.runtime.eager import start_eagerly
 from zcactor.runtime.failure import Failure
 from zcactor.runtime.mailbox import Lane, Mailbox
 from zcactor.runtime.producer import AsyncProducer, SyncProducer
@@ -66,6 +67,7 @@ class ActorHost:
         self._pack = process.marshaller.pack
         self._unpack = process.marshaller.unpack
         self._drained: asyncio.Future[None] | None = None
+        self._loop = process.loop
         self._is_system = index <= process.last_system_index
         self._context = contextvars.copy_context()
         self._context.run(current_host.set, self)
@@ -305,28 +307,35 @@ class ActorHost:
 
     def _start_async(self, incoming: Incoming, spec: MethodSpec, lane: Lane) -> None:
         run = self._run_async if spec.kind == _ASYNC else self._run_stream
-        incoming.task = asyncio.Task(run(incoming, lane), loop=self.process.loop, context=self._context.copy())
+        mailbox = self._by_code[spec.code]
+        task = start_eagerly(run(incoming, lane, mailbox), self._loop, self._context.copy())
+        if task is not None:
+            incoming.task = task
 
-    async def _run_async(self, incoming: Incoming, lane: Lane) -> None:
-        mailbox = self._by_code[incoming.code]
+    def _enter(self, incoming: Incoming) -> None:
+        """What some calls need before they run, inside their task."""
+        if incoming.cancelled:
+            raise asyncio.CancelledError
+        if incoming.deadline:
+            call_deadline.set(incoming.deadline)
+        if self._is_system:
+            current_call.set(incoming)
+
+    async def _run_async(self, incoming: Incoming, lane: Lane, mailbox: Mailbox) -> None:
         lane.async_unstarted -= 1
         if lane.held:
             mailbox.pump(lane)
         try:
-            if incoming.cancelled:
-                raise asyncio.CancelledError
+            if self._is_system or incoming.deadline or incoming.cancelled:
+                self._enter(incoming)
             incoming.started = True
-            if incoming.deadline:
-                call_deadline.set(incoming.deadline)
-            if self._is_system:
-                current_call.set(incoming)
             payload = incoming.payload
             if type(payload) is list:
                 incoming.payload = b""
                 result = await self._methods[incoming.code](*payload)
-                del payload
+                payload = None
             else:
-                del payload
+                payload = None
                 args, kwargs = self._arguments(incoming)
                 result = await self._methods[incoming.code](*args, **kwargs)
                 del args, kwargs
@@ -339,10 +348,11 @@ class ActorHost:
                 self._answer_status(incoming, Status.CANCELLED)
             else:
                 self._fail(incoming, error)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - as in _run_sync
             self._fail(incoming, error)
-        finally:
-            mailbox.task_ended()
+        mailbox.async_running -= 1
+        if mailbox.async_running + 1 == mailbox.async_limit:
+            mailbox.pump_all()
 
     def _adopt_coroutine(self, incoming: Incoming, coroutine: Any) -> None:
         async def finish() -> None:
@@ -355,8 +365,7 @@ class ActorHost:
 
     # ---------------------------------------------------------------- streams
 
-    async def _run_stream(self, incoming: Incoming, lane: Lane) -> None:
-        mailbox = self._by_code[incoming.code]
+    async def _run_stream(self, incoming: Incoming, lane: Lane, mailbox: Mailbox) -> None:
         mailbox.task_began(lane)
         try:
             incoming.started = True

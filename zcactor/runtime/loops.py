@@ -41,7 +41,14 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
     Raises:
         RuntimeError: an event loop is running in this thread already (in a notebook, await directly).
+        ValueError: ``ZCACTOR_LOOP`` names no event loop.
     """
-    name = loop_name()
+    try:
+        if asyncio._get_running_loop() is not None:  # the accessor that does not raise
+            raise RuntimeError("zc.run starts an event loop of its own, and one is running here already; await main() instead")
+        name = loop_name()
+    except (RuntimeError, ValueError):
+        main.close()
+        raise
     with asyncio.Runner(loop_factory=lambda: new_event_loop(name)) as runner:
         return runner.run(main)

@@ -36,7 +36,7 @@ _INLINE = int(MethodKind.INLINE)
 class Lane:
     """One caller's calls to one mailbox."""
 
-    __slots__ = ("async_unstarted", "held", "put", "started")
+    __slots__ = ("async_unstarted", "held", "pumping", "put", "started")
 
     def __init__(self) -> None:
         self.put = 0
@@ -45,6 +45,8 @@ class Lane:
         """Of these, how many the thread has begun."""
         self.async_unstarted = 0
         """Tasks made whose first step has not run."""
+        self.pumping = False
+        """`Mailbox.pump` is at work on it: calls that start inside it must not pump again, or they would nest."""
         self.held: deque[tuple[Incoming, MethodSpec]] = deque()
 
 
@@ -90,7 +92,7 @@ class Mailbox:
         self._count_lock = threading.Lock()
         self._open = 0
         """What is queued for the threads or runs in one; counted while there may be more threads."""
-        self._async_running = 0
+        self.async_running = 0
         self._closed = False
 
     def submit(self, incoming: Incoming, spec: MethodSpec) -> None:
@@ -112,7 +114,7 @@ class Mailbox:
             if len(self._threads) < self.sync_limit:
                 self._grow()
             self._queue.put((incoming, spec, lane))
-        elif lane.put != lane.started or self._async_running >= self.async_limit:
+        elif lane.put != lane.started or self.async_running >= self.async_limit:
             lane.held.append((incoming, spec))
             if lane.put == lane.started:  # the thread may have caught up before it could see that something is held
                 self._pump(lane)
@@ -122,7 +124,7 @@ class Mailbox:
             else:
                 self._run_inline(incoming, spec)
         else:
-            self._async_running += 1
+            self.async_running += 1
             lane.async_unstarted += 1
             self._start_async(incoming, spec, lane)
 
@@ -140,7 +142,7 @@ class Mailbox:
             return False
         if spec.kind in _THREADED:
             return lane.async_unstarted == 0
-        if lane.put != lane.started or self._async_running >= self.async_limit:
+        if lane.put != lane.started or self.async_running >= self.async_limit:
             return False
         return lane.async_unstarted == 0 or spec.kind != _INLINE
 
@@ -154,7 +156,7 @@ class Mailbox:
         elif kind == _INLINE:
             self._run_inline(incoming, spec)
         else:
-            self._async_running += 1
+            self.async_running += 1
             lane.async_unstarted += 1
             self._start_async(incoming, spec, lane)
 
@@ -164,14 +166,20 @@ class Mailbox:
         self.loop.call_soon(self._pump, lane)
 
     def _pump(self, lane: Lane) -> None:
+        if lane.pumping:
+            return
+        lane.pumping = True
         held = lane.held
-        while held and self._may_start(lane, *held[0]):
-            self._start(lane, *held.popleft())
+        try:
+            while held and self._may_start(lane, *held[0]):
+                self._start(lane, *held.popleft())
+        finally:
+            lane.pumping = False
 
     def pump_all(self) -> None:
         """Something that held calls up has changed."""
         for session, lane in list(self._lanes.items()):
-            if self._async_running >= self.async_limit:
+            if self.async_running >= self.async_limit:
                 return
             if lane.held:
                 del self._lanes[session]  # to the back: or the first caller would always be served first
@@ -186,8 +194,8 @@ class Mailbox:
 
     def task_ended(self) -> None:
         """An async call is over."""
-        self._async_running -= 1
-        if self._async_running + 1 == self.async_limit:
+        self.async_running -= 1
+        if self.async_running + 1 == self.async_limit:
             self.pump_all()
 
     def forget(self, session: Any) -> None:
@@ -218,7 +226,7 @@ class Mailbox:
     def idle(self) -> bool:
         """Nothing is held, queued for the thread or running as a task. (A running sync call counts as not idle only for
         its caller's open call.)"""
-        return self._queue.empty() and self._async_running == 0 and not any(lane.held for lane in self._lanes.values())
+        return self._queue.empty() and self.async_running == 0 and not any(lane.held for lane in self._lanes.values())
 
     def _grow(self) -> None:
         """Something more is about to be queued: add a thread if none is idle. Below the limit only; the count of what is

@@ -83,7 +83,8 @@ def _interpreter_flags() -> list[str]:
 def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
     """Tell the agent what to be. The token travels here and never on a command line."""
     message = msgspec.msgpack.encode(setup)
-    sock.sendall(_LENGTH.pack(len(message)) + message)
+    with contextlib.suppress(BrokenPipeError):  # it has failed at its start, which whoever waits for it will see
+        sock.sendall(_LENGTH.pack(len(message)) + message)
 
 
 def _receive_setup(sock: socket.socket) -> dict[str, Any] | None:

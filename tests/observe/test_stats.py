@@ -1,0 +1,28 @@
+"""The counts as one frozen object."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+
+import msgspec
+import pytest
+
+from zcactor.objectstore.copies import CopyCount
+from zcactor.observe.stats import Stats
+
+SAMPLE = Stats(
+    calls=1, frames_sent=2, frames_received=3, bytes_eager=4, bytes_mapped=5, bytes_read=6, bytes_received=7,
+    bytes_copied=30, copies={"a": CopyCount(1, 10), "b": CopyCount(2, 20)}, store_used=8, store_capacity=9, leases=10,
+    registrations=11, connections=12,
+)  # fmt: skip
+
+
+def test_there_and_back() -> None:
+    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(SAMPLE.plain()))
+    assert Stats.from_plain(plain) == SAMPLE
+    assert set(plain) == {field.name for field in fields(Stats)}
+
+
+def test_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        SAMPLE.calls = 2  # type: ignore[misc]

@@ -1,0 +1,114 @@
+"""Seeing: statistics, paths, snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zcactor as zc
+
+PATIENCE = 20.0
+"""Seconds after which a test stops waiting: a watchdog, no statement about speed."""
+
+
+@zc.actor
+class Sum:
+    """Adds up."""
+
+    def total(self, array: Any) -> float:
+        return float(array.sum())
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def self_path(self) -> Any:
+        return await zc.explain(zc.current_actor().handle)
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[zc.Node]:
+    async with asyncio.timeout(4 * PATIENCE), zc.init(num_cpus=3, num_gpus=0, resources={"tape": 1.5}) as node:
+        yield node
+
+
+async def test_snapshots(node: zc.Node) -> None:
+    assert await zc.actors() == []
+    (info,) = await zc.nodes()
+    assert info.node_id == node.node_id
+    assert info.host == socket.gethostname()
+    assert info.alive
+    assert (info.workers, info.resources) == (0, {"CPU": 3, "tape": 1.5})
+    actor = await Sum.options(name="adder", num_cpus=2, resources={"tape": 1}).spawn()
+    (found,) = await zc.actors()
+    assert found == zc.ActorInfo(
+        actor_id=found.actor_id, class_name="Sum", name="adder", namespace="default", state="alive",
+        node_id=node.node_id, pid=await actor.pid(), restarts=0, cause="",
+    )  # fmt: skip
+    assert await zc.cluster_resources() == {"CPU": 3, "tape": 1.5}
+    assert await zc.available_resources() == {"CPU": 1, "tape": 0.5}
+    assert (await zc.nodes())[0].workers == 1
+    await zc.stop(actor)
+    (found,) = await zc.actors()
+    assert (found.state, found.cause) == ("dead", "it was stopped by zc.stop")
+    with pytest.raises(AttributeError):
+        found.state = "alive"  # type: ignore[misc]
+
+
+async def test_statistics(node: zc.Node) -> None:
+    actor = await Sum.spawn()
+    before = zc.stats()
+    born = zc.ones(1 << 17)
+    assert await actor.total(born) == 1 << 17
+    after = zc.stats()
+    assert after.calls - before.calls >= 1
+    assert after.frames_sent > before.frames_sent
+    assert after.bytes_copied == before.bytes_copied, "it was born in the store"
+    assert after.store_used >= 1 << 20
+    assert after.store_capacity == before.store_capacity
+    theirs = await zc.stats(actor)
+    assert theirs.bytes_mapped >= 1 << 20
+    assert (theirs.bytes_read, theirs.bytes_received, theirs.registrations) == (0, 0, 0)
+    assert theirs.connections >= 2
+    mine = np.frombuffer(bytearray(1 << 20), np.uint8)  # not in the store
+    await actor.total(mine)
+    (copies,) = zc.stats().copies.values()
+    assert (copies.count, copies.nbytes) == (1, 1 << 20)
+    assert zc.stats().bytes_copied - after.bytes_copied == 1 << 20
+
+
+async def test_paths(node: zc.Node) -> None:
+    actor = await Sum.spawn()
+    path = await zc.explain(actor)
+    assert path.transport == "local"
+    assert "same host" in path.reason
+    assert set(path.rejected) == {"verbs", "tcp"}
+    assert 0 < path.rtt < PATIENCE
+    assert path.eager_limit == node.config.eager_limit
+    mine = await actor.self_path()
+    assert mine.transport == "loopback"
+    assert set(mine.rejected) == {"local", "verbs", "tcp"}
+
+
+async def test_what_is_no_handle_and_what_is_dead(node: zc.Node) -> None:
+    for ask in (zc.stats, zc.explain):
+        with pytest.raises(TypeError, match="takes a handle, not str"):
+            await ask("actor")  # type: ignore[operator]
+    actor = await Sum.spawn()
+    await zc.kill(actor)
+    for ask in (zc.stats, zc.explain):
+        with pytest.raises(zc.NoSuchActor, match=r"zc\.kill"):
+            await ask(actor)  # type: ignore[operator]
+
+
+async def test_without_a_runtime() -> None:
+    for ask in (zc.nodes, zc.actors, zc.cluster_resources, zc.available_resources):
+        with pytest.raises(zc.NotInitialized):
+            await ask()
+    with pytest.raises(zc.NotInitialized):
+        zc.stats()

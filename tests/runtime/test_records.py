@@ -1,0 +1,91 @@
+"""An actor's record: states, restarts and the delay before them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from zcactor.interface import Interface
+from zcactor.marshal.sealed import Sealed
+from zcactor.runtime.records import CRASH_LOOP, CRASH_WINDOW, ActorRecord, ActorToken
+
+
+class Empty:
+    """An actor class."""
+
+
+def record(**options: Any) -> ActorRecord:
+    """An actor that lives."""
+    made = ActorRecord({"namespace": "n", **options}, "Empty", Interface.of(Empty).wire(), b"o" * 16, 7)
+    made.recipe = Sealed(b"", (), 0)
+    made.set_state("alive")
+    return made
+
+
+@pytest.mark.parametrize(("limit", "restarts", "may"), [(0, 0, False), (1, 0, True), (1, 1, False), (-1, 99, True)])
+async def test_the_limit(limit: int, restarts: int, may: bool) -> None:
+    actor = record(max_restarts=limit)
+    actor.restarts = restarts
+    assert actor.may_restart() is may
+
+
+async def test_who_is_never_restarted() -> None:
+    pending = record(max_restarts=-1)
+    pending.set_state("pending")
+    dead = record(max_restarts=-1)
+    dead.set_state("dead", "it was killed")
+    stopping = record(max_restarts=-1)
+    stopping.ending = asyncio.ensure_future(asyncio.sleep(0))
+    without = record(max_restarts=-1)
+    without.recipe = None
+    assert not any(actor.may_restart() for actor in (pending, dead, stopping, without, record()))
+    assert dead.cause == "it was killed"
+    await stopping.ending
+
+
+async def test_delays_grow_and_are_forgotten() -> None:
+    actor = record(max_restarts=-1)
+    delays = [actor.note_death(100.0 + number) for number in range(12)]
+    assert delays[:CRASH_LOOP] == [0.0] * CRASH_LOOP
+    later = delays[CRASH_LOOP:]
+    assert later == sorted(later)  # type: ignore[type-var]
+    assert later[0] == 0.1
+    assert later[-1] == 5.0
+    assert actor.note_death(200.0 + CRASH_WINDOW) == 0.0
+
+
+async def test_a_constructor_that_kills_is_given_up() -> None:
+    actor = record(max_restarts=-1)
+    assert actor.note_death(0.0) == 0.0
+    actor.set_state("restarting", "killed")
+    assert [actor.note_death(1.0) is None for _ in range(CRASH_LOOP)] == [False, False, True]
+    actor.set_state("alive")
+    actor.set_state("restarting")
+    assert actor.note_death(500.0) is not None, "one success starts the count again"
+
+
+async def test_waiting_for_a_state() -> None:
+    actor = record()
+    actor.set_state("pending")
+    waiting = asyncio.ensure_future(actor.settled())
+    one_change = asyncio.ensure_future(actor.changed())
+    await asyncio.sleep(0)
+    actor.set_state("restarting")
+    await one_change
+    assert not waiting.done()
+    actor.set_state("dead", "cause")
+    await waiting
+    assert actor.label.startswith("Empty(")
+    assert record(name="it").label == "Empty(it)"
+    assert record(lifetime="detached").detached
+    assert not record().detached
+
+
+def test_a_token_tells_when_it_is_gone() -> None:
+    gone: list[int] = []
+    token = ActorToken(b"o" * 16, 7, lambda: gone.append(1))
+    assert gone == []
+    del token
+    assert gone == [1]

@@ -1,0 +1,92 @@
+"""What each process does for its peers: leases, promises of others, counts, pings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import zcactor as zc
+
+PATIENCE = 20.0
+"""Seconds after which a test stops waiting: a watchdog, no statement about speed."""
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.kept: Any = None
+        self.gate = asyncio.Event()
+
+    def make(self) -> Any:
+        return zc.put(zc.ones(1 << 16))
+
+    def keep(self, refs: list[Any]) -> None:
+        self.kept = refs
+
+    async def read(self) -> float:
+        return float((await self.kept[0]).sum())
+
+    def fail(self) -> None:
+        raise ValueError("no")
+
+    async def gated(self) -> int:
+        await self.gate.wait()
+        return 5
+
+    async def open_gate(self) -> None:
+        self.gate.set()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[zc.Node]:
+    async with asyncio.timeout(4 * PATIENCE), zc.init() as node:
+        yield node
+
+
+async def test_values_go_from_owner_to_reader(node: zc.Node) -> None:
+    owner, reader = await zc.spawn(Holder), await zc.spawn(Holder)
+    ref = await owner.make()
+    await reader.keep([ref])
+    del ref
+    assert await reader.read() == 1 << 16
+    failing = owner.fail()
+    await reader.keep([failing])
+    with pytest.raises(ValueError, match="no"):
+        await reader.read()
+    with pytest.raises(ValueError, match="no"):
+        await failing
+
+
+async def test_a_promise_that_is_not_kept_yet(node: zc.Node) -> None:
+    owner, reader = await zc.spawn(Holder), await zc.spawn(Holder)
+    promise = owner.gated()
+    await reader.keep([promise])
+    reading = reader.read()
+    with pytest.raises(AttributeError):
+        await reading if reading.done() else await owner.open_gate() or await reading
+    assert await promise == 5
+
+
+async def test_the_owner_dies_first(node: zc.Node) -> None:
+    owner, reader = await zc.spawn(Holder), await zc.spawn(Holder)
+    await reader.keep([await owner.make()])
+    await zc.kill(owner)
+    with pytest.raises(zc.ObjectLost):
+        await reader.read()
+
+
+async def test_an_object_nobody_knows(node: zc.Node) -> None:
+    """A peer can ask for any number: what is not ours to give is refused, by name and not by address."""
+    process = node.process
+    session = await process.connect(process.agent)
+    assert await process.ask(session, "lease", 1 << 60) is False
+    with pytest.raises(zc.ObjectLost):
+        await process.ask(session, "fetch", 12345)
+    assert await process.ask(session, "ping") == (await zc.nodes())[0].pid
+    assert await zc.nodes()

@@ -1,0 +1,539 @@
+"""Handles and calls end to end: arguments, order, limits, deadlines, and what handles are as values."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import pickle
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import zcactor as zc
+from tests.actors import Caller, Plain, Probe
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+async def node() -> AsyncIterator[zc.Node]:
+    async with zc.init(num_cpus=2, log_to_driver=False) as node:
+        yield node
+
+
+@zc.actor
+class Signatures:
+    attribute = 3
+
+    def __init__(self) -> None:
+        self.dynamic = 4
+
+    def none(self) -> str:
+        return "none"
+
+    def two(self, a: int, b: int = 2) -> tuple[int, int]:
+        return a, b
+
+    def keywords(self, *, key: int, other: int = 5) -> tuple[int, int]:
+        return key, other
+
+    def positional(self, a: int, /, b: int) -> tuple[int, int]:
+        return a, b
+
+    def anything(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return args, kwargs
+
+    async def coroutine(self, a: int) -> int:
+        return a
+
+    def generator(self, n: int) -> Any:
+        yield from range(n)
+
+    @staticmethod
+    def static(a: int) -> int:
+        return -a
+
+    @classmethod
+    def of_class(cls, a: int) -> str:
+        return f"{cls.__name__} {a}"
+
+    @property
+    def prop(self) -> int:
+        return 3
+
+    def _private(self) -> None: ...
+
+    def self_as_keyword(self, self_: int = 1, **kwargs: Any) -> Any:
+        return kwargs
+
+
+# ---------------------------------------------------------------- arguments and names
+
+
+async def test_wrong_arguments_are_refused_without_a_message() -> None:
+    handle: Any = await Signatures.spawn()
+    await handle.none()
+    before = zc.stats()
+    for wrong in (
+        lambda: handle.none(1),
+        lambda: handle.none(a=1),
+        lambda: handle.two(),
+        lambda: handle.two(1, 2, 3),
+        lambda: handle.two(1, a=2),
+        lambda: handle.two(b=2),
+        lambda: handle.two(1, c=2),
+        lambda: handle.keywords(),
+        lambda: handle.keywords(1),
+        lambda: handle.keywords(other=1),
+        lambda: handle.positional(a=1, b=2),
+        lambda: handle.positional(1),
+        lambda: handle.coroutine(),
+        lambda: handle.generator(),
+        lambda: handle.generator(1, 2),
+        lambda: handle.static(),
+        lambda: handle.of_class(1, 2),
+    ):
+        with pytest.raises(TypeError, match=r"Signatures\.\w+\(\): "):
+            wrong()
+    after = zc.stats()
+    assert (after.calls, after.frames_sent) == (before.calls, before.frames_sent)
+
+
+async def test_right_arguments() -> None:
+    handle: Any = await Signatures.spawn()
+    assert await handle.none() == "none"
+    assert await handle.two(1) == (1, 2)
+    assert await handle.two(b=4, a=3) == (3, 4)
+    assert await handle.keywords(key=1) == (1, 5)
+    assert await handle.positional(1, b=2) == (1, 2)
+    assert await handle.anything() == ((), {})
+    assert await handle.anything(1, [2], x={"y": 3}) == ((1, [2]), {"x": {"y": 3}})
+    assert await handle.anything({}) == (({},), {})
+    assert await handle.anything({"a": 1}, {"b": 2}) == (({"a": 1}, {"b": 2}), {})
+    assert await handle.static(3) == -3
+    assert await handle.of_class(3) == "Signatures 3"
+    assert await handle.self_as_keyword(timeout=3, retries=4, args=5, kwargs=6, spec=7) == {
+        "timeout": 3,
+        "retries": 4,
+        "args": 5,
+        "kwargs": 6,
+        "spec": 7,
+    }
+
+
+async def test_what_cannot_be_reached() -> None:
+    handle: Any = await Signatures.spawn()
+    before = zc.stats().calls
+    for name in ("_private", "__init__", "_remotely"):
+        if name != "__init__":
+            with pytest.raises(AttributeError, match="private"):
+                getattr(handle, name)
+    for name in ("attribute", "dynamic", "prop", "missing", "spawn", "options"):
+        with pytest.raises(AttributeError, match="methods are: .*generator"):
+            getattr(handle, name)
+        assert not hasattr(handle, name)
+    with pytest.raises(AttributeError, match="cannot be set"):
+        handle.attribute = 5
+    assert zc.stats().calls == before
+    assert set(dir(handle)) == {
+        "anything", "coroutine", "generator", "keywords", "none", "of_class", "positional", "self_as_keyword", "static", "two",
+    }  # fmt: skip
+
+
+async def test_wrong_options_of_a_call() -> None:
+    handle: Any = await Signatures.spawn()
+    for options, text in (
+        ({"timeuot": 1}, "did you mean 'timeout'"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": "1"}, "timeout"),
+        ({"retries": -1}, "retries"),
+        ({"idempotent": 1}, "idempotent"),
+        ({"name": "x"}, "unknown option 'name'"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            handle.none.options(**options)
+    with pytest.raises(ValueError, match="idempotent"):
+        handle.none.options(retries=1)
+    assert await handle.none.options(retries=1, idempotent=True)() == "none"
+    assert await handle.none.options(timeout=20).options(retries=1, idempotent=True)() == "none"
+    assert handle.none.options(timeout=20).options(retries=1, idempotent=True)._timeout == 20
+    assert [x async for x in handle.generator.options(timeout=20)(2)] == [0, 1]
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("stays here")
+
+
+class Exploding:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _explode, ()
+
+
+def _explode() -> None:
+    raise RuntimeError("over there")
+
+
+async def test_values_that_cannot_travel() -> None:
+    @zc.actor
+    class Bad:
+        def result(self) -> Any:
+            return Unpicklable()
+
+        async def aresult(self) -> Any:
+            return [Unpicklable()]
+
+        @zc.method(inline=True)
+        def iresult(self) -> Any:
+            return Unpicklable()
+
+        def items(self) -> Any:
+            try:
+                yield 1
+                yield Unpicklable()
+            finally:
+                self.closed = True
+
+        async def aitems(self) -> Any:
+            try:
+                yield 1
+                yield Unpicklable()
+            finally:
+                self.closed = True
+
+        def was_closed(self) -> bool:
+            return self.__dict__.pop("closed", False)
+
+        def exploding(self) -> Any:
+            return Exploding()
+
+        def take(self, value: Any) -> str:
+            return "taken"
+
+        async def atake(self, value: Any) -> str:
+            return "taken"
+
+    handle: Any = await Bad.spawn()
+    await handle.was_closed()
+    before = zc.stats().calls
+    with pytest.raises(RuntimeError, match="stays here"):
+        handle.take(Unpicklable())
+    with pytest.raises(RuntimeError, match="stays here"):
+        handle.atake(value=[Unpicklable()])
+    assert zc.stats().calls == before
+    for method in (handle.result, handle.aresult, handle.iresult):
+        with pytest.raises(RuntimeError, match="stays here"):
+            await method()
+    for method in (handle.items, handle.aitems):
+        got = []
+        with pytest.raises(RuntimeError, match="stays here"):
+            async for item in method():
+                got.append(item)
+        assert got == [1]
+        assert await handle.was_closed()
+    for method in (handle.take, handle.atake):
+        with pytest.raises(RuntimeError, match="over there"):
+            await method(Exploding())
+    with pytest.raises(RuntimeError, match="over there"):
+        await handle.exploding()
+    assert await handle.take(1) == "taken"
+
+
+# ---------------------------------------------------------------- order
+
+
+async def test_starts_in_the_order_of_the_calls() -> None:
+    probe: Any = await Probe.spawn()
+    methods = (probe.note, probe.anote, probe.inote)
+    expected = list(range(300))
+    refs = [methods[i * i % 7 % 3](i) for i in expected]
+    assert await zc.get(refs) == expected
+    assert await probe.entries() == expected
+
+
+async def test_async_methods_start_in_order_with_sync_ones_behind_them() -> None:
+    probe: Any = await Probe.spawn()
+    held = probe.hold("first")
+    refs = [probe.anote("a"), probe.note("b"), probe.inote("c"), probe.ahold("d"), probe.note("e")]
+    await probe.until("first began", "a")  # a starts once the one before it has begun
+    assert "b" not in await probe.entries()
+    await probe.open("first")
+    await probe.until("e")
+    assert [e for e in await probe.entries() if e in ("a", "b", "c", "d began", "e")] == ["a", "b", "c", "d began", "e"]
+    await probe.open("d")
+    assert await zc.get([held, *refs]) == ["first", "a", "b", "c", "d", "e"]
+
+
+async def test_callers_do_not_wait_for_each_other() -> None:
+    probe: Any = await Probe.spawn()
+    caller: Any = await Caller.spawn()
+    held = [probe.ahold("x"), probe.hold("y"), probe.note("mine"), probe.anote("mine too")]
+    await probe.until("y began")
+    assert await caller.call(probe, "anote", "theirs") == "theirs"
+    await probe.open("x")
+    await probe.open("y")
+    assert await zc.get(held) == ["x", "y", "mine", "mine too"]
+
+
+async def test_order_across_the_opening_of_the_connection() -> None:
+    for _ in range(5):
+        probe: Any = await Probe.spawn()
+        refs = [probe.anote(0), probe.note(1)]
+        await asyncio.sleep(0)
+        refs += [probe.anote(2), probe.note(3)]
+        await asyncio.sleep(0)
+        refs += [probe.inote(4), probe.anote(5)]
+        await zc.get(refs)
+        assert await probe.entries() == [0, 1, 2, 3, 4, 5]
+
+
+async def test_two_thousand_calls_in_flight() -> None:
+    probe: Any = await Probe.spawn()
+    plain: Any = await Plain.spawn()
+    refs = [probe.anote(i) if i % 2 else plain.echo(i) for i in range(2000)]
+    assert await asyncio.gather(*refs) == list(range(2000))
+    held = [probe.ahold("all") for _ in range(2000)]  # more than run at the same time
+    assert await plain.echo("still there") == "still there"
+    await probe.open("all")
+    assert await zc.get(held) == ["all"] * 2000
+
+
+# ---------------------------------------------------------------- limits and deadlines
+
+
+async def test_max_pending_calls() -> None:
+    probe: Any = await Probe.options(max_pending_calls=3).spawn()
+    caller: Any = await Caller.spawn()
+    refs = [probe.ahold("k") for _ in range(3)]
+    for _ in range(2):
+        with pytest.raises(zc.MailboxFull, match=r"3 unfinished calls.*max_pending_calls"):
+            probe.anote("one more")
+    with pytest.raises(zc.MailboxFull):
+        probe.acount(1)
+    assert await caller.call(probe, "anote", "another caller") == "another caller"
+    await caller.call(probe, "open", "k")
+    assert await zc.get(refs) == ["k"] * 3
+    refs = [probe.anote(i) for i in range(3)]
+    assert await zc.get(refs) == [0, 1, 2]
+    refs[0] = probe.anote(3)
+    with pytest.raises(RuntimeError, match="stays here"):
+        probe.anote(Unpicklable())  # was never sent and does not count
+    cancelled = probe.ahold("cancelled")
+    cancelled.cancel()
+    failed = probe.raising(ValueError("x"))
+    with pytest.raises(ValueError, match="x"):
+        await failed
+    assert await refs[0] == 3
+    assert await zc.get([probe.anote(i) for i in range(3)]) == [0, 1, 2]
+
+
+async def test_deadline_of_a_call() -> None:
+    probe: Any = await Probe.spawn()
+    await probe.note("connected")
+    ref = probe.ahold.options(timeout=0.05)("k")
+    with pytest.raises(zc.DeadlineExceeded, match=r"Probe\.ahold on Probe\(.*0\.05 s"):
+        await ref
+    with pytest.raises(TimeoutError):
+        await ref
+    await probe.until("k cancelled")  # the callee was told
+    assert await probe.anote.options(timeout=20)("in time") == "in time"
+
+    class Declared:
+        @zc.method(timeout=0.05)
+        async def slow(self) -> None:
+            await asyncio.Event().wait()
+
+        @zc.method(timeout=0.05)
+        async def stream(self) -> AsyncIterator[int]:
+            yield 1
+            await asyncio.Event().wait()
+
+    declared: Any = await zc.spawn(Declared)
+    with pytest.raises(zc.DeadlineExceeded):
+        await declared.slow()
+    got = []
+    with pytest.raises(zc.DeadlineExceeded):
+        async for item in declared.stream():
+            got.append(item)
+    assert got in ([1], [])
+    waiting = asyncio.create_task(declared.slow.options(timeout=None)())
+    with pytest.raises(zc.DeadlineExceeded):
+        await declared.slow()
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_deadline_of_a_queued_call() -> None:
+    probe: Any = await Probe.spawn()
+    held = probe.hold("k")
+    await probe.until("k began")
+    queued = probe.note.options(timeout=0.05)("never")
+    with pytest.raises(zc.DeadlineExceeded):
+        await queued
+    await probe.open("k")
+    assert await held == "k"
+    assert await probe.note("next") == "next"
+    assert "never" not in await probe.entries()
+
+
+async def test_deadlines_are_inherited() -> None:
+    class Nested:
+        async def outer(self, probe: Any) -> str:
+            return str(await probe.ahold("nested"))
+
+        def outer_sync(self, probe: Any) -> str:
+            async def inner() -> str:
+                try:
+                    return str(await probe.ahold("nested sync"))
+                except zc.DeadlineExceeded:
+                    await probe.anote.options(timeout=None)("inner deadline")
+                    raise
+
+            return asyncio.run(inner())
+
+        async def deadline(self) -> bool:
+            from zcactor.context import call_deadline
+
+            return call_deadline.get() is None
+
+    probe: Any = await Probe.spawn()
+    nested: Any = await zc.spawn(Nested)
+    with pytest.raises(zc.DeadlineExceeded):
+        await nested.outer.options(timeout=0.1)(probe)
+    await probe.until("nested cancelled")
+    with pytest.raises(zc.DeadlineExceeded):
+        await nested.outer_sync.options(timeout=0.1)(probe)
+    await probe.until("nested sync cancelled")
+    assert await nested.deadline(), "the next call has no deadline"
+
+
+# ---------------------------------------------------------------- values
+
+
+@dataclass
+class Box:
+    handle: Any
+    others: list[Any]
+
+
+async def test_handles_are_values() -> None:
+    a: Any = await Plain.spawn()
+    b: Any = await Plain.spawn()
+    caller: Any = await Caller.spawn()
+    (again,) = await caller.call(caller, "start", a, "echo", 1)
+    assert await again == 1
+    back = await a.echo(a)
+    assert back == a
+    assert back is not a
+    assert hash(back) == hash(a)
+    assert a != b
+    assert a != "a"
+    assert len({a, b, back}) == 2
+    assert {a: 1}[back] == 1
+    box = await b.echo(Box(a, [b, {"x": (a, b)}, {a, b}, frozenset([a])]))
+    assert box == Box(a, [b, {"x": (a, b)}, {a, b}, frozenset([a])])
+    assert await box.handle.echo(5) == 5
+    assert "Plain(" in repr(a)
+    assert "Plain.echo" in repr(a.echo)
+    assert copy.copy(a) == a
+    assert copy.deepcopy([a]) == [a]
+    with pytest.raises(TypeError, match="inside calls"):
+        pickle.dumps(a)
+    assert await zc.put(a) == a
+
+
+async def test_a_handle_passed_on_twice() -> None:
+    class Passer:
+        def __init__(self, following: Any = None) -> None:
+            self.following = following
+
+        async def forward(self, handle: Any, value: int) -> Any:
+            if self.following is None:
+                return await handle.echo(value), handle
+            return await self.following.forward(handle, value)
+
+    last: Any = await zc.spawn(Passer)
+    middle: Any = await zc.spawn(Passer, last)
+    first: Any = await zc.spawn(Passer, middle)
+    plain: Any = await Plain.spawn()
+    value, back = await first.forward(plain, 5)
+    assert value == 5
+    assert back == plain
+    del plain
+    gc.collect()
+    assert await back.echo(6) == 6
+
+
+async def test_an_actor_calls_itself() -> None:
+    class Recursive:
+        async def factorial(self, n: int) -> int:
+            if n == 0:
+                return 1
+            me: Any = zc.current_actor().handle
+            return n * int(await me.factorial(n - 1))
+
+    handle: Any = await zc.spawn(Recursive)
+    assert await handle.factorial(10) == 3628800
+
+
+# ---------------------------------------------------------------- the end of an actor
+
+
+async def test_maybe_executed() -> None:
+    probe: Any = await Probe.spawn()
+    running = probe.ahold("x")
+    await probe.until("x began")
+    task = asyncio.create_task(zc.kill(probe))
+    with pytest.raises(zc.ActorDied) as died:
+        await running
+    assert died.value.maybe_executed
+    assert "may have run" in str(died.value)
+    await task
+    with pytest.raises(zc.ActorDied) as died:
+        await probe.anote(1)
+    assert not died.value.maybe_executed
+    assert "did not run" in str(died.value)
+
+
+async def test_calls_beyond_the_credit_never_ran() -> None:
+    probe: Any = await Probe.spawn()
+    await probe.note("connected")
+    refs = [probe.note(i) for i in range(4000)]
+    await zc.kill(probe)
+    outcomes = await asyncio.gather(*refs, return_exceptions=True)
+    died = [outcome.maybe_executed for outcome in outcomes if isinstance(outcome, zc.ActorDied)]
+    assert len([o for o in outcomes if isinstance(o, int)]) + len(died) == 4000
+    assert died == sorted(died, reverse=True), "those that were not sent are the last ones"
+    assert False in died
+
+
+async def test_a_connection_that_breaks_is_not_the_actors_death() -> None:
+    plain: Any = await Plain.spawn()
+    await plain.echo(1)
+    session = plain._remote.session
+    session.connection.abort()
+    with pytest.raises((zc.ActorUnavailable, zc.ActorDied)):
+        while True:
+            await plain.echo(2)
+
+
+async def test_failures_of_dead_actors_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    plain: Any = await Plain.spawn()
+    await plain.echo(1)
+    await zc.kill(plain)
+    with pytest.raises(zc.ActorDied):
+        await plain.echo(2)
+    ref = plain.echo(3)
+    with pytest.raises(zc.ActorDied):
+        await ref
+    gc.collect()
+    assert not caplog.records, "all of them were awaited"
+    plain.echo(4)
+    gc.collect()
+    assert len(caplog.records) == 1
