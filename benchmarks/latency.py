@@ -73,7 +73,7 @@ async def _scene(scale: Scale, where: str, *, driver_core: int | None = None, pa
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """Driver, agent and actors on one core; on two, wherever the kernel puts them; the driver on one, the others on another.
+    """All on one core; on two, wherever the kernel puts them; the driver on one of two, all others on the other.
 
     With the kernel's choice a pair of processes may settle on one core or on two, and the latter costs wake-ups across
     cores: values scatter. The third scene has the same placement for all.

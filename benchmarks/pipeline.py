@@ -48,7 +48,14 @@ async def _scene(scale: Scale) -> list[Measurement]:
     floor_name = f"echo of {nbytes} B"
     return [
         Measurement(
-            "pipeline", f"{kind} method", rates[kind], "calls/s", rates["echo"], floor_name, at_least(LIMIT), scale.runs
+            "pipeline",
+            f"{kind} method, {IN_FLIGHT:,} in flight",
+            rates[kind],
+            "calls/s",
+            rates["echo"],
+            floor_name,
+            at_least(LIMIT),
+            scale.runs,
         )
         for kind in ADDERS
     ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import zcactor as zc
 
-__all__ = ["Caller", "Plain", "Probe"]
+__all__ = ["Caller", "Plain", "Probe", "Unusual"]
 
 WATCHDOG = 30
 """Seconds after which a method that a failed test left blocked lets go of its thread."""
@@ -204,3 +205,58 @@ class Caller:
     async def give_to(self, other: Any, box: list[Any]) -> Any:
         """Let `other` await the reference in `box`."""
         return await other.value(box)
+
+
+def _logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+class Base:
+    def inherited(self) -> str:
+        return "inherited"
+
+
+class Unusual(Base, dict[str, int]):
+    """Methods that are not plain functions."""
+
+    def __init__(self) -> None:
+        super().__init__(a=1)
+
+    @_logged
+    async def wrapped(self, n: int) -> int:
+        await asyncio.sleep(0)
+        return n
+
+    @_logged
+    async def wrapped_failing(self) -> None:
+        raise ValueError("wrapped")
+
+    @functools.lru_cache  # noqa: B019 - there is one instance
+    def cached(self, n: int) -> int:
+        return n
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def _add(self, a: int, b: int) -> int:
+        return a + b
+
+    add_five = functools.partialmethod(_add, 5)
+
+    async def _amultiply(self, a: int, b: int) -> int:
+        return a * b
+
+    nested = functools.partialmethod(_amultiply, 2)
+
+    @functools.singledispatchmethod
+    def kind(self, value: Any) -> str:
+        return "anything"
+
+    @kind.register
+    def _(self, value: int) -> str:
+        return "int"
+
+    async def returns_nothing(self) -> None: ...

@@ -132,8 +132,10 @@ async def test_from_another_loop() -> None:
                 total += sum(await zc.get([handle.echo(i) for i in range(10)]))
                 done, _ = await zc.wait([handle.echo(1)], timeout=20)
                 total += await done[0]
-                with pytest.raises(TimeoutError):
+                try:
                     await asyncio.wait_for(handle.echo_after(zc.put(1)), 0.01)
+                except TimeoutError:
+                    total += 1000
                 return total
 
             return asyncio.run(many())
@@ -162,7 +164,7 @@ async def test_from_another_loop() -> None:
     elsewhere: Any = await zc.spawn(Elsewhere)
     echo: Any = await zc.spawn(Echo)
     async with asyncio.timeout(25):
-        assert await elsewhere.run(echo, 500) == 500 * 499 // 2 + 45 + 45 + 1
+        assert await elsewhere.run(echo, 500) == 500 * 499 // 2 + 45 + 45 + 1 + 1000
         probe: Any = await Probe.spawn()
         assert await elsewhere.items(probe, 100) == list(range(100))
         value, plain = await elsewhere.spawn()
@@ -554,8 +556,6 @@ async def test_nested_references_stay_references(actors: Any) -> None:
     (back,) = await plain.echo([ref])
     assert isinstance(back, zc.ObjectRef)
     assert await back == "inside"
-    (held,) = await plain.echo({"k": ref}.values().__iter__().__next__().__class__ and [ref])
-    assert await held == "inside"
     box = await plain.echo({"k": (ref, ref)})
     assert await box["k"][0] == await box["k"][1] == "inside"
 

@@ -41,11 +41,11 @@ def endings() -> list[object]:
         pytest.param(f"{bare}        sys.exit(5)\nzc.run(main())\n", 5, id="sys.exit, no shutdown"),
         pytest.param(f"{inside}        os._exit(6)\nzc.run(main())\n", 6, id="os._exit"),
         pytest.param(f"{inside}        os.abort()\nzc.run(main())\n", -signal.SIGABRT, id="abort"),
+        pytest.param(f"{inside}        await zc.shutdown()\nzc.run(main())\n", 0, id="shutdown inside the block"),
         pytest.param(
-            f"{inside}        await zc.shutdown()\nzc.run(main())\n", 0, id="shutdown inside the block"
-        ),
-        pytest.param(
-            f"{bare}        global keep\n        keep = zc.ones(1 << 16)\nzc.run(main())\n", 0, id="array alive at the end"
+            f"{bare}        global keep\n        keep = zc.ones(1 << 16)\nzc.run(main())\n",
+            0,
+            id="array alive at the end",
         ),
         pytest.param(
             "async def main():\n    asyncio.get_running_loop().call_later(0.02, task.cancel)\n    await zc.init()\n"
@@ -241,11 +241,14 @@ zc.run(main())
 
 
 def test_the_zygote_is_killed() -> None:
-    source = IDLE.replace("await asyncio.Event().wait()", """
+    source = IDLE.replace(
+        "await asyncio.Event().wait()",
+        """
         try: await actor.wait()
         except zc.ActorDied as error: tell(error=str(error))
     tell(left=1)
-""".strip())
+""".strip(),
+    )
     with Program(source) as program:
         program.told("agent")
         zygote = next(pid for pid, text in processes(program.mark).items() if text.startswith("zc zygote"))
@@ -264,7 +267,11 @@ def test_everything_is_killed_at_once_and_the_next_start_cleans_up() -> None:
         left = program.left_behind()
         assert set(left) == {"files"}, "sockets' files and the lock are all that may stay"
         clean = subprocess.run(
-            [sys.executable, "-c", "import asyncio, zcactor as zc\nasync def f():\n  async with zc.init(): pass\nzc.run(f())"],
+            [
+                sys.executable,
+                "-c",
+                "import asyncio, zcactor as zc\nasync def f():\n  async with zc.init(): pass\nzc.run(f())",
+            ],
             env={**os.environ, "TMPDIR": str(program.temporary), "PYTHONPATH": str(Path(__file__).parents[1])},
             check=True,
         )
@@ -319,7 +326,9 @@ zc.run(main())
 
 
 def test_a_child_that_was_forked_does_not_keep_a_dead_drivers_node() -> None:
-    source = IDLE.replace("tell(agent", "forked = os.fork() or (time.sleep(1000), os._exit(0))\n        tell(forked=forked, agent")
+    source = IDLE.replace(
+        "tell(agent", "forked = os.fork() or (time.sleep(1000), os._exit(0))\n        tell(forked=forked, agent"
+    )
     with Program(source) as program:
         forked = program.told("forked")
         os.kill(program.pid, signal.SIGKILL)

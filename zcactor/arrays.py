@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from zcactor.context import current
-from zcactor.marshal.arrays import is_shareable, packed_strides, root_of
+from zcactor.context import current, current_or_none
+from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
+from zcactor.marshal.move import UNUSABLE, is_moved
+from zcactor.marshal.placing import place
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 
 __all__ = ["asarray", "empty", "full", "in_store", "ones", "zeros"]
 
 Array = npt.NDArray[Any]
-Shape = int | Sequence[int]
+Shape = SupportsIndex | Sequence[SupportsIndex]
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array:
@@ -33,33 +35,39 @@ def empty(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") ->
     Raises:
         NotInitialized: no runtime is running.
         OutOfMemory: the store cannot hold it.
-        TypeError: elements of `dtype` are Python objects.
+        TypeError: elements of `dtype` are not plain bytes: Python objects, or strings of variable width.
         ValueError: `device` is not ``"cpu"``, or `shape` is negative.
     """
     if device != "cpu":
         raise ValueError(f"device {device!r}: arrays in the store are on 'cpu' in this version")
-    return current().store.empty(shape, dtype)
+    process = current()
+    dtype = np.dtype(dtype)
+    if not is_shareable(dtype):
+        raise TypeError(f"dtype {dtype} is not plain bytes, which is all that the store holds; use a fixed-size dtype")
+    return process.store.empty(tuple(shape) if isinstance(shape, Sequence) else shape, dtype)
 
 
 def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array:
-    """`empty`, filled with zeros."""
-    return full(shape, 0, dtype, device=device)
+    """`empty`, filled with zeros: every byte of it is 0."""
+    array = empty(shape, dtype, device=device)
+    innermost(array).fill(0)
+    return array
 
 
 def ones(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array:
     """`empty`, filled with ones."""
-    return full(shape, 1, dtype, device=device)
+    array = empty(shape, dtype, device=device)
+    np.copyto(array, np.ones((), array.dtype), casting="unsafe")
+    return array
 
 
 def full(shape: Shape, fill_value: Any, dtype: npt.DTypeLike | None = None, *, device: str = "cpu") -> Array:
-    """`empty`, filled with `fill_value`; its own dtype when `dtype` is None."""
-    array = empty(shape, np.asarray(fill_value).dtype if dtype is None else dtype, device=device)
-    if array.dtype.kind in "mM" and isinstance(fill_value, int):
-        array.view(np.int64).fill(fill_value)  # NumPy's own zeros() and ones() treat times as counts
-    elif array.dtype.kind == "V" and array.dtype.type is np.void and isinstance(fill_value, int):
-        array[...] = np.full((), fill_value, array.dtype)
-    else:
-        array[...] = fill_value
+    """`empty`, filled with `fill_value` (whatever broadcasts to `shape`); its own dtype when `dtype` is None."""
+    if dtype is None:
+        fill_value = np.asarray(fill_value)
+        dtype = fill_value.dtype
+    array = empty(shape, dtype, device=device)
+    np.copyto(array, fill_value, casting="unsafe")
     return array
 
 
@@ -71,21 +79,25 @@ def asarray(x: Any, dtype: npt.DTypeLike | None = None) -> Array:
         dtype: what to convert to; None keeps it.
 
     Raises:
-        TypeError: its elements are Python objects.
+        NotInitialized: no runtime is running.
+        TypeError: its elements are not plain bytes: Python objects, or strings of variable width.
+        ValueError: it was handed over by `move`.
         OutOfMemory: the store cannot hold the copy.
     """
-    array = np.asarray(x, dtype)
-    if in_store(array):
-        return array
-    if not is_shareable(array.dtype):
-        raise TypeError(f"dtype {array.dtype} holds Python objects; the store holds plain bytes only: convert it first")
     process = current()
-    strides = None if array.flags.c_contiguous else packed_strides(array)
-    copied = process.store.empty(array.shape, array.dtype, strides=strides)
-    process.copies.copy_into(copied, array, "zc.asarray")
-    return copied
+    array = np.asarray(x, dtype)
+    if is_moved(array):
+        raise ValueError(UNUSABLE)
+    if not is_shareable(array.dtype):
+        raise TypeError(f"dtype {array.dtype} is not plain bytes, which is all that the store holds: convert it first")
+    return array if in_store(array) else place(process.store, process.copies, array, "zc.asarray")
 
 
 def in_store(x: Any) -> bool:
     """Whether passing array `x` needs no copy: its memory is this process's store, or was received from another's."""
-    return isinstance(x, np.ndarray) and isinstance(root_of(x), Block | Lease)
+    if not isinstance(x, np.ndarray):
+        return False
+    if isinstance(root_of(x), Block | Lease):
+        return True
+    process = current_or_none()  # another library's view of the store is found by its address
+    return process is not None and process.store.block_at(*byte_bounds(x)) is not None

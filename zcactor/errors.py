@@ -240,11 +240,12 @@ def _own_bases(cls: type) -> list[type]:
 def _native_state(error: BaseException) -> dict[str, Any]:
     """The fields that Python's own exceptions keep outside ``__dict__``: ``errno``, ``reason``, ``lineno`` and such."""
     return {
-        name: getattr(error, name, None)
+        name: value
         for base in _own_bases(type(error))
         if base not in (BaseException, Exception)
         for name, field in vars(base).items()
         if isinstance(field, MemberDescriptorType | GetSetDescriptorType) and name not in _NOT_CARRIED
+        if (value := getattr(error, name, None)) is not None
     }
 
 
@@ -271,10 +272,10 @@ def put_together(parts: Any) -> BaseException:
             error: BaseException = base.__new__(cls, *args)
         except TypeError:  # not the base that decides the layout
             continue
-        error.args = args
+        BaseException.__setattr__(error, "args", args)
         for name, value in native.items():
             try:
-                setattr(error, name, value)
+                BaseException.__setattr__(error, name, value)  # its own __setattr__ may refuse
             except (AttributeError, TypeError):  # read-only, and then given by args; or not set
                 continue
         error.__dict__.update(state)
@@ -305,5 +306,5 @@ def make_remote_error(original: BaseException | None, fields: dict[str, Any]) ->
     if error is None:
         error = RemoteError(fields["type_name"], fields["message"])
     error.__dict__.update(fields)
-    error.original = original
+    error.__dict__["original"] = original
     return error  # type: ignore[no-any-return]

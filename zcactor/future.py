@@ -13,7 +13,7 @@ from msgspec.msgpack import Ext
 
 from zcactor.context import current, current_or_none
 from zcactor.errors import ActorDied, ProtocolError
-from zcactor.marshal.sealed import Sealed, lower_resolved
+from zcactor.marshal.sealed import Sealed, lower_resolved, shared
 from zcactor.marshal.values import Code, arguments, decode_small, encode, lifts, register
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.call import Call
@@ -104,7 +104,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         call = self._call
         if not call.done or call.error is not None:
             return None
-        return len(packed_result(call)[0]) + sum(part.nbytes for part in call.parts)
+        return len(_packed(call)[0]) + sum(part.nbytes for part in call.parts)
 
     @property
     def owner(self) -> str:
@@ -198,7 +198,16 @@ def _value(call: Call) -> Any:
 
 
 def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
-    """The result as it travels: payload, parts, flags."""
+    """The result as it travels on: payload, parts, flags. What was handed over to us is shared from then on."""
+    if any(part.kind == RegionKind.MOVED for part in call.parts):
+        if call.decoded:  # whoever awaited it has the array, and may have written to it
+            call.payload, call.parts, call.flags = current().marshaller.pack(call.value)
+        else:
+            call.parts = shared(call.parts)
+    return _packed(call)
+
+
+def _packed(call: Call) -> tuple[Any, Sequence[Part], int]:
     if call.payload is None:
         return current().marshaller.pack(call.value)
     return call.payload, call.parts, call.flags

@@ -273,7 +273,9 @@ class RemoteMethod:
                 call.refs = 1
                 unfinished = actor.unfinished
                 unfinished.add(call)
-                if len(unfinished) <= actor.max_pending and session.send_plain(call, actor.location[1], spec.code, args):
+                if len(unfinished) <= actor.max_pending and session.send_plain(
+                    call, actor.location[1], spec.code, args
+                ):
                     ref: ObjectRef[Any] = _new_ref(ObjectRef)
                     ref._call = call
                     ref._driver = None

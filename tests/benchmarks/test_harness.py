@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.__main__ import main, parse
 from benchmarks.harness import (
+    Budget,
     Measurement,
     Scale,
     at_least,
@@ -42,10 +43,10 @@ CALL = Measurement("latency", "call", 30.0, "us", 12.0, "echo", at_most(3), 5)
         (None, 1.0, 1.0, ""),
     ],
 )
-def test_verdict_compares_the_value_or_its_ratio(
-    budget: object, value: float, floor: float | None, verdict: str
+def test_verdict_compares_value_or_ratio(
+    budget: Budget | None, value: float, floor: float | None, verdict: str
 ) -> None:
-    measurement = Measurement("item", "name", value, "us", floor, "floor", budget)  # type: ignore[arg-type]
+    measurement = Measurement("item", "name", value, "us", floor, "floor", budget)
     assert measurement.verdict == verdict
 
 
@@ -103,7 +104,8 @@ def test_unknown_items_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_file_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = Measurement("latency", "slow call", 99.0, "us", 12.0, "echo", at_most(3), 5)
     path = tmp_path / "figures.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in ({"machine": {}}, CALL.plain(), slow.plain())))
+    lines: list[dict[str, object]] = [{"machine": {}}, CALL.plain(), slow.plain()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["--read", str(path), "--markdown"]) == 0
     shown = capsys.readouterr().out
     assert "| slow call | 99 us | 12 us (echo) | 8.25x | <= 3x | FAIL |" in shown

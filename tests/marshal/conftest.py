@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests.marshal.wire import Wire
+from zcactor.marshal.importable import search_here
 
 
 @pytest.fixture
 def wire() -> Iterator[Wire]:
+    """Two marshallers and what is between them."""
     made = Wire()
     yield made
     made.close()
+
+
+@pytest.fixture
+def restored_imports() -> Iterator[None]:
+    """Leaves path, modules and finders as they were."""
+    path, finders, modules = list(sys.path), list(sys.meta_path), dict(sys.modules)
+    yield
+    sys.path[:], sys.meta_path[:] = path, finders
+    for name in set(sys.modules) - set(modules):
+        del sys.modules[name]
+    search_here(sys.path)

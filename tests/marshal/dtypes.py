@@ -9,7 +9,7 @@ import numpy as np
 
 NESTED = np.dtype([("id", "u2"), ("pos", [("x", "f4"), ("y", ">f8")], (2, 3)), ("tag", "S5"), ("at", "M8[us]")])
 DTYPES: list[np.dtype[Any]] = [
-    *map(np.dtype, "? b B h H i I l L e f d g F D G".split()),
+    *map(np.dtype, ["?", "b", "B", "h", "H", "i", "I", "l", "L", "e", "f", "d", "g", "F", "D", "G"]),
     *map(np.dtype, [">i2", ">u4", ">i8", ">f4", ">f8", ">c16", ">M8[ns]", ">U3"]),
     *map(np.dtype, ["M8[Y]", "M8[D]", "M8[25s]", "M8[ns]", "M8[as]", "m8[us]", "m8[W]", "m8", "M8"]),
     *map(np.dtype, ["S1", "S7", "U1", "U9", "V1", "V8", "V33"]),
@@ -41,7 +41,7 @@ def filled(shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "C", seed:
     return array
 
 
-def _valid(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _valid(array: np.ndarray[Any, Any]) -> Any:
     if array.dtype.kind == "U":
         count = array.dtype.itemsize // 4
         codes = array.copy().reshape(-1).view(array.dtype.newbyteorder("=")).view(np.uint32) % 26 + 97

@@ -1,4 +1,4 @@
-"""Packing and unpacking: every value comes back equal and of its own type; arrays by reference wherever that is possible."""
+"""Packing and unpacking: every value comes back equal and of its own type; arrays by reference wherever possible."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ values = st.recursive(
 @in_one_wire
 @given(values)
 @example([(), ((),), [[]], {}, {"a": ()}])
-@example({1: "a", "1": "b", True: "c"})
+@example({1: "a", "1": "b", False: "c"})
 @example("\ud800 \udfff lone surrogates")
 @example({"\ud800": 1})
 @example([float("nan"), float("inf"), -0.0])
@@ -104,9 +104,9 @@ class MyDict(dict[str, int]):
     "value",
     [
         Colour.RED, Point(1, [2]), MyInt(3), MyDict(a=1), collections.OrderedDict(b=1, a=2), collections.Counter("aab"),
-        datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), pathlib.PurePosixPath("/a"), range(3), slice(1, 2), Ellipsis,
-        bytearray(b"ab"), int, len, Holder("a", 1, [2]), fractions.Fraction(1, 3), np.dtype("f4"), np.float32, {1, 2},
-        (x for x in ()).__class__, bytearray(10_000), datetime.timedelta(days=1), {None: 1, (1, 2): (3,)},
+        datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), pathlib.PurePosixPath("/a"), range(3), slice(1, 2),
+        Ellipsis, bytearray(b"ab"), int, len, Holder("a", 1, [2]), fractions.Fraction(1, 3), np.dtype("f4"), np.float32,
+        {1, 2}, type(lambda: 0), bytearray(10_000), datetime.timedelta(days=1), {None: 1, (1, 2): (3,)},
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
@@ -130,17 +130,29 @@ def test_deep_and_cyclic_containers(wire: Wire) -> None:
 def test_arguments_and_keywords(wire: Wire) -> None:
     array = wire.left.store.empty(1000)
     sender, receiver = wire.left.marshaller, wire.right.marshaller
-    for args, kwargs in [((), {}), ((1, "a"), {}), ((1, (2,)), {"k": [3]}), ((2**80,), {"a": None}), ((array,), {"b": array})]:
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((), {}),
+        ((1, "a"), {}),
+        ((1, (2,)), {"k": [3]}),
+        ((2**80,), {"a": None}),
+        ((array,), {"b": array}),
+    ]
+    for args, kwargs in calls:
         payload, parts, flags = sender.pack_call(args, kwargs)
         assert bool(flags & Flags.KWARGS) == bool(kwargs)
         got = receiver.unpack(payload, [wire.imported(part, wire.right) for part in parts], flags)
         assert_same(got, [*args, kwargs] if kwargs else list(args))
 
 
+def iter_of_nothing() -> Iterator[int]:
+    """A generator, which cannot be pickled."""
+    yield from ()
+
+
 def test_value_that_cannot_be_pickled_sends_nothing(wire: Wire) -> None:
     array = wire.left.store.empty(1000)
     with pytest.raises(TypeError, match="pickle"):
-        wire.left.marshaller.pack([array, (x for x in ())])
+        wire.left.marshaller.pack([array, iter_of_nothing()])
     assert array.base is not None
 
 
@@ -150,16 +162,20 @@ def test_container_may_change_after_packing(wire: Wire) -> None:
     value["list"].append(3)
     value["bytes"][0] = 0
     value["odd"][0].add(4)
-    assert wire.right.marshaller.unpack(payload, parts, flags) == {"list": [1, 2], "bytes": bytearray(b"abc"), "odd": [{3}]}
+    assert wire.right.marshaller.unpack(payload, parts, flags) == {
+        "list": [1, 2],
+        "bytes": bytearray(b"abc"),
+        "odd": [{3}],
+    }
 
 
 # ------------------------------------------------------------------------------------------------ scalars
 
 np_scalars: list[Any] = [
     np.bool_(True), np.int8(-3), np.uint64(2**64 - 1), np.float16(1.5), np.float32("nan"), np.longdouble("1.1"),
-    np.complex64(1 + 2j), np.clongdouble(1j), np.datetime64("2026-01-01"), np.datetime64("NaT"), np.datetime64(5, "25s"),
-    np.timedelta64(3, "ms"), np.timedelta64(3), np.str_("añ"), np.str_(""), np.bytes_(b"ab"), np.bytes_(b""), np.void(b"ab\0"),
-    np.float64(2.5),
+    np.complex64(1 + 2j), np.clongdouble(1j), np.datetime64("2026-01-01"), np.datetime64("NaT"), np.float64(2.5),
+    np.datetime64(5, ("s", 25)), np.timedelta64(3, "ms"), np.timedelta64(3), np.str_("añ"), np.str_(""),
+    np.bytes_(b"ab"), np.bytes_(b""), np.void(b"ab\0"),
 ]  # fmt: skip
 
 
@@ -175,7 +191,7 @@ def test_scalar_of_any_dtype(wire: Wire, dtype: np.dtype[Any]) -> None:
     got = wire.send(scalar)
     assert type(got) is type(scalar)
     assert_same_elements(np.asarray(got), np.asarray(scalar))
-    if isinstance(scalar, np.void):
+    if dtype.kind == "V" and dtype.num < 24:
         assert got.flags.writeable == scalar.flags.writeable
 
 
@@ -192,9 +208,9 @@ def test_array_of_any_dtype_and_shape(wire: Wire, dtype: np.dtype[Any], order: A
         array = filled(shape, dtype, order)
         if place == "store":
             inside = wire.left.store.empty(shape, dtype, order)
-            inside.reshape(-1, order=order).view(np.dtype((np.void, dtype.itemsize)) if dtype.itemsize else dtype)[...] = (
-                array.reshape(-1, order=order).view(np.dtype((np.void, dtype.itemsize)) if dtype.itemsize else dtype)
-            )
+            inside.reshape(-1, order=order).view(np.dtype((np.void, dtype.itemsize)) if dtype.itemsize else dtype)[
+                ...
+            ] = array.reshape(-1, order=order).view(np.dtype((np.void, dtype.itemsize)) if dtype.itemsize else dtype)
             array = inside
         got = wire.send(array)
         assert_same(got, array)
@@ -214,22 +230,17 @@ def test_array_of_any_dtype_and_shape(wire: Wire, dtype: np.dtype[Any], order: A
 def strided(draw: st.DrawFn) -> tuple[tuple[int, ...], str, Callable[[Any], Any]]:
     """A shape, a dtype, and a view to take of an array of them."""
     shape = draw(npst.array_shapes(min_dims=1, max_dims=4, max_side=12))
-    steps = tuple(
-        slice(draw(st.integers(0, 3)), None, draw(st.sampled_from([1, 1, 2, 3, -1, -2]))) if draw(st.booleans()) else slice(None)
-        for _ in shape
-    )
+    forwards = st.builds(slice, st.integers(0, 3), st.none(), st.sampled_from([1, 2, 3]))
+    backwards = st.builds(slice, st.none(), st.none(), st.sampled_from([-1, -2]))
+    steps = tuple(draw(st.just(slice(None)) | forwards | backwards) for _ in shape)
     axes = draw(st.permutations(range(len(shape))))
     repeat = draw(st.sampled_from([0, 0, 1, 40]))
 
     def view(array: Any) -> Any:
-        array = array[tuple(s if s.step > 0 else slice(None, None, s.step) for s in map(_with_step, steps))].transpose(axes)
+        array = array[steps].transpose(axes)
         return np.broadcast_to(array, (repeat, *array.shape)) if repeat else array
 
     return shape, draw(st.sampled_from(["u1", "<i4", ">f8", "c16", "M8[s]", "S3"])), view
-
-
-def _with_step(one: slice) -> slice:
-    return one if one.step is not None else slice(None, None, 1)
 
 
 @in_one_wire
@@ -332,7 +343,7 @@ def subclasses(store: Store) -> Iterator[np.ndarray[Any, Any]]:
     structure = [("a", "i4"), ("b", "f8")]
     yield store.empty(200, structure).view(np.recarray)
     yield store.empty(200, structure).view(np.dtype((np.record, structure)))
-    signal = store.empty((10, 100)).view(Signal)[:, ::2]
+    signal: Any = store.empty((10, 100)).view(Signal)[:, ::2]
     signal.rate = 44.1
     yield signal
 
@@ -462,8 +473,9 @@ def test_oversize_array_and_payload(wire: Wire) -> None:
 
 
 def test_payload_above_the_limit_is_spilled_and_counted(wire: Wire) -> None:
-    value = {"text": "y" * 10_000, "array": wire.left.store.empty(1000, "u1")}
-    value["array"].fill(1)
+    array = wire.left.store.empty(1000, "u1")
+    array.fill(1)
+    value = {"text": "y" * 10_000, "array": array}
     assert_same(wire.send(value), value)
     copies = wire.left.copies.snapshot()
     assert list(copies) == ["payload above the eager limit"]
@@ -500,7 +512,9 @@ def test_small_arrays_inside_objects(wire: Wire) -> None:
 ext = msgspec.msgpack.Ext
 encode = msgspec.msgpack.encode
 big = st.sampled_from([0, 1, -1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)])
-codes = st.sampled_from(["<f8", "|u1", "|V0", "<U1", "ml:bfloat16", ["struct", [["a", "<i4", 0]], 4, False], "|O", None, 3])
+codes = st.sampled_from(
+    ["<f8", "|u1", "|V0", "<U1", "ml:bfloat16", ["struct", [["a", "<i4", 0]], 4, False], "|O", None, 3]
+)
 anything = st.recursive(
     st.none() | st.booleans() | big | st.floats() | st.text(max_size=3) | st.binary(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
@@ -508,15 +522,20 @@ anything = st.recursive(
 )
 shapes = st.lists(big | st.integers(-2, 200), max_size=70) | anything
 arrays = st.tuples(big | st.integers(0, 3), codes, shapes, st.none() | shapes, big).map(list)
-inlines = st.tuples(st.binary(max_size=64) | anything, codes, shapes, st.booleans() | anything, st.none() | shapes).map(list)
-known = st.sampled_from([Code.TUPLE, Code.BIG_INT, Code.ARRAY, Code.INLINE_ARRAY, Code.SCALAR, Code.SEALED, Code.RESOLVED])
+inlines = st.tuples(st.binary(max_size=64) | anything, codes, shapes, st.booleans() | anything, st.none() | shapes).map(
+    list
+)
+known = st.sampled_from(
+    [Code.TUPLE, Code.BIG_INT, Code.ARRAY, Code.INLINE_ARRAY, Code.SCALAR, Code.SEALED, Code.RESOLVED]
+)
 forged = (
     st.tuples(known | st.integers(-128, 127).filter(lambda c: c != Code.PICKLE), anything | arrays | inlines)
     | st.tuples(st.just(Code.ARRAY), arrays)
     | st.tuples(st.just(Code.INLINE_ARRAY), inlines)
     | st.tuples(st.just(Code.SCALAR), st.tuples(codes, st.binary(max_size=16)))
     | st.tuples(
-        st.sampled_from([Code.SEALED, Code.RESOLVED]), st.tuples(st.binary(max_size=8), big, big, big | st.integers(0, 3), big)
+        st.sampled_from([Code.SEALED, Code.RESOLVED]),
+        st.tuples(st.binary(max_size=8), big, big, big | st.integers(0, 3), big),
     )
 )
 
@@ -577,8 +596,8 @@ def test_damaged_messages_are_protocol_errors(wire: Wire, data: st.DataObject) -
     "payload",
     [
         b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff\x00",
-        b"\xc9\xff\xff\xff\xff\x03", b"\xdc\xff\xff" * 1000, b"\x91" * 100_000, b"\x81" * 100_000, b"\xc1", b"", b"\x91",
-        b"\xc7\x00\x03", b"\xc7\x00\x01", b"\xc7\x01\x01\xc0", b"\x01\x01",
+        b"\xc9\xff\xff\xff\xff\x03", b"\xdc\xff\xff" * 1000, b"\x91" * 100_000, b"\x81" * 100_000, b"\xc1", b"",
+        b"\x91", b"\xc7\x00\x03", b"\xc7\x00\x01", b"\xc7\x01\x01\xc0", b"\x01\x01",
     ],
     ids=lambda payload: payload[:6].hex() or "empty",
 )  # fmt: skip

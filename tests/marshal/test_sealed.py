@@ -11,8 +11,8 @@ import pytest
 from tests.marshal.wire import Wire, address
 from zcactor.errors import ProtocolError
 from zcactor.marshal import move
-from zcactor.marshal.sealed import Sealed, lower_resolved, shared
 from zcactor.marshal.marshaller import Packing
+from zcactor.marshal.sealed import Sealed, lower_resolved, shared
 from zcactor.marshal.values import Code
 from zcactor.objectstore.ref import RegionKind
 
@@ -42,7 +42,8 @@ def test_resolved_value_is_seen_as_itself(wire: Wire) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [None, [], [b"", 0, 1, 0], [b"", 0, 1, 0, 0], [b"", -1, 0, 0, 0], [b"", 0, 2**63, 0, 0], ["", 0, 0, 0, 0], [b"", "a", 0, 0, 0],
+    [None, [], [b"", 0, 1, 0], [b"", 0, 1, 0, 0], [b"", -1, 0, 0, 0], [b"", 0, 2**63, 0, 0], ["", 0, 0, 0, 0],
+     [b"", "a", 0, 0, 0],
      [b"", 1, -1, 0, 0], [b"", 0, 0, None, 0]],
     ids=repr,
 )  # fmt: skip

@@ -42,7 +42,16 @@ def test_scalar_that_cannot_travel_is_not_plain() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [None, [], [1, 2], ["<i4", b"abc"], ["<i4", "abcd"], ["<U1", b"\xff" * 4], ["|O", b"a" * 8], [["sub", "<i4", [2]], b"a" * 8]],
+    [
+        None,
+        [],
+        [1, 2],
+        ["<i4", b"abc"],
+        ["<i4", "abcd"],
+        ["<U1", b"\xff" * 4],
+        ["|O", b"a" * 8],
+        [["sub", "<i4", [2]], b"a" * 8],
+    ],
     ids=repr,
 )
 def test_malformed_scalar_is_a_protocol_error(content: Any) -> None:

@@ -94,8 +94,8 @@ def assert_same(got: Any, sent: Any) -> None:
     elif isinstance(sent, np.generic):
         assert_same_dtype(got.dtype, sent.dtype)
         assert_same_elements(np.asarray(got), np.asarray(sent))
-    elif isinstance(sent, float):
-        assert np.float64(got).tobytes() == np.float64(sent).tobytes()
+    elif isinstance(sent, float | complex):
+        assert np.complex128(got).tobytes() == np.complex128(sent).tobytes()
     elif isinstance(sent, list | tuple):
         assert len(got) == len(sent)
         for one, other in zip(got, sent, strict=True):

@@ -87,7 +87,7 @@ class Spawner:
         self.kept: list[Any] = []
 
     async def spawn_log(self, path: str, lifetime: str) -> Any:
-        actor = await LogActor.options(lifetime=lifetime).spawn(path)  # type: ignore[typeddict-item]
+        actor = await logs.options(lifetime=lifetime).spawn(path)
         self.kept.append(actor)
         return actor
 
@@ -98,6 +98,11 @@ class Spawner:
 @zc.actor
 class LogActor(Log):
     """With options."""
+
+
+logs: Any = LogActor
+spawn: Any = zc.spawn
+"""Without the static types, which know only decorated methods."""
 
 
 def options(cls: type, **options: Any) -> ActorOptions[..., Any]:
@@ -132,11 +137,10 @@ async def free() -> dict[str, float]:
 
 
 async def test_an_idle_actor_is_killed(node: zc.Node, tmp_path: Path) -> None:
-    actor = await zc.spawn(Log, str(tmp_path / "log"))
+    actor = await spawn(Log, str(tmp_path / "log"))
     os.kill(await actor.pid(), signal.SIGKILL)
     with pytest.raises(zc.ActorDied, match=r"signal 9 \(SIGKILL\)") as caught:
-        await actor.pid()
-        await actor.pid()  # the first call may have been sent before the end was seen
+        await actor.wait()
     assert caught.value.cause
     with pytest.raises(zc.ActorDied, match="SIGKILL") as again:
         await actor.pid()
@@ -145,11 +149,11 @@ async def test_an_idle_actor_is_killed(node: zc.Node, tmp_path: Path) -> None:
 
 
 async def test_an_actor_exits_in_a_method(node: zc.Node, tmp_path: Path) -> None:
-    actor = await zc.spawn(Log, str(tmp_path / "log"))
+    actor = await spawn(Log, str(tmp_path / "log"))
     with pytest.raises(zc.ActorDied, match="exited with status 3") as caught:
         await actor.leave(3)
     assert caught.value.maybe_executed
-    other = await zc.spawn(Log, str(tmp_path / "log"))
+    other = await spawn(Log, str(tmp_path / "log"))
     with pytest.raises(zc.ActorDied, match="SIGTERM"):
         await asyncio.gather(other.wait(), _send(await other.pid(), signal.SIGTERM))
 
@@ -162,7 +166,7 @@ async def test_each_call_in_flight_ends_once_and_has_effects_at_most_once(node: 
     for seed in range(20):
         chance = random.Random(seed)
         path = tmp_path / f"log{seed}"
-        actor = await zc.spawn(Log, str(path))
+        actor = await spawn(Log, str(path))
         pid = await actor.pid()
         refs = [(actor.note if chance.random() < 0.5 else actor.later)(number) for number in range(100)]
         for _ in range(chance.randrange(3)):
@@ -187,13 +191,13 @@ async def test_each_call_in_flight_ends_once_and_has_effects_at_most_once(node: 
 async def test_a_constructor_fails(node: zc.Node, tmp_path: Path) -> None:
     (before,) = await zc.nodes()
     with pytest.raises(ValueError, match="not today"):
-        await zc.spawn(Raises)
+        await spawn(Raises)
     path = tmp_path / "fatal"
     path.touch()
     with pytest.raises(zc.ActorDied, match="exited with status 3"):
-        await zc.spawn(Fatal, str(path))
+        await spawn(Fatal, str(path))
     with pytest.raises(zc.ActorDied, match="SIGKILL"):
-        await asyncio.gather(zc.spawn(Blocks, str(tmp_path / "pid")), _kill_when_there(tmp_path / "pid"))
+        await asyncio.gather(spawn(Blocks, str(tmp_path / "pid")), _kill_when_there(tmp_path / "pid"))
     causes = {info.class_name: info.cause for info in await zc.actors()}
     assert causes["Raises"] == "its constructor raised ValueError"
     assert causes["Fatal"] == "its process exited with status 3"
@@ -224,7 +228,7 @@ async def _kill_when_there(path: Path) -> None:
 
 async def test_an_actor_is_restarted_up_to_its_limit(node: zc.Node, tmp_path: Path) -> None:
     data = zc.ones(1 << 16)
-    actor = await LogActor.options(max_restarts=2, name="phoenix").spawn(str(tmp_path / "log"), data=data)
+    actor = await logs.options(max_restarts=2, name="phoenix").spawn(str(tmp_path / "log"), data=data)
     pids = set()
     for turn in range(3):
         assert await actor.restarts() == turn
@@ -246,18 +250,18 @@ async def test_an_actor_is_restarted_up_to_its_limit(node: zc.Node, tmp_path: Pa
 
 
 async def test_idempotent_calls_are_retried_after_a_restart(node: zc.Node, tmp_path: Path) -> None:
-    actor = await LogActor.options(max_restarts=-1).spawn(str(tmp_path / "log"))
+    actor = await logs.options(max_restarts=-1).spawn(str(tmp_path / "log"))
     refs = [actor.surely(number, str(tmp_path / "once")) for number in range(10)]
     assert await zc.get(refs, timeout=PATIENCE) == list(range(10))
     assert await actor.restarts() == 1
-    dies = [await LogActor.options(max_restarts=0).spawn(str(tmp_path / "log")) for _ in range(1)]
+    dies = [await logs.options(max_restarts=0).spawn(str(tmp_path / "log")) for _ in range(1)]
     with pytest.raises(zc.ActorDied):
         await dies[0].surely(1, str(tmp_path / "twice"))
 
 
 async def test_a_large_recipe_survives_restarts(node: zc.Node, tmp_path: Path) -> None:
     text = "x" * (5 << 20)
-    actor = await LogActor.options(max_restarts=1).spawn(str(tmp_path / "log"), data=Summed(text))
+    actor = await logs.options(max_restarts=1).spawn(str(tmp_path / "log"), data=Summed(text))
     os.kill(await actor.pid(), signal.SIGKILL)
     async with asyncio.timeout(PATIENCE):
         while True:
@@ -312,13 +316,13 @@ class Fickle:
 
 
 async def test_killing_and_stopping_beat_restarting(node: zc.Node, tmp_path: Path) -> None:
-    actor = await LogActor.options(max_restarts=-1).spawn(str(tmp_path / "log"))
+    actor = await logs.options(max_restarts=-1).spawn(str(tmp_path / "log"))
     await zc.kill(actor)
     with pytest.raises(zc.ActorDied, match=r"zc\.kill"):
         await actor.pid()
     await zc.kill(actor)
     await zc.stop(actor)
-    other = await LogActor.options(max_restarts=-1).spawn(str(tmp_path / "log"))
+    other = await logs.options(max_restarts=-1).spawn(str(tmp_path / "log"))
     blocked = other.block()
     stopping = asyncio.ensure_future(zc.stop(other))
     await asyncio.sleep(0)
@@ -333,19 +337,17 @@ async def _pid_of(handle: Any) -> int:
     return (await state_of(handle)).pid
 
 
-async def test_an_actor_that_hangs_is_killed_when_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_an_actor_that_hangs_is_killed_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(driver, "HEARTBEAT", 0.01)
     monkeypatch.setattr(driver, "HANG_AFTER", 0.3)
     async with asyncio.timeout(PATIENCE), zc.init():
-        watched = await LogActor.options(on_hang="kill").spawn(str(tmp_path / "log"))
-        patient = await LogActor.options(on_hang="none").spawn(str(tmp_path / "log"))
+        watched = await logs.options(on_hang="kill").spawn(str(tmp_path / "log"))
+        patient = await logs.options(on_hang="none").spawn(str(tmp_path / "log"))
         stopped = [await actor.pid() for actor in (watched, patient)]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         left = patient.note(7)
-        with pytest.raises(zc.ActorDied, match="did not respond for 0.3 s"):
+        with pytest.raises(zc.ActorDied, match=r"did not respond for 0\.3 s"):
             await watched.note(1)
         assert not left.done()
         os.kill(stopped[1], signal.SIGCONT)
@@ -356,7 +358,7 @@ async def test_an_actor_that_hangs_is_killed_when_asked(
 
 
 async def test_an_owned_actor_ends_with_its_owners_process(node: zc.Node, tmp_path: Path) -> None:
-    spawner = await zc.spawn(Spawner)
+    spawner = await spawn(Spawner)
     owned = await spawner.spawn_log(str(tmp_path / "log"), "owned")
     detached = await spawner.spawn_log(str(tmp_path / "log"), "detached")
     assert await owned.pid() != await detached.pid()
@@ -369,9 +371,9 @@ async def test_an_owned_actor_ends_with_its_owners_process(node: zc.Node, tmp_pa
 
 async def test_who_stays_when_handles_are_dropped(node: zc.Node, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
-    unnamed = await LogActor.spawn(path)
-    named = await LogActor.options(name="kept").spawn(path)
-    detached = await LogActor.options(lifetime="detached").spawn(path)
+    unnamed = await logs.spawn(path)
+    named = await logs.options(name="kept").spawn(path)
+    detached = await logs.options(lifetime="detached").spawn(path)
     pids = [await actor.pid() for actor in (unnamed, named, detached)]
     del unnamed, named, detached
     async with asyncio.timeout(PATIENCE):
@@ -384,7 +386,7 @@ async def test_who_stays_when_handles_are_dropped(node: zc.Node, tmp_path: Path)
 
 
 async def test_calls_sent_before_the_handle_is_dropped_still_run(node: zc.Node, tmp_path: Path) -> None:
-    actor = await LogActor.spawn(str(tmp_path / "log"))
+    actor = await logs.spawn(str(tmp_path / "log"))
     last = [actor.note(number) for number in range(50)][-1]
     del actor
     await last
@@ -392,8 +394,8 @@ async def test_calls_sent_before_the_handle_is_dropped_still_run(node: zc.Node, 
 
 
 async def test_a_handle_held_only_by_another_actor_keeps_it(node: zc.Node, tmp_path: Path) -> None:
-    actor = await LogActor.spawn(str(tmp_path / "log"))
-    keeper = await zc.spawn(Keeper)
+    actor = await logs.spawn(str(tmp_path / "log"))
+    keeper = await spawn(Keeper)
     await keeper.keep(actor)
     del actor
     assert await keeper.use() == 5
@@ -416,23 +418,23 @@ class Keeper:
 
 async def test_names(node: zc.Node, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
-    first = await LogActor.options(name="one").spawn(path)
+    first = await logs.options(name="one").spawn(path)
     with pytest.raises(zc.NameTaken, match="'one'"):
-        await LogActor.options(name="one").spawn(path)
-    other = await LogActor.options(name="one", namespace="elsewhere").spawn(path)
+        await logs.options(name="one").spawn(path)
+    other = await logs.options(name="one", namespace="elsewhere").spawn(path)
     assert await zc.get_actor("one") == first
     assert await zc.get_actor("one", namespace="elsewhere") == other
     with pytest.raises(zc.NoSuchActor, match="named actors there: one"):
         await zc.get_actor("two")
-    assert await LogActor.options(name="one", get_if_exists=True).spawn(path) == first
+    assert await logs.options(name="one", get_if_exists=True).spawn(path) == first
     await zc.kill(first)
     with pytest.raises(zc.NoSuchActor, match="none"):
         await zc.get_actor("one")
-    assert await LogActor.options(name="one", get_if_exists=True).spawn(path) != first
+    assert await logs.options(name="one", get_if_exists=True).spawn(path) != first
 
 
 async def test_twenty_spawns_of_one_name_give_one_actor(node: zc.Node, tmp_path: Path) -> None:
-    chosen = LogActor.options(name="only", get_if_exists=True)
+    chosen = logs.options(name="only", get_if_exists=True)
     actors = await asyncio.gather(*[chosen.spawn(str(tmp_path / "log")) for _ in range(20)])
     assert len(set(actors)) == 1
     assert len({await actor.pid() for actor in actors}) == 1
@@ -465,7 +467,7 @@ async def test_resources_are_held_until_the_end(node: zc.Node, tmp_path: Path) -
     assert total["slot"] == 2
     ends = [zc.stop, zc.kill, _die]
     for end in ends:
-        actor = await LogActor.options(num_cpus=1.5, resources={"slot": 2}).spawn(path)
+        actor = await logs.options(num_cpus=1.5, resources={"slot": 2}).spawn(path)
         assert await free() == {**total, "CPU": 2.5, "slot": 0}
         await end(actor)
         await until_dead(actor)
@@ -475,7 +477,7 @@ async def test_resources_are_held_until_the_end(node: zc.Node, tmp_path: Path) -
     async with asyncio.timeout(PATIENCE):
         while await free() != total:
             await asyncio.sleep(0.005)
-    restarted = await LogActor.options(num_cpus=1, max_restarts=1).spawn(path)
+    restarted = await logs.options(num_cpus=1, max_restarts=1).spawn(path)
     os.kill(await restarted.pid(), signal.SIGKILL)
     assert (await free())["CPU"] == 3, "kept through a restart"
 
@@ -487,19 +489,19 @@ async def _die(actor: Any) -> None:
 
 async def test_what_never_fits_is_refused(node: zc.Node, tmp_path: Path) -> None:
     with pytest.raises(zc.InsufficientResources, match="5 CPU"):
-        await LogActor.options(num_cpus=5).spawn(str(tmp_path / "log"))
+        await logs.options(num_cpus=5).spawn(str(tmp_path / "log"))
     with pytest.raises(zc.InsufficientResources, match="1 tape"):
-        await LogActor.options(resources={"tape": 1}).spawn(str(tmp_path / "log"))
+        await logs.options(resources={"tape": 1}).spawn(str(tmp_path / "log"))
     assert await free() == await zc.cluster_resources()
 
 
 async def test_spawns_wait_for_resources_in_order(node: zc.Node, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
-    first = await LogActor.options(resources={"slot": 2}).spawn(path)
+    first = await logs.options(resources={"slot": 2}).spawn(path)
     order: list[int] = []
 
     async def spawn(number: int, slots: float) -> Any:
-        actor = await LogActor.options(resources={"slot": slots}).spawn(path)
+        actor = await logs.options(resources={"slot": slots}).spawn(path)
         order.append(number)
         return actor
 
@@ -507,7 +509,7 @@ async def test_spawns_wait_for_resources_in_order(node: zc.Node, tmp_path: Path)
     for number, slots in enumerate([2, 1, 1, 2]):
         waiting.append(asyncio.ensure_future(spawn(number, slots)))
         await free()  # the agent has the request once it has answered this
-    elsewhere = await LogActor.options(num_cpus=1).spawn(path)  # needs nothing of what they wait for
+    elsewhere = await logs.options(num_cpus=1).spawn(path)  # needs nothing of what they wait for
     assert order == []
     await zc.kill(first)
     second = await waiting[0]
@@ -523,8 +525,8 @@ async def test_spawns_wait_for_resources_in_order(node: zc.Node, tmp_path: Path)
 async def test_a_cancelled_spawn_withdraws(node: zc.Node, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     total = await zc.cluster_resources()
-    first = await LogActor.options(resources={"slot": 2}, num_cpus=1).spawn(path)
-    waiting = asyncio.ensure_future(LogActor.options(resources={"slot": 1}, name="late").spawn(path))
+    first = await logs.options(resources={"slot": 2}, num_cpus=1).spawn(path)
+    waiting = asyncio.ensure_future(logs.options(resources={"slot": 1}, name="late").spawn(path))
     await free()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -535,7 +537,7 @@ async def test_a_cancelled_spawn_withdraws(node: zc.Node, tmp_path: Path) -> Non
         await zc.get_actor("late")
     # In every later phase too: the process is being started, the constructor runs
     for turns in range(0, 40, 4):
-        spawning = asyncio.ensure_future(LogActor.options(num_cpus=4, name=f"turn{turns}").spawn(path))
+        spawning = asyncio.ensure_future(logs.options(num_cpus=4, name=f"turn{turns}").spawn(path))
         for _ in range(turns):
             await asyncio.sleep(0.001)
         spawning.cancel()
@@ -543,7 +545,7 @@ async def test_a_cancelled_spawn_withdraws(node: zc.Node, tmp_path: Path) -> Non
         del spawning
         if not isinstance(outcome, BaseException):
             await zc.kill(outcome)
-    blocked = asyncio.ensure_future(zc.spawn(Blocks, str(tmp_path / "pid")))
+    blocked = asyncio.ensure_future(spawn(Blocks, str(tmp_path / "pid")))
     await _there(tmp_path / "pid")
     blocked.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -568,7 +570,7 @@ async def test_more_spawns_at_once_than_sockets_hold(node: zc.Node) -> None:
 
 
 async def test_shared_actors(node: zc.Node, tmp_path: Path) -> None:
-    chosen = LogActor.options(process="shared")
+    chosen = logs.options(process="shared")
     actors = [await chosen.spawn(str(tmp_path / "log")) for _ in range(20)]
     pids = [await actor.pid() for actor in actors]
     assert len(set(pids)) == SHARED_WORKERS
@@ -591,7 +593,7 @@ async def test_shared_actors(node: zc.Node, tmp_path: Path) -> None:
 async def test_values_reach_a_restarted_actor_after_its_spawners_reference_is_gone(
     node: zc.Node, tmp_path: Path
 ) -> None:
-    actor = await LogActor.options(max_restarts=1).spawn(str(tmp_path / "log"), data=np.full(1 << 16, 2.0))
+    actor = await logs.options(max_restarts=1).spawn(str(tmp_path / "log"), data=np.full(1 << 16, 2.0))
     assert zc.stats().leases >= 1, "the recipe at the agent holds the array"
     os.kill(await actor.pid(), signal.SIGKILL)
     async with asyncio.timeout(PATIENCE):

@@ -57,7 +57,7 @@ class Talker:
         asyncio.run(_init())
 
     def loop(self) -> str:
-        return zc.context.current().loop.__module__  # type: ignore[attr-defined, no-any-return]
+        return zc.context.current().loop.__module__
 
     def descriptors(self) -> list[str]:
         return [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)]
@@ -78,6 +78,11 @@ async def _init() -> None:
 @zc.actor
 class Named(Talker):
     """With options."""
+
+
+named_talkers: Any = Named
+spawn: Any = zc.spawn
+"""Without the static types, which know only decorated methods."""
 
 
 @pytest.fixture
@@ -101,7 +106,7 @@ async def shown(capsys: pytest.CaptureFixture[str], until: str) -> tuple[str, st
 
 
 async def test_what_actors_print(node: zc.Node, capsys: pytest.CaptureFixture[str]) -> None:
-    plain, named = await zc.spawn(Talker), await Named.options(name="anna").spawn()
+    plain, named = await spawn(Talker), await named_talkers.options(name="anna").spawn()
     pid = await plain.say("one", "two")
     assert (await shown(capsys, "two"))[0] == f"(Talker pid={pid}) one\n(Talker pid={pid}) two\n"
     other = await named.say("oops", stream="stderr")
@@ -121,7 +126,7 @@ async def test_what_actors_print(node: zc.Node, capsys: pytest.CaptureFixture[st
 
 
 async def test_a_flood_does_not_hold_up_calls(node: zc.Node, capsys: pytest.CaptureFixture[str]) -> None:
-    talker, other = await zc.spawn(Talker), await zc.spawn(Talker)
+    talker, other = await spawn(Talker), await spawn(Talker)
     flood = talker.flood(100_000)
     for number in range(200):
         assert await other.add(number) == number + 1
@@ -156,7 +161,7 @@ zc.run(main())
 
 async def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     async with asyncio.timeout(PATIENCE), zc.init(log_to_driver=False):
-        talker = await zc.spawn(Talker)
+        talker = await spawn(Talker)
         await talker.say("one", "two")
         await talker.flood(10_000)
     assert capsys.readouterr() == ("", "")
@@ -168,8 +173,8 @@ async def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_environment_and_paths(
     node: zc.Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = await Named.options(env={"MINE": "1", "TZ": "UTC"}).spawn()
-    second = await Named.options(env={"MINE": "2"}).spawn()
+    first = await named_talkers.options(env={"MINE": "1", "TZ": "UTC"}).spawn()
+    second = await named_talkers.options(env={"MINE": "2"}).spawn()
     assert [await each.variable("MINE") for each in (first, second)] == ["1", "2"]
     assert "MINE" not in os.environ
     cwd, *path = await first.path()
@@ -177,24 +182,24 @@ async def test_environment_and_paths(
     assert set(map(os.path.abspath, sys.path)) <= set(path)
     assert (await first.descriptors())[0] == "/dev/null"
     assert all(target.startswith("pipe:") for target in (await first.descriptors())[1:])
-    with pytest.raises(ValueError, match="environment of an actor has .* bytes"):
-        await Named.options(env={"X": "y" * 300_000}).spawn()
+    with pytest.raises(ValueError, match=r"environment of an actor has .* bytes"):
+        await named_talkers.options(env={"X": "y" * 300_000}).spawn()
 
 
 async def test_random_numbers_differ(node: zc.Node) -> None:
-    drawn = [await (await zc.spawn(Talker)).random() for _ in range(3)]
+    drawn = [await (await spawn(Talker)).random() for _ in range(3)]
     for values in zip(*drawn, strict=True):
         assert len(set(values)) == 3
 
 
 async def test_the_namespace() -> None:
     async with asyncio.timeout(PATIENCE), zc.init(namespace="mine"):
-        actor = await Named.options(name="anna").spawn()
+        actor = await named_talkers.options(name="anna").spawn()
         assert await actor.namespace() == "mine"
         assert await zc.get_actor("anna", namespace="mine") == actor
         with pytest.raises(zc.NoSuchActor):
             await zc.get_actor("anna", namespace="default")
-        other = await Named.options(name="anna", namespace="yours").spawn()
+        other = await named_talkers.options(name="anna", namespace="yours").spawn()
         assert await other.namespace() == "yours"
 
 
@@ -210,12 +215,12 @@ async def test_twice(node: zc.Node) -> None:
     assert node.node_id == (await zc.nodes())[0].node_id
     assert node.node_id[:8] in repr(node)
     with pytest.raises(zc.AlreadyInitialized, match="belongs to a node already"):
-        await (await zc.spawn(Talker)).init()
+        await (await spawn(Talker)).init()
     await zc.shutdown()
     with pytest.raises(zc.NotInitialized):
         await zc.shutdown()
     with pytest.raises(zc.NotInitialized):
-        await zc.spawn(Talker)
+        await spawn(Talker)
     async with zc.init():
         assert await zc.nodes()
 
@@ -246,7 +251,7 @@ async def test_bad_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     for arguments, kind, match in bad:
         with pytest.raises(kind, match=match):
             await zc.init(**arguments)
-    with pytest.raises(TypeError, match="async with"), zc.init():  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="async with"), zc.init():
         pass
     monkeypatch.setenv("ZCACTOR_NUM_CPU", "1")
     with pytest.raises(ValueError, match="did you mean 'ZCACTOR_NUM_CPUS'"):
@@ -260,7 +265,9 @@ async def test_bad_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert await zc.cluster_resources() == {"CPU": 7, "GPU": 1}
 
 
-async def test_an_interpreter_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_an_interpreter_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for executable, kind, match in (
         ("", RuntimeError, "executable"),
@@ -272,7 +279,7 @@ async def test_an_interpreter_that_is_not_there(monkeypatch: pytest.MonkeyPatch,
             with pytest.raises(kind, match=match):
                 await zc.init()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert zc.context.current_or_none() is None  # type: ignore[attr-defined]
+    assert zc.context.current_or_none() is None
 
 
 async def test_a_node_that_does_not_start_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +310,7 @@ async def test_an_end_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     for turns in range(1, 7):
         node = await zc.init()
-        await zc.spawn(Talker)
+        await spawn(Talker)
         ending = asyncio.ensure_future(zc.shutdown())
         for _ in range(turns):
             await asyncio.sleep(0.001)
@@ -317,7 +324,7 @@ async def test_an_end_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.Monk
 async def test_the_loop_of_actors(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
     monkeypatch.setenv("ZCACTOR_LOOP", loop)
     async with asyncio.timeout(PATIENCE), zc.init():
-        assert (await (await zc.spawn(Talker)).loop()).partition(".")[0] == loop
+        assert (await (await spawn(Talker)).loop()).partition(".")[0] == loop
 
 
 def test_few_descriptors() -> None:

@@ -28,7 +28,8 @@ def in_child(how, handle):
     def child():
         outcomes = []
         for attempt in (lambda: handle.pid(), lambda: zc.put(1), lambda: zc.ones(1 << 20), lambda: zc.stats(),
-                        lambda: asyncio.run(zc.spawn(Busy)), lambda: handle.wait(), lambda: zc.current_actor().handle.count()):
+                        lambda: asyncio.run(zc.spawn(Busy)), lambda: handle.wait(),
+                        lambda: zc.current_actor().handle.count()):
             try: attempt(); outcomes.append("nothing")
             except Exception as error: outcomes.append(type(error).__name__)
         os.write(write, json.dumps(outcomes).encode())

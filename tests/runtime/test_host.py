@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 import zcactor as zc
-from tests.actors import Caller, Plain, Probe
+from tests.actors import Caller, Plain, Probe, Unusual
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -61,7 +61,6 @@ async def test_max_concurrency_of_async_methods() -> None:
     probe: Any = await Probe.options(max_concurrency=3).spawn()
     refs = [probe.ahold(str(i)) for i in range(6)]
     await probe.until("0 began", "1 began", "2 began")
-    await probe.anote.options()  # does nothing
     assert not {"3 began", "4 began"} & set(await probe.entries())
     await probe.open("1")
     await probe.until("3 began")
@@ -106,7 +105,7 @@ async def test_fair_between_callers_at_the_limit() -> None:
     mine = [probe.ahold("gate"), *(probe.anote_after("gate", ("mine", i)) for i in range(50))]
     await probe.until("gate began")
     theirs = caller.call(probe, "anote", "theirs")
-    await caller.kept()
+    await caller.call(probe, "entries")  # its call has arrived
     await probe.open("gate")
     assert await theirs == "theirs"
     await zc.get(mine)
@@ -151,51 +150,6 @@ async def test_concurrency_groups() -> None:
 
 
 async def test_unusual_methods() -> None:
-    def logged(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    class Base:
-        def inherited(self) -> str:
-            return "inherited"
-
-    class Unusual(Base, dict[str, int]):
-        def __init__(self) -> None:
-            super().__init__(a=1)
-
-        @logged
-        async def wrapped(self, n: int) -> int:
-            await asyncio.sleep(0)
-            return n
-
-        @logged
-        async def wrapped_failing(self) -> None:
-            raise ValueError("wrapped")
-
-        @functools.lru_cache  # noqa: B019
-        def cached(self, n: int) -> int:
-            return n
-
-        __hash__ = object.__hash__  # type: ignore[assignment]
-
-        def _add(self, a: int, b: int) -> int:
-            return a + b
-
-        add_five = functools.partialmethod(_add, 5)
-
-        @functools.singledispatchmethod
-        def kind(self, value: Any) -> str:
-            return "anything"
-
-        @kind.register
-        def _(self, value: int) -> str:
-            return "int"
-
-        async def returns_nothing(self) -> None: ...
-
     handle: Any = await zc.spawn(Unusual)
     assert await handle.inherited() == "inherited"
     assert await handle.wrapped(3) == 3
@@ -212,6 +166,7 @@ async def test_unusual_methods() -> None:
     assert await handle.get("a") == 1
     assert await handle.get("b", 7) == 7
     assert await handle.returns_nothing() is None
+    assert await handle.nested(3) == 6
     cancelled = handle.wrapped(1)
     cancelled.cancel()
     assert await handle.wrapped(2) == 2
@@ -261,6 +216,55 @@ async def test_generators_that_will_not_close() -> None:
             assert await handle.fine() == "fine"
     async with asyncio.timeout(20):
         await zc.stop(handle)
+
+
+async def test_the_current_task_is_a_task_from_the_first_step() -> None:
+    class Curious:
+        async def look(self) -> tuple[Any, ...]:
+            task: Any = asyncio.current_task()
+            return task.get_loop() is asyncio.get_running_loop(), bool(repr(task)), task.done(), len(task.get_stack())
+
+        async def coroutine(self) -> bool:
+            task: Any = asyncio.current_task()
+            return asyncio.iscoroutine(task.get_coro())
+
+        async def callback(self) -> str:
+            done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+            async def other() -> str:
+                return await done
+
+            task: Any = asyncio.current_task()
+            task.add_done_callback(lambda _: None)
+            waiter = asyncio.create_task(other())
+            done.set_result("done")
+            return await waiter
+
+        async def cancels_itself(self) -> str:
+            task: Any = asyncio.current_task()
+            task.cancel()
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                return "cancelled"
+            return "not cancelled"
+
+        async def tools(self) -> str:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await asyncio.Event().wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.Event().wait(), 0.001)
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(asyncio.sleep(0, "tools"))
+            return task.result()
+
+    handle: Any = await zc.spawn(Curious)
+    assert await handle.tools() == "tools"
+    assert await handle.cancels_itself() == "cancelled"
+    assert await handle.callback() == "done"
+    assert await handle.look() == (True, True, False, 1)
+    assert await handle.coroutine()
 
 
 # ---------------------------------------------------------------- exceptions

@@ -14,7 +14,10 @@ async def loop_type() -> type:
     return type(asyncio.get_running_loop())
 
 
-@pytest.mark.parametrize(("value", "name", "module"), [(None, "uvloop", "uvloop"), ("uvloop", "uvloop", "uvloop"), ("asyncio", "asyncio", "asyncio")])
+@pytest.mark.parametrize(
+    ("value", "name", "module"),
+    [(None, "uvloop", "uvloop"), ("uvloop", "uvloop", "uvloop"), ("asyncio", "asyncio", "asyncio")],
+)
 def test_the_loop_that_is_told(monkeypatch: pytest.MonkeyPatch, value: str | None, name: str, module: str) -> None:
     if value is None:
         monkeypatch.delenv("ZCACTOR_LOOP", raising=False)

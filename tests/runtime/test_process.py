@@ -34,6 +34,10 @@ class Raises:
         raise ValueError("not today")
 
 
+spawn: Any = zc.spawn
+"""Without the static types, which know only decorated methods."""
+
+
 @pytest.fixture
 async def node() -> AsyncIterator[zc.Node]:
     async with asyncio.timeout(4 * PATIENCE), zc.init(num_cpus=4) as node:
@@ -46,7 +50,7 @@ async def node() -> AsyncIterator[zc.Node]:
 async def test_strangers_are_refused_and_disturb_nothing(
     node: zc.Node, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    actor = await zc.spawn(Echo)
+    actor = await spawn(Echo)
     directory = node._directory.path
     assert directory.stat().st_mode & 0o777 == 0o700
     paths = sorted(directory.glob("*.sock"))
@@ -56,7 +60,7 @@ async def test_strangers_are_refused_and_disturb_nothing(
             await asyncio.get_running_loop().run_in_executor(None, _knock, path, message)
             assert await actor.same(message) == message
     assert await zc.nodes()
-    assert await (await zc.spawn(Echo)).pid()
+    assert await (await spawn(Echo)).pid()
 
 
 def _knock(path: Path, message: bytes) -> None:
@@ -80,7 +84,7 @@ async def test_secrets_are_neither_on_command_lines_nor_in_environments(
 ) -> None:
     monkeypatch.setenv("ZCACTOR_TOKEN", "x" * 40)
     async with asyncio.timeout(PATIENCE), zc.init() as node:
-        actor = await zc.spawn(Echo)
+        actor = await spawn(Echo)
         pids = [(await zc.nodes())[0].pid, await actor.pid()]
         pids.append(int(Path(f"/proc/{pids[1]}/stat").read_text().rpartition(")")[2].split()[1]))  # the zygote
         secret = node.process.endpoint._token  # type: ignore[attr-defined]
@@ -123,7 +127,7 @@ async def test_three_rounds_leave_no_descriptor_and_no_thread() -> None:
         counts = []
         for _ in range(4):
             async with asyncio.timeout(PATIENCE), zc.init():
-                actor = await zc.spawn(Echo)
+                actor = await spawn(Echo)
                 array = zc.ones(1 << 16)
                 back = await actor.same(array)
                 assert back.sum() == 1 << 16
@@ -137,7 +141,7 @@ async def test_three_rounds_leave_no_descriptor_and_no_thread() -> None:
 
 
 async def test_references_and_shared_actors_leave_nothing(node: zc.Node) -> None:
-    actor = await zc.spawn(Echo)
+    actor = await spawn(Echo)
     await actor.pid()
     base: list[Any] = []
     for _ in range(3):
@@ -156,7 +160,7 @@ async def test_references_and_shared_actors_leave_nothing(node: zc.Node) -> None
         tasks = len(asyncio.all_tasks())
         base.append((_descriptors(), threading.active_count(), tasks, stats.connections, zc.stats().connections))
     assert base[0] == base[1] == base[2]
-    shared = zc.actor(type("SharedEcho", (Echo,), {}))
+    shared: Any = zc.actor(type("SharedEcho", (Echo,), {}))
     rounds = []
     for _ in range(3):
         actors = [await shared.options(process="shared").spawn() for _ in range(67)]
@@ -173,7 +177,7 @@ async def test_references_and_shared_actors_leave_nothing(node: zc.Node) -> None
 
 async def test_processes_of_actors_leave_nothing(node: zc.Node) -> None:
     agent = (await zc.nodes())[0].pid
-    await zc.kill(await zc.spawn(Echo))
+    await zc.kill(await spawn(Echo))
 
     def open_at_agent() -> int:
         return len(os.listdir(f"/proc/{agent}/fd"))
@@ -181,20 +185,20 @@ async def test_processes_of_actors_leave_nothing(node: zc.Node) -> None:
     await _settled(lambda: zc.stats().connections, 1)
     base = (open_at_agent(), _descriptors(), len(list(node._directory.path.iterdir())))
     for _ in range(2):
-        actors = await asyncio.gather(*[zc.spawn(Echo) for _ in range(10)])
+        actors = await asyncio.gather(*[spawn(Echo) for _ in range(10)])
         for each in actors:
             await each.pid()
         await asyncio.gather(*[zc.kill(each) for each in actors])
         del actors, each
         for _ in range(3):
             with pytest.raises(ValueError, match="not today"):
-                await zc.spawn(Raises)
-        spawning = [asyncio.ensure_future(zc.spawn(Echo)) for _ in range(4)]
+                await spawn(Raises)
+        spawning = [asyncio.ensure_future(spawn(Echo)) for _ in range(4)]
         await zc.nodes()
-        for spawn in spawning:
-            spawn.cancel()
+        for task in spawning:
+            task.cancel()
         await asyncio.gather(*spawning, return_exceptions=True)
-        del spawning, spawn
+        del spawning, task
 
     await _settled(lambda: (open_at_agent(), _descriptors(), len(list(node._directory.path.iterdir()))), base)
 

@@ -43,6 +43,10 @@ class Holder:
         return os.getpid()
 
 
+spawn: Any = zc.spawn
+"""Without the static types, which know only decorated methods."""
+
+
 @pytest.fixture
 async def node() -> AsyncIterator[zc.Node]:
     async with asyncio.timeout(4 * PATIENCE), zc.init() as node:
@@ -50,7 +54,7 @@ async def node() -> AsyncIterator[zc.Node]:
 
 
 async def test_values_go_from_owner_to_reader(node: zc.Node) -> None:
-    owner, reader = await zc.spawn(Holder), await zc.spawn(Holder)
+    owner, reader = await spawn(Holder), await spawn(Holder)
     ref = await owner.make()
     await reader.keep([ref])
     del ref
@@ -64,7 +68,7 @@ async def test_values_go_from_owner_to_reader(node: zc.Node) -> None:
 
 
 async def test_a_promise_that_is_not_kept_yet(node: zc.Node) -> None:
-    owner, reader = await zc.spawn(Holder), await zc.spawn(Holder)
+    owner, reader = await spawn(Holder), await spawn(Holder)
     promise = owner.gated()
     await reader.keep([promise])
     reading = reader.read()
@@ -74,7 +78,7 @@ async def test_a_promise_that_is_not_kept_yet(node: zc.Node) -> None:
 
 
 async def test_the_owner_dies_first(node: zc.Node) -> None:
-    owner, reader = await zc.spawn(Holder), await zc.spawn(Holder)
+    owner, reader = await spawn(Holder), await spawn(Holder)
     await reader.keep([await owner.make()])
     await zc.kill(owner)
     with pytest.raises(zc.ObjectLost):

@@ -75,6 +75,10 @@ def _raise() -> None:
     raise LookupError("cannot be read")
 
 
+spawn: Any = zc.spawn
+"""Without the static types, which know only decorated methods."""
+
+
 @pytest.fixture
 async def node() -> AsyncIterator[zc.Node]:
     async with asyncio.timeout(4 * PATIENCE), zc.init() as node:
@@ -88,7 +92,7 @@ def words(path: Path) -> list[str]:
 
 async def test_hooks(node: zc.Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = {cls: tmp_path / cls.__name__ for cls in (Lifecycle, Closing, Context, FailsToClose)}
-    actors = [await zc.spawn(cls, str(path)) for cls, path in logs.items()]
+    actors = [await spawn(cls, str(path)) for cls, path in logs.items()]
     for actor in actors:
         actor.note("called")
         await zc.stop(actor)
@@ -105,7 +109,7 @@ async def test_hooks(node: zc.Node, tmp_path: Path, capsys: pytest.CaptureFixtur
 async def test_hooks_at_the_end_of_the_node(tmp_path: Path) -> None:
     logs = {cls: tmp_path / cls.__name__ for cls in (Closing, Context)}
     async with asyncio.timeout(PATIENCE), zc.init():
-        actors = [await zc.spawn(cls, str(path)) for cls, path in logs.items()]
+        actors = [await spawn(cls, str(path)) for cls, path in logs.items()]
         shared = [await ActorOptions(cls, {"process": "shared"}).spawn(str(path)) for cls, path in logs.items()]
         assert len(set(actors + shared)) == 4
     assert words(logs[Closing]) == ["made"] * 2 + ["closed"] * 2
@@ -115,13 +119,13 @@ async def test_hooks_at_the_end_of_the_node(tmp_path: Path) -> None:
 async def test_constructors_that_fail(node: zc.Node, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     with pytest.raises(LookupError, match="locked") as caught:
-        await zc.spawn(FailsToEnter, path)
+        await spawn(FailsToEnter, path)
     assert isinstance(caught.value, zc.RemoteError)
     assert caught.value.actor.startswith("FailsToEnter(")
     with pytest.raises(zc.RemoteError, match="SystemExit: 4"):
-        await zc.spawn(Exits, path)
+        await spawn(Exits, path)
     with pytest.raises(LookupError, match="cannot be read"):
-        await zc.spawn(Lifecycle, Unreadable())  # type: ignore[arg-type]
+        await spawn(Lifecycle, Unreadable())
     async with asyncio.timeout(PATIENCE):
         while (await zc.nodes())[0].workers:
             await asyncio.sleep(0.001)
@@ -133,7 +137,7 @@ async def test_constructors_that_fail(node: zc.Node, tmp_path: Path) -> None:
 
 
 async def test_what_an_actor_knows_of_itself(node: zc.Node, tmp_path: Path) -> None:
-    actor = await zc.spawn(Lifecycle, str(tmp_path / "log"))
+    actor = await spawn(Lifecycle, str(tmp_path / "log"))
     who = await actor.who()
     assert who.handle == actor
     assert who.node == node.node_id
@@ -144,7 +148,7 @@ async def test_what_an_actor_knows_of_itself(node: zc.Node, tmp_path: Path) -> N
 
 
 async def test_a_handle_to_oneself_does_not_keep_an_actor(node: zc.Node, tmp_path: Path) -> None:
-    actor = await zc.spawn(Lifecycle, str(tmp_path / "log"))
+    actor = await spawn(Lifecycle, str(tmp_path / "log"))
     await actor.who()
     del actor
     async with asyncio.timeout(PATIENCE):

@@ -6,13 +6,15 @@ import ctypes
 import errno
 import fcntl
 import os
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.transport.local_arena import memfd
 from zcactor.errors import ProtocolError
-from zcactor.transport.mapping import Mapping, check_seals
+from zcactor.transport.mapping import Mapping, PrivateMapping, check_seals
 
 NBYTES = 1 << 16
 
@@ -99,3 +101,60 @@ def test_pipe_is_no_arena() -> None:
         check_seals(reader, NBYTES)
     os.close(reader)
     os.close(writer)
+
+
+class TestPrivate:
+    def test_writes_are_seen_by_nobody_else(self) -> None:
+        with memfd(NBYTES) as fd:
+            os.pwrite(fd, b"shared bytes", 5000)
+            mapping = Mapping(fd, NBYTES, spare=True)
+            for private in (mapping.private(5000, 12, None), PrivateMapping.of(fd, 5000, 12, None)):
+                array = np.asarray(private)
+                assert array.tobytes() == b"shared bytes"
+                array[:6] = 0
+                assert os.pread(fd, 12, 5000) == b"shared bytes"
+                again = mapping.private(5000, 12, None)
+                assert np.asarray(again).tobytes() == b"shared bytes"
+                assert ctypes.string_at(mapping.address + 5000, 12) == b"shared bytes"
+
+    def test_shows_what_the_file_holds_when_it_is_made(self) -> None:
+        # The same range again, after the bytes became another object's: no page of an earlier one may be left.
+        with memfd(NBYTES) as fd:
+            mapping = Mapping(fd, NBYTES, spare=True)
+            for text in (b"first", b"other"):
+                os.pwrite(fd, text, 0)
+                array = np.asarray(mapping.private(0, 5, None))
+                assert array.tobytes() == text
+                array[:] = 1
+
+    def test_unmaps_and_lets_go_with_the_last_array(self) -> None:
+        class Keep:
+            pass
+
+        with memfd(NBYTES) as fd:
+            mapping = Mapping(fd, NBYTES, spare=True)
+            before = mappings()
+            keep = Keep()
+            kept = weakref.ref(keep)
+            view = np.asarray(mapping.private(100, 200, keep))[7:]
+            del keep
+            mapping.close()
+            assert kept() is not None
+            view[0] = 1
+            del view
+            assert kept() is None
+            assert mappings() <= before
+
+    @pytest.mark.parametrize(("offset", "nbytes"), [(0, 0), (-1, 5), (NBYTES - 4, 5), (0, NBYTES + 1), (2**63, 1)])
+    def test_range_outside_is_refused(self, offset: int, nbytes: int) -> None:
+        with memfd(NBYTES) as fd:
+            assert Mapping(fd, NBYTES, spare=True).private(offset, nbytes, None) is None
+
+    def test_needs_a_spare_mapping(self) -> None:
+        with memfd(NBYTES) as fd:
+            assert Mapping(fd, NBYTES).private(0, 5, None) is None
+
+
+def mappings() -> int:
+    """How many mappings this process has."""
+    return len(Path("/proc/self/maps").read_text().splitlines())

@@ -30,13 +30,13 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 known_codes: dict[np.dtype[Any], Any] = {}
-"""Codes of simple dtypes. Structured ones are not kept: NumPy holds dtypes equal that differ in alignment or scalar type."""
+"""Codes of simple dtypes. Not of structured ones: NumPy holds some equal that differ in alignment or scalar type."""
 known_dtypes: dict[str, np.dtype[Any]] = {}
 _MAX_CACHED: Final = 4096
 """Entries kept in the two caches: programs use a handful of dtypes; a flood of made-up ones must not grow for ever."""
 _MAX_NESTING: Final = 32
 _SIMPLE: Final = re.compile(r"[<>|=](?:[biufcSUV]\d{1,10}|[mM]8(?:\[\d{0,10}[A-Za-z\u03bc]{1,7}\])?)")
-"""What ``dtype.str`` looks like. NumPy's own parser also takes whole languages (``"3i4,(2,2)f8"``), which no peer sends."""
+"""What ``dtype.str`` looks like. NumPy's own parser takes a whole language (``"3i4,(2,2)f8"``), which no peer sends."""
 _BUILTIN: Final = 24
 """NumPy's type numbers below this are its own fixed-size types; user types and StringDType have larger ones."""
 
@@ -109,7 +109,9 @@ def _parse_code(code: Any, depth: int = 0) -> np.dtype[Any]:
         else:
             dtype = _structured(code, depth)
     except ImportError as error:
-        raise ProtocolError(f"an array of dtype {code!r} needs the package ml_dtypes here: pip install ml_dtypes") from error
+        raise ProtocolError(
+            f"an array of dtype {code!r} needs the package ml_dtypes here: pip install ml_dtypes"
+        ) from error
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
         raise ProtocolError(f"{code!r} names no dtype: {error}") from error
     if not is_shareable(dtype):
@@ -140,8 +142,8 @@ def _structured(code: Any, depth: int) -> np.dtype[Any]:
         "offsets": [field[2] for field in fields],
         "itemsize": itemsize,
     }
-    if any(len(field) > 3 for field in fields):  # noqa: PLR2004
-        layout["titles"] = [field[3] if len(field) > 3 else None for field in fields]  # noqa: PLR2004
+    if any(len(field) > 3 for field in fields):
+        layout["titles"] = [field[3] if len(field) > 3 else None for field in fields]
     dtype: np.dtype[Any] = np.dtype(layout, align=bool(aligned))  # type: ignore[call-overload]
     return np.dtype((np.record, dtype)) if kind == "rec" else dtype
 

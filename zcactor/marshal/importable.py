@@ -1,18 +1,22 @@
 """Importability: whether another process of the program can import a module by its name.
 
-Workers search the same path as the driver, but do not share what the driver has in ``sys.modules``: a module that pytest
-loaded from a file under a made-up name, or that a script put there itself, is found by nobody else. Classes and functions
-of such modules travel by value, as those of ``__main__`` do.
+Workers search the same path as the driver, but do not share what the driver has in ``sys.modules``: a module that
+pytest loaded from a file under a made-up name, or that a script put there itself, is found by nobody else. Classes and
+functions of such modules travel by value, as those of ``__main__`` do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["by_value_if_needed", "is_importable", "search_here"]
 
@@ -27,7 +31,7 @@ def search_here(path: Sequence[str]) -> None:
 
     Without this, ``sys.path`` as it is at the time. A worker's does not change behind its back.
     """
-    global _path  # noqa: PLW0603 - like sys.path itself, one per process
+    global _path
     _path = list(path)
     _checked.clear()
 
@@ -38,8 +42,15 @@ def by_value_if_needed(value: Any) -> None:
     if not isinstance(name, str) or name == "__main__":
         return
     module = sys.modules.get(name)
+    if module is None:
+        if isinstance(value, type) and _locate(name) is not None:
+            # A class that is at home in a module that nobody imported yet, as np.recarray is in numpy.rec: cloudpickle
+            # would take it for a class made on the fly, and the receiver would get a copy of it.
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        return
     known = _checked.get(name)
-    if module is None or (known is not None and known() is module):
+    if known is not None and known() is module:
         return
     try:
         _checked[name] = ref(module)
@@ -53,7 +64,13 @@ def by_value_if_needed(value: Any) -> None:
 
 
 def is_importable(name: str, file: str) -> bool:
-    """Whether importing module `name` from scratch would load `file`. Imports nothing.
+    """Whether importing module `name` from scratch would load `file`. Imports nothing."""
+    origin = _locate(name)
+    return origin is not None and (origin == file or os.path.realpath(origin) == os.path.realpath(file))
+
+
+def _locate(name: str) -> str | None:
+    """The file that importing `name` would load.
 
     Looks at the directories of the search path first, then asks the other finders there are (those of editable
     installations); each package on the way down says where its modules are.
@@ -63,16 +80,16 @@ def is_importable(name: str, file: str) -> bool:
     for depth in range(1, len(parts) + 1):
         spec = _find(".".join(parts[:depth]), path)
         if spec is None:
-            return False
+            return None
         if depth == len(parts):
-            return spec.origin is not None and _same(spec.origin, file)
+            return spec.origin
         if spec.submodule_search_locations is None:
-            return False
+            return None
         path = list(spec.submodule_search_locations)
         package = sys.modules.get(spec.name)
         if package is not None and spec.origin is not None and getattr(package, "__file__", None) == spec.origin:
             path += [each for each in getattr(package, "__path__", ()) if each not in path]  # changed by the package
-    return False
+    return None
 
 
 def _find(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec | None:
@@ -87,7 +104,3 @@ def _find(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec |
         if found is not None:
             return found  # type: ignore[no-any-return]
     return None
-
-
-def _same(origin: str, file: str) -> bool:
-    return origin == file or os.path.realpath(origin) == os.path.realpath(file)

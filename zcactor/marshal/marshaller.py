@@ -83,8 +83,8 @@ class Packing:
         self.moved: list[Move[Array]] = []
         """Arrays to be handed over when all of the message is packed."""
         self._placed: dict[tuple[int, bool], tuple[Array, Array]] = {}
-        """By id, and whether it is moved: arrays copied for this message, each with its copy. They may be met again, when
-        they are in it twice or when all of it has to be pickled."""
+        """By id, and whether it is moved: arrays copied for this message, each with its copy. They may be met again,
+        when they are in it twice or when all of it has to be pickled."""
 
     def add(self, part: Part) -> int:
         """Refer to `part`; returns its index."""
@@ -235,7 +235,7 @@ class Packing:
             lowered = self._inline(array, writable=True)
         else:
             if not isinstance(holder, Block | Lease):
-                # NumPy itself may have allocated it in the store. Its views are not counted there as they are by a root.
+                # NumPy itself may have allocated it in the store. Its views are not counted as they are by a root.
                 found = self.store.block_at(*byte_bounds(array)) if array.flags.owndata else None
                 if found is None or found.sealed or elsewhere:
                     entry = self._placed.get((id(array), True))
@@ -373,7 +373,7 @@ class Unpacking:
 
 
 def _private_of(holder: Any, low: int, nbytes: int) -> PrivateMapping | None:
-    """`nbytes` at address `low` of what `holder` holds, to be written to privately; None where it cannot be mapped again."""
+    """`nbytes` at address `low` of what `holder` holds, to be written to privately; None where that is impossible."""
     offset = holder.offset + low - holder.address if isinstance(holder, Block | Lease) else 0
     if type(holder) is Block and holder.store.arena.fd >= 0:
         return PrivateMapping.of(holder.store.arena.fd, offset, nbytes, holder)
@@ -483,7 +483,9 @@ class Marshaller:
         if len(payload) > self.eager_limit:
             block = self.store.allocate(len(payload))
             root = np.asarray(block)
-            self.copies.copy_into(root[: len(payload)], np.frombuffer(payload, np.uint8), "payload above the eager limit")
+            self.copies.copy_into(
+                root[: len(payload)], np.frombuffer(payload, np.uint8), "payload above the eager limit"
+            )
             self.store.seal(block, root)
             packing.parts.insert(0, Part(RegionKind.ARRAY, block, block.offset, len(payload)))
             payload = b""
@@ -493,7 +495,7 @@ class Marshaller:
         return payload, packing.parts, flags
 
     def unpack(self, payload: Any, parts: Sequence[Part], flags: int) -> Any:
-        """The inverse of `pack`; for a call's arguments a list whose last element is the keyword map under `Flags.KWARGS`.
+        """The inverse of `pack`; for a call's arguments a list, its last element the keywords under `Flags.KWARGS`.
 
         Raises:
             ProtocolError: the payload is malformed or refers outside its parts.
@@ -505,5 +507,3 @@ class Marshaller:
             return unpacking.value(payload, parts, flags)
         finally:
             idle.append(unpacking)
-
-

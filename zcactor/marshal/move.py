@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -13,7 +12,20 @@ import numpy.typing as npt
 
 from zcactor.marshal.arrays import innermost, is_shareable
 
-__all__ = ["NOT_OURS", "OTHER_VIEWS", "UNUSABLE", "Move", "has_other_views", "is_held_elsewhere", "is_moved", "move", "retire"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "NOT_OURS",
+    "OTHER_VIEWS",
+    "UNUSABLE",
+    "Move",
+    "has_other_views",
+    "is_held_elsewhere",
+    "is_moved",
+    "move",
+    "retire",
+]
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -66,7 +78,9 @@ def move(x: T) -> T:
     if is_moved(array):
         raise ValueError("zc.move: this array was moved before; only its receiver may use it")
     if not is_shareable(array.dtype):
-        raise TypeError(f"zc.move: dtype {array.dtype} is not plain bytes, whose memory could be handed over; pass a copy")
+        raise TypeError(
+            f"zc.move: dtype {array.dtype} is not plain bytes, whose memory could be handed over; pass a copy"
+        )
     return Move(x)  # type: ignore[return-value]
 
 
@@ -116,8 +130,8 @@ _OWN_REFERENCES: Final = _references(Move(np.empty(0)))
 
 
 def is_held_elsewhere(move: Move[Any]) -> bool:
-    """Whether more than one reference to the array exists outside of `move`: one is the user's variable; any further one
-    may be a second name for it, or something that looks at its memory."""
+    """Whether more than one reference to the array exists outside of `move`: one is the user's variable; any further
+    one may be a second name for it, or something that looks at its memory."""
     return _references(move) > _OWN_REFERENCES + 1
 
 
@@ -130,7 +144,7 @@ _OWN_ROOT_REFERENCES: Final = _root_references(np.ndarray(1, np.uint8, np.asarra
 
 
 def has_other_views(array: Array) -> bool:
-    """Whether other arrays hold the root of `array`, which lies in the store: they would see what its receiver writes."""
+    """Whether other arrays hold the root of `array`, which lies in the store: they would see what a receiver writes."""
     return innermost(array) is not array and _root_references(array) > _OWN_ROOT_REFERENCES
 
 
@@ -138,8 +152,8 @@ def retire(move: Move[Any]) -> None:
     """Make the moved array let go of its memory and raise ``ValueError`` from whatever is done with its elements.
 
     NumPy has no notion of an invalid array, so it becomes two read-only elements that refuse every operation.
-    ``ndarray.__setstate__`` replaces memory, dtype and shape of an existing array; it gives the memory back at once. When
-    something else may look at that memory, the memory is kept for as long as the dead array is.
+    ``ndarray.__setstate__`` replaces memory, dtype and shape of an existing array; it gives the memory back at once.
+    When something else may look at that memory, the memory is kept for as long as the dead array is.
     """
     held = is_held_elsewhere(move)  # before there is a name for it here
     array = move.array
@@ -156,7 +170,7 @@ _HEAD: Final = object.__basicsize__
 _FIELDS: Final = 56
 """Bytes of data, nd, dimensions, strides, base, descr and flags in ``PyArrayObject_fields`` (numpy/ndarraytypes.h)."""
 _HANDLER: Final = _HEAD + _FIELDS + 16
-"""Offset of ``mem_handler``, behind the list of weak references and the buffer's description, which stay where they are."""
+"""Offset of ``mem_handler``, behind the weak references and the buffer's description, which stay where they are."""
 _LAYOUT_IS_KNOWN: Final = (_HEAD, np.ndarray.__basicsize__) == (16, _HANDLER + 8)
 
 

@@ -1,8 +1,8 @@
 """Everything that is not plain: pickle protocol 5 by cloudpickle, with arrays and references kept out of band.
 
-Arrays are not left to PEP 574: NumPy keeps several dtypes, all strided arrays and all subclasses in-band there. A reducer
-swaps each one for the same extension that plain values use. Buffers of other libraries (Arrow) do travel as PEP 574
-buffers.
+Arrays are not left to PEP 574: NumPy keeps several dtypes, all strided arrays and all subclasses in-band there. A
+reducer swaps each one for the same extension that plain values use. Buffers of other libraries (Arrow) do travel as
+PEP 574 buffers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from weakref import WeakSet
 
 import numpy as np
 
-from zcactor.errors import ProtocolError
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["dumps", "loads"]
 
 _active = threading.local()
-_complete: WeakSet[type] = WeakSet()
+_complete: WeakSet[Any] = WeakSet()
 """Classes that travel by value and whose attributes are all there: sent from here, or received and filled in."""
 _PLAIN_METHODS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getstate__")
 
@@ -42,13 +41,13 @@ def _lift(code: int, data: bytes) -> Any:
 def _fill_class(cls: type, state: Any) -> type:
     """Give a class that came by value its attributes, once.
 
-    cloudpickle finds the class again that it sent or made before, but overwrites its attributes each time. In the process
-    that defined the class the methods would then work on copies of their module's globals.
+    cloudpickle finds the class again that it sent or made before, but overwrites its attributes each time. In the
+    process that defined the class the methods would then work on copies of their module's globals.
     """
     if cls not in _complete:
         from cloudpickle import cloudpickle
 
-        cloudpickle._class_setstate(cls, state)  # noqa: SLF001 - it is part of every pickle that cloudpickle writes
+        cloudpickle._class_setstate(cls, state)
         _complete.add(cls)
     return cls
 
@@ -70,7 +69,7 @@ def _torch_tensor(array: Any, dtype: str | None, requires_grad: bool) -> Any:
     import torch
 
     # Torch has no read-only tensors, and a write to a peer's mapping would kill the process: a tensor over memory
-    # that is not ours to write is made from a copy-on-write view of it where there is one, see `Unpacking.writable_view`.
+    # that is not ours to write is made from a copy-on-write view of it, see `Unpacking.writable_view`.
     tensor = torch.from_numpy(_active.unpacking.writable_view(array))
     if dtype is not None:
         tensor = tensor.view(getattr(torch, dtype))
@@ -114,8 +113,8 @@ def _reduce_foreign(value: Any, module: str) -> Any:
 
 
 def _reduce_subclass(value: Any, cls: type[Any]) -> Any:
-    """The reduction of an instance of a subclass of ndarray, by way of the plain array; NotImplemented where the subclass
-    has its own idea of pickling."""
+    """The reduction of an instance of a subclass of ndarray, by way of the plain array; NotImplemented where the
+    subclass has its own idea of pickling."""
     if not is_shareable(value.dtype):
         return NotImplemented
     if isinstance(value, np.ma.MaskedArray):
@@ -133,7 +132,7 @@ def _pickler_class() -> type[Any]:
     """cloudpickle is imported on first use: most messages never need it."""
     import cloudpickle
 
-    class_setstate = cloudpickle.cloudpickle._class_setstate  # noqa: SLF001 - see _fill_class
+    class_setstate = cloudpickle.cloudpickle._class_setstate
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         packing: Packing
@@ -148,7 +147,8 @@ def _pickler_class() -> type[Any]:
                     raise ValueError(UNUSABLE)
                 return NotImplemented
             if cls is FunctionType or isinstance(value, type):
-                by_value_if_needed(value)
+                if value not in _complete:
+                    by_value_if_needed(value)
                 reduced = super().reducer_override(value)
                 if type(reduced) is tuple and reduced[-1] is class_setstate:
                     _complete.add(value)
@@ -160,7 +160,11 @@ def _pickler_class() -> type[Any]:
             entry = registered.get(cls)
             if entry is not None:
                 return _lift, (entry[0], entry[1](self.packing, value))
-            reduced = _reduce_subclass(value, cls) if isinstance(value, np.ndarray) else _reduce_foreign(value, cls.__module__)
+            reduced = (
+                _reduce_subclass(value, cls)
+                if isinstance(value, np.ndarray)
+                else _reduce_foreign(value, cls.__module__)
+            )
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 
     return Pickler
@@ -175,16 +179,13 @@ def dumps(packing: Packing, value: Any) -> tuple[bytes, list[bytes]]:
     Raises:
         TypeError, pickle.PicklingError, ...: whatever the value's own reduction raises.
     """
-    global _Pickler  # noqa: PLW0603 - a lazily imported class
+    global _Pickler
     if _Pickler is None:
         _Pickler = _pickler_class()
     buffers: list[bytes] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            raw = buffer.raw()
-        except BufferError:  # not contiguous: pickle copies it in-band
-            return True
+        raw = buffer.raw()
         if raw.nbytes < packing.eager_limit:
             return True
         buffers.append(packing.lower_array(np.frombuffer(raw, np.uint8), seal=False).data)

@@ -43,7 +43,7 @@ def _layout(array: Array) -> tuple[int, int, tuple[int, ...] | None]:
 
 
 def place(store: Store, copies: CopyCounter, array: Array, reason: str) -> Array:
-    """A copy of `array` in the store, counted under `reason`. Gaps are left out; the order of the axes in memory is kept.
+    """A copy of `array` in the store, counted under `reason`. It has no gaps, and its axes are ordered alike in memory.
 
     Raises:
         OutOfMemory: the store cannot hold it.

@@ -22,8 +22,8 @@ __all__ = ["Sealed", "lower_resolved", "shared"]
 class Sealed:
     """Payload, parts and flags of some value, which only its final receiver unpacks.
 
-    A result is passed on this way, and an actor's class and arguments wait this way at the node agent, which has no need
-    to import them.
+    A result is passed on this way, and an actor's class and arguments wait this way at the node agent, which has no
+    need to import them.
     """
 
     __slots__ = ("flags", "parts", "payload", "status")
@@ -36,7 +36,7 @@ class Sealed:
 
 
 def shared(parts: Sequence[Part]) -> Sequence[Part]:
-    """`parts` of a value that may have several receivers: what was moved to us is shared from now on, read-only for all."""
+    """`parts` of a value that may have several receivers: what was moved to us is shared from now on, read-only."""
     if not any(part.kind == RegionKind.MOVED for part in parts):
         return parts
     for part in parts:

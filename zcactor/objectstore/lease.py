@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Lease"]
 
@@ -11,9 +13,9 @@ __all__ = ["Lease"]
 class Lease:
     """The base object of a received array: the bytes stay valid until the last view of them, and so this, is gone.
 
-    A lease was granted by the owner when it sent the reference. Losing the last Python reference returns it: the object's
-    id goes to `release`, which only notes it (this may run on any thread, inside the garbage collector), and the note
-    rides to the owner in the next frame. There is no timer: bytes under a lease are never reused.
+    A lease was granted by the owner when it sent the reference. Losing the last Python reference returns it: the
+    object's id goes to `release`, which only notes it (this may run on any thread, inside the garbage collector), and
+    the note rides to the owner in the next frame. There is no timer: bytes under a lease are never reused.
 
     The array interface, and not the buffer protocol, is what NumPy is given: with a base that exports no buffer NumPy
     refuses to switch ``flags.writeable`` back on.

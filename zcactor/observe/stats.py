@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from zcactor.objectstore.copies import CopyCount
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zcactor.runtime.process import Process
 
 __all__ = ["Stats", "stats_of"]
@@ -69,7 +70,8 @@ def stats_of(process: Process) -> Stats:
         frames_sent=counters.frames_sent,
         frames_received=counters.frames_received,
         bytes_eager=counters.bytes_eager,
-        bytes_mapped=counters.bytes_mapped + sum(session.wire.bytes_mapped for session in sessions if session.wire is not None),
+        bytes_mapped=counters.bytes_mapped
+        + sum(session.wire.bytes_mapped for session in sessions if session.wire is not None),
         bytes_read=counters.bytes_read,
         bytes_received=counters.bytes_received,
         bytes_copied=sum(count.nbytes for count in copies.values()),

@@ -80,11 +80,20 @@ class Hub(Protocol):
     dtypes: dict[str, Any]
     """The inverse."""
 
-    def hello(self) -> Hello: ...
-    def call_received(self, incoming: Incoming) -> None: ...
-    def cancel_received(self, incoming: Incoming) -> None: ...
-    def import_region(self, session: Session, region: Region) -> tuple[Part, asyncio.Future[Part] | None]: ...
-    def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None: ...
+    def hello(self) -> Hello:
+        """Who we are."""
+
+    def call_received(self, incoming: Incoming) -> None:
+        """A call has arrived; it is to be answered exactly once."""
+
+    def cancel_received(self, incoming: Incoming) -> None:
+        """The caller cancelled, or is gone."""
+
+    def import_region(self, session: Session, region: Region) -> tuple[Part, asyncio.Future[Part] | None]:
+        """The part that a region of the peer's stands for; a future where it must be leased from a third process first."""
+
+    def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None:
+        """The connection is gone, with `calls` of ours unanswered."""
 
 
 class Session:

@@ -102,7 +102,9 @@ class Stream:
                 raise RuntimeError("two tasks iterate over one stream; give each its own call")
             self._waiter = asyncio.get_running_loop().create_future()
             try:
-                if not self._has_news():  # on another loop than the session's it may have come before there was a waiter
+                if (
+                    not self._has_news()
+                ):  # on another loop than the session's it may have come before there was a waiter
                     await self._waiter
             finally:
                 self._waiter = None

@@ -14,7 +14,6 @@ import secrets
 import socket
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import (
@@ -37,6 +36,8 @@ from zcactor.runtime.records import ActorRecord, ActorToken
 from zcactor.runtime.resources import Ledger
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Mapping
+
     from zcactor.marshal.sealed import Sealed
     from zcactor.rpc.session import Session
     from zcactor.runtime.pool import Pool, WorkerRecord
@@ -48,10 +49,11 @@ logger = logging.getLogger("zcactor")
 SHARED_WORKERS = max(1, len(os.sched_getaffinity(0)))
 """Processes that actors with ``process="shared"`` are spread over: one per core."""
 RESPONSE = 1.0
-"""Seconds in which a worker's loop must answer when the node ends; one that is blocked is killed without its close hooks."""
+"""Seconds in which a worker's loop must answer when the node ends; one that is blocked is killed without its close
+hooks."""
 END_REPORT = 2.0
-"""Seconds to wait for the zygote's word on a worker whose connection a caller has lost: normally a few milliseconds, but
-the kernel may take its time over a process with much memory."""
+"""Seconds to wait for the zygote's word on a worker whose connection a caller has lost: normally a few milliseconds,
+but the kernel may take its time over a process with much memory."""
 LAST_OUTPUT = 2.0
 """Seconds that the driver gets at the end to show what was printed."""
 _REMEMBERED = 10_000
@@ -72,8 +74,9 @@ def _lower_grant(packing: Any, grant: _Grant) -> bytes:
     record, process = grant.record, grant.agent.process
     assert record.worker is not None
     remote = RemoteActor(
-        process, record.actor_id, record.interface, (record.worker.process, record.index), record.name, record.namespace,
-        record.options.get("max_pending_calls") or process.config.max_pending_calls, record.options.get("max_retries") or 0,
+        process, record.actor_id, record.interface, (record.worker.process, record.index), record.name,
+        record.namespace, record.options.get("max_pending_calls") or process.config.max_pending_calls,
+        record.options.get("max_retries") or 0,
     )  # fmt: skip
     return describe(remote, packing.add(Part(RegionKind.ACTOR, grant.agent.token_of(record), 0, 0)))
 
@@ -196,8 +199,8 @@ class NodeAgent:
         if existing is not None:
             if not options.get("get_if_exists"):
                 raise NameTaken(
-                    f"an actor named {key[1]!r} lives in namespace {key[0]!r} already; stop it, choose another name, or "
-                    "pass get_if_exists=True to get its handle"
+                    f"an actor named {key[1]!r} lives in namespace {key[0]!r} already; stop it, choose another name, "
+                    "or pass get_if_exists=True to get its handle"
                 )
             await existing.settled()
             if existing.state == "alive":
@@ -232,7 +235,8 @@ class NodeAgent:
         def grant() -> None:
             actor.holds_resources = True
             actor.withdraw = None
-            granted.set_result(None)
+            if not granted.done():  # cancelled a moment ago: the request is about to be buried, and this given back
+                granted.set_result(None)
 
         withdraw = self._ledger.acquire(actor.request, grant)
         if not actor.holds_resources:
@@ -544,5 +548,3 @@ class NodeAgent:
 def agent_interface() -> Interface:
     """The agent's methods."""
     return Interface.of(NodeAgent)
-
-

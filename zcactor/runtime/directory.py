@@ -1,8 +1,8 @@
 """The run directory: where the sockets of one node lie, private to its user, and gone with the node.
 
-Its driver removes it, or its agent where the driver was killed. When both are killed at once, with a whole control group
-for instance, the next node's start removes it: the directory holds a file that driver and agent keep locked (flock(2)) as
-long as they live, so that anybody can see whether they do.
+Its driver removes it, or its agent where the driver was killed. When both are killed at once, with a whole control
+group for instance, the next node's start removes it: the directory holds a file that driver and agent keep locked
+(flock(2)) as long as they live, so that anybody can see whether they do.
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ import contextvars
 import logging
 import os
 import secrets
-import socket
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -28,13 +26,16 @@ from zcactor.runtime.process import Process
 from zcactor.transport.local import LocalEndpoint
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Generator, Mapping, Sequence
     from types import TracebackType
 
 __all__ = ["Node", "init", "shutdown"]
 
 logger = logging.getLogger("zcactor")
 _AGENT_WORK = 6.0
-"""Seconds that the agent may take beyond the actors' own: killing, reaping, showing the last output; see its constants."""
+"""Seconds that the agent may take beyond the actors' own: killing, reaping, showing the last output; see its
+constants."""
 _AGENT_END = 3.0
 """Seconds from the agent's last answer, or from the end of its control socket, until it is killed."""
 HEARTBEAT, HANG_AFTER = 1.0, 10.0
@@ -170,7 +171,7 @@ def init(
     *,
     num_cpus: int | None = None,
     num_gpus: int | None = None,
-    resources: Mapping[str, float] = {},  # noqa: B006 - never changed
+    resources: Mapping[str, float] = {},
     store_capacity: int | None = None,
     token: str | None = None,
     transports: Sequence[str] | None = None,
@@ -178,10 +179,12 @@ def init(
     log_to_driver: bool | None = None,
     config: Config | None = None,
 ) -> Init:
-    """Start the runtime: ``async with zc.init():`` around a program, or ``await zc.init()`` and later ``zc.shutdown()``.
+    """Start the runtime: ``async with zc.init():`` around a program, or ``await zc.init()`` and later
+    ``zc.shutdown()``.
 
-    Without `address` an embedded node starts, on this host, with nothing else running; it ends with this process however
-    that ends. The arena of this process is created, its node agent is started, and from then on actors can be spawned.
+    Without `address` an embedded node starts, on this host, with nothing else running; it ends with this process
+    however that ends. The arena of this process is created, its node agent is started, and from then on actors can be
+    spawned.
 
     Args:
         address: ``"host:port"`` of a running cluster to join as a driver.
@@ -225,14 +228,16 @@ def init(
 
 
 async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Node:
-    global _node, _starting  # noqa: PLW0603 - what `shutdown` ends
+    global _node, _starting
     if _node is not None and _node.process.loop.is_closed():  # its program ended without a shutdown
         _node.end_now()
         _node = None
     if _node is not None or _starting:
         raise AlreadyInitialized("zc.init was called before in this process; call 'await zc.shutdown()' first")
     if context.current_or_none() is not None:
-        raise AlreadyInitialized("zc.init: this is an actor's process, which belongs to a node already; just spawn actors")
+        raise AlreadyInitialized(
+            "zc.init: this is an actor's process, which belongs to a node already; just spawn actors"
+        )
     config, _ = load_config(arguments)
     if config.address is not None:
         raise ConnectionLost(
@@ -290,7 +295,10 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
 
 
 async def _agent_is_ready(
-    loop: asyncio.AbstractEventLoop, control: socket.socket, agent: subprocess.Popen[bytes], timeout: float  # noqa: ASYNC109
+    loop: asyncio.AbstractEventLoop,
+    control: socket.socket,
+    agent: subprocess.Popen[bytes],
+    timeout: float,
 ) -> None:
     control.setblocking(False)
     try:
@@ -302,7 +310,9 @@ async def _agent_is_ready(
     except ConnectionResetError:  # it ended before it had read all that it was told
         pass
     _end_agent(agent)
-    raise ConnectionLost(f"the node agent ended at its start with status {agent.returncode}; its own error is printed above")
+    raise ConnectionLost(
+        f"the node agent ended at its start with status {agent.returncode}; its own error is printed above"
+    )
 
 
 async def shutdown() -> None:
@@ -313,7 +323,7 @@ async def shutdown() -> None:
 
     Cancelling it still ends everything, only less politely.
     """
-    global _node  # noqa: PLW0603
+    global _node
     if _node is None:
         raise NotInitialized("zc.shutdown: the runtime is not running in this process")
     node, _node = _node, None
@@ -339,8 +349,8 @@ def _resources(config: Config, custom: Mapping[str, float]) -> dict[str, float]:
 def _print_log(stream: str, text: str) -> None:
     """Actors' output, to whatever ``sys.stdout`` is now (a notebook's, a test's capture).
 
-    A notebook shows output at the cell of the context that printed it. Ours is that of the cell that called `init`, so we
-    print in an empty one, which stands for the cell that runs now.
+    A notebook shows output at the cell of the context that printed it. Ours is that of the cell that called `init`,
+    so we print in an empty one, which stands for the cell that runs now.
     """
     contextvars.Context().run(_write, sys.stderr if stream == "stderr" else sys.stdout, text)
 
@@ -358,7 +368,7 @@ def _write(file: TextIO | None, text: str) -> None:
 
 def _after_fork() -> None:
     """In the child: the parent's runtime is not ours, and must not notice us."""
-    global _node  # noqa: PLW0603
+    global _node
     process = context.current_or_none()
     if process is not None:
         abandon(process)
@@ -370,7 +380,7 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     """The program ends without `shutdown`: leave nothing behind."""
-    global _node  # noqa: PLW0603
+    global _node
     if _node is not None:
         node, _node = _node, None
         node.end_now()

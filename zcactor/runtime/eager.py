@@ -69,7 +69,7 @@ def _rest(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, 
     try:
         yield
         yield waiting
-    except BaseException as error:  # noqa: BLE001 - whatever is thrown into the task goes on into the coroutine
+    except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and asyncio.isfuture(waiting):
             waiting.cancel()
         try:

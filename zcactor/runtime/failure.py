@@ -67,7 +67,11 @@ def lower_failure(packing: Packing, failure: Failure) -> bytes:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
         trace = trace.tb_next
-    lines = _encodable("".join(traceback.format_exception(cls, error, trace)))
+    try:
+        lines = _encodable("".join(traceback.format_exception(cls, error, trace)))
+    except BaseException as broken:  # a stranger's __getattr__: `traceback` asks for notes and causes
+        where = "".join(traceback.format_tb(trace))
+        lines = f"{where}{name}: {message}\n(the exception could not be formatted: {type(broken).__name__})\n"
     pickled = _dumps(packing, original) if isinstance(original, Exception) else None
     return encode((name, message, lines, failure.actor, socket.gethostname(), os.getpid(), pickled))
 

@@ -1,15 +1,14 @@
 """What a forked child does with its copy of the parent's runtime: nothing, and so that the parent does not notice.
 
-Only the forking thread exists in the child. Locks may have been held by the others, so they are replaced; the event loop's
-epoll instance is shared with the parent, so it is not touched: descriptors are closed and not unregistered, waiters
-are not woken, and no task is started.
+Only the forking thread exists in the child. Locks may have been held by the others, so they are replaced; the event
+loop's epoll instance is shared with the parent, so it is not touched: descriptors are closed and not unregistered,
+waiters are not woken, and no task is started.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Coroutine
 from queue import Empty
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +16,8 @@ from zcactor.errors import ForkedProcess
 from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from zcactor.runtime.process import Process
 
 __all__ = ["abandon"]
@@ -37,8 +38,8 @@ class _Refusal:
 def abandon(process: Process) -> None:
     """Make `process`, the parent's, unusable: every further use raises `ForkedProcess`. Called in the child."""
     error = ForkedProcess(
-        f"this process was forked from process {os.getppid()}, which runs zcactor; its handles and references work there "
-        "only: start actors instead of forking, or call zc.init() here"
+        f"this process was forked from process {os.getppid()}, which runs zcactor; its handles and references work "
+        "there only: start actors instead of forking, or call zc.init() here"
     )
 
     def refuse(coroutine: Coroutine[Any, Any, Any]) -> NoReturn:

@@ -348,7 +348,7 @@ class ActorHost:
                 self._answer_status(incoming, Status.CANCELLED)
             else:
                 self._fail(incoming, error)
-        except BaseException as error:  # noqa: BLE001 - as in _run_sync
+        except BaseException as error:
             self._fail(incoming, error)
         mailbox.async_running -= 1
         if mailbox.async_running + 1 == mailbox.async_limit:

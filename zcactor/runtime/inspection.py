@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
@@ -12,6 +11,8 @@ from zcactor.handle import ActorHandle
 from zcactor.observe.stats import Stats, stats_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Mapping
+
     from zcactor.rpc.session import Session
 
 __all__ = [
@@ -125,7 +126,7 @@ def _checked(handle: object, what: str) -> ActorHandle:
 
 async def _session_to(handle: ActorHandle) -> Session:
     process = current()
-    host = await process.ask_agent("process_of", handle._remote.actor_id)  # noqa: SLF001 - a handle hides it from users only
+    host = await process.ask_agent("process_of", handle._remote.actor_id)
     return await process.connect(host)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 __all__ = ["loop_name", "new_event_loop", "run"]
 
@@ -45,7 +47,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """
     try:
         if asyncio._get_running_loop() is not None:  # the accessor that does not raise
-            raise RuntimeError("zc.run starts an event loop of its own, and one is running here already; await main() instead")
+            raise RuntimeError(
+                "zc.run starts an event loop of its own, and one is running here already; await main() instead"
+            )
         name = loop_name()
     except (RuntimeError, ValueError):
         main.close()

@@ -13,11 +13,13 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
 
@@ -48,7 +50,7 @@ def launch(lock_fd: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
         RuntimeError: this interpreter does not know its own executable.
     """
     if not sys.executable:
-        raise RuntimeError("zc.init: sys.executable is empty: set it to a Python interpreter that can run the node agent")
+        raise RuntimeError("zc.init: sys.executable is empty: set it to a Python interpreter for the node agent")
     ours, theirs = socket.socketpair()
     with theirs:
         code = _BOOTSTRAP.format(path=search_path(), fd=theirs.fileno(), lock_fd=lock_fd)
@@ -68,7 +70,7 @@ def launch(lock_fd: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 def search_path() -> list[str]:
     """This process's import path, made absolute: the node's processes import what this one can."""
-    entries: list[object] = list(sys.path)  # programs put anything there, and the import system passes over what is no text
+    entries: list[object] = list(sys.path)  # programs put anything there; what is no text is passed over
     path = [os.path.abspath(entry) for entry in entries if isinstance(entry, str)]
     if _PACKAGE_PARENT not in path:  # imported in a way of its own
         path.append(_PACKAGE_PARENT)
@@ -77,7 +79,7 @@ def search_path() -> list[str]:
 
 def _interpreter_flags() -> list[str]:
     """-X dev, -W and the like, as ``multiprocessing`` passes them on."""
-    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001
+    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined,no-any-return]
 
 
 def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
@@ -128,7 +130,7 @@ def main(fd: int, lock_fd: int) -> None:
             file.close()
         os.close(lock_fd)
         import cloudpickle  # noqa: F401 - imported here and not before the fork: the agent goes on meanwhile
-        import numpy.random  # noqa: ICN001, F401
+        import numpy.random  # noqa: F401
 
         zygote.run_zygote(theirs, worker_module.become_worker)
         os._exit(0)
@@ -142,7 +144,7 @@ def main(fd: int, lock_fd: int) -> None:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(_serve(loop, control, ours, setup))
         status = 0
-    except BaseException:  # noqa: BLE001 - the last frame of a process: report, clean up, leave
+    except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         ours.close()
@@ -175,7 +177,9 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _serve(loop: asyncio.AbstractEventLoop, control: socket.socket, zygote: socket.socket, setup: dict[str, Any]) -> None:
+async def _serve(
+    loop: asyncio.AbstractEventLoop, control: socket.socket, zygote: socket.socket, setup: dict[str, Any]
+) -> None:
     from zcactor import context
     from zcactor.config import Config
     from zcactor.objectstore.store import Store
@@ -192,9 +196,12 @@ async def _serve(loop: asyncio.AbstractEventLoop, control: socket.socket, zygote
     )  # fmt: skip
     process = Process(setup["agent"], "agent", config, loop, store, endpoint)
     context.set_current(process)
+    every_worker = {
+        **setup["worker"], "directory": setup["directory"], "token": setup["token"], "agent": setup["agent"],
+        "loop": setup["loop"], "config": setup["config"], "node": setup["agent"].hex(),
+    }  # fmt: skip
     pool = Pool(
-        loop, zygote, {**setup["worker"], "directory": setup["directory"], "token": setup["token"], "agent": setup["agent"],
-                       "loop": setup["loop"], "config": setup["config"], "node": setup["agent"].hex()},
+        loop, zygote, every_worker,
         output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.finish(),
     )  # fmt: skip
     node = NodeAgent(process, pool, setup["resources"], setup["heartbeat"], setup["hang_after"])

@@ -1,7 +1,8 @@
 """What workers print, on its way to the driver: lines out of pipes, and the bounded queue before the driver.
 
-An actor must never wait for the driver to show what it has printed: the driver may be busy, or itself wait for the actor.
-So the agent always reads, keeps a bounded amount, and leaves out what exceeds it, with a line that says how much.
+An actor must never wait for the driver to show what it has printed: the driver may be busy, or itself wait for the
+actor. So the agent always reads, keeps a bounded amount, and leaves out what exceeds it, with a line that says how
+much.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import asyncio
 import codecs
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from zcactor.errors import ZcactorError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 __all__ = ["CHUNK", "HELD", "LINE_LIMIT", "LineReader", "Printer"]
 
@@ -127,7 +131,9 @@ class Printer:
             text += self._waiting.popleft()[1]
         self._held -= len(text)
         if self._left_out and not self._waiting:
-            note = f"(zcactor) {self._left_out} lines of output were left out: they came faster than they could be shown\n"
+            note = (
+                f"(zcactor) {self._left_out} lines of output were left out: they came faster than they could be shown\n"
+            )
             self._left_out = 0
             self._queue("stderr", note)
         return stream, text

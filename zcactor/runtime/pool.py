@@ -9,21 +9,24 @@ import secrets
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from zcactor.runtime.output import LineReader
 from zcactor.runtime.zygote import ZYGOTE_MESSAGE, kill_group
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
 __all__ = ["Pool", "WorkerRecord", "describe_exit"]
 
+_SIGNALS = frozenset(int(number) for number in signal.Signals)
 _encode = msgspec.msgpack.encode
 _FORKING = 8
-"""Requests that the zygote has at once: enough that it never waits, and few enough that neither side's socket fills up, on
-which both would wait for each other."""
+"""Requests that the zygote has at once: enough that it never waits, and few enough that neither side's socket fills
+up, on which both would wait for each other."""
 _LAST_READS = 64
 """Reads of one pipe at the end; bounded because something that a worker left behind may go on printing."""
 
@@ -34,6 +37,8 @@ def describe_exit(status: int | None) -> str:
         return "its process ended"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
+        if number not in _SIGNALS:  # a real-time signal
+            return f"its process was killed by signal {number}"
         hint = " (perhaps the kernel, out of memory)" if number == signal.SIGKILL else ""
         return f"its process was killed by signal {number} ({signal.Signals(number).name}){hint}"
     return f"its process exited with status {os.WEXITSTATUS(status)}"
@@ -127,7 +132,9 @@ class Pool:
         record = WorkerRecord(secrets.token_bytes(16), self.loop, label, shared=shared)
         request = _encode({**self._setup, "process": record.process, "env": dict(env), "label": label})
         if len(request) > ZYGOTE_MESSAGE:
-            raise ValueError(f"the environment of an actor has {len(request)} bytes; at most {ZYGOTE_MESSAGE} are possible")
+            raise ValueError(
+                f"the environment of an actor has {len(request)} bytes; at most {ZYGOTE_MESSAGE} are possible"
+            )
         pipes: list[tuple[int, int]] = []
         try:
             pipes.append(os.pipe())
@@ -239,7 +246,7 @@ class Pool:
         for record in self.by_process.values():
             record.kill(cause)
 
-    async def wait_all(self, timeout: float) -> None:  # noqa: ASYNC109 - bounds a shutdown
+    async def wait_all(self, timeout: float) -> None:
         """Wait until no worker is left, at most `timeout` seconds."""
         ending = [record.ended for record in self.by_process.values()]
         if ending:

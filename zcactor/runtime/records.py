@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zcactor.interface import Interface
 from zcactor.runtime.resources import request_of
 
 if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Callable
+
     from zcactor.marshal.sealed import Sealed
     from zcactor.rpc.session import Session
     from zcactor.runtime.pool import WorkerRecord
@@ -22,7 +23,8 @@ __all__ = ["CRASH_LOOP", "CRASH_WINDOW", "ActorRecord", "ActorToken"]
 CRASH_WINDOW = 30.0
 """Seconds in which deaths of one actor count as related."""
 CRASH_LOOP = 3
-"""Restarts without delay in that window; also how often in a row an actor may end before its constructor has returned."""
+"""Restarts without delay in that window; also how often in a row an actor may end before its constructor has
+returned."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0
 """Seconds before the first delayed restart, doubled for each further one, and their bound: a program that dies at once
 each time would otherwise keep a core busy with starting it."""
@@ -144,4 +146,6 @@ class ActorRecord:
                 return None
         self._deaths.append(now)
         recent = sum(now - at <= CRASH_WINDOW for at in self._deaths)
-        return 0.0 if recent <= CRASH_LOOP else float(min(_FIRST_DELAY * 2 ** (recent - CRASH_LOOP - 1), _LONGEST_DELAY))
+        return (
+            0.0 if recent <= CRASH_LOOP else float(min(_FIRST_DELAY * 2 ** (recent - CRASH_LOOP - 1), _LONGEST_DELAY))
+        )

@@ -16,13 +16,13 @@ from zcactor.actor import declared_options
 from zcactor.config import Config
 from zcactor.errors import ConnectionLost
 from zcactor.handle import ActorHandle, ActorHold, RemoteActor
-from zcactor.marshal.sealed import Sealed
 from zcactor.objectstore.store import Store
 from zcactor.runtime.loops import new_event_loop
 from zcactor.runtime.process import Process
 from zcactor.transport.local import LocalEndpoint
 
 if TYPE_CHECKING:
+    from zcactor.marshal.sealed import Sealed
     from zcactor.rpc.session import Session
 
 __all__ = ["ActorInfo", "Worker", "become_worker", "flush_output"]
@@ -55,7 +55,8 @@ class Worker:
     ) -> None:
         """Make the actor that the agent has reserved `index` for. Raises what its constructor raises."""
         process = self.process
-        # The class is unpickled on the loop: it is needed to lay out the host. The constructor runs in the actor's thread.
+        # The class is unpickled on the loop: it is needed to lay out the host. The constructor runs in the actor's
+        # thread.
         actor_class, args, kwargs = process.marshaller.unpack(recipe.payload, recipe.parts, recipe.flags)
         merged = {**declared_options(actor_class), **options}
         label = f"{actor_class.__name__}({options.get('name') or actor_id.hex()[:8]})"
@@ -92,7 +93,9 @@ class Worker:
     async def leave(self, grace: float) -> None:
         """End the process: idle actors are closed first, within `grace` seconds."""
         hosts = [host for index, host in self.process.hosts.items() if index > self.process.last_system_index]
-        idle = [self.process.loop.create_task(host.stop()) for host in hosts if host.instance is not None and not host.busy]
+        idle = [
+            self.process.loop.create_task(host.stop()) for host in hosts if host.instance is not None and not host.busy
+        ]
         if idle:
             await asyncio.wait(idle, timeout=grace)
         flush_output()
@@ -112,7 +115,7 @@ class Worker:
 def flush_output() -> None:
     """Hand over what has been printed without the end of a line: the process may be killed next."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # replaced or closed by user code
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # user code may have replaced or closed it
             stream.flush()
 
 

@@ -4,8 +4,8 @@ It is forked from the agent before that has a thread or an event loop, and never
 use both. Forking takes a few milliseconds where starting Python and importing NumPy takes a hundred, and the children
 share the imported pages.
 
-It ends when the agent's socket closes, and takes all workers with it; workers end by PR_SET_PDEATHSIG when it is killed.
-It adopts what workers started and left behind (PR_SET_CHILD_SUBREAPER), so that this can be ended too.
+It ends when the agent's socket closes, and takes all workers with it; workers end by PR_SET_PDEATHSIG when it is
+killed. It adopts what workers started and left behind (PR_SET_CHILD_SUBREAPER), so that this can be ended too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["ZYGOTE_MESSAGE", "adopt_orphans", "kill_group", "kill_orphans", "run_zygote", "set_death_signal"]
 
@@ -71,7 +73,7 @@ def kill_orphans() -> None:
 
 def _children() -> list[int]:
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - no pathlib in this process
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return []
@@ -88,8 +90,8 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
     """Serve fork requests on `sock` until it closes. Returns only in the zygote; a worker never leaves this function.
 
     Each request is one message (SOCK_SEQPACKET), a mapping that is handed to ``become_worker`` in the child, with two
-    descriptors for its standard output and error. The answer is ``{"pid": n}``; ``{"pid": n, "status": s}`` is sent when
-    a child has ended, `s` as ``os.waitpid`` gives it.
+    descriptors for its standard output and error. The answer is ``{"pid": n}``; ``{"pid": n, "status": s}`` is sent
+    when a child has ended, `s` as ``os.waitpid`` gives it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
@@ -108,13 +110,18 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
         if wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
-            for pid, status in _reap(children):
-                children.discard(pid)
+            for pid, status in _reap():
+                if pid not in children:
+                    continue  # an orphan
+                children.remove(pid)
                 with contextlib.suppress(OSError):  # the agent is gone: the next read says so
                     sock.send(encode({"pid": pid, "status": status}))
         if sock.fileno() not in ready:
             continue
-        message, descriptors, _, _ = socket.recv_fds(sock, ZYGOTE_MESSAGE, 2)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(sock, ZYGOTE_MESSAGE, 2)
+        except ConnectionResetError:  # the agent is gone and has not read all reports
+            break
         if not message:
             break
         request: dict[str, Any] = msgspec.msgpack.decode(message)
@@ -136,7 +143,7 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
             try:
                 become_worker(request)
                 status = 0
-            except BaseException:  # noqa: BLE001 - the last frame of a process: report, then leave without the parent's handlers
+            except BaseException:  # the last frame of a process: report, then leave without the parent's handlers
                 sys.excepthook(*sys.exc_info())
             finally:
                 with contextlib.suppress(OSError, ValueError):
@@ -153,17 +160,17 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
     kill_orphans()
 
 
-def _reap(children: set[int]) -> list[tuple[int, int]]:
-    ended = []
-    while children:
+def _reap() -> list[tuple[int, int]]:
+    """Every child that has ended, with its wait status."""
+    ended: list[tuple[int, int]] = []
+    while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            break
+            return ended
         if pid == 0:
-            break
+            return ended
         ended.append((pid, status))
-    return ended
 
 
 def _enter_child(descriptors: list[int], label: str) -> None:
@@ -181,8 +188,11 @@ def _enter_child(descriptors: list[int], label: str) -> None:
     for target, fd in zip((1, 2), descriptors, strict=True):
         os.dup2(fd, target)
         os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115, PTH123
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115, PTH123
+    sys.stdout, sys.stderr = _text(1), _text(2)
     random.seed()
     if "numpy.random" in sys.modules:
-        np.random.seed()  # noqa: NPY002 - the legacy global state, which users' code may use and a fork would share
+        np.random.seed()  # the legacy global state, which users' code may use and a fork would share
+
+
+def _text(fd: int) -> TextIO:
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)

@@ -65,6 +65,10 @@ class Connection(Protocol):
     recv_depth: int
     """Frames the peer may have outstanding towards us; both ends use the same number. Flow control is the caller's."""
     peer: PeerInfo
+    mapping: Mapping | None
+    """The peer's arena, read-only; None where it cannot be mapped. An array inside it keeps this."""
+    writable_mapping: Mapping | None
+    """The same with write access, once `open_writable` has succeeded."""
 
     def start(self, receiver: Receiver) -> None:
         """Begin to deliver. Called once, before anything is sent."""

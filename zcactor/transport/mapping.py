@@ -102,8 +102,8 @@ class Mapping:
     def private(self, offset: int, nbytes: int, keep: object) -> PrivateMapping | None:
         """Part of the file once more, to be written to privately. Any thread may call it.
 
-        There is no descriptor any more, but ``mremap(2)`` makes a mapping of a mapping: MREMAP_DONTUNMAP moves its pages
-        and leaves it in place, and the spare one has no pages of its own.
+        There is no descriptor any more, but ``mremap(2)`` makes a mapping of a mapping: MREMAP_DONTUNMAP moves its
+        pages and leaves it in place, and the spare one has no pages of its own.
 
         Args:
             offset: bytes from the start, of any alignment.
@@ -111,7 +111,7 @@ class Mapping:
             keep: see `PrivateMapping`.
 
         Returns:
-            None when the system cannot do that (Linux before 5.13, no address space left), or there is no spare mapping.
+            None when the system cannot do that (Linux before 5.13, no address space left), or there is no spare one.
         """
         if not self._spare or nbytes <= 0 or not 0 <= offset <= self.nbytes - nbytes:
             return None
@@ -143,8 +143,8 @@ class Mapping:
 class PrivateMapping:
     """Bytes of a file that are writable, and private: what is written is seen by nobody else (mmap(2), MAP_PRIVATE).
 
-    Nothing is copied but the pages that are written to. Pages that are not show what the file holds, so whoever makes one
-    sees to it that nobody else changes those bytes meanwhile. It is the base object of an array, by NumPy's array
+    Nothing is copied but the pages that are written to. Pages that are not show what the file holds, so whoever makes
+    one sees to it that nobody else changes those bytes meanwhile. It is the base object of an array, by NumPy's array
     interface, and unmaps when it is gone.
 
     Args:

@@ -1,0 +1,445 @@
+"""Arrays between a driver and actors: what is shared, what is handed over, and when its bytes come back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zcactor as zc
+from tests.marshal.actors import Keeper, MyError
+from tests.marshal.modules import load
+from tests.marshal.wire import address, assert_same
+
+COUNT = 100_000
+"""Elements of an array that goes by reference."""
+
+
+async def keepers(count: int, **options: Any) -> list[Any]:
+    """Handles of new actors. Untyped: which methods are awaited is not what is tested here."""
+    made: Any = Keeper
+    return list(await asyncio.gather(*(made.options(**options).spawn() for _ in range(count))))
+
+
+async def until(condition: Callable[[], bool], actor: Any) -> None:
+    """Wait until what was sent to us has its effect; talk to `actor` meanwhile: releases ride on its answers."""
+    async with asyncio.timeout(20):
+        while not condition():
+            gc.collect()
+            await actor.ping()
+
+
+def settled(used: int = 0, leases: int = 0) -> Callable[[], bool]:
+    """Whether the store and the leases are back to these figures."""
+    return lambda: (zc.stats().store_used, zc.stats().leases) == (used, leases)
+
+
+async def test_sharing() -> None:
+    async with zc.init():
+        one, other = await keepers(2)
+        await until(settled(), one)
+
+        array = zc.full((100, COUNT // 100), 2.0)
+        used = zc.stats().store_used
+        assert not (await one.keep(array))[0]
+        # Read-only here from now on, and views made of it.
+        for each in (array, array[1:], array.T):
+            with pytest.raises(ValueError, match="read-only"):
+                each[0] = 1
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                each.flags.writeable = True
+        # Read-only there; x.copy() is the way.
+        with pytest.raises(ValueError, match="read-only") as caught:
+            await one.write_to(array)
+        assert isinstance(caught.value, zc.RemoteError)
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            await one.make_writable(array)
+        assert await one.copy_and_write(zc.ones(COUNT)) == 2
+
+        # The same array sent again, whole or in part, to the same or another actor, is one object.
+        await asyncio.gather(one.keep(array), other.keep(array[5:, ::2]))
+        assert zc.stats().store_used == used
+        assert zc.stats().bytes_copied == 0
+
+        # Sent to its owner it is the same memory.
+        back = await other.get()
+        assert np.shares_memory(back, array)
+        assert address(back) == address(array[5:])
+        assert not back.flags.writeable
+        del back
+
+        # Freed with the last view anywhere: there a small part is kept.
+        await one.narrow()
+        await other.drop()
+        del array, each
+        await until(settled(used, 1), one)
+        assert (await one.get())[0, 0] == 2
+        await one.drop()
+        await until(settled(), one)
+
+        # The owner's own view is the last one.
+        array = zc.ones(COUNT)
+        await one.keep(array)
+        await one.drop()
+        await until(settled(COUNT * 8, 0), one)
+        del array
+        assert zc.stats().store_used == 0
+
+
+async def test_third_process_and_killed_holders() -> None:
+    async with zc.init():
+        one, other, third = await keepers(3)
+        array = zc.ones(COUNT)
+        used = zc.stats().store_used
+
+        # From here to one, and on to other, which maps our memory itself.
+        assert not (await one.pass_on(other, array))[0]
+        del array
+        await until(settled(used, 1), one)
+        assert await other.first() == 1
+        # And back to us, by way of third.
+        await other.pass_on(third, await other.get())
+        assert address(await third.get()) == address(await other.get())
+        await other.drop()
+        await until(settled(used, 1), third)
+        await zc.kill(third)
+        await until(settled(), one)
+
+        # What an actor owns: the driver and other hold it.
+        made = await one.make(COUNT, 3.0)
+        await other.keep(made)
+        held = await zc.stats(one)
+        assert held.store_used >= COUNT * 8
+        assert held.leases == 2
+        await zc.kill(other)
+
+        async def released(leases: int) -> None:
+            async with asyncio.timeout(20):
+                while (await zc.stats(one)).leases != leases:
+                    gc.collect()
+
+        await released(1)
+        assert made[0] == 3
+        del made
+        await released(0)
+        assert (await zc.stats(one)).store_used == 0
+
+        # The owner dies: what is mapped stays, what is not can no longer be had.
+        made = await one.make(COUNT, 4.0)
+        await zc.kill(one)
+        assert made.sum() == 4 * COUNT
+        (again,) = await keepers(1)
+        with pytest.raises(zc.ObjectLost):
+            await again.keep(made)
+
+
+async def test_moving() -> None:
+    async with zc.init():
+        one, other = await keepers(2)
+        await until(settled(), one)
+
+        array = zc.ones(COUNT)
+        where = address(array)
+        assert (await one.keep(zc.move(array)))[0]
+        for use in (lambda: array + 1, lambda: float(array[0]), lambda: np.asarray(array, float), lambda: array.sum()):
+            with pytest.raises(ValueError, match=r"zc\.move"):
+                use()
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+        for value in (array, [array, {1}]):
+            with pytest.raises(ValueError, match=r"zc\.move"):
+                other.keep(value)
+        with pytest.raises(ValueError, match="moved before"):
+            zc.move(array)
+        await one.fill(5)
+
+        # Handed over to other, then back to its owner; nothing is copied on the way.
+        assert (await one.move_on(other))[0]
+        assert await other.first() == 5
+        await other.fill(6)
+        back = await other.give()
+        assert back.flags.writeable
+        assert address(back) == where
+        assert back[-1] == 6
+        back[:] = 7
+        assert [(await zc.stats(each)).bytes_copied for each in (one, other)] == [0, 0]
+        assert zc.stats().bytes_copied == 0
+
+        # Shared from here, it cannot be handed over by anybody any more.
+        await other.keep(back)
+        with pytest.raises(ValueError, match=r"shared before.*x\.copy\(\)"):
+            one.keep(zc.move(back))
+        with pytest.raises(ValueError, match=r"read-only here.*x\.copy\(\)"):
+            await other.give_twice()
+        view = back[1:]
+        del back, view
+        await other.drop()
+        await until(settled(), other)
+
+        array = zc.ones(COUNT)
+        view = array[1:]
+        with pytest.raises(ValueError, match="other views"):
+            one.keep(zc.move(array))
+        del view
+        assert (await one.keep(zc.move(array)))[0]
+
+        # Small arrays, and those outside the store, which are copied once.
+        small, outside = np.arange(3.0), np.arange(float(COUNT))
+        before = zc.stats().bytes_copied
+        assert (await one.keep(zc.move(small)))[0]
+        assert zc.stats().bytes_copied == before
+        assert (await other.keep(zc.move(outside)))[0]
+        assert zc.stats().bytes_copied <= before + COUNT * 8
+        for moved in (small, outside):
+            with pytest.raises(ValueError, match=r"zc\.move"):
+                moved * 2
+        assert (await other.get())[-1] == COUNT - 1
+
+        # Results, items and constructor arguments.
+        made = await one.new(COUNT, 2.0)
+        made += 1
+        assert made[0] == 3
+        values = []
+        async for item in one.items(5):
+            item += 1
+            values.append(float(item[0]))
+        assert values == [1, 2, 3, 4, 5]
+        first = zc.full(COUNT, 8.0)
+        third: Any = await zc.spawn(Keeper, zc.move(first))
+        await third.fill(9)
+        assert await third.first() == 9
+        with pytest.raises(ValueError, match=r"zc\.move"):
+            first + 1
+
+
+async def test_moved_result_with_several_holders_is_shared() -> None:
+    async with zc.init():
+        one, other, third = await keepers(3)
+        # Not awaited here: nobody of several may write.
+        ref = one.new(COUNT, 2.0)
+        assert [each[0] for each in await asyncio.gather(other.keep(ref), third.keep(ref))] == [False, False]
+        assert not (await ref).flags.writeable
+        # Awaited here first, and written to: what is passed on is what was written, and it is shared from then on.
+        ref = one.new(COUNT, 2.0)
+        here = await ref
+        here[0] = 5
+        assert not (await other.keep(ref))[0]
+        assert await other.first() == 5
+        with pytest.raises(ValueError, match="read-only"):
+            here[0] = 6
+
+
+async def test_call_that_is_refused_hands_nothing_over() -> None:
+    async with zc.init():
+        (one,) = await keepers(1, max_pending_calls=1)
+        array = zc.ones(COUNT)
+        call = one.ping()
+        with pytest.raises(zc.MailboxFull):
+            one.keep(zc.move(array))
+        with pytest.raises(TypeError):
+            one.keep(zc.move(array), 5)
+        await call
+        array[0] = 2
+        assert (await one.keep(zc.move(array)))[0]
+
+
+async def test_moved_array_is_shared_with_its_owner() -> None:
+    async with zc.init():
+        (one,) = await keepers(1)
+        await one.keep(zc.move(zc.ones(COUNT)))
+        back = await one.get()
+        with pytest.raises(ValueError, match="read-only"):
+            back[0] = 1
+        with pytest.raises(ValueError, match="read-only"):
+            await one.fill(3)
+
+
+async def test_same_process() -> None:
+    async with zc.init():
+        one, other = await keepers(2, process="shared")
+        array = zc.ones(COUNT)
+        await one.keep(array)
+        assert (await one.pass_on(one, array))[0] is False
+        await asyncio.gather(one.pass_on(other, array), other.ping())
+        assert await other.first() == 1
+        await one.keep(zc.move(zc.full(COUNT, 3.0)))
+        assert (await one.move_on(other))[0]
+        await other.fill(4)
+        assert (await other.give())[0] == 4
+
+
+async def test_out_of_memory() -> None:
+    capacity = 1 << 20
+    async with zc.init(store_capacity=capacity):
+        (one,) = await keepers(1)
+        held = zc.ones(capacity // 16)
+        with pytest.raises(zc.OutOfMemory) as caught:
+            zc.empty(capacity // 8)
+        error = caught.value
+        assert (error.requested, error.used, error.capacity) == (capacity, held.nbytes, capacity)
+        assert 0 < error.largest_free <= capacity - held.nbytes
+        # An argument that does not fit: at the call, and nothing was sent.
+        calls = zc.stats().calls
+        for argument in (np.zeros(capacity), [np.zeros(capacity), {1}], "x" * (2 * capacity)):
+            with pytest.raises(zc.OutOfMemory):
+                one.describe(argument)
+        assert zc.stats().calls == calls
+        # A result that does not fit the actor's store: at the caller.
+        with pytest.raises(zc.OutOfMemory) as there:
+            await one.huge(2 * capacity)
+        assert (there.value.requested, there.value.capacity) == (2 * capacity, capacity)
+        # Both live on.
+        assert not (await one.keep(held))[0]
+        assert await one.first() == 1
+        assert (await one.huge(capacity // 2)).nbytes == capacity // 2
+
+
+async def test_many_parts_in_one_message() -> None:
+    async with zc.init():
+        (one,) = await keepers(1)
+        arrays = [zc.full(8192, float(index)) for index in range(1000)]
+        assert await one.describe(arrays) == ("list", (1000, sum(range(1000))))
+        assert zc.stats().bytes_copied == 0
+        assert await one.describe(tuple(arrays)) == ("tuple", (1000, sum(range(1000))))
+        back = await one.echo({"set": {1}, 1.5: arrays})  # pickled, and through a third message
+        assert [address(array) for array in back[1.5]] == [address(array) for array in arrays]
+        del arrays, back
+        await until(settled(), one)
+
+
+async def test_streams_of_arrays() -> None:
+    async with zc.init():
+        (one,) = await keepers(1)
+        values = [array async for array in one.stream(20)]
+        assert [float(array[0]) for array in values] == [float(index) for index in range(20)]
+        assert not any(array.flags.writeable for array in values)
+
+
+async def test_container_may_change_after_the_call() -> None:
+    async with zc.init():
+        (one,) = await keepers(1)
+        held: list[Any] = [zc.full(COUNT, 1.0), np.ones(3)]
+        call = one.describe(held)
+        held[1][0] = 100
+        held.append(1)
+        assert await call == ("list", (2, 2.0))
+
+
+async def test_exception_class_of_the_program() -> None:
+    async with zc.init():
+        (one,) = await keepers(1)
+        with pytest.raises(MyError) as caught:
+            await one.fail()
+        assert caught.value.args == ("mine", 5)
+        assert isinstance(caught.value, zc.RemoteError)
+
+
+MODULE = """
+import dataclasses, enum
+import numpy as np
+import zcactor as zc
+
+CALLS = []
+
+class Mine(Exception):
+    pass
+
+class Colour(enum.Enum):
+    RED = 1
+
+@dataclasses.dataclass
+class Box:
+    array: object
+    colour: Colour = Colour.RED
+
+def twice(x):
+    return 2 * x
+
+@zc.actor
+class Worker:
+    def __init__(self):
+        self.calls = 0
+    @zc.method
+    def open(self, box):
+        CALLS.append(box)
+        return Box(twice(box.array), box.colour), len(CALLS)
+    def fail(self):
+        raise Mine("x")
+"""
+
+BODY = """
+    async with zc.init():
+        worker = await zc.spawn(Worker)
+        box, calls = await worker.open(Box(np.arange(50_000)))
+        assert type(box) is Box and box.colour is Colour.RED and box.array[-1] == 99_998
+        assert CALLS == [] and calls == 1
+        assert (await worker.open(box))[1] == 2
+        try:
+            await worker.fail()
+        except Mine as error:
+            assert isinstance(error, zc.RemoteError)
+        else:
+            raise AssertionError("nothing was raised")
+        other = await zc.spawn(Worker)
+        assert (await other.open(box))[1] == 1
+"""
+
+
+@pytest.mark.usefixtures("restored_imports")
+async def test_module_that_workers_cannot_import(tmp_path: Path) -> None:
+    module: Any = load("only_the_driver_has_it", tmp_path / "only_the_driver_has_it.py", MODULE)
+    async with zc.init():
+        worker = await zc.spawn(module.Worker)
+        box, calls = await worker.open(module.Box(np.arange(50_000)))
+        assert type(box) is module.Box
+        assert box.colour is module.Colour.RED
+        assert box.array[-1] == 99_998
+        assert (calls, module.CALLS) == (1, [])
+        assert (await worker.open(box))[1] == 2
+        with pytest.raises(module.Mine) as caught:
+            await worker.fail()
+        assert isinstance(caught.value, zc.RemoteError)
+
+
+def run(*command: str, cwd: Path) -> None:
+    """Run a program that starts a node of its own."""
+    done = subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"{MODULE}\nasync def main():\n{BODY}\nzc.run(main())\n")
+    run("script.py", cwd=tmp_path)
+
+
+def test_module_beside_a_script(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(MODULE)
+    (tmp_path / "script.py").write_text(f"from beside import *\n\nasync def main():\n{BODY}\nzc.run(main())\n")
+    run("script.py", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["importlib", "prepend"])
+def test_pytest_module(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    file = tmp_path / "deep" / "er" / "test_it.py"
+    file.write_text(f"{MODULE}\nimport asyncio\nasync def main():\n{BODY}\ndef test_it():\n    asyncio.run(main())\n")
+    run("-m", "pytest", f"--import-mode={mode}", "-q", "-p", "no:cacheprovider", str(file), cwd=tmp_path)
+
+
+async def test_values_end_to_end() -> None:
+    async with zc.init():
+        (one,) = await keepers(1)
+        for value in (
+            zc.full((3, 4, 5000), 1, "i2")[:, ::-2], np.zeros(30_000, [("a", "i4"), ("b", "M8[s]")]), np.zeros(0),
+            np.float32(3), np.array(["a", "b"] * 10_000), np.broadcast_to(np.float16(3), (100, 10_000)),
+            zc.zeros(20_000, [("x", "f4"), ("y", "u1", (3,))])["y"],
+        ):  # fmt: skip
+            await one.keep(np.asarray(value))
+            assert_same(await one.get(), np.asarray(value))

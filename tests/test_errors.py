@@ -1,0 +1,239 @@
+"""The tree of errors, their messages, and remote errors that are two types at once."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import zcactor
+from zcactor import errors
+from zcactor.errors import (
+    ActorDied,
+    ActorUnavailable,
+    ConnectionLost,
+    DeadlineExceeded,
+    OutOfMemory,
+    RemoteError,
+    ZcactorError,
+    make_remote_error,
+    put_together,
+    take_apart,
+)
+
+CLASSES = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]
+FIELDS: dict[str, Any] = {
+    "type_name": "module.Name",
+    "message": "text",
+    "remote_traceback": "Traceback\n  line",
+    "actor": "A(b)",
+    "host": "h",
+    "pid": 3,
+}
+
+
+def test_one_tree() -> None:
+    assert all(issubclass(cls, ZcactorError) for cls in CLASSES)
+    assert {cls.__name__ for cls in CLASSES} - {"ActorError", "ForkedProcess"} <= set(zcactor.__all__)
+    assert issubclass(DeadlineExceeded, TimeoutError)
+    assert issubclass(OutOfMemory, MemoryError)
+    assert issubclass(ConnectionLost, ConnectionError)
+    assert all(f"{cls.__name__}" in str(errors.__doc__) for cls in CLASSES)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ActorDied("A(b)", "killed", True),
+        ActorUnavailable("A(b)", "restarting", False),
+        OutOfMemory(1, 2, 3, 4, "note"),
+        ConnectionLost("gone", True),
+        *(
+            cls("text")
+            for cls in CLASSES
+            if cls not in (ActorDied, ActorUnavailable, OutOfMemory, ConnectionLost, RemoteError)
+        ),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_they_pickle(error: ZcactorError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert again.args == error.args
+    assert again.__dict__ == error.__dict__
+    assert str(again) == str(error)
+
+
+def test_messages() -> None:
+    assert str(ActorDied("A(b)", "it was killed", True)) == "actor A(b) died: it was killed; the call may have run"
+    assert "no cause is known; the call did not run" in str(ActorDied("A(b)"))
+    assert "is not available now" in str(ActorUnavailable("A(b)", "x", False))
+    assert "nothing was sent" in str(ConnectionLost("gone"))
+    full = str(OutOfMemory(10_000, 20_000, 30_000, 4_000))
+    assert all(number in full for number in ("10,000", "20,000", "30,000", "4,000"))
+    assert "store_capacity" in full
+
+
+# ---------------------------------------------------------------- remote errors
+
+
+class Odd(Exception):
+    def __init__(self, a: int, *, b: int) -> None:
+        super().__init__(f"{a} {b}")
+        self.sum = a + b
+
+
+class OddNew(ValueError):
+    def __new__(cls, a: int, b: int) -> OddNew:
+        return super().__new__(cls, a)
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a}{b}")
+
+
+class OddFile(OSError):
+    def __init__(self, code: int) -> None:
+        super().__init__(code, "odd", "name")
+
+
+class Reduced(Exception):
+    """Says itself how it is pickled."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a)
+        self.b = b
+
+    def __reduce__(self) -> Any:
+        return Reduced, (self.args[0], self.b)
+
+
+class Slotted(Exception):
+    __slots__ = ("extra",)
+
+
+class Final(Exception):
+    def __init_subclass__(cls) -> None:
+        raise RuntimeError("no subclasses")
+
+
+class Two(KeyError, OSError):
+    pass
+
+
+def unicode_error() -> UnicodeDecodeError:
+    try:
+        b"\xff".decode()
+    except UnicodeDecodeError as error:
+        return error
+    raise AssertionError
+
+
+def syntax_error() -> SyntaxError:
+    try:
+        compile("a b", "<file>", "exec")
+    except SyntaxError as error:
+        return error
+    raise AssertionError
+
+
+def noted() -> ValueError:
+    error = ValueError("noted")
+    error.add_note("a note")
+    return error
+
+
+PLAIN: list[Exception] = [
+    ValueError("x"),
+    ValueError(),
+    ValueError(1, [2], {"a": 3}),
+    KeyError("key"),
+    FileNotFoundError(2, "no such", "name"),
+    OSError("only text"),
+    BlockingIOError(11, "again", 5),
+    unicode_error(),
+    UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogate"),
+    syntax_error(),
+    ImportError("text", name="module", path="path"),
+    AttributeError("text", name="attribute", obj=object()),
+    NameError("text", name="name"),
+    ExceptionGroup("group", [ValueError(1), ExceptionGroup("inner", [KeyError(2)])]),
+    Odd(1, b=2),
+    OddNew(1, 2),
+    OddFile(5),
+    Reduced(1, 2),
+    Slotted("slotted"),
+    Two("two"),
+    noted(),
+    TimeoutError("late"),
+    RecursionError("deep"),
+    DeadlineExceeded("late"),
+    ActorDied("A(b)", "killed", True),
+]
+
+
+@pytest.mark.parametrize("error", PLAIN, ids=lambda error: type(error).__name__)
+def test_taken_apart_and_put_together(error: Exception) -> None:
+    again = put_together(pickle.loads(pickle.dumps(take_apart(error))))
+    assert type(again) is type(error)
+    assert repr(again.args) == repr(error.args)
+    assert str(again) == str(error)
+    assert again.__dict__ == error.__dict__
+    for name in ("errno", "strerror", "filename", "reason", "start", "object", "lineno", "text", "name", "path", "message"):
+        assert repr(getattr(again, name, None)) == repr(getattr(error, name, None))
+
+
+@pytest.mark.parametrize("error", PLAIN, ids=lambda error: type(error).__name__)
+def test_two_types_at_once(error: Exception) -> None:
+    remote = make_remote_error(error, FIELDS)
+    for one in (remote, pickle.loads(pickle.dumps(remote))):
+        assert isinstance(one, RemoteError)
+        assert isinstance(one, type(error))
+        assert type(one).__name__ == type(error).__name__
+        assert repr(one.args) == repr(error.args)
+        assert {name: getattr(one, name) for name in FIELDS} == FIELDS
+        assert type(one.original) is type(error)
+        assert "module.Name: text\n  raised in actor A(b), pid 3, host h" in str(one)
+        for name in ("errno", "strerror", "filename", "reason", "start", "lineno", "name", "sum", "b"):
+            assert repr(getattr(one, name, None)) == repr(getattr(error, name, None))
+        with pytest.raises(type(error)):
+            raise one
+    assert remote.original is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [None, Final("x"), StopIteration(3), StopAsyncIteration(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()],
+    ids=lambda error: type(error).__name__,
+)
+def test_those_that_stay_plain(error: BaseException | None) -> None:
+    remote = make_remote_error(error, FIELDS)
+    assert type(remote) is RemoteError
+    assert remote.original is error
+    assert "module.Name: text" in str(remote)
+
+
+def test_a_remote_error_of_a_remote_error_is_not_nested() -> None:
+    first = make_remote_error(ValueError("x"), FIELDS)
+    second = make_remote_error(first, {**FIELDS, "actor": "other"})
+    assert type(second) is RemoteError
+    assert second.original is first
+
+
+def test_groups_can_be_split() -> None:
+    remote = make_remote_error(ExceptionGroup("g", [ValueError(1), KeyError(2)]), FIELDS)
+    caught = []
+    try:
+        raise remote
+    except* ValueError as group:
+        caught.append(group.exceptions)
+    except* KeyError as group:
+        caught.append(group.exceptions)
+    assert [type(error) for errors_ in caught for error in errors_] == [ValueError, KeyError]
+
+
+def test_parts_of_something_else() -> None:
+    with pytest.raises(TypeError):
+        put_together((int, (), {}, {}))
+    with pytest.raises(TypeError):
+        put_together(3)

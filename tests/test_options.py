@@ -1,0 +1,132 @@
+"""Options: every unknown name and every wrong value is refused, and the message teaches."""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import pytest
+
+from zcactor.options import (
+    _TABLES,
+    ActorDeclaration,
+    CallOptions,
+    MethodOptions,
+    SpawnOptions,
+    check_options,
+    check_together,
+)
+
+GOOD: dict[str, list[Any]] = {
+    "name": [None, "x"],
+    "namespace": [None, "x"],
+    "get_if_exists": [True, False],
+    "lifetime": ["owned", "detached"],
+    "num_cpus": [0, 1, 0.5],
+    "num_gpus": [0, 2.0],
+    "resources": [{}, {"a": 1, "b": 0.5}],
+    "node": [None, "spread", "pack", "0" * 32],
+    "process": ["own", "shared"],
+    "max_concurrency": [1, 1000],
+    "max_pending_calls": [1, 10],
+    "max_restarts": [-1, 0, 3],
+    "max_retries": [0, 3],
+    "env": [{}, {"A": "b"}],
+    "on_hang": ["none", "kill"],
+    "concurrency_groups": [{}, {"io": 4}],
+    "timeout": [None, 0.1, 3],
+    "retries": [0, 3],
+    "idempotent": [True, False],
+    "concurrency_group": ["io"],
+    "inline": [True, False],
+}
+BAD: dict[str, list[Any]] = {
+    "name": ["", 3, b"x"],
+    "namespace": ["", 3],
+    "get_if_exists": [1, None, "yes"],
+    "lifetime": ["forever", None, 1],
+    "num_cpus": [-1, float("nan"), float("inf"), True, "1", None],
+    "num_gpus": [-1, "1"],
+    "resources": [None, [], {"a": -1}, {1: 1}, {"a": "1"}, {"a": True}, {"a": float("inf")}],
+    "node": ["", 5],
+    "process": ["thread", None],
+    "max_concurrency": [0, -1, 1.0, True, None, "2"],
+    "max_pending_calls": [0, 2.5, None],
+    "max_restarts": [-2, 1.0, None, False],
+    "max_retries": [-1, None],
+    "env": [None, {"A": 1}, {1: "a"}, []],
+    "on_hang": ["restart", None, True],
+    "concurrency_groups": [None, {"io": 0}, {"io": 1.0}, {1: 1}],
+    "timeout": [0, -1, float("nan"), float("inf"), "1", True],
+    "retries": [-1, 1.5, None, True],
+    "idempotent": [1, None],
+    "concurrency_group": ["", None, 3],
+    "inline": [1, None],
+}
+TYPES = {"spawn": SpawnOptions, "declaration": ActorDeclaration, "call": CallOptions, "method": MethodOptions}
+
+
+@pytest.mark.parametrize("table", TYPES)
+def test_the_checks_know_exactly_the_options_that_types_declare(table: str) -> None:
+    assert set(_TABLES[table]) == set(get_type_hints(TYPES[table]))
+
+
+@pytest.mark.parametrize("table", TYPES)
+def test_values(table: str) -> None:
+    for name in _TABLES[table]:
+        for value in GOOD[name]:
+            check_options(table, "Place.options", {name: value})
+        for value in BAD[name]:
+            with pytest.raises(TypeError) as error:
+                check_options(table, "Place.options", {name: value})
+            text = str(error.value)
+            assert text.startswith(f"Place.options: option {name!r} must be ")
+            assert repr(value) in text
+            assert all(known in text for known in _TABLES[table])
+
+
+@pytest.mark.parametrize("table", TYPES)
+def test_unknown_names(table: str) -> None:
+    with pytest.raises(TypeError) as error:
+        check_options(table, "Place.options", {"zzz": 1})
+    text = str(error.value)
+    assert text.startswith("Place.options: unknown option 'zzz'. Valid options: ")
+    assert all(known in text for known in _TABLES[table])
+    for name in _TABLES[table]:
+        with pytest.raises(TypeError, match=f"did you mean '{name}'"):
+            check_options(table, "Place.options", {f"{name}_": GOOD[name][-1]})
+
+
+def test_options_of_another_place() -> None:
+    for table, name in (("spawn", "timeout"), ("spawn", "concurrency_groups"), ("call", "name"), ("call", "inline")):
+        with pytest.raises(TypeError, match="unknown option"):
+            check_options(table, "here", {name: GOOD[name][-1]})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"retries": 1}, "needs idempotent=True"),
+        ({"retries": 1, "idempotent": False}, "needs idempotent=True"),
+        ({"get_if_exists": True}, "needs a name"),
+        ({"get_if_exists": True, "name": None}, "needs a name"),
+        ({"env": {"A": "b"}, "process": "shared"}, "process='own'"),
+    ],
+)
+def test_contradictions(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        check_together("here", options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"retries": 0},
+        {"retries": 2, "idempotent": True},
+        {"get_if_exists": True, "name": "x"},
+        {"env": {}, "process": "shared"},
+        {"env": {"A": "b"}, "process": "own"},
+    ],
+)
+def test_what_goes_together(options: dict[str, Any]) -> None:
+    check_together("here", options)
