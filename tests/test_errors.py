@@ -150,7 +150,7 @@ PLAIN: list[Exception] = [
     KeyError("key"),
     FileNotFoundError(2, "no such", "name"),
     OSError("only text"),
-    BlockingIOError(11, "again", 5),
+    BlockingIOError(11, "again"),
     unicode_error(),
     UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogate"),
     syntax_error(),

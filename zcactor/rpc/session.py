@@ -45,7 +45,7 @@ _MAX_REGIONS = 128
 """Regions in one frame: 7 KiB of its room. A message with more sends them ahead in REGIONS frames."""
 _MAX_RELEASES = 128
 _ANSWERS_PER_FLUSH = 64
-"""Answers to one batch that share a system call; more, and the caller would idle while the rest of the batch is served."""
+"""Answers to one batch that share a system call; more, and the caller would idle while the rest is served."""
 _HELLO_ROOM = 4096
 
 # Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
@@ -90,7 +90,7 @@ class Hub(Protocol):
         """The caller cancelled, or is gone."""
 
     def import_region(self, session: Session, region: Region) -> tuple[Part, asyncio.Future[Part] | None]:
-        """The part that a region of the peer's stands for; a future where it must be leased from a third process first."""
+        """The part that a region of the peer's stands for; a future where a third process must lease it first."""
 
     def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None:
         """The connection is gone, with `calls` of ours unanswered."""

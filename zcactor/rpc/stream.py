@@ -131,7 +131,7 @@ class Stream:
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """Stop: the generator is closed, items not taken are dropped. Idempotent; not for ``__del__``, see `abandon`."""
+        """Stop: the generator is closed, items not taken are dropped. Idempotent; ``__del__`` uses `abandon`."""
         if not self._closed:
             self._closed = True
             self._slots.clear()

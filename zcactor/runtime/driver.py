@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from zcactor import context
 from zcactor.config import Config, load_config
 from zcactor.errors import AlreadyInitialized, ConnectionLost, NotInitialized, ZcactorError
+from zcactor.marshal.importable import search_here
 from zcactor.objectstore.store import Store
 from zcactor.runtime.directory import RunDirectory, base_directory
 from zcactor.runtime.forked import abandon
-from zcactor.runtime.node import launch, raise_descriptor_limit, send_setup
+from zcactor.runtime.node import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.runtime.process import Process
 from zcactor.transport.local import LocalEndpoint
 
@@ -290,6 +291,7 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
             await process.close()
             raise
         undo.pop_all()
+    search_here(search_path())
     context.set_current(process)
     return Node(config, process, agent, control, directory)
 

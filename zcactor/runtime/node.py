@@ -111,6 +111,7 @@ def main(fd: int, lock_fd: int) -> None:
     control = socket.socket(fileno=fd)
     os.set_inheritable(lock_fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from zcactor.marshal.importable import search_here
     from zcactor.runtime import worker as worker_module  # what workers need: the zygote shares it with them
     from zcactor.runtime import zygote
 
@@ -132,6 +133,7 @@ def main(fd: int, lock_fd: int) -> None:
         import cloudpickle  # noqa: F401 - imported here and not before the fork: the agent goes on meanwhile
         import numpy.random  # noqa: F401
 
+        search_here(sys.path)
         zygote.run_zygote(theirs, worker_module.become_worker)
         os._exit(0)
     theirs.close()

@@ -303,7 +303,7 @@ class Process:
     async def _open_writable(self, session: Session, region: Region, owner: Session) -> Part:
         try:
             await owner.connection.open_writable()
-        except ZcactorError as error:
+        except (ZcactorError, OSError) as error:
             return Part(region.kind, LostPart(f"write access to a moved array could not be had: {error}"), 0, 0)
         return self._leased(session, region)
 
@@ -318,7 +318,7 @@ class Process:
             if region.kind == RegionKind.MOVED:
                 await owner.connection.open_writable()
             return self._leased(owner, region)
-        except ZcactorError as error:
+        except (ZcactorError, OSError) as error:
             return Part(region.kind, LostPart(f"the owner of a passed reference is gone: {error}"), 0, 0)
         finally:
             if region.pin:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zcactor.transport.mapping import Mapping
+
 __all__ = ["Connection", "Endpoint", "PeerInfo", "Receiver"]
 
 LENGTH_PREFIX = 4
