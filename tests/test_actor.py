@@ -472,7 +472,9 @@ async def test_kill_is_immediate() -> None:
 
 async def test_kill_in_a_shared_process() -> None:
     victim = await Probe.options(process="shared").spawn()
-    others = [await Probe.options(process="shared").spawn() for _ in range(os.cpu_count() or 1)]  # one of them a neighbour
+    others = [
+        await Probe.options(process="shared").spawn() for _ in range(os.cpu_count() or 1)
+    ]  # one of them a neighbour
     running, waiting = victim.ahold("a"), victim.hold("s")
     queued = victim.note("never")
     await victim.until("a began", "s began")

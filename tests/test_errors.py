@@ -179,7 +179,19 @@ def test_taken_apart_and_put_together(error: Exception) -> None:
     assert repr(again.args) == repr(error.args)
     assert str(again) == str(error)
     assert again.__dict__ == error.__dict__
-    for name in ("errno", "strerror", "filename", "reason", "start", "object", "lineno", "text", "name", "path", "message"):
+    for name in (
+        "errno",
+        "strerror",
+        "filename",
+        "reason",
+        "start",
+        "object",
+        "lineno",
+        "text",
+        "name",
+        "path",
+        "message",
+    ):
         assert repr(getattr(again, name, None)) == repr(getattr(error, name, None))
 
 

@@ -129,7 +129,11 @@ def test_methods_and_their_kinds() -> None:
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
-        ("sync", [((1,), {}), ((1, 2), {}), ((), {"a": 1}), ((1,), {"b": 2})], [((), {}), ((1, 2, 3), {}), ((1,), {"c": 1})]),
+        (
+            "sync",
+            [((1,), {}), ((1, 2), {}), ((), {"a": 1}), ((1,), {"b": 2})],
+            [((), {}), ((1, 2, 3), {}), ((1,), {"c": 1})],
+        ),
         ("coroutine", [((), {"key": 1})], [((), {}), ((1,), {}), ((), {"key": 1, "x": 2})]),
         ("static", [((1,), {})], [((), {}), ((1, 2), {})]),
         ("of_class", [((1,), {})], [((), {}), ((1, 2), {})]),
@@ -202,7 +206,11 @@ def test_malformed_interfaces(plain: Any) -> None:
         Interface.from_wire(plain)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.binary(), lambda s: st.lists(s), max_leaves=20))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text() | st.binary(), lambda s: st.lists(s), max_leaves=20
+    )
+)
 def test_any_plain_value_is_read_or_refused(plain: Any) -> None:
     try:
         Interface.from_wire(["Name", False, plain])

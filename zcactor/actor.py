@@ -80,9 +80,13 @@ def method(function: Any = None, /, **options: Any) -> Any:
             raise TypeError(f"@zc.method decorates a function, not {type(target).__name__}")
         plain = target.__func__ if isinstance(target, staticmethod | classmethod) else target
         if options.get("inline") and (
-            inspect.iscoroutinefunction(plain) or inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
+            inspect.iscoroutinefunction(plain)
+            or inspect.isgeneratorfunction(plain)
+            or inspect.isasyncgenfunction(plain)
         ):
-            raise TypeError(f"{plain.__qualname__}: inline=True is for plain methods, not for coroutines and generators")
+            raise TypeError(
+                f"{plain.__qualname__}: inline=True is for plain methods, not for coroutines and generators"
+            )
         setattr(plain, MARK, dict(options))
         return target
 
@@ -143,7 +147,7 @@ class Actor:
     @classmethod
     def options(cls: Callable[P, T], **options: Unpack[SpawnOptions]) -> ActorOptions[P, T]:
         """The class with options; see `zcactor.options.SpawnOptions`."""
-        check_options("spawn", f"{cls.__name__}.options", options)  # type: ignore[attr-defined]
+        check_options("spawn", f"{cls.__name__}.options", options)
         return ActorOptions(cls, options)
 
 
@@ -224,7 +228,7 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     merged: dict[str, Any] = {**declared_options(cls), **options}
     check_together(f"{cls.__name__}.options", merged)
     if inspect.isabstract(cls):
-        missing = ", ".join(sorted(cls.__abstractmethods__))
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise TypeError(f"{cls.__name__} cannot be constructed: it is abstract (missing: {missing})")
     _check_constructor(cls, args, kwargs)
     args = tuple([await value if isinstance(value, ObjectRef) else value for value in args])
@@ -236,12 +240,10 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     recipe = Sealed(*process.marshaller.pack((cls, args, kwargs)))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     kept = recipe if merged.get("max_restarts") else None
-    handle, existed, object_id = await process.ask_agent(
-        "reserve", plain, cls.__name__, Interface.of(cls).wire(), kept
-    )
+    handle, existed, object_id = await process.ask_agent("reserve", plain, cls.__name__, Interface.of(cls).wire(), kept)
     if existed:
         return handle
-    remote = handle._remote  # noqa: SLF001 - the module's own type
+    remote = handle._remote
     host_process, index = remote.location
     failure = "its spawn was cancelled"
     try:
@@ -299,7 +301,7 @@ async def stop(handle: object) -> None:
     Cancelling abandons the wait; the actor still stops.
     """
     process = current()
-    remote = _checked(handle, "stop")._remote  # noqa: SLF001 - the module's own type
+    remote = _checked(handle, "stop")._remote
     with contextlib.suppress(ConnectionLost):  # it has ended, or is being restarted: nothing of ours is on the way
         # The request goes through the agent, and would overtake calls that still wait for credit or for a connection.
         # The answer to a ping comes when the actor's process has them; a connection that is there already takes what
@@ -315,7 +317,7 @@ async def kill(handle: object) -> None:
     Raises:
         NoSuchActor: the node does not know the actor.
     """
-    await current().ask_agent("kill", _checked(handle, "kill")._remote.actor_id)  # noqa: SLF001
+    await current().ask_agent("kill", _checked(handle, "kill")._remote.actor_id)
 
 
 async def get_actor(name: str, *, namespace: str | None = None) -> Any:

@@ -48,19 +48,19 @@ def current_or_none() -> Process | None:
 
 def set_current(process: Process) -> None:
     """Make `process` the one that `current` returns."""
-    global _process, _forked_from  # noqa: PLW0603 - the one deliberate per-process state, see the module's docstring
+    global _process, _forked_from
     _process = process
     _forked_from = None
 
 
 def clear_current() -> None:
     """`current` raises from now on."""
-    global _process  # noqa: PLW0603
+    global _process
     _process = None
 
 
 def mark_forked(parent_pid: int) -> None:
     """Called in the child of a fork: nothing of the parent's runtime may be used."""
-    global _process, _forked_from  # noqa: PLW0603
+    global _process, _forked_from
     _process = None
     _forked_from = parent_pid

@@ -284,7 +284,7 @@ def put_together(parts: Any) -> BaseException:
 
 
 @functools.lru_cache(maxsize=256)
-def _dual_class(cls: type[Exception]) -> type[Exception]:
+def _dual_class(cls: Any) -> type[Exception]:
     """The class whose instances are both a `RemoteError` and a `cls`."""
     return type(cls.__name__, (RemoteError, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
 

@@ -47,12 +47,12 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
     and can be awaited again. Dropping a reference that is not awaited cancels nothing.
     """
 
-    __slots__ = ("__weakref__", "_call", "_driver")
+    __slots__ = ("__weakref__", "_call", "_drivers")
 
     def __init__(self, call: Call) -> None:
         call.refs += 1
         self._call = call
-        self._driver: Generator[Any, None, T_co] | None = None
+        self._drivers: dict[Any, Generator[Any, None, T_co]] | None = None
 
     def __await__(self) -> Generator[Any, None, T_co]:
         # The generator works on the call, not on this object: in `await actor.method()` nobody holds the reference
@@ -64,20 +64,27 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
 
     def send(self, value: None) -> Any:
         """Coroutine protocol, for tasks made of the reference itself."""
-        if self._driver is None:
-            self._driver = _outcome(self._call, 1)
-        return self._driver.send(value)
+        return self._driver().send(value)
 
     def throw(self, *args: Any) -> Any:
         """Coroutine protocol."""
-        if self._driver is None:
-            self._driver = _outcome(self._call, 1)
-        return self._driver.throw(*args)
+        return self._driver().throw(*args)
 
     def close(self) -> None:
         """Coroutine protocol: stop awaiting. Cancels nothing."""
-        if self._driver is not None:
-            self._driver.close()
+        self._driver().close()
+
+    def _driver(self) -> Generator[Any, None, T_co]:
+        """What drives the task at hand: several tasks may be made of one reference."""
+        task = asyncio.current_task()
+        if self._drivers is None:
+            self._drivers = {}
+        driver = self._drivers.get(task)
+        if driver is None:
+            driver = self._drivers[task] = _outcome(self._call, 1)
+            if task is not None:
+                task.add_done_callback(self._drivers.pop)
+        return driver
 
     def cancel(self) -> bool:
         """Cancel the call. Awaiting it afterwards raises ``CancelledError``.
@@ -217,9 +224,11 @@ def _status_error(call: Call) -> BaseException:
     """The error that a response without a payload means."""
     if call.status == Status.CANCELLED:
         return asyncio.CancelledError(f"{call.label} was cancelled by its actor's process")
-    actor = call.target.label if call.target is not None else call.label
+    actor = call.actor_label or call.label
     if call.status == Status.STOPPED:
         return ActorDied(actor, "it was stopped before the call started", False)
+    if call.status == Status.KILLED:
+        return ActorDied(actor, "it was ended while the call ran", True)
     return ActorDied(actor, "its process does not know it any more", False)
 
 
@@ -417,6 +426,10 @@ async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> lis
         raise TypeError("zc.get takes a sequence of references; await a single one")
     refs = list(refs)
     await _wait_count(_checked(refs), len(refs), timeout, all_or_error=True)
+    for ref in refs:
+        call = ref._call
+        if call.done and (call.error is not None or call.status != Status.OK):
+            _value(call)  # raises; others may not be done yet
     return [_value(ref._call) for ref in refs]
 
 
@@ -487,15 +500,13 @@ async def _wait_count(calls: list[Call], count: int, timeout: float | None, *, a
         if (left <= 0 or failed) and not enough.done():
             enough.set_result(None)
 
-    for call in calls:
-        call.add_callback(finished)
-    if timeout is not None and timeout <= 0:
-        if enough.done():
-            return
-        raise TimeoutError(f"{left} of {count} references were not done")
-    if count == 0:
-        return
     try:
+        for call in calls:
+            call.add_callback(finished)
+        if count == 0 or enough.done():
+            return
+        if timeout is not None and timeout <= 0:
+            raise TimeoutError
         if timeout is None:
             await enough
         else:

@@ -236,12 +236,12 @@ class RemoteActor:
 class RemoteMethod:
     """A method of a handle. Calling it sends at once and gives an `ObjectRef`."""
 
-    __slots__ = ("_actor", "_plain", "_retries", "_spec", "_timeout")
+    __slots__ = ("_actor", "_options", "_plain", "_retries", "_spec", "_timeout")
 
     def __init__(self, actor: RemoteActor, spec: MethodSpec, options: Mapping[str, Any] | None = None) -> None:
         self._actor = actor
         self._spec = spec
-        options = options or {}
+        options = self._options = dict(options or {})
         self._timeout: float | None = options.get("timeout", spec.timeout)
         retries = options.get("retries", spec.retries)
         idempotent = options.get("idempotent", spec.idempotent)
@@ -278,7 +278,7 @@ class RemoteMethod:
                 ):
                     ref: ObjectRef[Any] = _new_ref(ObjectRef)
                     ref._call = call
-                    ref._driver = None
+                    ref._drivers = None
                     return ref
                 unfinished.discard(call)
         call = self._actor.call(spec, args, kwargs, self._timeout, self._retries)
@@ -289,7 +289,7 @@ class RemoteMethod:
     def options(self, **options: Any) -> RemoteMethod:
         """The same method with other `CallOptions`."""
         check_options("call", f"{self._spec.label}.options", options)
-        return type(self)(self._actor, self._spec, options)
+        return type(self)(self._actor, self._spec, {**self._options, **options})
 
     def __repr__(self) -> str:
         return f"<remote method {self._spec.label} of {self._actor.label}>"
@@ -345,6 +345,12 @@ class ActorHandle:
 
     def __repr__(self) -> str:
         return f"<handle of {self._remote.label}>"
+
+    def __copy__(self) -> ActorHandle:
+        return self
+
+    def __deepcopy__(self, _: Any) -> ActorHandle:
+        return self
 
     def __reduce__(self) -> Any:
         raise TypeError(

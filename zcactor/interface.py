@@ -44,7 +44,20 @@ def method_options(function: Any) -> Mapping[str, Any]:
 class MethodSpec:
     """One method as a caller sees it."""
 
-    __slots__ = ("_signature", "code", "group", "high", "idempotent", "kind", "label", "low", "name", "parameters", "retries", "timeout")
+    __slots__ = (
+        "_signature",
+        "code",
+        "group",
+        "high",
+        "idempotent",
+        "kind",
+        "label",
+        "low",
+        "name",
+        "parameters",
+        "retries",
+        "timeout",
+    )
 
     def __init__(
         self, code: int, class_name: str, name: str, kind: int, parameters: list[Any], options: Mapping[str, Any]
@@ -93,7 +106,7 @@ class MethodSpec:
         return [self.name, int(self.kind), self.parameters, self.timeout, self.retries, self.idempotent, self.group]
 
 
-_KINDS = {int(kind): kind for kind in inspect._ParameterKind}  # noqa: SLF001 - the enum has no public name
+_KINDS = {int(kind): kind for kind in inspect._ParameterKind}
 _POSITIONAL_ONLY = int(inspect.Parameter.POSITIONAL_ONLY)
 _POSITIONAL_OR_KEYWORD = int(inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VAR_POSITIONAL = int(inspect.Parameter.VAR_POSITIONAL)
@@ -150,11 +163,13 @@ class Interface:
             return spec
         if name.startswith("_"):
             raise AttributeError(
-                f"{self.class_name}.{name} is private: an actor's private names cannot be reached from outside", name=name
+                f"{self.class_name}.{name} is private: an actor's private names cannot be reached from outside",
+                name=name,
             )
         public = ", ".join(self.by_name) or "none"
         raise AttributeError(
-            f"actor {self.class_name} has no method {name!r} (attributes are not reachable, methods are: {public})", name=name
+            f"actor {self.class_name} has no method {name!r} (attributes are not reachable, methods are: {public})",
+            name=name,
         )
 
     def wire(self) -> list[Any]:

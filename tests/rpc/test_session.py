@@ -610,9 +610,7 @@ class Peer:
         flush: bool = True,
     ) -> None:
         buffer, offset = self.far.reserve(frame_size(len(regions), len(releases), len(payload)))
-        written = encode_into(
-            buffer, offset, kind, 0, code, credits, 2, message_id, extra, regions, releases, payload
-        )
+        written = encode_into(buffer, offset, kind, 0, code, credits, 2, message_id, extra, regions, releases, payload)
         self.far.commit(written)
         if flush:
             self.far.flush()

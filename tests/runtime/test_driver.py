@@ -291,7 +291,7 @@ async def test_a_node_that_does_not_start_in_time(monkeypatch: pytest.MonkeyPatc
 async def test_a_start_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
-    for turns in (0, 1, 2, 3, 20):
+    for turns in (0, 2, 20):
         starting = asyncio.ensure_future(_init())
         for _ in range(turns):
             await asyncio.sleep(0.001)
@@ -308,7 +308,7 @@ async def test_a_start_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.Mon
 
 async def test_an_end_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    for turns in range(1, 7):
+    for turns in (1, 3, 6):
         node = await zc.init()
         await spawn(Talker)
         ending = asyncio.ensure_future(zc.shutdown())

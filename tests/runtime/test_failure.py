@@ -137,7 +137,10 @@ OWN_TYPE: list[tuple[Exception, str]] = [
     (ValueError("ünïcode \N{SNOWMAN}"), "ünïcode \N{SNOWMAN}"),
     (KeyError("key"), "'key'"),
     (FileNotFoundError(2, "no such", "name"), "[Errno 2] no such: 'name'"),
-    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), "'utf-8' codec can't decode byte 0xff in position 0: invalid"),
+    (
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        "'utf-8' codec can't decode byte 0xff in position 0: invalid",
+    ),
     (ExceptionGroup("group", [ValueError(1), KeyError(2)]), "group (2 sub-exceptions)"),
     (WrongArguments(1, b=2), "text"),
     (with_state(extra=[1, 2], array=np.arange(5000)), "with state"),

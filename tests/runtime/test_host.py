@@ -353,7 +353,7 @@ async def test_an_exception_passed_on_names_where_it_began() -> None:
 async def test_exceptions_that_would_end_the_caller(error: BaseException) -> None:
     probe: Any = await Probe.spawn()
     for method in (probe.raising, probe.araising):
-        with pytest.raises(Exception, match=type(error).__name__) as caught:  # noqa: PT011
+        with pytest.raises(Exception, match=type(error).__name__) as caught:
             await method(error)
         assert isinstance(caught.value, zc.RemoteError | RuntimeError)
         assert not isinstance(caught.value, StopIteration | StopAsyncIteration)

@@ -161,8 +161,10 @@ async def test_too_large_an_environment(harness: Harness) -> None:
 
 
 async def test_the_zygote_is_gone(harness: Harness) -> None:
+    record = harness.pool.start("Shard", {}, shared=False)
     harness.zygote.close()
     await harness.lost.wait()
+    assert "zygote" in await record.ended
     harness.pool.start("Shard", {}, shared=False)
 
 

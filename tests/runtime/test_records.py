@@ -83,6 +83,15 @@ async def test_waiting_for_a_state() -> None:
     assert not record().detached
 
 
+async def test_the_dead_keep_little() -> None:
+    actor = record(name="it", lifetime="detached")
+    actor.set_state("dead", "a cause")
+    actor.strip()
+    assert (actor.label, actor.cause, actor.pid, actor.state) == ("Empty(it)", "a cause", 0, "dead")
+    assert (actor.options, actor.recipe, actor.interface, actor.worker) == ({}, None, None, None)
+    assert not actor.may_restart()
+
+
 def test_a_token_tells_when_it_is_gone() -> None:
     gone: list[int] = []
     token = ActorToken(b"o" * 16, 7, lambda: gone.append(1))

@@ -57,6 +57,8 @@ class Call:
     on_done: Callable[[Call], None] | None = None
     """The caller's accounting of unfinished calls."""
 
+    actor_label = ""
+    """How messages name the actor, once the call is done."""
     target: Any = None
     """The `zcactor.handle.RemoteActor` called; kept, so that dropping handles stops no actor with open calls."""
     stream: Any = None
@@ -99,6 +101,7 @@ class Call:
             return
         # `_finish` for the usual case: one task waits
         self.state = _DONE
+        self.target = None
         self.resend = None
         if self.on_done is not None:
             self.on_done(self)
@@ -118,6 +121,10 @@ class Call:
 
     def _finish(self) -> None:
         self.state = _DONE
+        if self.target is not None:
+            if self.status > Status.ERROR:  # the message will name the actor
+                self.actor_label = self.target.label
+            self.target = None
         if self.on_done is not None:
             self.on_done(self)
             self.on_done = None
@@ -150,6 +157,9 @@ class Call:
 
     def add_waiter(self, future: asyncio.Future[None]) -> None:
         """`future` is set, on its own loop, when the call is done."""
+        if self.state is _DONE:
+            _wake(future)
+            return
         if self.waiter is None:
             self.waiter = future
         elif self.waiters is None:

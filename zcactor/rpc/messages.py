@@ -59,6 +59,8 @@ class Status(IntEnum):
     """The process hosts no actor of that index."""
     STOPPED = 5
     """The actor stopped before the call started."""
+    KILLED = 6
+    """The actor was ended while the call ran."""
 
 
 class Flags(IntFlag):

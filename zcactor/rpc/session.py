@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
-from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
 from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region
@@ -170,17 +170,21 @@ class Session:
         payload: Any,
     ) -> None:
         """Encode one frame into the send buffer, or keep it until there is a credit. Called under `lock`."""
-        while len(parts) > _MAX_REGIONS:
-            self._send(_REGIONS, 0, 0, 0, message_id, 0, parts[:_MAX_REGIONS], b"")
-            parts = parts[_MAX_REGIONS:]
-        if self._backlog or not self.credits.take():
-            self._backlog.append((kind, flags, code, actor, message_id, extra, parts, payload))
-        else:
-            regions = [self._export(part) for part in parts] if parts else ()
+        regions = self._export(parts) if parts else ()
+        while len(regions) > _MAX_REGIONS:
+            self._enqueue(_REGIONS, 0, 0, 0, message_id, 0, regions[:_MAX_REGIONS], b"", parts)
+            regions = regions[_MAX_REGIONS:]
+        self._enqueue(kind, flags, code, actor, message_id, extra, regions, payload, parts)
+
+    def _enqueue(self, *entry: Any) -> None:
+        """Send one frame, or keep it until there is a credit. Its parts are kept with it: regions hold nothing alive."""
+        if not self._backlog and self.credits.take():
             try:
-                self._frame(kind, flags, code, actor, message_id, extra, regions, payload)
+                self._frame(*entry[:-1])
             except ConnectionLost:  # the transport knows of the end; `connection_lost` follows in the loop's next turn
-                self._backlog.append((kind, flags, code, actor, message_id, extra, parts, payload))
+                self._backlog.append(entry)
+        else:
+            self._backlog.append(entry)
 
     def _frame(
         self,
@@ -209,9 +213,20 @@ class Session:
         counters.frames_sent += 1
         counters.bytes_eager += len(payload)
 
-    def _export(self, part: Part) -> Region:
-        owner, object_id, pin = part.holder.grant(self)
-        return Region(part.kind, owner, object_id, part.offset, part.nbytes, pin)
+    def _export(self, parts: Sequence[Part]) -> Sequence[Region]:
+        """Lease every part to the peer, or none: the owner of something passed on may be gone."""
+        regions: list[Region] = []
+        try:
+            for part in parts:
+                owner, object_id, pin = part.holder.grant(self)
+                regions.append(Region(part.kind, owner, object_id, part.offset, part.nbytes, pin))
+        except ZcactorError:
+            for region in regions:
+                leased = region.pin or region.id
+                if self.leases.get(leased) is not None:
+                    self.leases.release(leased, 1)
+            raise
+        return regions
 
     def pin(self, holder: Holder) -> int:
         """Keep `holder` for the peer until it has a lease of its own. The ids have the top bit set, so that they share
@@ -244,8 +259,13 @@ class Session:
             call.session = self
             call.state = CallState.SENT
             self.pending[call_id] = call
+            try:
+                self._send(_CALL, flags, code, actor, call_id, timeout_ns, parts, payload)
+            except BaseException:  # an argument's owner is gone: nothing was sent
+                del self.pending[call_id]
+                call.state = CallState.QUEUED
+                raise
             self._counters.calls += 1
-            self._send(_CALL, flags, code, actor, call_id, timeout_ns, parts, payload)
             if len(self.pending) == 1:  # nothing to batch with: start the peer now
                 self.connection.flush()
                 return
@@ -418,7 +438,11 @@ class Session:
                 self._feeding = False
             if self._unflushed:
                 self._unflushed = 0
-                self._flush_now()
+                try:
+                    if self._flush_out():
+                        self.connection.send_blocked()
+                except OSError as error:
+                    self.connection.send_failed(error)
             if self._backlog:
                 self._credits_returned(0)
         else:
@@ -520,12 +544,9 @@ class Session:
             if not backlog:
                 return
             while backlog and self.credits.take():
-                *head, parts, payload = backlog[0]
-                kind, flags, code, actor, message_id, extra = head
-                regions = [self._export(part) for part in parts]
                 try:
-                    self._frame(kind, flags, code, actor, message_id, extra, regions, payload)
-                except ConnectionLost:  # as in `_send`
+                    self._frame(*backlog[0][:-1])
+                except ConnectionLost:  # as in `_enqueue`
                     return
                 backlog.popleft()
         self._schedule_flush()

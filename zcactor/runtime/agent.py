@@ -56,7 +56,7 @@ END_REPORT = 2.0
 but the kernel may take its time over a process with much memory."""
 LAST_OUTPUT = 2.0
 """Seconds that the driver gets at the end to show what was printed."""
-_REMEMBERED = 10_000
+_REMEMBERED = 2_000
 """Dead actors whose cause of death is remembered."""
 
 
@@ -72,7 +72,8 @@ class _Grant:
 
 def _lower_grant(packing: Any, grant: _Grant) -> bytes:
     record, process = grant.record, grant.agent.process
-    assert record.worker is not None
+    if record.worker is None or record.interface is None:
+        raise ActorDied(record.label, record.cause, False)
     remote = RemoteActor(
         process, record.actor_id, record.interface, (record.worker.process, record.index), record.name,
         record.namespace, record.options.get("max_pending_calls") or process.config.max_pending_calls,
@@ -338,7 +339,6 @@ class NodeAgent:
         if actor.state == "dead":
             return
         actor.set_state("dead", cause)
-        actor.recipe = None
         if actor.withdraw is not None:
             actor.withdraw()
         if actor.holds_resources:
@@ -347,6 +347,7 @@ class NodeAgent:
         if actor.name is not None and self._names.get((actor.namespace, actor.name)) is actor:
             del self._names[actor.namespace, actor.name]
         self._by_object.pop(actor.object_id, None)
+        actor.strip()
         self._dead.append(actor.actor_id)
         if len(self._dead) > _REMEMBERED:
             self._actors.pop(self._dead.popleft(), None)
@@ -469,7 +470,7 @@ class NodeAgent:
             {
                 "actor_id": actor.actor_id.hex(), "class_name": actor.class_name, "name": actor.name,
                 "namespace": actor.namespace, "state": actor.state, "node_id": self.node,
-                "pid": actor.worker.pid if actor.worker is not None else 0, "restarts": actor.restarts,
+                "pid": actor.pid, "restarts": actor.restarts,
                 "cause": actor.cause,
             }
             for actor in self._actors.values()
@@ -527,6 +528,11 @@ class NodeAgent:
                     await self._printer.flush()
             except TimeoutError:
                 logger.debug("the driver did not show all output in time")
+        self.process.loop.call_soon(self.finish)
+
+    def zygote_lost(self) -> None:
+        """No worker can be started any more, and those there were have ended: so does the node."""
+        self._closing = True
         self.process.loop.call_soon(self.finish)
 
     def finish(self) -> None:

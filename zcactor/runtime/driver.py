@@ -21,7 +21,7 @@ from zcactor.errors import AlreadyInitialized, ConnectionLost, NotInitialized, Z
 from zcactor.marshal.importable import search_here
 from zcactor.objectstore.store import Store
 from zcactor.runtime.directory import RunDirectory, base_directory
-from zcactor.runtime.forked import abandon
+from zcactor.runtime.forked import watch_forks
 from zcactor.runtime.node import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.runtime.process import Process
 from zcactor.transport.local import LocalEndpoint
@@ -255,6 +255,7 @@ async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Node
 
 async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
     raise_descriptor_limit()
+    watch_forks()
     with contextlib.ExitStack() as undo:
         directory = RunDirectory(base_directory())
         undo.callback(directory.remove)
@@ -369,12 +370,8 @@ def _write(file: TextIO | None, text: str) -> None:
 
 
 def _after_fork() -> None:
-    """In the child: the parent's runtime is not ours, and must not notice us."""
+    """In the child: the node is the parent's."""
     global _node
-    process = context.current_or_none()
-    if process is not None:
-        abandon(process)
-        context.mark_forked(os.getppid())
     if _node is not None:
         _node.forget()
         _node = None

@@ -12,6 +12,7 @@ import threading
 from queue import Empty
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from zcactor import context
 from zcactor.errors import ForkedProcess
 from zcactor.rpc.protocol import CallState
 
@@ -20,7 +21,24 @@ if TYPE_CHECKING:
 
     from zcactor.runtime.process import Process
 
-__all__ = ["abandon"]
+__all__ = ["abandon", "watch_forks"]
+
+_watching = False
+
+
+def watch_forks() -> None:
+    """From now on a forked child of this process lets go of its runtime, if it has one then. Idempotent."""
+    global _watching
+    if not _watching:
+        _watching = True
+        os.register_at_fork(after_in_child=_let_go)
+
+
+def _let_go() -> None:
+    process = context.current_or_none()
+    if process is not None:
+        abandon(process)
+        context.mark_forked(os.getppid())
 
 
 class _Refusal:

@@ -63,6 +63,8 @@ class ActorHost:
         self.interface = Interface.of(actor_class)
         self.instance: Any = None
         self.stopping = False
+        """It takes no more calls."""
+        self._closed = False
         self._methods: list[Callable[..., Any]] = []
         self._pack = process.marshaller.pack
         self._unpack = process.marshaller.unpack
@@ -178,15 +180,14 @@ class ActorHost:
 
     def close(self) -> None:
         """End at once: tasks are cancelled, queued calls are refused, a running sync method is left to finish."""
-        self.stopping = True
+        self.stopping = self._closed = True
         for session in list(self.process.all_sessions()):
             for incoming in list(session.incoming.values()):
                 if incoming.host is self:
                     incoming.cancelled = True
+                    self._answer_status(incoming, Status.KILLED if incoming.started else Status.STOPPED)
                     if incoming.task is not None:
                         incoming.task.cancel()
-                    elif not incoming.started:
-                        self._answer_status(incoming, Status.STOPPED)
         for mailbox in self._mailboxes.values():
             mailbox.close()
         self._methods = []
@@ -214,7 +215,7 @@ class ActorHost:
 
     def unblocked(self, incoming: Incoming) -> None:
         """The last lease or promise among the arguments is here."""
-        if incoming.host is not self or self.stopping:
+        if incoming.host is not self or self._closed:
             return
         if not isinstance(incoming.payload, _Prepared):
             self._prepare(incoming)

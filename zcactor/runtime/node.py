@@ -28,8 +28,9 @@ _SECRETS = ("ZCACTOR_TOKEN",)
 """Variables that actors have no business with; the environment of a process can be read by others of the same user."""
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 _LENGTH = struct.Struct("<I")
-AGENT_ARENA = 1 << 20
-"""Bytes of the agent's arena: it keeps no arrays, only large recipes on their way."""
+AGENT_ARENA = 1 << 30
+"""Bytes that the agent's arena may have: large messages on their way (10,000 actors take 3 MiB to list). It is address
+space only: memory is taken as it is needed."""
 _DESCRIPTORS = 1 << 16
 """Enough for thousands of actors; no more, because there are programs that walk through all that they might have."""
 _ZYGOTE_END = 2.0
@@ -133,6 +134,8 @@ def main(fd: int, lock_fd: int) -> None:
         import cloudpickle  # noqa: F401 - imported here and not before the fork: the agent goes on meanwhile
         import numpy.random  # noqa: F401
 
+        import zcactor.runtime.inspection  # noqa: F401
+
         search_here(sys.path)
         zygote.run_zygote(theirs, worker_module.become_worker)
         os._exit(0)
@@ -204,7 +207,7 @@ async def _serve(
     }  # fmt: skip
     pool = Pool(
         loop, zygote, every_worker,
-        output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.finish(),
+        output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.zygote_lost(),
     )  # fmt: skip
     node = NodeAgent(process, pool, setup["resources"], setup["heartbeat"], setup["hang_after"])
     node.driver = setup["driver"]

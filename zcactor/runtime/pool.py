@@ -189,8 +189,10 @@ class Pool:
                 message = b""
             if not message:
                 self.loop.remove_reader(self._zygote.fileno())
-                self.kill_all(None)
                 self._lost()
+                for left in list(self.by_process.values()):
+                    left.kill()
+                    self._end(left, "the node's zygote ended, and all workers with it")
                 return
             report = msgspec.msgpack.decode(message)
             pid = report["pid"]

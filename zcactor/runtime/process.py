@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError, RemoteError, ZcactorError
 from zcactor.future import ObjectRef, OwnRef, RefHolder
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from zcactor.transport.base import Connection, Endpoint
 
 __all__ = ["Process"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger("zcactor")
 SYSTEM_INDEX = 0
@@ -179,6 +181,8 @@ class Process:
         Raises:
             ConnectionLost: it does not answer.
         """
+        if threading.get_ident() != self.thread:
+            return await self._elsewhere(self.connect(process))
         session = self.sessions.get(process)
         if session is not None and session.closed is None:
             return session
@@ -187,6 +191,10 @@ class Process:
             task = self._connecting[process] = self.loop.create_task(self._open(process))
             task.add_done_callback(lambda _: self._connecting.pop(process, None))
         return await asyncio.shield(task)
+
+    async def _elsewhere(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await on our own loop what was asked for on another thread's."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
     async def _open(self, process: bytes) -> Session:
         if process == self.process:

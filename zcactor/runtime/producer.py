@@ -120,7 +120,7 @@ class SyncProducer:
             packed = self._pack(item)
             del item
             self._incoming.session.send_item(self._incoming, self._index, *packed)
-        except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: they are the caller's to see
+        except BaseException as error:
             self._leave()
             self._failed(error)
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from zcactor.interface import Interface
@@ -25,6 +24,8 @@ CRASH_WINDOW = 30.0
 CRASH_LOOP = 3
 """Restarts without delay in that window; also how often in a row an actor may end before its constructor has
 returned."""
+_COUNTED = 32
+"""Deaths that lengthen the delay; it is at its bound long before."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0
 """Seconds before the first delayed restart, doubled for each further one, and their bound: a program that dies at once
 each time would otherwise keep a core busy with starting it."""
@@ -71,7 +72,7 @@ class ActorRecord:
         self.object_id = object_id
         self.options = options
         self.class_name = class_name
-        self.interface = Interface.from_wire(interface)
+        self.interface: Interface | None = Interface.from_wire(interface)
         self.owner = owner
         self.name: str | None = options.get("name")
         self.namespace: str = options["namespace"]
@@ -88,14 +89,22 @@ class ActorRecord:
         self.token: weakref.ref[ActorToken] | None = None
         self.ending: asyncio.Task[None] | None = None
         """The task that stops it, once it is being stopped."""
-        self._changed = asyncio.Event()
+        self._last_pid = 0
+        self._changed: asyncio.Event | None = None
+        """Made when somebody waits."""
         self._failed_starts = 0
-        self._deaths: deque[float] = deque(maxlen=16)
+        self._deaths: list[float] = []
+        """When it died, of those within `CRASH_WINDOW`."""
 
     @property
     def label(self) -> str:
         """How messages name it."""
         return f"{self.class_name}({self.name or self.actor_id.hex()[:8]})"
+
+    @property
+    def pid(self) -> int:
+        """Of its process, or of its last one; 0 before it has one."""
+        return self.worker.pid if self.worker is not None else self._last_pid
 
     @property
     def detached(self) -> bool:
@@ -109,17 +118,27 @@ class ActorRecord:
         self.state = state
         if cause:
             self.cause = cause
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     async def changed(self) -> None:
         """Wait for the next `set_state`."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
         await self._changed.wait()
 
     async def settled(self) -> None:
         """Wait until the actor is alive or dead."""
         while self.state in ("pending", "restarting"):
-            await self._changed.wait()
+            await self.changed()
+
+    def strip(self) -> None:
+        """Keep only what is told of the dead: thousands of them are remembered."""
+        self._last_pid = self.pid
+        self.worker = self.recipe = self.interface = self.token = self.withdraw = None
+        self.options = {}
+        self._deaths = []
 
     def may_restart(self) -> bool:
         """Whether its options allow another start, now that its process has ended."""
@@ -144,8 +163,8 @@ class ActorRecord:
             self._failed_starts += 1
             if self._failed_starts >= CRASH_LOOP:
                 return None
-        self._deaths.append(now)
-        recent = sum(now - at <= CRASH_WINDOW for at in self._deaths)
+        self._deaths = [at for at in self._deaths if now - at <= CRASH_WINDOW] + [now]
+        recent = min(len(self._deaths), _COUNTED)
         return (
             0.0 if recent <= CRASH_LOOP else float(min(_FIRST_DELAY * 2 ** (recent - CRASH_LOOP - 1), _LONGEST_DELAY))
         )

@@ -17,6 +17,7 @@ from zcactor.config import Config
 from zcactor.errors import ConnectionLost
 from zcactor.handle import ActorHandle, ActorHold, RemoteActor
 from zcactor.objectstore.store import Store
+from zcactor.runtime.forked import watch_forks
 from zcactor.runtime.loops import new_event_loop
 from zcactor.runtime.process import Process
 from zcactor.transport.local import LocalEndpoint
@@ -126,6 +127,7 @@ def become_worker(setup: dict[str, Any]) -> None:
         time.tzset()
     if logging.lastResort is not None:  # what shows records until user code configures logging, which stays free to
         logging.lastResort.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    watch_forks()
     loop = new_event_loop(setup["loop"])
     asyncio.set_event_loop(loop)
     loop.run_until_complete(_work(loop, setup))

@@ -22,6 +22,8 @@ from zcactor.transport.sendbuffer import SendBuffer
 if TYPE_CHECKING:
     import random
 
+    from zcactor.transport.mapping import Mapping
+
 __all__ = ["NO_FAULTS", "Arena", "Faults", "LoopbackConnection"]
 
 Arena = tuple[int, int]
@@ -52,9 +54,9 @@ class LoopbackConnection:
     """One end of a pair. Satisfies `zcactor.transport.base.Connection`. Made by `loopback.loopback_pair`."""
 
     kind = "loopback"
-    mapping: None = None
+    mapping: Mapping | None = None
     """Nothing is mapped: whoever made the pair keeps the arenas."""
-    writable_mapping: None = None
+    writable_mapping: Mapping | None = None
 
     def __init__(
         self,
