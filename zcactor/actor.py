@@ -16,10 +16,10 @@ from zcactor.handle import ActorHandle
 from zcactor.interface import MARK, Interface
 from zcactor.marshal.sealed import Sealed
 from zcactor.options import ActorDeclaration, MethodOptions, SpawnOptions, check_options, check_together
-from zcactor.typed import Method, MethodDecorator, StreamMethod
 
 if TYPE_CHECKING:
     from zcactor.runtime.process import Process
+    from zcactor.typed import Method, MethodDecorator, StreamMethod
 
 __all__ = [
     "Actor",

@@ -1,6 +1,7 @@
-"""The runtime of this process, for the few places that cannot be handed it: a decorated class, a handle that is unpickled.
+"""The runtime of this process, for the few places that cannot be handed it: a decorated class, an unpickled handle.
 
-There is at most one. `zc.init` and a worker's start set it, `zc.shutdown` clears it, a fork marks it unusable in the child.
+There is at most one. `zc.init` and a worker's start set it, `zc.shutdown` clears it, a fork marks it unusable in the
+child.
 """
 
 from __future__ import annotations

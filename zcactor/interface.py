@@ -1,17 +1,19 @@
 """What a handle must know of an actor's class: its public methods, how each runs, and which arguments it takes.
 
-A process that holds a handle need not be able to import the class: the interface travels with the handle as plain values.
+A process that holds a handle need not be able to import the class: the interface travels with it as plain values.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import partialmethod, singledispatchmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Interface", "MethodKind", "MethodSpec", "method_options"]
 

@@ -125,7 +125,7 @@ def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
         where: how the error names the place, for instance ``"Shard.options"``.
 
     Raises:
-        TypeError: an unknown option (with the closest known one and the list of all), or a value of the wrong type or range.
+        TypeError: an unknown option (with the closest known one and all there are), or a value of the wrong type.
     """
     known = _TABLES[table]
     for name, value in options.items():

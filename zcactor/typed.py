@@ -1,19 +1,33 @@
 """The static types of remote methods: what mypy and pyright see of a handle.
 
-Three facts shape them. mypy ignores what a class decorator returns while pyright honours it, so `zcactor.actor.actor` has
-overloads and a mypy plugin; a handle is typed as the actor's own class, so the remote signature lives in the descriptor
-type `Method`; and an `ObjectRef` of a ``T`` is accepted where a method takes a ``T``, for which `RemoteMethod.__call__`
-has overloads. Nothing here exists at run time beyond its name: handles are `zcactor.handle.ActorHandle`, and `@zc.method`
-leaves the function as it is.
+Three facts shape them. mypy ignores what a class decorator returns while pyright honours it, so `zcactor.actor.actor`
+has overloads and a mypy plugin; a handle is typed as the actor's own class, so the remote signature lives in the
+descriptor type `Method`; and an `ObjectRef` of a ``T`` is accepted where a method takes a ``T``, for which
+`RemoteMethod.__call__` has overloads. Nothing here exists at run time beyond its name: handles are
+`zcactor.handle.ActorHandle`, and `@zc.method` leaves the function as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
-from zcactor.future import ObjectRef, ObjectStream
-from zcactor.options import CallOptions
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+
+    from zcactor.future import ObjectRef, ObjectStream
+    from zcactor.options import CallOptions
 
 __all__ = ["Method", "MethodDecorator", "RemoteMethod", "RemoteStream", "StreamMethod"]
 
@@ -97,6 +111,7 @@ class RemoteMethod(Generic[P, R_co]):
         _static_only()
 
     def options(self, **options: Unpack[CallOptions]) -> RemoteMethod[P, R_co]:
+        """The same method with other options for its calls."""
         _static_only()
 
 
@@ -136,6 +151,7 @@ class RemoteStream(Generic[P, T_co]):
         _static_only()
 
     def options(self, **options: Unpack[CallOptions]) -> RemoteStream[P, T_co]:
+        """The same method with other options for its calls."""
         _static_only()
 
 

@@ -327,6 +327,7 @@ async def test_killing_and_stopping_beat_restarting(node: zc.Node, tmp_path: Pat
     blocked = other.block()
     stopping = asyncio.ensure_future(zc.stop(other))
     await asyncio.sleep(0)
+    await zc.nodes()  # the agent has the request, which was sent before
     os.kill((await _pid_of(other)), signal.SIGKILL)
     await stopping
     with pytest.raises(zc.ActorDied):

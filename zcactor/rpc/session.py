@@ -177,7 +177,7 @@ class Session:
         self._enqueue(kind, flags, code, actor, message_id, extra, regions, payload, parts)
 
     def _enqueue(self, *entry: Any) -> None:
-        """Send one frame, or keep it until there is a credit. Its parts are kept with it: regions hold nothing alive."""
+        """Send one frame, or keep it until there is a credit. Its parts are kept with it, regions hold nothing."""
         if not self._backlog and self.credits.take():
             try:
                 self._frame(*entry[:-1])

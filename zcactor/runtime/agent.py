@@ -262,6 +262,8 @@ class NodeAgent:
         self._retire(actor, failure or "its process could not be reached")
 
     def _alive(self, actor: ActorRecord) -> None:
+        if actor.worker is not None:
+            actor.location = (actor.worker.process, actor.index)
         actor.set_state("alive")
         if actor.options.get("on_hang") == "kill":
             self.process.start_task(self._watch_for_hang(actor, actor.restarts))
@@ -441,8 +443,7 @@ class NodeAgent:
             await asyncio.wait([actor.worker.ended], timeout=END_REPORT)
         while actor.state == "pending" or (actor.state == "restarting" and not calls_wait):
             await actor.changed()
-        process = actor.worker.process if actor.worker is not None else b""
-        return actor.state, process, actor.index, actor.cause
+        return actor.state, *actor.location, actor.cause
 
     async def get_actor(self, name: str, namespace: str) -> Any:
         """The handle of a named actor."""

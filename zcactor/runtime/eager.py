@@ -101,7 +101,8 @@ def _becoming(name: str) -> Callable[..., Any]:
 
 for _name in (
     "__await__", "__iter__", "__repr__", "add_done_callback", "cancel", "cancelled", "cancelling", "done", "exception",
-    "get_coro", "get_loop", "get_name", "get_stack", "print_stack", "remove_done_callback", "result", "set_name", "uncancel",
+    "get_coro", "get_loop", "get_name", "get_stack", "print_stack", "remove_done_callback", "result", "set_name",
+    "uncancel",
 ):  # fmt: skip
     setattr(_EagerTask, _name, _becoming(_name))
 
@@ -114,7 +115,7 @@ def _rest(coroutine: Coroutine[Any, Any, None], task: _EagerTask) -> Generator[A
         if task.ended:
             return
         yield task.waiting
-    except BaseException as error:  # noqa: BLE001 - whatever is thrown into the task goes on into the coroutine
+    except BaseException as error:
         if task.ended:
             return
         if isinstance(error, asyncio.CancelledError) and asyncio.isfuture(task.waiting):

@@ -6,12 +6,14 @@ import os
 import socket
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ProtocolError, RemoteError, make_remote_error, put_together, take_apart
 from zcactor.marshal import pickling
-from zcactor.marshal.marshaller import Packing, Unpacking
 from zcactor.marshal.values import Code, decode_small, encode, register
+
+if TYPE_CHECKING:
+    from zcactor.marshal.marshaller import Packing, Unpacking
 
 __all__ = ["Failure"]
 

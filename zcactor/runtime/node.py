@@ -117,7 +117,7 @@ def main(fd: int, lock_fd: int) -> None:
     from zcactor.runtime import zygote
 
     with contextlib.suppress(ImportError):
-        import uvloop  # noqa: F401
+        import uvloop
     setup = _receive_setup(control)
     if setup is None:
         return
@@ -131,10 +131,10 @@ def main(fd: int, lock_fd: int) -> None:
         for file in (ours, control):
             file.close()
         os.close(lock_fd)
-        import cloudpickle  # noqa: F401 - imported here and not before the fork: the agent goes on meanwhile
-        import numpy.random  # noqa: F401
+        import cloudpickle
+        import numpy.random
 
-        import zcactor.runtime.inspection  # noqa: F401
+        import zcactor.runtime.inspection
 
         search_here(sys.path)
         zygote.run_zygote(theirs, worker_module.become_worker)

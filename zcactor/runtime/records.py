@@ -80,6 +80,10 @@ class ActorRecord:
         """pending, alive, restarting, dead"""
         self.worker: WorkerRecord | None = None
         self.index = 0
+        """In `worker`."""
+        self.location = (b"", 0)
+        """Process and index where it is, or where it was while it is being restarted: callers must not find the new
+        process before the actor is in it."""
         self.cause = ""
         self.restarts = 0
         self.recipe: Sealed | None = None
