@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
+pytest.register_assert_rewrite("tests.conformance.connection")  # a failing assertion there shows its values, too
+
 LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
     "asyncio": asyncio.new_event_loop,

@@ -117,7 +117,7 @@ def main(fd: int, lock_fd: int) -> None:
     from zcactor.runtime import zygote
 
     with contextlib.suppress(ImportError):
-        import uvloop
+        import uvloop  # noqa: F401
     setup = _receive_setup(control)
     if setup is None:
         return
@@ -131,10 +131,10 @@ def main(fd: int, lock_fd: int) -> None:
         for file in (ours, control):
             file.close()
         os.close(lock_fd)
-        import cloudpickle
-        import numpy.random
+        import cloudpickle  # noqa: F401
+        import numpy.random  # noqa: F401
 
-        import zcactor.runtime.inspection
+        import zcactor.runtime.inspection  # noqa: F401
 
         search_here(sys.path)
         zygote.run_zygote(theirs, worker_module.become_worker)
