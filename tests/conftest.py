@@ -19,6 +19,15 @@ LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
 """The event loops that are supported, by the name that `Config.loop` has for them."""
 
 
+@pytest.fixture(autouse=True)
+def _workers_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors of a test run on the same kind of loop as the test."""
+    callspec = getattr(request.node, "callspec", None)
+    for name in LOOPS:
+        if callspec is not None and name in callspec.id.split("-"):
+            monkeypatch.setenv("ZCACTOR_LOOP", name)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds ``--loops``, by which a quick run takes one loop only."""
     parser.addoption(

@@ -240,7 +240,7 @@ def test_groups_can_be_split() -> None:
     except* ValueError as group:
         caught.append(group.exceptions)
     except* KeyError as group:
-        caught.append(group.exceptions)
+        caught.append(group.exceptions)  # type: ignore[arg-type]
     assert [type(error) for errors_ in caught for error in errors_] == [ValueError, KeyError]
 
 

@@ -51,7 +51,7 @@ async def test_awaiting_many_times_and_by_many() -> None:
     assert await ref == "k"
     assert ref.done()
     assert ref.nbytes
-    assert len(ref.owner) == 32
+    assert len(ref.owner) == 32  # type: ignore[unreachable]
     assert "bytes" in repr(ref)
 
 
@@ -68,7 +68,7 @@ async def test_failures_are_raised_each_time(actors: Any) -> None:
 
 async def test_the_ways_of_asyncio(actors: Any) -> None:
     plain, _, _ = actors
-    assert await asyncio.gather(plain.echo(1), plain.echo(2)) == [1, 2]
+    assert await asyncio.gather(plain.echo(1), plain.echo(2)) == [1, 2]  # type: ignore[comparison-overlap]
     assert await asyncio.wait_for(plain.echo(3), 20) == 3
     async with asyncio.timeout(20):
         assert await plain.echo(4) == 4
@@ -113,7 +113,7 @@ async def test_a_reference_in_several_tasks() -> None:
     assert await asyncio.gather(*tasks) == ["k"] * 3
     for _ in range(2):
         assert await asyncio.wait_for(ref, 20) == "k"
-        assert await asyncio.gather(ref, ref) == ["k", "k"]
+        assert await asyncio.gather(ref, ref) == ["k", "k"]  # type: ignore[comparison-overlap]
         assert await asyncio.create_task(ref) == "k"
     failed = probe.raising(ValueError("again"))
     for _ in range(2):
@@ -136,7 +136,7 @@ async def test_from_another_loop() -> None:
                     await asyncio.wait_for(handle.echo_after(zc.put(1)), 0.01)
                 except TimeoutError:
                     total += 1000
-                return total
+                return total  # type: ignore[no-any-return]
 
             return asyncio.run(many())
 
@@ -251,7 +251,7 @@ async def test_cancelling_a_wait_cancels_no_call() -> None:
     refs = [probe.ahold("k")]
     await probe.until("k began")
     for function in (zc.get, zc.wait):
-        task = asyncio.create_task(function(refs))  # type: ignore[operator]
+        task = asyncio.create_task(function(refs))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()

@@ -98,7 +98,7 @@ async def test_wrong_arguments_are_refused_without_a_message() -> None:
         lambda: handle.of_class(1, 2),
     ):
         with pytest.raises(TypeError, match=r"Signatures\.\w+\(\): "):
-            wrong()
+            wrong()  # type: ignore[no-untyped-call]
     after = zc.stats()
     assert (after.calls, after.frames_sent) == (before.calls, before.frames_sent)
 
@@ -140,7 +140,8 @@ async def test_what_cannot_be_reached() -> None:
         handle.attribute = 5
     assert zc.stats().calls == before
     assert set(dir(handle)) == {
-        "anything", "coroutine", "generator", "keywords", "none", "of_class", "positional", "self_as_keyword", "static", "two",
+        "anything", "coroutine", "generator", "keywords", "none", "of_class", "positional", "self_as_keyword",
+        "static", "two",
     }  # fmt: skip
 
 
@@ -208,7 +209,7 @@ async def test_values_that_cannot_travel() -> None:
                 self.closed = True
 
         def was_closed(self) -> bool:
-            return self.__dict__.pop("closed", False)
+            return self.__dict__.pop("closed", False)  # type: ignore[no-any-return]
 
         def exploding(self) -> Any:
             return Exploding()

@@ -229,7 +229,7 @@ _REDUCTIONS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "_
 _PLAIN = (StopIteration, StopAsyncIteration)
 """Raised at the caller they would mean something else: the end of an iteration there."""
 _NOT_CARRIED = frozenset({"args", "obj", "characters_written"})
-"""Fields that are set otherwise, or hold whatever object an attribute was missing from, or present for some instances only."""
+"""Fields that are set otherwise, hold the object an attribute was missing from, or are there in some instances only."""
 
 
 def _own_bases(cls: type) -> list[type]:
@@ -250,8 +250,8 @@ def _native_state(error: BaseException) -> dict[str, Any]:
 
 
 def take_apart(error: BaseException) -> Any:
-    """`error` in a form that can be pickled whatever its constructor takes: its parts, or itself when its class says how it
-    is pickled."""
+    """`error` in a form that can be pickled whatever its constructor takes: its parts, or itself when its class says how
+    it is pickled."""
     cls = type(error)
     if any(name in vars(base) for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE for name in _REDUCTIONS):
         return error
@@ -299,7 +299,8 @@ def make_remote_error(original: BaseException | None, fields: dict[str, Any]) ->
     error: Any = None
     if isinstance(original, Exception) and not isinstance(original, (RemoteError, *_PLAIN)):
         try:
-            dual = _dual_class(type(original))
+            cls: Any = type(original)
+            dual = _dual_class(cls)
             error = put_together((dual, original.args, _native_state(original), original.__dict__))
         except Exception:  # layouts that do not combine, or a class that does not want to be derived from
             error = None

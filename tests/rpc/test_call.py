@@ -49,7 +49,7 @@ async def test_a_call_ends_once(first: Callable[[Call], None], second: Callable[
     second(call)
     assert (call.status, call.payload, call.value, call.error, call.flags) == outcome
     assert call.done
-    assert call.state is CallState.DONE
+    assert call.state is CallState.DONE  # type: ignore[unreachable]
     assert ended == called == [call]
 
 
@@ -171,7 +171,7 @@ async def test_the_timer_is_cancelled() -> None:
         end(call)
         assert timer.cancelled()
         assert call.timer is None
-        assert call.resend is None
+        assert call.resend is None  # type: ignore[unreachable]
 
 
 async def test_who_sees_a_failure(unseen: list[Call]) -> None:

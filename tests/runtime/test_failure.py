@@ -99,7 +99,7 @@ class NoAttributes(Exception):
 
 
 class ArgsProperty(Exception):
-    args = property(lambda self: 1 / 0)  # type: ignore[assignment]
+    args = property(lambda self: 1 / 0)
 
 
 def with_state(**state: Any) -> ValueError:

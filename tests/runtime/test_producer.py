@@ -137,7 +137,7 @@ class Stage:
         self.ended: list[int] = []
         self.failed: list[BaseException] = []
         self.producer = SyncProducer(
-            self.incoming,
+            self.incoming,  # type: ignore[arg-type]
             generator,
             pack,
             self.queue.append,

@@ -65,6 +65,8 @@ def abandon(process: Process) -> None:
         raise error
 
     process.start_task = refuse  # type: ignore[method-assign]
+    endpoint: Any = process.endpoint
+    endpoint.abandon()
     refusal: Any = _Refusal(error)
     for actor in list(process.remotes.values()):
         actor._lock = threading.Lock()

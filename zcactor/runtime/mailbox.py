@@ -1,7 +1,7 @@
 """A mailbox: which of an actor's calls may start next, and the thread that sync methods run in.
 
-The order promised is per caller: its calls *start* in the order they were made, sync and async alike. So each caller has
-a lane. A call that cannot start yet (an argument is not there, a sync call before it still waits for the thread, the
+The order promised is per caller: its calls *start* in the order they were made, sync and async alike. So each caller
+has a lane. A call that cannot start yet (an argument is not there, a sync call before it still waits for the thread, the
 limit is reached) is held in its lane, and everything behind it with it. Lanes do not wait for each other. On an actor
 with async methods, a call whose arguments are not there yet steps out of its lane instead.
 
@@ -161,8 +161,8 @@ class Mailbox:
             self._start_async(incoming, spec, lane)
 
     def pump(self, lane: Lane) -> None:
-        """Start what can start of a lane, once the step of the loop that runs now is over: a task that calls this at its
-        own start then is ahead of them."""
+        """Start what can start of a lane, once the step of the loop that runs now is over: a task that calls this at
+        its own start then is ahead of them."""
         self.loop.call_soon(self._pump, lane)
 
     def _pump(self, lane: Lane) -> None:
@@ -229,8 +229,8 @@ class Mailbox:
         return self._queue.empty() and self.async_running == 0 and not any(lane.held for lane in self._lanes.values())
 
     def _grow(self) -> None:
-        """Something more is about to be queued: add a thread if none is idle. Below the limit only; the count of what is
-        open is of no use above it, for threads do not end."""
+        """Something more is about to be queued: add a thread if none is idle. Below the limit only; the count of what
+        is open is of no use above it, for threads do not end."""
         with self._count_lock:
             self._open += 1
             if self._closed or self._open <= len(self._threads):
@@ -279,7 +279,7 @@ class Mailbox:
         self._lanes.clear()
 
     def join(self, timeout: float) -> bool:
-        """Wait in the calling thread until the threads have ended; False when one is still in a method after `timeout` s."""
+        """Wait in the calling thread until the threads have ended; False when one still runs after `timeout` s."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)

@@ -431,8 +431,3 @@ class Process:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=1)
         self.store.close()
-
-    def abandon(self) -> None:
-        """In the child of a fork: close the descriptors, so that peers see the parent's end; touch nothing else."""
-        for session in list(self._all):
-            session.connection.abort()

@@ -113,6 +113,11 @@ class LocalEndpoint:
         self._accepted = accepted
         self._listener = Listener(self._path(self.address), self._greet)
 
+    def abandon(self) -> None:
+        """In a forked child: let go of the socket; its file is the parent's."""
+        if self._listener is not None:
+            self._listener.abandon()
+
     @property
     def pending(self) -> int:
         """Peers that have connected and not authenticated themselves yet."""

@@ -145,6 +145,11 @@ class Listener:
                 {"message": "accepting a connection failed", "exception": error, "task": task}
             )
 
+    def abandon(self) -> None:
+        """In a forked child: close its copy of the socket, so that nobody connects to a parent that is gone."""
+        self._closed = True
+        self._sock.close()
+
     async def aclose(self) -> None:
         """Stop listening, end the pending handshakes, remove the socket's file. Idempotent.
 
