@@ -250,8 +250,8 @@ def _native_state(error: BaseException) -> dict[str, Any]:
 
 
 def take_apart(error: BaseException) -> Any:
-    """`error` in a form that can be pickled whatever its constructor takes: its parts, or itself when its class says how
-    it is pickled."""
+    """`error` in a form that can be pickled whatever its constructor takes: its parts, or itself when its class says
+    how it is pickled."""
     cls = type(error)
     if any(name in vars(base) for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE for name in _REDUCTIONS):
         return error
