@@ -2,8 +2,8 @@
 
 The order promised is per caller: its calls *start* in the order they were made, sync and async alike. So each caller
 has a lane. A call that cannot start yet (an argument is not there, a sync call before it still waits for the thread,
-the limit is reached) is held in its lane, and everything behind it with it. Lanes do not wait for each other. On an actor
-with async methods, a call whose arguments are not there yet steps out of its lane instead.
+the limit is reached) is held in its lane, and everything behind it with it. Lanes do not wait for each other. On an
+actor with async methods, a call whose arguments are not there yet steps out of its lane instead.
 
 Sync calls whose turn has come go into one queue that the actor's thread empties by itself: between two of them the loop
 takes no part. The loop's thread alone writes a lane, except for `Lane.started`, which the actor's threads count up.
