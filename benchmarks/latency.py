@@ -23,7 +23,8 @@ IDLE_CALLS = 30
 PAUSE = 0.2
 """Seconds. Long enough for a core to sleep, and for anything that spins to have stopped."""
 LIMITS = {"sync": 3.0, "async": 2.0, "inline": 2.0}
-"""Times the echo."""
+"""Times the echo on one core, at once after the last call and after a pause alike. On two cores the kernel's placement
+decides more than the program does, so there is no limit."""
 
 
 async def _echo(echo: Echo, calls: int) -> float:
@@ -40,7 +41,9 @@ async def _adder(adder: Any, calls: int) -> float:
     return (time.perf_counter() - before) / calls * 1e6
 
 
-async def _scene(scale: Scale, where: str, *, driver_core: int | None = None, pauses: bool = True) -> list[Measurement]:
+async def _scene(
+    scale: Scale, where: str, *, limited: bool = False, driver_core: int | None = None, pauses: bool = True
+) -> list[Measurement]:
     """Measure on the cores that this process has; `driver_core` is where it goes when the others have started."""
     found = []
     async with zc.init(), AsyncExitStack() as stack:
@@ -54,7 +57,7 @@ async def _scene(scale: Scale, where: str, *, driver_core: int | None = None, pa
         calls = scale.count(CALLS)
         busy = medians(await interleave(scale.runs, {name: partial(run, calls) for name, run in subjects.items()}))
         for kind, limit in LIMITS.items():
-            name, budget = f"{kind} method, {where}", at_most(limit)
+            name, budget = f"{kind} method, {where}", at_most(limit) if limited else None
             found.append(Measurement("latency", name, busy[kind], "us", busy["echo"], floor_name, budget, scale.runs))
         if not pauses:
             return found
@@ -65,10 +68,9 @@ async def _scene(scale: Scale, where: str, *, driver_core: int | None = None, pa
                 await asyncio.sleep(PAUSE)
                 single[name].append(await run(1))
         idle = medians(single)
-        for kind in LIMITS:
-            name = f"{kind} method after {PAUSE:g} s of idling, {where}"
-            no_slower = at_most(busy[kind] / busy["echo"])
-            found.append(Measurement("latency", name, idle[kind], "us", idle["echo"], floor_name, no_slower, count))
+        for kind, limit in LIMITS.items():
+            name, budget = f"{kind} method after {PAUSE:g} s of idling, {where}", at_most(limit) if limited else None
+            found.append(Measurement("latency", name, idle[kind], "us", idle["echo"], floor_name, budget, count))
     return found
 
 
@@ -80,7 +82,7 @@ def measure(scale: Scale) -> Iterator[Measurement]:
     """
     first, *others = cores()
     with on_cores(first):
-        yield from zc.run(_scene(scale, "one core"))
+        yield from zc.run(_scene(scale, "one core", limited=True))
     if others:
         with on_cores(first, others[0]):
             yield from zc.run(_scene(scale, "two cores"))

@@ -486,12 +486,14 @@ class Session:
         start, end = frame_at(data, at, total, self._max_frame)
         if self.peer_hello is None:
             self.peer_hello = read_hello(data, start, end)
-            self.credits.consumed(1)
+            with self.lock:  # a thread that answers takes what is owed
+                self.credits.consumed(1)
             self._counters.frames_received += 1
             return end
         kind, flags, code, credits, actor, message_id, extra, regions, releases, low, high = decode(data, start, end)
         if kind != _CREDIT and kind != _GOODBYE:
-            self.credits.consumed(1)
+            with self.lock:  # a thread that answers takes what is owed
+                self.credits.consumed(1)
         self._counters.frames_received += 1
         if credits:
             self._credits_returned(credits)
