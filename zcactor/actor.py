@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -302,11 +303,13 @@ async def stop(handle: object) -> None:
     """
     process = current()
     remote = _checked(handle, "stop")._remote
+    if threading.get_ident() != process.thread:  # a sync method's own loop
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stop(handle), process.loop))
+        return
     with contextlib.suppress(ConnectionLost):  # it has ended, or is being restarted: nothing of ours is on the way
         # The request goes through the agent, and would overtake calls that still wait for credit or for a connection.
-        # The answer to a ping comes when the actor's process has them; a connection that is there already takes what
-        # waited for one in the loop's next turn.
-        await asyncio.sleep(0)
+        # The answer to a ping comes when the actor's process has them.
+        await remote.connected.wait()
         await process.ask(await process.connect(remote.location[0]), "ping")
     await process.ask_agent("stop", remote.actor_id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,9 @@ class RemoteActor:
         self._lock = threading.Lock()
         self._unsent: deque[_Unsent] = deque()
         self._opening = False
+        self.connected = asyncio.Event()
+        """Cleared while calls wait for a connection."""
+        self.connected.set()
 
     # ---------------------------------------------------------------- calling
 
@@ -159,6 +163,7 @@ class RemoteActor:
                 self._unsent.append(unsent)
                 if not self._opening:
                     self._opening = True
+                    self.connected.clear()
                     self.process.start_task(self._open())
                 return
             session = self.session
@@ -199,6 +204,7 @@ class RemoteActor:
                 self._unsent.popleft()
             self.session = session
             self._opening = False
+            self.connected.set()
             self.process.watch(session, self)
             return True
 
@@ -206,6 +212,7 @@ class RemoteActor:
         with self._lock:
             unsent, self._unsent = self._unsent, deque()
             self._opening = False
+            self.connected.set()
         for call, *_ in unsent:
             call.fail(error())
 

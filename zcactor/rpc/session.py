@@ -96,6 +96,26 @@ class Hub(Protocol):
         """The connection is gone, with `calls` of ours unanswered."""
 
 
+class _Granting:
+    """The lease table as the native part sees it, which writes frames without the session's lock."""
+
+    __slots__ = ("_leases", "_lock")
+
+    def __init__(self, leases: LeaseTable, lock: threading.Lock) -> None:
+        self._leases = leases
+        self._lock = lock
+
+    def grant(self, object_id: int, keep: object) -> None:
+        """See `LeaseTable.grant`."""
+        with self._lock:
+            self._leases.grant(object_id, keep)
+
+    def release(self, object_id: int, count: int) -> None:
+        """See `LeaseTable.release`."""
+        with self._lock:
+            self._leases.release(object_id, count)
+
+
 class Session:
     """The conversation with one peer process. Made by the hub for each connection; a `Receiver` of its transport."""
 
@@ -125,7 +145,8 @@ class Session:
         if out is not None:
             self.wire = hot.Wire(
                 out, self.credits, self.process, self.peer_process, connection.eager_limit, connection.max_frame,
-                connection.peer.arena_nbytes, self.leases, self.pending, self._make_lease, self._plain_call_received,
+                connection.peer.arena_nbytes, _Granting(self.leases, self.lock), self.pending, self._make_lease,
+                self._plain_call_received,
                 self._other_received, Block, hub.dtype_codes, hub.dtypes,
             )  # fmt: skip
         self._ids = count(1)
@@ -387,8 +408,13 @@ class Session:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self.closed is None:
+        if self.closed is not None:
+            return
+        if self.wire is not None:
             self._flush_now()
+        else:  # the buffer in Python is not atomic towards a thread that writes into it
+            with self.lock:
+                self._flush_now()
 
     # ---------------------------------------------------------------- leases
 

@@ -143,6 +143,7 @@ class ActorHost:
             self._drained = self.process.loop.create_future()
             await self._drained
         await self._leave()
+        await self.process.delivered()
         self.close()
 
     async def _leave(self) -> None:

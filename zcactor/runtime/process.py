@@ -51,6 +51,8 @@ SYSTEM_INDEX = 0
 AGENT_INDEX = 1
 """Index of the node agent's actor in its process."""
 FIRST_ACTOR_INDEX = 2
+_DELIVERY_TIMEOUT = 5.0
+"""Seconds that a peer has to take in the last answers of an actor that stops."""
 
 
 class LostPart:
@@ -415,6 +417,22 @@ class Process:
         return state, (process, index), cause
 
     # ---------------------------------------------------------------- the end
+
+    async def delivered(self) -> None:
+        """Return once every peer has taken in what was sent to it: answers may still wait for credit or for the socket.
+
+        A peer that does not respond is given up after a while.
+        """
+
+        async def taken(session: Session) -> None:
+            with contextlib.suppress(ConnectionLost):
+                await self.ask(session, "ping")  # answered behind all that
+
+        waiting = [self.loop.create_task(taken(session)) for session in self._all if session.closed is None]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=_DELIVERY_TIMEOUT)
+            for task in late:
+                task.cancel()
 
     async def close(self) -> None:
         """Close every connection and stop listening. Idempotent."""

@@ -49,7 +49,9 @@ class SystemActor:
             holder = process.exports.get(object_id) or process.revive(object_id)
         if holder is None:
             return False
-        current_call.get().session.leases.grant(object_id, holder)
+        session = current_call.get().session
+        with session.lock:
+            session.leases.grant(object_id, holder)
         return True
 
     async def fetch(self, object_id: int) -> Sealed:
