@@ -302,7 +302,7 @@ def make_remote_error(original: BaseException | None, fields: dict[str, Any]) ->
             cls: Any = type(original)
             dual = _dual_class(cls)
             error = put_together((dual, original.args, _native_state(original), original.__dict__))
-        except Exception:  # layouts that do not combine, or a class that does not want to be derived from
+        except Exception:  # whatever a stranger's class raises when it is derived from, or its layout does not combine
             error = None
     if error is None:
         error = RemoteError(fields["type_name"], fields["message"])

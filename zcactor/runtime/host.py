@@ -158,7 +158,7 @@ class ActorHost:
                 await self.process.loop.create_task(leave(*arguments), context=self._context.copy())
             else:
                 await self._in_thread(lambda: leave(*arguments))
-        except Exception:
+        except Exception:  # a user's close() may raise anything; the actor ends all the same, and the log says why
             logger.exception("%s raised while it was being closed", self.label)
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
