@@ -58,7 +58,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         # The generator works on the call, not on this object: in `await actor.method()` nobody holds the reference
         # while the await is suspended, which is how a cancelled await knows that it was the only one.
         call = self._call
-        if call.done:
+        if call.state is _DONE:
             call.retrieved = True  # this reference may be gone before the generator takes its first step
         return _outcome(call, 0)
 

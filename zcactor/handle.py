@@ -280,9 +280,7 @@ class RemoteMethod:
                 call.refs = 1
                 unfinished = actor.unfinished
                 unfinished.add(call)
-                if len(unfinished) <= actor.max_pending and session.send_plain(
-                    call, actor.location[1], spec.code, args
-                ):
+                if len(unfinished) <= actor.max_pending and session.wire.call(call, actor.location[1], spec.code, args):
                     ref: ObjectRef[Any] = _new_ref(ObjectRef)
                     ref._call = call
                     ref._drivers = None

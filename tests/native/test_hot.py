@@ -22,6 +22,7 @@ from zcactor.objectstore.table import LeaseTable
 from zcactor.rpc.codec import TEMPLATE, decode, encode_into, frame_at, frame_size
 from zcactor.rpc.credits import Credits
 from zcactor.rpc.messages import Kind, Status
+from zcactor.rpc.protocol import CallState
 
 pytestmark = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
 
@@ -43,6 +44,9 @@ class Waiting:
     def __init__(self) -> None:
         self.value: Any = None
         self.count = 0
+        self.id = 0
+        self.session: Any = None
+        self.state: Any = None
 
     def complete_plain(self, value: Any) -> None:
         self.value = value
@@ -54,7 +58,7 @@ class End:
 
     def __init__(self, process: bytes = US, peer: bytes = PEER, arena: int = 1 << 20, depth: int = 1024) -> None:
         if hot is not None:
-            hot.setup(TEMPLATE, ProtocolError, ConnectionLost)
+            hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT)
         self.ours, self.theirs = socket.socketpair()
         self.ours.setblocking(False)
         self.theirs.setblocking(False)
@@ -62,15 +66,38 @@ class End:
         self.credits = hot.Credits(depth)
         self.leases = LeaseTable()
         self.pending: dict[int, Any] = {}
+        self.counters = hot.Counters()
+        self.open: dict[int, Any] = {}
+        self.backlog: list[Any] = []
+        self.hosts: dict[int, Any] = {}
+        self.events: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
         self.others: list[tuple[Any, ...]] = []
         self.leased: list[tuple[int, int, int]] = []
         self.released: list[int] = []
         self.memory = np.arange(arena, dtype=np.uint8)
-        self.wire = hot.Wire(
-            self.out, self.credits, process, peer, 16384, MAX_FRAME, arena, self.leases, self.pending, self.lease,
-            lambda *a: self.calls.append(a), self.other, Block, known_codes, known_dtypes,
-        )  # fmt: skip
+        given = {
+            "leases": self.leases, "pending": self.pending, "open": self.open, "backlog": self.backlog,
+            "hosts": self.hosts, "session": self, "make_lease": self.lease,
+            "on_call": lambda *a: self.calls.append(a), "on_other": self.other,
+            "on_batch": lambda: self.events.append("batch"), "on_blocked": lambda: self.events.append("blocked"),
+            "on_broken": lambda error: self.events.append(type(error).__name__),
+            "schedule_flush": lambda: self.events.append("schedule"), "block_type": Block, "codes": known_codes,
+            "dtypes": known_dtypes,
+        }  # fmt: skip
+        self.wire = hot.Wire(self.out, self.credits, self.counters, process, peer, 16384, MAX_FRAME, arena, given)
+
+    def call(self, actor: int, code: int, *args: Any) -> bool:
+        """Write a call, and keep it in the buffer: another is open, so it is not flushed."""
+        self.pending.setdefault(0, Waiting())
+        sent: bool = self.wire.call(Waiting(), actor, code, args)
+        return sent
+
+    def result(self, call_id: int, value: Any) -> bool:
+        self.open[call_id] = Waiting()
+        self.open.setdefault(0, Waiting())
+        done: bool = self.wire.respond(call_id, value, False)
+        return done
 
     def lease(self, object_id: int, offset: int, nbytes: int) -> Lease:
         self.leased.append((object_id, offset, nbytes))
@@ -107,7 +134,7 @@ def same(a: Any, b: Any) -> bool:
 def test_calls_read_as_the_python_codec_reads_them(values: list[Any]) -> None:
     end = End()
     try:
-        size = end.wire.call(7, 3, 99, tuple(values))
+        assert end.call(7, 3, *values)
         frame = end.sent()
         start, stop = frame_at(frame, 0, len(frame), MAX_FRAME)
         kind, flags, code, credits, actor, call, extra, regions, releases, low, high = decode(frame, start, stop)
@@ -117,12 +144,12 @@ def test_calls_read_as_the_python_codec_reads_them(values: list[Any]) -> None:
             3,
             0,
             7,
-            99,
+            1,
             0,
             (),
             (),
         )
-        assert high - low == size
+        assert high - low == end.counters.bytes_eager
         read = msgspec.msgpack.decode(frame[low:high])
         assert len(read) == len(values) and all(map(same, read, values))
         assert len(frame) % 8 == 0
@@ -135,7 +162,7 @@ def test_calls_read_as_the_python_codec_reads_them(values: list[Any]) -> None:
 def test_results_read_as_the_python_codec_reads_them(value: Any) -> None:
     end = End()
     try:
-        assert end.wire.result(5, value)
+        assert end.result(5, value)
         frame = end.sent()
         fields = decode(frame, *frame_at(frame, 0, len(frame), MAX_FRAME))
         assert fields[:7] == (Kind.RESPONSE, 0, Status.OK, 0, 0, 5, 0)
@@ -158,8 +185,9 @@ def test_reads_what_the_python_codec_writes(values: list[Any], result: Any) -> N
             buffer = bytearray(frame_size(0, 0, len(payload)))
             encode_into(buffer, 0, kind, 0, 0, 0, 4, 8, 77 if kind is Kind.CALL else 0, (), (), payload)
             batch += bytes(buffer)
-        assert end.wire.feed(batch) == 2
-        ((call_id, actor, code, timeout, read),) = end.calls
+        end.wire.feed(batch)
+        assert end.counters.frames_received == 2
+        ((actor, call_id, code, timeout, read),) = end.calls
         assert (call_id, actor, code, timeout) == (8, 4, 0, 77)
         assert len(read) == len(values) and all(map(same, read, values))
         assert call.count == 1 and same(call.value, result) and not end.pending
@@ -172,8 +200,8 @@ def test_reads_what_the_python_codec_writes(values: list[Any], result: Any) -> N
     "value", [1 << 64, -(1 << 63) - 1, "\ud800", [1], (1,), {}, 1j, np.float64(1), "x" * 20000, object()]
 )
 def test_leaves_to_python_what_is_not_plain(end: End, value: Any) -> None:
-    assert end.wire.call(1, 1, 1, (value,)) == 0
-    assert end.wire.result(1, value) == 0
+    assert not end.call(1, 1, value)
+    assert not end.result(1, value)
     assert end.credits.available == end.credits.window
     assert end.out.pending == 0
 
@@ -181,8 +209,8 @@ def test_leaves_to_python_what_is_not_plain(end: End, value: Any) -> None:
 def test_writes_nothing_without_a_credit() -> None:
     end = End(depth=4)
     try:
-        assert end.wire.call(1, 1, 1, ()) and end.wire.call(1, 1, 2, ())
-        assert end.wire.call(1, 1, 3, ()) == 0
+        assert end.call(1, 1) and end.call(1, 1)
+        assert not end.call(1, 1)
     finally:
         end.close()
 
@@ -195,14 +223,14 @@ def test_an_array_shared_before_goes_by_reference_and_arrives_in_place() -> None
     array[:] = 3
     sender, receiver = End(process=PEER, peer=US), End(arena=1 << 22)
     try:
-        assert sender.wire.call(1, 1, 1, (array,)) == 0, "not sealed yet: Python shares it"
+        assert not sender.call(1, 1, array), "not sealed yet: Python shares it"
         store.seal(block, root)
         array.setflags(write=False)
         store.export(block)
         dtype_code(array.dtype)
         known_dtypes[known_codes[array.dtype]] = array.dtype
         sender.wire.release(4711)
-        assert sender.wire.call(1, 2, 3, (5, array[64:], "x"))
+        assert sender.call(1, 2, 5, array[64:], "x")
         frame = sender.sent()
         assert sender.leases.get(block.id) is block and sender.leases.total == 1
         fields = decode(frame, *frame_at(frame, 0, len(frame), MAX_FRAME))
@@ -210,7 +238,8 @@ def test_an_array_shared_before_goes_by_reference_and_arrives_in_place() -> None
         assert (owner, object_id, offset, nbytes, pin) == (PEER, block.id, block.offset + (1 << 15), 1 << 15, 0)
         assert fields[8] == ((4711, 1),) and sender.wire.releases == 0
         receiver.leases.grant(4711, object())
-        assert receiver.wire.feed(frame) == 1
+        receiver.wire.feed(frame)
+        assert receiver.counters.frames_received == 1
         assert receiver.leases.total == 0
         ((*_, (five, received, text)),) = receiver.calls
         assert (five, text) == (5, "x")
@@ -271,7 +300,116 @@ def test_send_buffer_refuses(end: End) -> None:
     end.out.refuse("closed here")
     with pytest.raises(ConnectionLost, match="closed here"):
         end.out.reserve(8)
-    assert end.wire.call(1, 1, 1, ()) == 0
+    assert not end.call(1, 1)
+
+
+def test_a_call_alone_is_sent_at_once_and_others_at_the_end_of_the_turn(end: End) -> None:
+    first = Waiting()
+    assert end.wire.call(first, 1, 1, ()) and end.out.pending == 0 and end.events == []
+    assert (first.id, first.session, first.state) == (1, end, CallState.SENT)
+    assert end.wire.call(Waiting(), 1, 1, ()) and end.wire.call(Waiting(), 1, 1, ())
+    assert end.out.pending > 0 and end.events == ["schedule"], "asked for once"
+    assert end.counters.calls == end.counters.frames_sent == 3
+    assert end.wire.next_id() == 4
+
+
+def test_a_call_that_goes_the_other_way_is_as_it_was(end: End) -> None:
+    call = Waiting()
+    assert not end.wire.call(call, 1, 1, ([],))
+    assert not end.pending and call.state is CallState.QUEUED
+    end.backlog.append("a frame that waits for a credit")
+    assert not end.call(1, 1), "nothing overtakes it"
+    assert not end.result(5, None) and 5 in end.open
+
+
+def test_a_call_is_answered_once(end: End) -> None:
+    assert end.result(5, "x") and 5 not in end.open
+    sent = end.counters.frames_sent
+    assert end.wire.respond(5, "y", False) and end.counters.frames_sent == sent
+
+
+def _call_frame(call_id: int, *values: Any) -> bytes:
+    payload = msgspec.msgpack.encode(values)
+    buffer = bytearray(frame_size(0, 0, len(payload)))
+    encode_into(buffer, 0, Kind.CALL, 0, 0, 0, 4, call_id, 0, (), (), payload)
+    return bytes(buffer)
+
+
+def test_a_call_goes_to_its_host_and_what_answers_a_batch_leaves_together(end: End) -> None:
+    class Host:
+        def receive_plain(self, session: Any, call_id: int, code: int, timeout_ns: int, args: list[Any]) -> None:
+            assert (session, code, timeout_ns) == (end, 0, 0)
+            end.open[call_id] = self
+            assert end.wire.respond(call_id, args[0], False)
+            unsent.append(end.out.pending)
+
+    unsent: list[int] = []
+    end.hosts[4] = Host()
+    end.wire.feed(b"".join(_call_frame(i, i) for i in range(1, 4)))
+    assert 0 < unsent[0] < unsent[1] < unsent[2] and end.out.pending == 0 and not end.open
+    received = end.sent() if end.out.pending else end.theirs.recv(1 << 20)
+    assert len(received) == unsent[2]
+    end.wire.feed(_call_frame(9, 1))
+    assert len(unsent) == 4 and end.events == []
+
+
+def test_a_batch_that_uses_up_the_window_asks_for_credits() -> None:
+    end = End(depth=6)
+    try:
+        end.wire.feed(b"".join(_call_frame(i) for i in range(1, 4)))
+        assert end.credits.due and end.events == ["batch"]
+    finally:
+        end.close()
+
+
+class Reading:
+    """A native reader at one end of a socket pair."""
+
+    def __init__(self, end: End, wire: Any = None) -> None:
+        self.taken: list[bytes] = []
+        self.ended: list[tuple[Any, bool]] = []
+        self.defect: Exception | None = None
+        self.reader = hot.Reader(
+            end.ours.fileno(), MAX_FRAME + 4, MAX_FRAME, wire, self.deliver, lambda *a: self.ended.append(a)
+        )
+        self.send = end.theirs.send
+
+    def deliver(self, data: memoryview) -> None:
+        if self.defect is not None:
+            raise self.defect
+        self.taken.append(bytes(data))
+
+
+def test_a_reader_delivers_whole_frames_only(end: End) -> None:
+    reading = Reading(end)
+    assert not reading.reader.readable(), "nothing is there"
+    first, second = _call_frame(1, "a" * 50), _call_frame(2)
+    reading.send(first + second[:30])
+    assert reading.reader.readable() and reading.taken == [first]
+    reading.send(second[30:])
+    assert reading.reader.readable() and reading.taken == [first, second] and reading.ended == []
+    direct = Reading(end, end.wire)
+    direct.send(first)
+    assert direct.reader.readable() and direct.taken == [] and end.calls == [(4, 1, 0, 0, ["a" * 50])]
+
+
+def test_a_reader_tells_how_it_ended(end: End) -> None:
+    reading = Reading(end)
+    reading.send(_call_frame(1) + (MAX_FRAME + 1).to_bytes(4, "little"))
+    assert not reading.reader.readable() and reading.taken == [_call_frame(1)]
+    ((error, from_receiver),) = reading.ended
+    assert isinstance(error, ProtocolError) and str(MAX_FRAME + 1) in str(error) and from_receiver
+
+    failing = Reading(end)
+    failing.defect = OSError("not of the socket")
+    failing.send(_call_frame(1))
+    assert not failing.reader.readable() and failing.ended == [(failing.defect, True)]
+
+    ending = Reading(end)
+    end.theirs.close()
+    assert not ending.reader.readable() and ending.ended == [(None, False)]
+    ending.reader.close()
+    assert not ending.reader.readable() and len(ending.ended) == 1
 
 
 def _mutants(seed: int, count: int) -> Any:
@@ -309,8 +447,10 @@ def test_mutated_frames_raise_protocol_error_or_stay_in_bounds(count: int) -> No
                 end.leases.grant(object_id, None)
             end.credits.take_owed()
             end.leased.clear()
+            before = end.counters.frames_received
             try:
-                taken += end.wire.feed(frame)
+                end.wire.feed(frame)
+                taken += end.counters.frames_received - before
             except ProtocolError:
                 refused += 1
             for _, offset, nbytes in end.leased:

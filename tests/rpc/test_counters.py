@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zcactor.rpc.counters import Counters
+from zcactor.rpc.counters import Counters, new_counters
 
 
 def test_every_counter_starts_at_zero() -> None:
@@ -18,3 +18,12 @@ def test_every_counter_starts_at_zero() -> None:
 def test_there_are_no_others() -> None:
     with pytest.raises(AttributeError):
         Counters().call = 1  # type: ignore[attr-defined]
+
+
+def test_the_native_ones_have_the_same_counts() -> None:
+    made = new_counters()
+    for name in Counters.__slots__:
+        setattr(made, name, getattr(made, name) + 2)
+        assert getattr(made, name) == 2
+    with pytest.raises(AttributeError):
+        made.call = 1  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.rpc.call import Call
 from zcactor.rpc.codec import encode_hello_into, encode_into, frame_size
-from zcactor.rpc.counters import Counters
+from zcactor.rpc.counters import new_counters
 from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import PROTOCOL_VERSION, Flags, Hello, Kind, Status
 from zcactor.rpc.parts import Part
@@ -55,7 +55,7 @@ class Hub:
 
     def __init__(self, process: bytes) -> None:
         self.process = process
-        self.counters = Counters()
+        self.counters = new_counters()
         self.hosts: dict[int, Any] = {}
         self.dtype_codes: dict[Any, Any] = {}
         self.dtypes: dict[str, Any] = {}

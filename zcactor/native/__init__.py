@@ -28,4 +28,4 @@ hot: Any = _load()
 """The module ``_hot``, or None."""
 
 if hot is not None:
-    hot.setup(bytes(52), ProtocolError, ConnectionLost)  # the template comes with zcactor.rpc.session
+    hot.setup(bytes(52), ProtocolError, ConnectionLost, None, None)  # the rest comes with zcactor.rpc.session

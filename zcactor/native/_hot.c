@@ -9,6 +9,7 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 #include <errno.h>
 #include <stdint.h>
 #include <string.h>
@@ -44,7 +45,7 @@
 #define STATUS_OK 0
 
 static char constant[CONSTANT_NBYTES];
-static PyObject *protocol_error, *connection_lost, *str_complete_plain;
+static PyObject *protocol_error, *connection_lost, *state_queued, *state_sent, *str_complete_plain;
 
 #define PUT(T, p, v) do { T put_ = (T)(v); memcpy((p), &put_, sizeof put_); } while (0)
 #define GET(T, p) (__extension__({ T get_; memcpy(&get_, (p), sizeof get_); get_; }))
@@ -128,6 +129,22 @@ static PyTypeObject CreditsType = {
     .tp_basicsize = sizeof(Credits), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
     .tp_init = (initproc)credits_init, .tp_methods = credits_methods, .tp_getset = credits_getset,
     .tp_doc = "zcactor.rpc.credits.Credits, with every operation atomic towards other threads."};
+
+/* ---------------------------------------------------------------- Counters: zcactor.rpc.counters.Counters */
+
+typedef struct {
+    PyObject_HEAD
+    unsigned long long calls, frames_sent, frames_received, bytes_eager, bytes_mapped, bytes_read, bytes_received;
+} Counters;
+
+#define COUNTER(name) {#name, T_ULONGLONG, offsetof(Counters, name), 0, NULL}
+static PyMemberDef counters_members[] = {
+    COUNTER(calls), COUNTER(frames_sent), COUNTER(frames_received), COUNTER(bytes_eager), COUNTER(bytes_mapped),
+    COUNTER(bytes_read), COUNTER(bytes_received), {NULL, 0, 0, 0, NULL}};
+static PyTypeObject CountersType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Counters",
+    .tp_basicsize = sizeof(Counters), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
+    .tp_members = counters_members, .tp_doc = "zcactor.rpc.counters.Counters, where the native part counts too."};
 
 /* ---------------------------------------------------------------- SendBuffer: zcactor.transport.sendbuffer, on a socket */
 
@@ -374,55 +391,72 @@ sized:
 
 /* ---------------------------------------------------------------- Wire: one session's plain frames */
 
+/* What Python gives a Wire, in the order of its arguments; see zcactor.rpc.session. */
+enum { LEASES, PENDING, OPEN, BACKLOG, HOSTS, SESSION, MAKE_LEASE, ON_CALL, ON_OTHER, ON_BATCH, ON_BLOCKED, ON_BROKEN,
+       SCHEDULE_FLUSH, BLOCK_TYPE, CODES, DTYPES, NGIVEN };
+static const char *const given_names[NGIVEN] = {
+    "leases", "pending", "open", "backlog", "hosts", "session", "make_lease", "on_call", "on_other", "on_batch", "on_blocked",
+    "on_broken", "schedule_flush", "block_type", "codes", "dtypes"};
+#define ANSWERS_PER_FLUSH 64 /* answers to one batch that share a system call: with more the caller would idle meanwhile */
+
 typedef struct {
     PyObject_HEAD
     SendBuffer *out;
     Credits *credits;
+    Counters *counters;
     char process[16], peer[16];
     Py_ssize_t eager_limit, max_frame;
-    uint64_t arena_nbytes;
-    PyObject *leases, *pending, *make_lease, *on_call, *on_other, *block_type, *codes, *dtypes;
+    uint64_t arena_nbytes, next_id;
+    PyObject *given[NGIVEN];
     uint64_t *released; /* leases to give back with the next frame */
     Py_ssize_t nreleased, released_room;
-    uint64_t bytes_mapped;
+    unsigned long thread; /* the loop's */
+    int feeding, unflushed; /* a batch is being taken in; answers to it that have not been sent */
+    char flush_scheduled;
 } Wire;
 
-static PyObject *str_grant, *str_release, *str_sealed, *str_exported, *str_id, *str_offset, *str_address;
+static PyObject *str_grant, *str_release, *str_sealed, *str_exported, *str_id, *str_offset, *str_address, *str_session, *str_state,
+    *str_receive_plain;
 
 static int wire_init(Wire *self, PyObject *args, PyObject *kwargs) {
-    PyObject *process, *peer, *out, *credits;
+    PyObject *process, *peer, *out, *credits, *counters;
     unsigned long long arena;
-    if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "Wire takes no keywords"); return -1; }
-    if (!PyArg_ParseTuple(args, "O!O!SSnnKOO!OOOOO!O!", &SendBufferType, &out, &CreditsType, &credits, &process, &peer,
-                          &self->eager_limit, &self->max_frame, &arena, &self->leases, &PyDict_Type, &self->pending,
-                          &self->make_lease, &self->on_call, &self->on_other, &self->block_type, &PyDict_Type, &self->codes,
-                          &PyDict_Type, &self->dtypes)) {
-        self->leases = self->pending = self->make_lease = self->on_call = self->on_other = NULL;
-        self->block_type = self->codes = self->dtypes = NULL;
+    static char *names[] = {"out", "credits", "counters", "process", "peer", "eager_limit", "max_frame", "arena_nbytes", "given", NULL};
+    PyObject *given;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!SSnnKO!", names, &SendBufferType, &out, &CreditsType, &credits,
+                                     &CountersType, &counters, &process, &peer, &self->eager_limit, &self->max_frame, &arena,
+                                     &PyDict_Type, &given))
         return -1;
-    }
-    self->out = (SendBuffer *)Py_NewRef(out);
-    self->credits = (Credits *)Py_NewRef(credits);
-    PyObject **kept[] = {&self->leases, &self->pending, &self->make_lease, &self->on_call, &self->on_other,
-                         &self->block_type, &self->codes, &self->dtypes};
-    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_INCREF(*kept[i]);
-    self->arena_nbytes = arena;
+    if (self->out) { PyErr_SetString(PyExc_RuntimeError, "a Wire is initialised once"); return -1; }
     if (PyBytes_GET_SIZE(process) != 16 || PyBytes_GET_SIZE(peer) != 16) {
         PyErr_SetString(PyExc_ValueError, "a process's name has 16 bytes");
         return -1;
     }
+    for (int i = 0; i < NGIVEN; i++) {
+        PyObject *value = PyDict_GetItemString(given, given_names[i]);
+        int is_dict = i == PENDING || i == OPEN || i == HOSTS || i == CODES || i == DTYPES;
+        if (!value || (is_dict && !PyDict_Check(value))) {
+            PyErr_Format(PyExc_TypeError, "Wire needs %s%s", given_names[i], value ? " as a dict" : "");
+            return -1;
+        }
+        Py_XSETREF(self->given[i], Py_NewRef(value));
+    }
+    if (PyDict_GET_SIZE(given) != NGIVEN) { PyErr_SetString(PyExc_TypeError, "Wire was given something it does not know"); return -1; }
+    self->out = (SendBuffer *)Py_NewRef(out);
+    self->credits = (Credits *)Py_NewRef(credits);
+    self->counters = (Counters *)Py_NewRef(counters);
+    self->arena_nbytes = arena;
+    self->thread = PyThread_get_thread_ident();
     memcpy(self->process, PyBytes_AS_STRING(process), 16);
     memcpy(self->peer, PyBytes_AS_STRING(peer), 16);
     return 0;
 }
 static int wire_traverse(Wire *self, visitproc visit, void *arg) {
-    Py_VISIT(self->leases); Py_VISIT(self->pending); Py_VISIT(self->make_lease); Py_VISIT(self->on_call);
-    Py_VISIT(self->on_other); Py_VISIT(self->block_type); Py_VISIT(self->codes); Py_VISIT(self->dtypes);
+    for (int i = 0; i < NGIVEN; i++) Py_VISIT(self->given[i]);
     return 0;
 }
 static int wire_clear(Wire *self) {
-    Py_CLEAR(self->leases); Py_CLEAR(self->pending); Py_CLEAR(self->make_lease); Py_CLEAR(self->on_call);
-    Py_CLEAR(self->on_other); Py_CLEAR(self->block_type); Py_CLEAR(self->codes); Py_CLEAR(self->dtypes);
+    for (int i = 0; i < NGIVEN; i++) Py_CLEAR(self->given[i]);
     return 0;
 }
 static void wire_dealloc(Wire *self) {
@@ -430,6 +464,7 @@ static void wire_dealloc(Wire *self) {
     wire_clear(self);
     Py_XDECREF(self->out);
     Py_XDECREF(self->credits);
+    Py_XDECREF(self->counters);
     PyMem_Free(self->released);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
@@ -460,7 +495,7 @@ static int refer(Wire *self, PyArrayObject *array, Reference *reference) {
     PyObject *base = PyArray_BASE(array);
     if (PyArray_ISWRITEABLE(array) || !PyArray_IS_C_CONTIGUOUS(array) || PyArray_NBYTES(array) < self->eager_limit) return 0;
     while (base && PyArray_Check(base)) base = PyArray_BASE((PyArrayObject *)base);
-    if (!base || (PyObject *)Py_TYPE(base) != self->block_type) return 0;
+    if (!base || (PyObject *)Py_TYPE(base) != self->given[BLOCK_TYPE]) return 0;
     int sealed = is_true(base, str_sealed), exported = sealed > 0 ? is_true(base, str_exported) : sealed;
     if (exported <= 0) return exported;
     uint64_t address;
@@ -473,7 +508,7 @@ static int refer(Wire *self, PyArrayObject *array, Reference *reference) {
     return 1;
 }
 static char *put_array(char *p, Wire *self, PyArrayObject *array, int index) {
-    PyObject *code = PyDict_GetItemWithError(self->codes, (PyObject *)PyArray_DESCR(array));
+    PyObject *code = PyDict_GetItemWithError(self->given[CODES], (PyObject *)PyArray_DESCR(array));
     if (!code || !PyUnicode_CheckExact(code) || PyUnicode_GET_LENGTH(code) > 31 || PyArray_NDIM(array) > 8) return NULL;
     char *head = p;
     p += 3;
@@ -557,28 +592,112 @@ static Py_ssize_t write_frame(Wire *self, int kind, uint32_t actor, uint64_t cod
     self->nreleased = 0;
     for (int i = 0; i < nregions; i++) {
         PyObject *number = PyLong_FromUnsignedLongLong(references[i].id);
-        PyObject *granted = number ? PyObject_CallMethodObjArgs(self->leases, str_grant, number, references[i].block, NULL) : NULL;
+        PyObject *granted = number ? PyObject_CallMethodObjArgs(self->given[LEASES], str_grant, number, references[i].block, NULL) : NULL;
         Py_XDECREF(number);
         if (!granted) return -1;
         Py_DECREF(granted);
     }
     return payload;
 }
-static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 4 || !PyTuple_Check(args[3])) { PyErr_SetString(PyExc_TypeError, "call(actor, code, id, args)"); return NULL; }
-    unsigned long actor = PyLong_AsUnsignedLong(args[0]), code = PyLong_AsUnsignedLong(args[1]);
-    unsigned long long id = PyLong_AsUnsignedLongLong(args[2]);
-    if (PyErr_Occurred()) return NULL;
-    Py_ssize_t written = write_frame(self, KIND_CALL, (uint32_t)actor, code, id, ((PyTupleObject *)args[3])->ob_item,
-                                     PyTuple_GET_SIZE(args[3]), 1);
-    return written < 0 ? NULL : PyLong_FromSsize_t(written);
+/* Send what is written; the socket's troubles are Python's. */
+static int wire_flush(Wire *self) {
+    SendBuffer *out = self->out;
+    if (out->blocked || out->head == out->tail) return 0;
+    int left = buffer_drain(out);
+    if (left == 0) return 0;
+    PyObject *done;
+    if (left > 0) {
+        out->blocked = 1;
+        done = PyObject_CallNoArgs(self->given[ON_BLOCKED]);
+    } else {
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        PyErr_NormalizeException(&type, &error, &traceback);
+        done = PyObject_CallOneArg(self->given[ON_BROKEN], error);
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(traceback);
+    }
+    Py_XDECREF(done);
+    return done ? 0 : -1;
 }
-static PyObject *wire_result(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 2) { PyErr_SetString(PyExc_TypeError, "result(id, value)"); return NULL; }
+static int wire_schedule_flush(Wire *self) {
+    if (self->flush_scheduled) return 0;
+    self->flush_scheduled = 1;
+    PyObject *done = PyObject_CallNoArgs(self->given[SCHEDULE_FLUSH]);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+static void count_frame(Wire *self, Py_ssize_t payload) {
+    self->counters->frames_sent++;
+    self->counters->bytes_eager += (unsigned long long)payload;
+}
+/* 1 when frames wait for a credit: nothing may overtake them; -1 with an exception. */
+static int has_backlog(Wire *self) {
+    Py_ssize_t n = PyObject_Size(self->given[BACKLOG]);
+    return n < 0 ? -1 : n > 0;
+}
+static PyObject *wire_next_id(Wire *self, PyObject *Py_UNUSED(ignored)) { return PyLong_FromUnsignedLongLong(++self->next_id); }
+
+/* call(call, actor, code, args): whether the call was sent. False: it must go the other way, and nothing was done. */
+static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 4 || !PyTuple_Check(args[3])) { PyErr_SetString(PyExc_TypeError, "call(call, actor, code, args)"); return NULL; }
+    unsigned long actor = PyLong_AsUnsignedLong(args[1]), code = PyLong_AsUnsignedLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    int waits = has_backlog(self);
+    if (waits) return waits < 0 ? NULL : Py_NewRef(Py_False);
+    PyObject *call = args[0], *pending = self->given[PENDING], *id = PyLong_FromUnsignedLongLong(++self->next_id);
+    if (!id) return NULL;
+    /* All of it before the frame can be sent, by whichever thread, and so before it can be answered. */
+    if (PyObject_SetAttr(call, str_id, id) < 0 || PyObject_SetAttr(call, str_session, self->given[SESSION]) < 0 ||
+        PyObject_SetAttr(call, str_state, state_sent) < 0 || PyDict_SetItem(pending, id, call) < 0) {
+        Py_DECREF(id);
+        return NULL;
+    }
+    Py_ssize_t tail = self->out->tail;
+    Py_ssize_t written = write_frame(self, KIND_CALL, (uint32_t)actor, code, self->next_id, ((PyTupleObject *)args[3])->ob_item,
+                                     PyTuple_GET_SIZE(args[3]), 1);
+    if (written == 0 || (written < 0 && self->out->tail == tail)) {
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        int undone = PyDict_DelItem(pending, id) == 0 && PyObject_SetAttr(call, str_state, state_queued) == 0;
+        if (undone) PyErr_Restore(type, error, traceback);
+        else { Py_XDECREF(type); Py_XDECREF(error); Py_XDECREF(traceback); }
+        Py_DECREF(id);
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    }
+    Py_DECREF(id);
+    if (written < 0) return NULL;
+    self->counters->calls++;
+    count_frame(self, written);
+    /* alone: nothing to batch with, start the peer now */
+    if ((PyDict_GET_SIZE(pending) == 1 ? wire_flush(self) : wire_schedule_flush(self)) < 0) return NULL;
+    Py_RETURN_TRUE;
+}
+/* respond(id, value, more): whether that is done. False: the answer must go the other way, and nothing was sent. */
+static PyObject *wire_respond(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 3) { PyErr_SetString(PyExc_TypeError, "respond(id, value, more)"); return NULL; }
+    PyObject *open = self->given[OPEN];
+    int waits = PyDict_Contains(open, args[0]);
+    if (waits < 0) return NULL;
+    if (!waits) Py_RETURN_TRUE; /* it has been answered, or the caller is gone */
+    if ((waits = has_backlog(self))) return waits < 0 ? NULL : Py_NewRef(Py_False);
     unsigned long long id = PyLong_AsUnsignedLongLong(args[0]);
     if (PyErr_Occurred()) return NULL;
     Py_ssize_t written = write_frame(self, KIND_RESPONSE, 0, STATUS_OK, id, args + 1, 1, 0);
-    return written < 0 ? NULL : PyLong_FromSsize_t(written);
+    if (written <= 0) return written < 0 ? NULL : Py_NewRef(Py_False);
+    if (PyDict_Contains(open, args[0]) > 0 && PyDict_DelItem(open, args[0]) < 0) return NULL;
+    count_frame(self, written);
+    int here = PyThread_get_thread_ident() == self->thread;
+    if (self->feeding && here) {
+        if (++self->unflushed < ANSWERS_PER_FLUSH) Py_RETURN_TRUE;
+        self->unflushed = 0;
+    } else if (args[2] == Py_True || (here && PyDict_GET_SIZE(open))) {
+        if (wire_schedule_flush(self) < 0) return NULL;
+        Py_RETURN_TRUE;
+    }
+    if (wire_flush(self) < 0) return NULL;
+    Py_RETURN_TRUE;
 }
 
 /* ---- leases to give back */
@@ -634,7 +753,7 @@ static int get_array(Wire *self, const unsigned char **at, const unsigned char *
     p += 2;
     PyObject *code = (*p & 0xe0) == 0xa0 ? get_plain(&p, end) : NULL;
     if (!code) return 0;
-    found->dtype = PyDict_GetItemWithError(self->dtypes, code);
+    found->dtype = PyDict_GetItemWithError(self->given[DTYPES], code);
     Py_DECREF(code);
     if (!found->dtype || p >= end || (*p & 0xf0) != 0x90 || (*p & 15) > 8) return 0;
     found->nd = *p++ & 15;
@@ -687,7 +806,7 @@ static PyObject *get_arguments(Wire *self, const unsigned char *p, const unsigne
     for (int i = 0; i < nfound; i++) { /* nothing can send us to the other way any more: the leases are ours now */
         const unsigned char *region = regions + REGION_NBYTES * i;
         uint64_t nbytes = GET(uint64_t, region + 32), address = 0;
-        PyObject *lease = PyObject_CallFunction(self->make_lease, "KKK", (unsigned long long)GET(uint64_t, region + 16),
+        PyObject *lease = PyObject_CallFunction(self->given[MAKE_LEASE], "KKK", (unsigned long long)GET(uint64_t, region + 16),
                                                 (unsigned long long)GET(uint64_t, region + 24), (unsigned long long)nbytes);
         PyObject *array = NULL;
         if (lease && get_u64(lease, str_address, &address) == 0) {
@@ -699,7 +818,7 @@ static PyObject *get_arguments(Wire *self, const unsigned char *p, const unsigne
         if (array) PyArray_UpdateFlags((PyArrayObject *)array, NPY_ARRAY_UPDATE_ALL);
         Py_XDECREF(lease);
         if (!array) { Py_DECREF(list); return NULL; }
-        self->bytes_mapped += nbytes;
+        self->counters->bytes_mapped += nbytes;
         PyList_SetItem(list, found[i].place, array);
     }
     return list;
@@ -725,10 +844,10 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length) {
     if (kind == KIND_RESPONSE && GET(uint16_t, frame + AT_CODE) == STATUS_OK && nregions == 0) {
         value = get_plain(&p, end);
         if (value && p == end && (id = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID)))) {
-            call = PyDict_GetItemWithError(self->pending, id);
+            call = PyDict_GetItemWithError(self->given[PENDING], id);
             if (call) {
                 Py_INCREF(call);
-                if (PyDict_DelItem(self->pending, id) < 0) Py_CLEAR(call);
+                if (PyDict_DelItem(self->given[PENDING], id) < 0) Py_CLEAR(call);
             }
         }
         Py_XDECREF(id);
@@ -742,7 +861,7 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length) {
     if ((count && credits_do_returned(self->credits, count) < 0) || credits_do_consumed(self->credits, 1) < 0) bad = 1;
     for (uint64_t i = 0; i < nreleases && !bad; i++, releases += RELEASE_NBYTES) {
         PyObject *number = PyLong_FromUnsignedLongLong(GET(uint64_t, releases)), *times = PyLong_FromUnsignedLong(GET(uint32_t, releases + 8));
-        PyObject *released = number && times ? PyObject_CallMethodObjArgs(self->leases, str_release, number, times, NULL) : NULL;
+        PyObject *released = number && times ? PyObject_CallMethodObjArgs(self->given[LEASES], str_release, number, times, NULL) : NULL;
         Py_XDECREF(number);
         Py_XDECREF(times);
         bad = !released;
@@ -750,85 +869,249 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length) {
     }
     if (!bad && call) result = PyObject_CallMethodOneArg(call, str_complete_plain, value);
     else if (!bad) {
-        PyObject *stack[5] = {PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID)),
-                              PyLong_FromUnsignedLong(GET(uint32_t, frame + AT_ACTOR)), PyLong_FromLong(GET(uint16_t, frame + AT_CODE)),
+        /* host.receive_plain(session, id, code, timeout_ns, arguments); without a host on_call(actor, the same but session) */
+        PyObject *actor = PyLong_FromUnsignedLong(GET(uint32_t, frame + AT_ACTOR));
+        PyObject *host = actor ? PyDict_GetItemWithError(self->given[HOSTS], actor) : NULL;
+        PyObject *stack[6] = {host ? Py_NewRef(host) : actor ? Py_NewRef(actor) : NULL, Py_NewRef(self->given[SESSION]),
+                              PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID)), PyLong_FromLong(GET(uint16_t, frame + AT_CODE)),
                               PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_EXTRA)), value};
-        value = NULL; /* on_call's: nothing of ours may keep an argument alive once the method has dropped it */
-        if (stack[0] && stack[1] && stack[2] && stack[3]) result = PyObject_Vectorcall(self->on_call, stack, 5, NULL);
-        for (int i = 0; i < 5; i++) Py_XDECREF(stack[i]);
+        value = NULL; /* its own from here: nothing of ours keeps an argument alive that the list has lost */
+        if (!PyErr_Occurred() && host) result = PyObject_VectorcallMethod(str_receive_plain, stack, 6, NULL);
+        else if (!PyErr_Occurred()) {
+            Py_SETREF(stack[1], stack[0]);
+            stack[0] = NULL;
+            result = PyObject_Vectorcall(self->given[ON_CALL], stack + 1, 5, NULL);
+        }
+        for (int i = 0; i < 6; i++) Py_XDECREF(stack[i]);
+        Py_XDECREF(actor);
     }
     Py_XDECREF(value);
     Py_XDECREF(call);
     Py_XDECREF(result);
     return result ? 1 : -1;
 }
-/* feed(data): each frame in order. Plain results complete the call that waits for them; plain calls go to on_call(id, actor,
- * code, timeout_ns, arguments); all else to on_other(data, at, total), which returns where the next frame begins.
- * Returns the number of frames that on_other did not get. */
-static PyObject *wire_feed(Wire *self, PyObject *arg) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(arg, &view, PyBUF_SIMPLE) < 0) return NULL;
-    const unsigned char *data = view.buf;
-    Py_ssize_t at = 0, total = view.len;
-    long plain = 0;
-    PyObject *done = NULL;
+/* Each of the whole frames in the first `total` bytes of `data`, in order. Plain results complete the call that waits for them;
+ * plain calls go to their host; all else to on_other(view, at, total), which returns where the next frame begins. */
+static int wire_take(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t total) {
+    Py_ssize_t at = 0;
     while (at < total) {
         Py_ssize_t length = total - at >= 4 ? (Py_ssize_t)GET(uint32_t, data + at) : -1;
         int taken = length >= HEAD - 4 && length <= self->max_frame && length <= total - at - 4 ? take_in(self, data + at, length) : 0;
-        if (taken < 0) goto out;
+        if (taken < 0) return -1;
         if (taken) {
-            plain++;
+            self->counters->frames_received++;
             at += length + 4;
             continue;
         }
-        PyObject *next = PyObject_CallFunction(self->on_other, "Onn", arg, at, total);
-        if (!next) goto out;
+        PyObject *next = PyObject_CallFunction(self->given[ON_OTHER], "Onn", view, at, total);
+        if (!next) return -1;
         Py_ssize_t to = PyLong_AsSsize_t(next);
         Py_DECREF(next);
-        if (to == -1 && PyErr_Occurred()) goto out;
-        if (to <= at || to > total) { PyErr_SetString(PyExc_ValueError, "on_other did not move on"); goto out; }
+        if (to == -1 && PyErr_Occurred()) return -1;
+        if (to <= at || to > total) { PyErr_SetString(PyExc_ValueError, "on_other did not move on"); return -1; }
         at = to;
     }
-    done = PyLong_FromLong(plain);
-out:
+    return 0;
+}
+/* A batch: what answers it on the loop's thread leaves together, at its end. */
+static int wire_batch(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t total) {
+    self->feeding = 1;
+    int failed = wire_take(self, view, data, total);
+    self->feeding = 0;
+    if (self->unflushed) {
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        self->unflushed = 0;
+        int flushed = wire_flush(self);
+        if (type) { PyErr_Clear(); PyErr_Restore(type, error, traceback); }
+        else failed |= flushed;
+    }
+    if (failed) return -1;
+    int waits = has_backlog(self);
+    if (waits || self->credits->owed >= self->credits->threshold) {
+        PyObject *done = waits < 0 ? NULL : PyObject_CallNoArgs(self->given[ON_BATCH]);
+        Py_XDECREF(done);
+        if (!done) return -1;
+    }
+    return 0;
+}
+static PyObject *wire_feed(Wire *self, PyObject *arg) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(arg, &view, PyBUF_SIMPLE) < 0) return NULL;
+    int failed = wire_batch(self, arg, view.buf, view.len);
     PyBuffer_Release(&view);
-    return done;
+    if (failed) return NULL;
+    Py_RETURN_NONE;
 }
-static PyObject *wire_get(Wire *self, void *which) {
-    return which ? PyLong_FromUnsignedLongLong(self->bytes_mapped) : PyLong_FromSsize_t(self->nreleased);
-}
+static PyObject *wire_get(Wire *self, void *Py_UNUSED(closure)) { return PyLong_FromSsize_t(self->nreleased); }
+static PyMemberDef wire_members[] = {
+    {"flush_scheduled", T_BOOL, offsetof(Wire, flush_scheduled), 0, "schedule_flush was called; whoever flushes resets it."},
+    {NULL, 0, 0, 0, NULL}};
 static PyMethodDef wire_methods[] = {
-    {"call", (PyCFunction)(void (*)(void))wire_call, METH_FASTCALL, "call(actor, code, id, args) -> payload bytes, or 0: not written"},
-    {"result", (PyCFunction)(void (*)(void))wire_result, METH_FASTCALL, "result(id, value) -> payload bytes, or 0: not written"},
-    {"feed", (PyCFunction)wire_feed, METH_O, "feed(data) -> frames taken in here"},
+    {"call", (PyCFunction)(void (*)(void))wire_call, METH_FASTCALL, "call(call, actor, code, args): whether it was sent."},
+    {"respond", (PyCFunction)(void (*)(void))wire_respond, METH_FASTCALL, "respond(id, value, more): whether that is done."},
+    {"next_id", (PyCFunction)wire_next_id, METH_NOARGS, "An id for a call that goes the other way."},
+    {"feed", (PyCFunction)wire_feed, METH_O, "feed(data): take in whole frames."},
     {"release", (PyCFunction)wire_release, METH_O, "A lease goes back with the next frame."},
     {"take_releases", (PyCFunction)wire_take_releases, METH_O, "The ids of at most n leases to give back."},
     {NULL, NULL, 0, NULL}};
 static PyGetSetDef wire_getset[] = {
-    {"releases", (getter)wire_get, NULL, "Leases that wait to go back.", (void *)0},
-    {"bytes_mapped", (getter)wire_get, NULL, "Bytes of arrays received in place.", (void *)1},
-    {NULL, NULL, NULL, NULL, NULL}};
+    {"releases", (getter)wire_get, NULL, "Leases that wait to go back.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
 static PyTypeObject WireType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Wire",
     .tp_basicsize = sizeof(Wire), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = PyType_GenericNew,
     .tp_init = (initproc)wire_init, .tp_dealloc = (destructor)wire_dealloc, .tp_traverse = (traverseproc)wire_traverse,
-    .tp_clear = (inquiry)wire_clear, .tp_methods = wire_methods, .tp_getset = wire_getset,
-    .tp_doc = "The plain frames of one session: Wire(out, credits, process, peer, eager_limit, max_frame, arena_nbytes, leases, "
-              "pending, make_lease, on_call, on_other, block_type, dtype_codes, dtypes)."};
+    .tp_clear = (inquiry)wire_clear, .tp_methods = wire_methods, .tp_getset = wire_getset, .tp_members = wire_members,
+    .tp_doc = "The plain frames of one session: Wire(out, credits, counters, process, peer, eager_limit, max_frame, arena_nbytes, "
+              "given); given names what it calls and shares, see zcactor.rpc.session."};
+
+/* ---------------------------------------------------------------- Reader: what comes in on a socket */
+
+typedef struct {
+    PyObject_HEAD
+    int fd, closed;
+    Py_ssize_t max_frame, capacity, filled;
+    PyObject *buffer, *view, *deliver, *ended; /* ended(error, from_receiver) */
+    Wire *wire;                                /* takes frames in here; NULL: deliver(view) does */
+} Reader;
+
+static int reader_init(Reader *self, PyObject *args, PyObject *kwargs) {
+    PyObject *wire, *deliver, *ended;
+    if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "Reader takes no keywords"); return -1; }
+    if (!PyArg_ParseTuple(args, "innOOO", &self->fd, &self->capacity, &self->max_frame, &wire, &deliver, &ended)) return -1;
+    if (self->buffer) { PyErr_SetString(PyExc_RuntimeError, "a Reader is initialised once"); return -1; }
+    if (self->capacity < self->max_frame + 4) { PyErr_SetString(PyExc_ValueError, "the largest frame does not fit"); return -1; }
+    self->buffer = PyByteArray_FromStringAndSize(NULL, self->capacity);
+    self->view = self->buffer ? PyMemoryView_FromObject(self->buffer) : NULL; /* also keeps the buffer from being resized */
+    if (!self->view) return -1;
+    self->deliver = Py_NewRef(deliver);
+    self->ended = Py_NewRef(ended);
+    self->wire = Py_TYPE(wire) == &WireType ? (Wire *)Py_NewRef(wire) : NULL;
+    return 0;
+}
+static int reader_traverse(Reader *self, visitproc visit, void *arg) {
+    Py_VISIT(self->deliver);
+    Py_VISIT(self->ended);
+    Py_VISIT(self->wire);
+    return 0;
+}
+static int reader_clear(Reader *self) {
+    Py_CLEAR(self->deliver);
+    Py_CLEAR(self->ended);
+    Py_CLEAR(self->wire);
+    return 0;
+}
+static void reader_dealloc(Reader *self) {
+    PyObject_GC_UnTrack(self);
+    reader_clear(self);
+    Py_XDECREF(self->view);
+    Py_XDECREF(self->buffer);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+/* zcactor.transport.framing.whole_frames: bytes of whole frames at the start, -1 with a ProtocolError. */
+static Py_ssize_t whole_frames(const unsigned char *data, Py_ssize_t end, Py_ssize_t max_frame) {
+    Py_ssize_t done = 0;
+    while (end - done >= 4) {
+        Py_ssize_t length = (Py_ssize_t)GET(uint32_t, data + done);
+        if (length > max_frame) {
+            if (done) break;
+            PyErr_Format(protocol_error, "the peer announced a frame of %zd bytes; at most %zd are allowed", length, max_frame);
+            return -1;
+        }
+        if (length > end - done - 4) break;
+        done += 4 + length;
+    }
+    return done;
+}
+static PyObject *reader_ended(Reader *self, PyObject *error, PyObject *from_receiver) {
+    PyObject *done = self->ended ? PyObject_CallFunctionObjArgs(self->ended, error, from_receiver, NULL) : Py_NewRef(Py_None);
+    if (!done) return NULL;
+    Py_DECREF(done);
+    Py_RETURN_FALSE;
+}
+static PyObject *raised(void) {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback) PyException_SetTraceback(error, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return error;
+}
+/* Read once and deliver: False when there was nothing to read, or the connection ended; `ended` was told why. */
+static PyObject *reader_readable(Reader *self, PyObject *Py_UNUSED(ignored)) {
+    if (self->closed) Py_RETURN_FALSE;
+    unsigned char *data = (unsigned char *)PyByteArray_AS_STRING(self->buffer);
+    ssize_t received = recv(self->fd, data + self->filled, (size_t)(self->capacity - self->filled), MSG_DONTWAIT);
+    if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) Py_RETURN_FALSE;
+    PyObject *error = Py_None;
+    if (received < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        error = raised();
+    }
+    if (received <= 0) {
+        PyObject *answer = reader_ended(self, error, Py_False);
+        if (received < 0) Py_DECREF(error);
+        return answer;
+    }
+    Py_ssize_t end = self->filled + received, done;
+    Py_INCREF(self);
+    while ((done = whole_frames(data, end, self->max_frame)) > 0) {
+        int failed;
+        if (self->wire) failed = wire_batch(self->wire, self->view, data, done);
+        else {
+            PyObject *part = PySequence_GetSlice(self->view, 0, done), *taken = part ? PyObject_CallOneArg(self->deliver, part) : NULL;
+            failed = !taken;
+            Py_XDECREF(taken);
+            Py_XDECREF(part);
+        }
+        if (failed) { done = -1; break; }
+        end -= done;
+        if (end == 0 || self->closed) break;
+        memmove(data, data + done, (size_t)end);
+    }
+    self->filled = end;
+    PyObject *answer;
+    if (done < 0) {
+        error = raised();
+        answer = reader_ended(self, error, Py_True);
+        Py_XDECREF(error);
+    } else
+        answer = PyBool_FromLong(!self->closed);
+    Py_DECREF(self);
+    return answer;
+}
+/* Nothing is read or delivered from here on. */
+static PyObject *reader_close(Reader *self, PyObject *Py_UNUSED(ignored)) {
+    self->closed = 1;
+    Py_RETURN_NONE;
+}
+static PyMethodDef reader_methods[] = {
+    {"readable", (PyCFunction)reader_readable, METH_NOARGS, "Read once and deliver; False when there was nothing, or it ended."},
+    {"close", (PyCFunction)reader_close, METH_NOARGS, "Read nothing more."},
+    {NULL, NULL, 0, NULL}};
+static PyTypeObject ReaderType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Reader",
+    .tp_basicsize = sizeof(Reader), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)reader_init, .tp_dealloc = (destructor)reader_dealloc, .tp_traverse = (traverseproc)reader_traverse,
+    .tp_clear = (inquiry)reader_clear, .tp_methods = reader_methods,
+    .tp_doc = "Frames from a socket: Reader(fd, capacity, max_frame, wire, deliver, ended)."};
 
 static PyObject *setup(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *bytes;
     Py_ssize_t n;
-    PyObject *error, *lost;
-    if (!PyArg_ParseTuple(args, "y#OO", &bytes, &n, &error, &lost)) return NULL;
+    PyObject *error, *lost, *queued, *sent;
+    if (!PyArg_ParseTuple(args, "y#OOOO", &bytes, &n, &error, &lost, &queued, &sent)) return NULL;
     if (n != CONSTANT_NBYTES) return PyErr_Format(PyExc_ValueError, "the template has %zd bytes instead of %d", n, CONSTANT_NBYTES);
     memcpy(constant, bytes, CONSTANT_NBYTES);
     Py_XSETREF(protocol_error, Py_NewRef(error));
     Py_XSETREF(connection_lost, Py_NewRef(lost));
+    Py_XSETREF(state_queued, Py_NewRef(queued));
+    Py_XSETREF(state_sent, Py_NewRef(sent));
     Py_RETURN_NONE;
 }
 static PyMethodDef functions[] = {
-    {"setup", setup, METH_VARARGS, "setup(template, ProtocolError, ConnectionLost): before anything else."},
+    {"setup", setup, METH_VARARGS, "setup(template, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT): before anything else."},
     {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "zcactor.native._hot", .m_size = -1, .m_methods = functions,
                                         .m_doc = "Plain frames, credits and send buffers in C; see the comment in _hot.c."};
@@ -836,11 +1119,13 @@ PyMODINIT_FUNC PyInit__hot(void) {
     import_array();
     struct { PyObject **to; const char *text; } names[] = {
         {&str_complete_plain, "complete_plain"}, {&str_grant, "grant"}, {&str_release, "release"}, {&str_sealed, "sealed"},
-        {&str_exported, "exported"}, {&str_id, "id"}, {&str_offset, "offset"}, {&str_address, "address"}};
+        {&str_exported, "exported"}, {&str_id, "id"}, {&str_offset, "offset"}, {&str_address, "address"},
+        {&str_session, "session"}, {&str_state, "state"}, {&str_receive_plain, "receive_plain"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].to = PyUnicode_InternFromString(names[i].text))) return NULL;
     struct { PyTypeObject *type; const char *name; } types[] = {
-        {&CreditsType, "Credits"}, {&SendBufferType, "SendBuffer"}, {&WireType, "Wire"}};
+        {&CreditsType, "Credits"}, {&CountersType, "Counters"}, {&SendBufferType, "SendBuffer"}, {&WireType, "Wire"},
+        {&ReaderType, "Reader"}};
     PyObject *module = PyModule_Create(&definition);
     for (size_t i = 0; module && i < sizeof types / sizeof *types; i++)
         if (PyType_Ready(types[i].type) < 0 || PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type) < 0)

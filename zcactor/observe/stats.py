@@ -70,8 +70,7 @@ def stats_of(process: Process) -> Stats:
         frames_sent=counters.frames_sent,
         frames_received=counters.frames_received,
         bytes_eager=counters.bytes_eager,
-        bytes_mapped=counters.bytes_mapped
-        + sum(session.wire.bytes_mapped for session in sessions if session.wire is not None),
+        bytes_mapped=counters.bytes_mapped,
         bytes_read=counters.bytes_read,
         bytes_received=counters.bytes_received,
         bytes_copied=sum(count.nbytes for count in copies.values()),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["Counters"]
+from typing import Any
+
+from zcactor.native import hot
+
+__all__ = ["Counters", "new_counters"]
 
 
 class Counters:
@@ -32,3 +36,10 @@ class Counters:
         """Bytes pulled by RDMA READ."""
         self.bytes_received = 0
         """Bytes of arrays received over TCP."""
+
+
+def new_counters() -> Counters:
+    """Counters that the native part adds to as well, where there is one."""
+    made: Any = Counters() if hot is None else hot.Counters()
+    counters: Counters = made
+    return counters

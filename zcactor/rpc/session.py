@@ -44,8 +44,6 @@ __all__ = ["Hub", "Session"]
 _MAX_REGIONS = 128
 """Regions in one frame: 7 KiB of its room. A message with more sends them ahead in REGIONS frames."""
 _MAX_RELEASES = 128
-_ANSWERS_PER_FLUSH = 64
-"""Answers to one batch that share a system call; more, and the caller would idle while the rest is served."""
 _HELLO_ROOM = 4096
 
 # Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
@@ -54,11 +52,9 @@ _CALL, _RESPONSE, _ITEM, _RELEASE, _CREDIT, _GOODBYE = (
 )
 _CANCEL, _STREAM_CREDIT, _REGIONS = (int(k) for k in (Kind.CANCEL, Kind.STREAM_CREDIT, Kind.REGIONS))
 
-_SENT = CallState.SENT
-get_ident = threading.get_ident
 
 if hot is not None:
-    hot.setup(TEMPLATE, ProtocolError, ConnectionLost)
+    hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT)
 
 
 def _place(parts: list[Part], index: int, arrived: asyncio.Future[Part]) -> None:
@@ -139,25 +135,17 @@ class Session:
         self.last_used = loop.time()
         out = getattr(connection, "native_out", None)
         self.credits: Any = Credits(connection.recv_depth) if out is None else hot.Credits(connection.recv_depth)
-        self._flush_out: Any = None if out is None else out.flush
         self.wire: Any = None
         """The native part, which takes plain frames in and out; None where there is none."""
-        if out is not None:
-            self.wire = hot.Wire(
-                out, self.credits, self.process, self.peer_process, connection.eager_limit, connection.max_frame,
-                connection.peer.arena_nbytes, _Granting(self.leases, self.lock), self.pending, self._make_lease,
-                self._plain_call_received,
-                self._other_received, Block, hub.dtype_codes, hub.dtypes,
-            )  # fmt: skip
-        self._ids = count(1)
-        self._next_pin = 1
         self._backlog: deque[tuple[Any, ...]] = deque()
+        self._next_id: Callable[[], int] = count(1).__next__
+        if out is not None:
+            self.wire = self._make_wire(out)
+            self._next_id = self.wire.next_id
+        self._next_pin = 1
         self._released: deque[int] = deque()
         self._note_release: Callable[[int], None] = self._released.append if self.wire is None else self.wire.release
         self._flush_scheduled = False
-        self._feeding = False
-        """A batch is being taken in: what answers it on the loop's thread leaves together, at the batch's end."""
-        self._unflushed = 0
         self._release_scheduled = False
         self._carried: list[tuple[Part, asyncio.Future[Part] | None]] = []
         self._reserve = connection.reserve
@@ -165,8 +153,32 @@ class Session:
         self._flush_now = connection.flush
         self._max_frame = connection.max_frame
         self._call_received = hub.call_received
-        self._hosts = hub.hosts
         self._counters = hub.counters
+
+    def _make_wire(self, out: Any) -> Any:
+        hub, connection = self.hub, self.connection
+        given = {
+            "leases": _Granting(self.leases, self.lock),
+            "pending": self.pending,
+            "open": self.incoming,
+            "backlog": self._backlog,
+            "hosts": hub.hosts,
+            "session": self,
+            "make_lease": self._make_lease,
+            "on_call": self._plain_call_received,
+            "on_other": self._other_received,
+            "on_batch": self._batch_received,
+            "on_blocked": connection.send_blocked,
+            "on_broken": connection.send_failed,
+            "schedule_flush": self._schedule_flush,
+            "block_type": Block,
+            "codes": hub.dtype_codes,
+            "dtypes": hub.dtypes,
+        }
+        return hot.Wire(
+            out, self.credits, hub.counters, self.process, self.peer_process, connection.eager_limit,
+            connection.max_frame, connection.peer.arena_nbytes, given,
+        )  # fmt: skip
 
     def start(self) -> None:
         """Begin to receive, and introduce ourselves."""
@@ -275,7 +287,7 @@ class Session:
         with self.lock:
             if self.closed is not None:
                 raise self.closed
-            call_id = next(self._ids)
+            call_id = self._next_id()
             call.id = call_id
             call.session = self
             call.state = CallState.SENT
@@ -291,67 +303,6 @@ class Session:
                 self.connection.flush()
                 return
         self._schedule_flush()
-
-    def send_plain(self, call: Call, actor: int, code: int, args: tuple[Any, ...]) -> bool:
-        """`send_call` for plain arguments, without a lock. False: the call must go the other way, nothing was sent.
-
-        Plain: None, bool, int of 64 bits, float, str and bytes, few and small, and arrays that were shared before.
-        """
-        if self._backlog or self.closed is not None:
-            return False
-        call_id = next(self._ids)
-        pending = self.pending
-        pending[call_id] = call  # before the frame can be sent, and so before it can be answered
-        size = self.wire.call(actor, code, call_id, args)
-        if not size:
-            del pending[call_id]
-            return False
-        call.id = call_id
-        call.session = self
-        call.state = _SENT
-        counters = self._counters
-        counters.calls += 1
-        counters.frames_sent += 1
-        counters.bytes_eager += size
-        if len(pending) == 1:  # nothing to batch with: start the peer now
-            try:
-                if self._flush_out():
-                    self.connection.send_blocked()
-            except OSError as error:
-                self.connection.send_failed(error)
-        elif not self._flush_scheduled:
-            self._schedule_flush()
-        return True
-
-    def respond_plain(self, incoming: Incoming, value: Any, *, more: bool = False) -> bool:
-        """`respond` with a plain result; False when it must go the other way, and nothing was sent."""
-        open_calls = self.incoming
-        if incoming.id not in open_calls:  # it has been answered, or the caller is gone
-            return True
-        if self._backlog or self.closed is not None:
-            return False
-        size = self.wire.result(incoming.id, value)
-        if not size:
-            return False
-        open_calls.pop(incoming.id, None)
-        counters = self._counters
-        counters.frames_sent += 1
-        counters.bytes_eager += size
-        if self._feeding and get_ident() == self.thread:
-            self._unflushed += 1
-            if self._unflushed < _ANSWERS_PER_FLUSH:
-                return True
-            self._unflushed = 0
-        elif more or (open_calls and get_ident() == self.thread):
-            if not self._flush_scheduled:
-                self._schedule_flush()
-            return True
-        try:
-            if self._flush_out():
-                self.connection.send_blocked()
-        except OSError as error:
-            self.connection.send_failed(error)
-        return True
 
     def respond(
         self, incoming: Incoming, status: int, payload: Any, parts: Sequence[Part], flags: int, *, more: bool = False
@@ -405,12 +356,17 @@ class Session:
             self.loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed: the process is on its way out and the kernel closes the rest
             self.closed = self.closed or ConnectionLost("the event loop is closed")
+            if self.wire is not None:
+                self.connection.native_out.refuse("the event loop is closed")
 
     def _flush(self) -> None:
         self._flush_scheduled = False
+        wire = self.wire
+        if wire is not None:
+            wire.flush_scheduled = False
         if self.closed is not None:
             return
-        if self.wire is not None:
+        if wire is not None:
             self._flush_now()
         else:  # the buffer in Python is not atomic towards a thread that writes into it
             with self.lock:
@@ -457,24 +413,17 @@ class Session:
     def frames_received(self, data: memoryview) -> None:
         """See `zcactor.transport.base.Receiver`."""
         if self.wire is not None:
-            self._feeding = True
-            try:
-                self._counters.frames_received += self.wire.feed(data)
-            finally:
-                self._feeding = False
-            if self._unflushed:
-                self._unflushed = 0
-                try:
-                    if self._flush_out():
-                        self.connection.send_blocked()
-                except OSError as error:
-                    self.connection.send_failed(error)
-            if self._backlog:
-                self._credits_returned(0)
-        else:
-            at, total = 0, len(data)
-            while at < total:
-                at = self._other_received(data, at, total)
+            self.wire.feed(data)
+            return
+        at, total = 0, len(data)
+        while at < total:
+            at = self._other_received(data, at, total)
+        self._batch_received()
+
+    def _batch_received(self) -> None:
+        """Frames were taken in: send what their credits allow, and the credits that they take if no frame has."""
+        if self._backlog:
+            self._credits_returned(0)
         if self.credits.due:
             with self.lock:
                 if self.credits.due:
@@ -495,17 +444,13 @@ class Session:
             self.release,
         )
 
-    def _plain_call_received(self, call_id: int, actor: int, code: int, timeout_ns: int, args: list[Any]) -> None:
+    def _plain_call_received(self, actor: int, call_id: int, code: int, timeout_ns: int, args: list[Any]) -> None:
+        """A plain call to an actor that is not here."""
         incoming = Incoming(self, call_id, actor, code, args)
-        if timeout_ns:
-            incoming.timeout_ns = timeout_ns
+        incoming.timeout_ns = timeout_ns
         if self.incoming.setdefault(call_id, incoming) is not incoming:
             raise ProtocolError(f"the peer opened call {call_id} twice")
-        host = self._hosts.get(actor)
-        if host is None:
-            self._call_received(incoming)
-        else:
-            host.receive(incoming)
+        self._call_received(incoming)
 
     def _other_received(self, data: memoryview, at: int, total: int) -> int:
         """Take in the frame whose length prefix is at `at`; returns where the next one begins."""

@@ -86,7 +86,8 @@ class Mailbox:
         self._start_async = start_async
         self._run_inline = run_inline
         self._enter_thread = enter_thread
-        self._lanes: dict[Any, Lane] = {}
+        self.lanes: dict[Any, Lane] = {}
+        """By caller's session."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._count_lock = threading.Lock()
@@ -97,9 +98,9 @@ class Mailbox:
 
     def submit(self, incoming: Incoming, spec: MethodSpec) -> None:
         """Take a call in. It starts now, or when its turn comes."""
-        lane = self._lanes.get(incoming.session)
+        lane = self.lanes.get(incoming.session)
         if lane is None:
-            lane = self._lanes[incoming.session] = Lane()
+            lane = self.lanes[incoming.session] = Lane()
         if incoming.blockers:
             if not self.steps_out:  # else `unblocked` brings it back
                 lane.held.append((incoming, spec))
@@ -133,7 +134,7 @@ class Mailbox:
         if self.steps_out:
             self.submit(incoming, spec)
         else:
-            lane = self._lanes.get(incoming.session)
+            lane = self.lanes.get(incoming.session)
             if lane is not None:
                 self._pump(lane)
 
@@ -178,12 +179,12 @@ class Mailbox:
 
     def pump_all(self) -> None:
         """Something that held calls up has changed."""
-        for session, lane in list(self._lanes.items()):
+        for session, lane in list(self.lanes.items()):
             if self.async_running >= self.async_limit:
                 return
             if lane.held:
-                del self._lanes[session]  # to the back: or the first caller would always be served first
-                self._lanes[session] = lane
+                del self.lanes[session]  # to the back: or the first caller would always be served first
+                self.lanes[session] = lane
                 self._pump(lane)
 
     def task_began(self, lane: Lane) -> None:
@@ -200,13 +201,13 @@ class Mailbox:
 
     def forget(self, session: Any) -> None:
         """The caller is gone: what it had not started never starts."""
-        lane = self._lanes.pop(session, None)
+        lane = self.lanes.pop(session, None)
         if lane is not None:
             lane.held.clear()
 
     def drop_held(self, incoming: Incoming) -> bool:
         """Take a cancelled call out of its lane; False when it is not held."""
-        lane = self._lanes.get(incoming.session)
+        lane = self.lanes.get(incoming.session)
         if lane is None:
             return False
         for entry in lane.held:
@@ -226,7 +227,7 @@ class Mailbox:
     def idle(self) -> bool:
         """Nothing is held, queued for the thread or running as a task. (A running sync call counts as not idle only for
         its caller's open call.)"""
-        return self._queue.empty() and self.async_running == 0 and not any(lane.held for lane in self._lanes.values())
+        return self._queue.empty() and self.async_running == 0 and not any(lane.held for lane in self.lanes.values())
 
     def _grow(self) -> None:
         """Something more is about to be queued: add a thread if none is idle. Below the limit only; the count of what
@@ -274,9 +275,9 @@ class Mailbox:
             self._closed = True
             for _ in self._threads:
                 self._queue.put(None)
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             lane.held.clear()
-        self._lanes.clear()
+        self.lanes.clear()
 
     def join(self, timeout: float) -> bool:
         """Wait in the calling thread until the threads have ended; False when one still runs after `timeout` s."""

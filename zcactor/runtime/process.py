@@ -25,7 +25,7 @@ from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
 from zcactor.rpc.call import Call
-from zcactor.rpc.counters import Counters
+from zcactor.rpc.counters import new_counters
 from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
@@ -101,7 +101,7 @@ class Process:
         self.store = store
         self.endpoint = endpoint
         self.copies = CopyCounter()
-        self.counters = Counters()
+        self.counters = new_counters()
         self.marshaller = Marshaller(store, self.copies, self.counters, config.eager_limit)
         self.last_system_index = AGENT_INDEX if role == "agent" else SYSTEM_INDEX
         self.agent: bytes = process if role == "agent" else b""

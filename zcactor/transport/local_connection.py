@@ -104,7 +104,9 @@ class LocalConnection:
         self.reserve: _Reserve = self._out.reserve
         self.commit: _Commit = self._out.commit
         self._flush_out = self._out.flush
-        self._in = bytearray(max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX))
+        self._reader: Any = None  # native, while the connection is open; where there is one, the three below go unused
+        self._read: Callable[[], bool] = self._on_readable
+        self._in = bytearray(0 if hot is not None else max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX))
         self._in_view = memoryview(self._in)
         self._filled = 0  # bytes at the start of _in: the beginning of a frame
         self._loop = asyncio.get_running_loop()
@@ -124,6 +126,8 @@ class LocalConnection:
     def start(self, receiver: Receiver) -> None:
         """Begin to deliver to `receiver`. Called once, before anything is sent.
 
+        A receiver whose `wire` is a native one gets its frames there, without a Python function in between.
+
         Raises:
             RuntimeError: it was called before.
         """
@@ -133,9 +137,15 @@ class LocalConnection:
         self._receiver = receiver
         if self._lost:
             self._loop.call_soon(self._report, None)
-        else:
-            self._loop.add_reader(self._fd, self._on_readable)
-            self._loop.add_reader(self._hangup.fileno(), self._on_readable)
+            return
+        if hot is not None:
+            self._reader = hot.Reader(
+                self._fd, max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX), self.max_frame,
+                getattr(receiver, "wire", None), receiver.frames_received, self._reading_ended,
+            )  # fmt: skip
+            self._read = self._reader.readable
+        self._loop.add_reader(self._fd, self._read)
+        self._loop.add_reader(self._hangup.fileno(), self._read)
 
     # ---- sending
 
@@ -176,7 +186,7 @@ class LocalConnection:
     def _on_send_failed(self, error: OSError) -> None:
         # What the peer sent before it went away is still there, and may say why it went.
         for _ in range(LAST_READS if self._receiver is not None else 0):
-            if self._lost or not self._on_readable():
+            if self._lost or not self._read():
                 break
         self._lose(self._broken(error))
 
@@ -221,6 +231,18 @@ class LocalConnection:
                 self._lose(self._ended("has no receiver any more: it failed"))
         self._filled = end
         return not self._lost
+
+    def _reading_ended(self, error: BaseException | None, from_receiver: bool) -> None:
+        """The native reader can or may not go on: the socket has ended (None) or failed, or the receiver raised."""
+        if error is None:
+            self._lose(ConnectionLost(f"process {self.peer.pid} closed the connection", maybe_executed=True))
+        elif not from_receiver and isinstance(error, OSError):
+            self._lose(self._broken(error))
+        elif isinstance(error, ProtocolError):
+            self._lose(error)
+        else:  # as in `_on_readable`
+            self._lose(self._ended("has no receiver any more: it failed"))
+            raise error
 
     # ---- the peer's arena
 
@@ -313,6 +335,8 @@ class LocalConnection:
         if self._lost:
             return
         self._lost = True
+        if self._reader is not None:
+            self._reader.close()
         self._out.close(f"the connection to process {self.peer.pid} is closed")
         self._loop.remove_reader(self._fd)
         self._loop.remove_reader(self._hangup.fileno())
@@ -330,5 +354,7 @@ class LocalConnection:
         self._gone.set()
         # let go of it: a closed connection that waits for the garbage collector would keep its peer's arena
         receiver, self._receiver = self._receiver, None
+        self._reader = None
+        self._read = self._on_readable
         if receiver is not None:
             receiver.connection_lost(cause)
