@@ -257,19 +257,20 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
         raise
     except ConnectionLost as error:
         failure = ""
-        await _report(process, remote.actor_id, "")
+        await _report(process, handle, "")
         _, _, cause = await process.locate(remote.actor_id)
         raise ActorDied(remote.label, cause or str(error), True) from None
     finally:
         if failure:
-            process.start_task(_report(process, remote.actor_id, failure))
+            process.start_task(_report(process, handle, failure))
     return handle
 
 
-async def _report(process: Process, actor_id: bytes, failure: str) -> None:
-    """Tell the agent that there is no actor; see `zcactor.runtime.agent.NodeAgent.constructed`."""
+async def _report(process: Process, handle: ActorHandle, failure: str) -> None:
+    """Tell the agent that there is no actor; see `zcactor.runtime.agent.NodeAgent.constructed`. Keeps the handle until
+    then, or the agent would take its release for a spawn that was given up."""
     with contextlib.suppress(ConnectionLost):  # the agent is gone, and the actor with it
-        await process.ask_agent("constructed", actor_id, failure)
+        await process.ask_agent("constructed", handle._remote.actor_id, failure)
 
 
 def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 import zcactor as zc
 from zcactor.actor import ActorOptions
+from zcactor.context import current
+from zcactor.interface import Interface
 from zcactor.runtime import driver
 from zcactor.runtime.agent import SHARED_WORKERS
 
@@ -555,6 +557,22 @@ async def test_a_cancelled_spawn_withdraws(node: zc.Node, tmp_path: Path) -> Non
     async with asyncio.timeout(PATIENCE):
         while await free() != total or (await zc.nodes())[0].workers:
             await asyncio.sleep(0.005)
+
+
+async def test_a_named_actor_whose_handle_nobody_got_is_no_more(node: zc.Node) -> None:
+    """As when a spawn is cancelled while the answer that reserves the place is on its way."""
+    total = await free()
+    process = current()
+    options = {"namespace": process.namespace, "name": "lost", "num_cpus": 1}
+    call = process.ask_agent("reserve", options, "Raises", Interface.of(Raises).wire(), None)
+    handle, existed, _ = await call
+    assert not existed and await free() != total
+    del handle, call
+    async with asyncio.timeout(PATIENCE):
+        while await free() != total or (await zc.nodes())[0].workers:
+            await asyncio.sleep(0.005)
+    with pytest.raises(zc.NoSuchActor):
+        await zc.get_actor("lost")
 
 
 # ---------------------------------------------------------------- many

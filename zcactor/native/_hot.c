@@ -674,30 +674,41 @@ static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
     if ((PyDict_GET_SIZE(pending) == 1 ? wire_flush(self) : wire_schedule_flush(self)) < 0) return NULL;
     Py_RETURN_TRUE;
 }
-/* respond(id, value, more): whether that is done. False: the answer must go the other way, and nothing was sent. */
-static PyObject *wire_respond(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 3) { PyErr_SetString(PyExc_TypeError, "respond(id, value, more)"); return NULL; }
+/* respond(id, value, more): whether that is done. False: the answer must go the other way, and nothing was sent.
+ * answer(id, value): the same for a call that was never entered into the open ones. */
+static PyObject *respond(Wire *self, PyObject *id, PyObject *const *value, int more, int entered) {
     PyObject *open = self->given[OPEN];
-    int waits = PyDict_Contains(open, args[0]);
-    if (waits < 0) return NULL;
-    if (!waits) Py_RETURN_TRUE; /* it has been answered, or the caller is gone */
-    if ((waits = has_backlog(self))) return waits < 0 ? NULL : Py_NewRef(Py_False);
-    unsigned long long id = PyLong_AsUnsignedLongLong(args[0]);
+    if (entered) {
+        int there = PyDict_Contains(open, id);
+        if (there < 0) return NULL;
+        if (!there) Py_RETURN_TRUE; /* it has been answered, or the caller is gone */
+    }
+    int waits = has_backlog(self);
+    if (waits) return waits < 0 ? NULL : Py_NewRef(Py_False);
+    unsigned long long number = PyLong_AsUnsignedLongLong(id);
     if (PyErr_Occurred()) return NULL;
-    Py_ssize_t written = write_frame(self, KIND_RESPONSE, 0, STATUS_OK, id, args + 1, 1, 0);
+    Py_ssize_t written = write_frame(self, KIND_RESPONSE, 0, STATUS_OK, number, value, 1, 0);
     if (written <= 0) return written < 0 ? NULL : Py_NewRef(Py_False);
-    if (PyDict_Contains(open, args[0]) > 0 && PyDict_DelItem(open, args[0]) < 0) return NULL;
+    if (entered && PyDict_Contains(open, id) > 0 && PyDict_DelItem(open, id) < 0) return NULL;
     count_frame(self, written);
     int here = PyThread_get_thread_ident() == self->thread;
     if (self->feeding && here) {
         if (++self->unflushed < ANSWERS_PER_FLUSH) Py_RETURN_TRUE;
         self->unflushed = 0;
-    } else if (args[2] == Py_True || (here && PyDict_GET_SIZE(open))) {
+    } else if (more || (here && PyDict_GET_SIZE(open))) {
         if (wire_schedule_flush(self) < 0) return NULL;
         Py_RETURN_TRUE;
     }
     if (wire_flush(self) < 0) return NULL;
     Py_RETURN_TRUE;
+}
+static PyObject *wire_respond(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 3) { PyErr_SetString(PyExc_TypeError, "respond(id, value, more)"); return NULL; }
+    return respond(self, args[0], args + 1, args[2] == Py_True, 1);
+}
+static PyObject *wire_answer(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 2) { PyErr_SetString(PyExc_TypeError, "answer(id, value)"); return NULL; }
+    return respond(self, args[0], args + 1, 0, 0);
 }
 
 /* ---- leases to give back */
@@ -872,8 +883,9 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length) {
         /* host.receive_plain(session, id, code, timeout_ns, arguments); without a host on_call(actor, the same but session) */
         PyObject *actor = PyLong_FromUnsignedLong(GET(uint32_t, frame + AT_ACTOR));
         PyObject *host = actor ? PyDict_GetItemWithError(self->given[HOSTS], actor) : NULL;
-        PyObject *stack[6] = {host ? Py_NewRef(host) : actor ? Py_NewRef(actor) : NULL, Py_NewRef(self->given[SESSION]),
-                              PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID)), PyLong_FromLong(GET(uint16_t, frame + AT_CODE)),
+        id = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID));
+        if (id && PyDict_Contains(self->given[OPEN], id) > 0) PyErr_Format(protocol_error, "the peer opened call %S twice", id);
+        PyObject *stack[6] = {host ? Py_NewRef(host) : actor ? Py_NewRef(actor) : NULL, Py_NewRef(self->given[SESSION]), id, PyLong_FromLong(GET(uint16_t, frame + AT_CODE)),
                               PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_EXTRA)), value};
         value = NULL; /* its own from here: nothing of ours keeps an argument alive that the list has lost */
         if (!PyErr_Occurred() && host) result = PyObject_VectorcallMethod(str_receive_plain, stack, 6, NULL);
@@ -950,6 +962,7 @@ static PyMemberDef wire_members[] = {
 static PyMethodDef wire_methods[] = {
     {"call", (PyCFunction)(void (*)(void))wire_call, METH_FASTCALL, "call(call, actor, code, args): whether it was sent."},
     {"respond", (PyCFunction)(void (*)(void))wire_respond, METH_FASTCALL, "respond(id, value, more): whether that is done."},
+    {"answer", (PyCFunction)(void (*)(void))wire_answer, METH_FASTCALL, "answer(id, value): respond to a call that is not open."},
     {"next_id", (PyCFunction)wire_next_id, METH_NOARGS, "An id for a call that goes the other way."},
     {"feed", (PyCFunction)wire_feed, METH_O, "feed(data): take in whole frames."},
     {"release", (PyCFunction)wire_release, METH_O, "A lease goes back with the next frame."},

@@ -428,7 +428,9 @@ class NodeAgent:
         """Nobody holds a handle any more."""
         if self._closing or actor.state == "dead" or (actor.token is not None and actor.token() is not None):
             return
-        if actor.name is None and not actor.detached:
+        if actor.state == "pending":  # named or not: the spawn was given up before the handle arrived
+            self._retire(actor, "its spawn was cancelled")
+        elif actor.name is None and not actor.detached:
             self._begin_stop(actor, "its last handle was dropped")
 
     # ---------------------------------------------------------------- questions

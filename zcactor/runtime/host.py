@@ -11,7 +11,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from zcactor.context import call_deadline, current_host
-from zcactor.errors import ProtocolError, ZcactorError
+from zcactor.errors import ZcactorError
 from zcactor.future import Unresolved
 from zcactor.interface import Interface, MethodKind, MethodSpec, method_options
 from zcactor.objectstore.ref import RegionKind
@@ -23,7 +23,7 @@ from zcactor.runtime.mailbox import Lane, Mailbox
 from zcactor.runtime.producer import AsyncProducer, SyncProducer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from zcactor.rpc.session import Session
     from zcactor.runtime.process import Process
@@ -40,7 +40,6 @@ _OK = int(Status.OK)
 _ASYNC = int(MethodKind.ASYNC)
 _INLINE = int(MethodKind.INLINE)
 _GENERATOR = int(MethodKind.GENERATOR)
-_new_incoming = Incoming.__new__
 
 
 class ActorHost:
@@ -69,6 +68,8 @@ class ActorHost:
         """It takes no more calls."""
         self._closed = False
         self._methods: list[Callable[..., Any]] = []
+        self._plain: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
+        """For `receive_plain`: the methods with their kinds and mailboxes; none when no call may start."""
         self._pack = process.marshaller.pack
         self._unpack = process.marshaller.unpack
         self._drained: asyncio.Future[None] | None = None
@@ -76,12 +77,12 @@ class ActorHost:
         self._is_system = index <= process.last_system_index
         self._context = contextvars.copy_context()
         self._context.run(current_host.set, self)
+        self._run_in_context = self._context.run
         limit: int | None = options.get("max_concurrency")
         groups: Mapping[str, int] = options.get("concurrency_groups") or {}
         self._mailboxes = {"": self._mailbox("", limit or 1, limit or process.config.max_concurrency_async)}
         for name, size in groups.items():
             self._mailboxes[name] = self._mailbox(name, size, size)
-        self._specs = self.interface.methods
         self._by_code: list[Mailbox] = []
         for spec in self.interface.methods:
             mailbox = self._mailboxes.get(spec.group)
@@ -112,6 +113,10 @@ class ActorHost:
         """Use `instance`, made elsewhere."""
         self.instance = instance
         self._methods = [getattr(instance, spec.name) for spec in self.interface.methods]
+        self._plain = [
+            (method, spec.kind, mailbox)
+            for method, spec, mailbox in zip(self._methods, self.interface.methods, self._by_code, strict=True)
+        ]
 
     async def construct(self, make: Callable[[], Any]) -> None:
         """Run ``make()`` in the actor's thread, where its sync methods run too, then ``__aenter__`` if it has one.
@@ -143,6 +148,7 @@ class ActorHost:
         await asyncio.sleep(0)  # calls that were sent before the request to stop are in the sockets: take them in
         await asyncio.sleep(0)
         self.stopping = True
+        self._plain = ()
         if self.busy:
             self._drained = self.process.loop.create_future()
             await self._drained
@@ -186,6 +192,7 @@ class ActorHost:
     def close(self) -> None:
         """End at once: tasks are cancelled, queued calls are refused, a running sync method is left to finish."""
         self.stopping = self._closed = True
+        self._plain = ()
         for session in list(self.process.all_sessions()):
             for incoming in list(session.incoming.values()):
                 if incoming.host is self:
@@ -224,37 +231,35 @@ class ActorHost:
         A call that nothing holds up starts right here: this repeats `Mailbox.submit` and what it calls, because after a
         context switch each Python function on the way costs a multiple of its warm time.
         """
-        incoming: Incoming = _new_incoming(Incoming)
-        incoming.session = session
-        incoming.id = call_id
-        incoming.actor = self.index
-        incoming.code = code
-        incoming.payload = args
-        if session.incoming.setdefault(call_id, incoming) is not incoming:
-            raise ProtocolError(f"the peer opened call {call_id} twice")
-        if not timeout_ns and not self.stopping and code < len(self._methods):
-            mailbox = self._by_code[code]
+        plain, lane = self._plain, None
+        if code < len(plain) and not timeout_ns:
+            method, kind, mailbox = plain[code]
             lane = mailbox.lanes.get(session)
-            if (
-                lane is not None
-                and not lane.held
-                and lane.put == lane.started
-                and mailbox.async_running < mailbox.async_limit
+            if lane is not None and (
+                lane.held or lane.put != lane.started or mailbox.async_running >= mailbox.async_limit
             ):
-                spec = self._specs[code]
-                kind = spec.kind
-                if kind == _INLINE and not lane.async_unstarted:
-                    incoming.host = self
-                    self._run_inline(incoming, spec)
-                    return
-                if kind == _ASYNC:
-                    incoming.host = self
-                    mailbox.async_running += 1
-                    lane.async_unstarted += 1
-                    task = start_eagerly(self._run_async(incoming, lane, mailbox), self._loop, self._context.copy())
-                    if task is not None:
-                        incoming.task = task
-                    return
+                lane = None
+        if lane is not None and kind == _INLINE and not lane.async_unstarted:
+            try:
+                result = self._run_in_context(method, *args)
+            except BaseException as error:
+                incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
+                self._fail(incoming, error)
+                return
+            args.clear()  # leases that the method did not keep go back with the answer
+            if not session.wire.answer(call_id, result):
+                incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
+                self._answer_inline(incoming, result)
+            return
+        incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
+        if lane is not None and kind == _ASYNC:
+            incoming.host = self
+            mailbox.async_running += 1
+            lane.async_unstarted += 1
+            task = start_eagerly(self._run_async(incoming, lane, mailbox), self._loop, self._context.copy())
+            if task is not None:
+                incoming.task = task
+            return
         incoming.timeout_ns = timeout_ns
         self.receive(incoming)
 
@@ -343,17 +348,18 @@ class ActorHost:
     def _run_inline(self, incoming: Incoming, spec: MethodSpec) -> None:
         incoming.started = True
         try:
-            payload = incoming.payload
-            if type(payload) is list:
-                result = self._context.run(self._methods[incoming.code], *payload)
-                payload.clear()  # leases that the method did not keep go back with the answer
-            else:
-                args, kwargs = self._arguments(incoming)
-                result = self._context.run(self._methods[incoming.code], *args, **kwargs)
-                del args, kwargs
-            wire = incoming.session.wire
-            if wire is None or self.stopping or not wire.respond(incoming.id, result, False):
-                self._answer_value(incoming, result)
+            args, kwargs = self._arguments(incoming)
+            result = self._run_in_context(self._methods[incoming.code], *args, **kwargs)
+            incoming.payload = b""
+            del args, kwargs
+        except BaseException as error:
+            self._fail(incoming, error)
+        else:
+            self._answer_inline(incoming, result)
+
+    def _answer_inline(self, incoming: Incoming, result: Any) -> None:
+        try:
+            self._answer_value(incoming, result)
         except BaseException as error:
             self._fail(incoming, error)
 
