@@ -19,7 +19,7 @@ setup: $(STAMP)
 
 # As root on Debian the two things that may be missing are installed: the venv module, and a C compiler once setup.py
 # (the native parts) exists. Everywhere else the message says what to install.
-$(STAMP): pyproject.toml $(wildcard setup.py) $(wildcard zcactor/*/*.pyx) $(wildcard zcactor/*/*.c)
+$(STAMP): pyproject.toml $(wildcard setup.py) $(wildcard zcactor/*/*.c) $(wildcard zcactor/*/*.h)
 	@command -v $(PY) >/dev/null || { echo "$(PY) not found: install Python >= 3.11 or give PY=/path/to/python" >&2; exit 1; }
 	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "$$($(PY) --version) is too old: Python >= 3.11 is needed, give PY=/path/to/python" >&2; exit 1; }

@@ -1,16 +1,26 @@
-"""The native part. Everything else stands in pyproject.toml."""
+"""The native parts. Everything else stands in pyproject.toml."""
 
 import numpy
 from setuptools import Extension, setup
 
+_FLAGS = ["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Wno-missing-field-initializers"]
+
 setup(
     ext_modules=[
+        Extension(
+            "zcactor.objectstore._heap",
+            ["zcactor/objectstore/_heap.c"],
+            include_dirs=[numpy.get_include()],
+            depends=["zcactor/objectstore/_heap.h"],
+            extra_compile_args=[*_FLAGS, "-pthread"],
+            extra_link_args=["-pthread"],
+        ),
         Extension(
             "zcactor.native._hot",
             ["zcactor/native/_hot.c"],
             include_dirs=[numpy.get_include()],
-            extra_compile_args=["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Wno-missing-field-initializers"],
+            extra_compile_args=_FLAGS,
             optional=True,  # without a compiler the Python path does the same, slower
-        )
+        ),
     ]
 )

@@ -95,11 +95,13 @@ async def test_asarray_copies_only_what_is_outside() -> None:
             assert zc.in_store(inside)
             assert np.shares_memory(zc.asarray(inside), array)
         assert zc.stats().bytes_copied == 0
+        with zc.numpy_allocator(False):
+            ours = np.ones((100, 100))
         for outside in (
-            np.ones((100, 100))[::2],
+            ours[::2],
             [1, 2],
             3.5,
-            array.astype("f4").T,
+            array[:50].astype("f4").T,
             np.broadcast_to(np.ones(3), (1 << 50, 3)),
         ):
             assert not zc.in_store(outside)

@@ -33,7 +33,7 @@ from zcactor.actor import (
     spawn,
     stop,
 )
-from zcactor.arrays import asarray, empty, full, in_store, ones, zeros
+from zcactor.arrays import asarray, empty, full, in_store, numpy_allocator, ones, zeros
 from zcactor.config import Config
 from zcactor.errors import (
     ActorDied,
@@ -60,6 +60,7 @@ from zcactor.marshal import move
 from zcactor.runtime.loops import run
 
 if TYPE_CHECKING:
+    from zcactor.loading import load
     from zcactor.observe.stats import Stats
     from zcactor.runtime.driver import Node, init, shutdown
     from zcactor.runtime.inspection import (
@@ -121,9 +122,11 @@ __all__ = [
     "in_store",
     "init",
     "kill",
+    "load",
     "method",
     "move",
     "nodes",
+    "numpy_allocator",
     "ones",
     "put",
     "run",
@@ -147,6 +150,7 @@ _LATER = {
     "cluster_resources": _INSPECTION,
     "explain": _INSPECTION,
     "init": _DRIVER,
+    "load": "zcactor.loading",
     "nodes": _INSPECTION,
     "shutdown": _DRIVER,
     "stats": _INSPECTION,

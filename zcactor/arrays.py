@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -12,10 +13,11 @@ from zcactor.context import current, current_or_none
 from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
 from zcactor.marshal.move import UNUSABLE, is_moved
 from zcactor.marshal.placing import place
+from zcactor.objectstore.heap import allocate_elsewhere, use_handler
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 
-__all__ = ["asarray", "empty", "full", "in_store", "ones", "zeros"]
+__all__ = ["asarray", "empty", "full", "in_store", "numpy_allocator", "ones", "zeros"]
 
 Array = npt.NDArray[Any]
 Shape = SupportsIndex | Sequence[SupportsIndex]
@@ -100,4 +102,36 @@ def in_store(x: Any) -> bool:
     if isinstance(root_of(x), Block | Lease):
         return True
     process = current_or_none()  # another library's view of the store is found by its address
-    return process is not None and process.store.block_at(*byte_bounds(x)) is not None
+    return process is not None and process.store.contains(*byte_bounds(x))
+
+
+def numpy_allocator(enabled: bool) -> AbstractContextManager[None]:
+    """Switch for a block of code whether NumPy allocates its own arrays in the store.
+
+    It does so in actors always, and in the driver after `init`, for arrays of at least ``store_min_nbytes`` bytes: what
+    user code computes then lies in the store, and passing it copies nothing. Where the store is full, NumPy's usual
+    allocator takes over. The switch is one of the context (PEP 567), so it holds for this thread or task and the tasks
+    made inside the block; threads of the program's own begin without, and may switch it on.
+
+    Args:
+        enabled: whether arrays made inside the block lie in the store.
+
+    Raises:
+        NotInitialized: `enabled`, and no runtime is running.
+        TypeError: `enabled` is no bool.
+
+    Source: NEP 49, data allocation strategies in NumPy.
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(f"zc.numpy_allocator takes True or False, not {enabled!r}")
+    return _switched(enabled)
+
+
+@contextmanager
+def _switched(enabled: bool) -> Iterator[None]:
+    process = current() if enabled else None
+    before = allocate_elsewhere() if process is None else process.use_numpy()
+    try:
+        yield
+    finally:
+        use_handler(before)

@@ -37,6 +37,11 @@ class Config:
     Attributes:
         store_capacity: bytes one process's arena may grow to; None means 30 % of the machine's memory, so that a driver
             and one busy actor can both fill theirs and a third is left for everything else. Too small: `OutOfMemory`.
+        store_min_nbytes: bytes from which on NumPy's own arrays are allocated in the store. Smaller ones ride in frames
+            or cost a copy of a few microseconds, and would fill the store with crumbs.
+        store_keep_nbytes: bytes of free memory that a process keeps ready in its store; above twice as much it goes
+            back to the system after some seconds. 128 MiB make a loop over arrays of some MiB free of page faults and
+            are bearable times the number of actors.
         eager_limit: bytes of the largest payload that rides in a frame; larger ones go by reference. 16 KiB copies in
             about the time that resolving one reference takes. Larger frames delay the calls queued behind them.
         recv_depth: frames a peer may have outstanding towards this process. 1,024 frames of `eager_limit` bytes bound
@@ -58,6 +63,8 @@ class Config:
     """
 
     store_capacity: int | None = None
+    store_min_nbytes: int = 65536
+    store_keep_nbytes: int = 128 << 20
     eager_limit: int = 16384
     recv_depth: int = 1024
     max_pending_calls: int = 131072
@@ -84,6 +91,8 @@ class Config:
 
 _MINIMUM: Mapping[str, float] = {
     "store_capacity": 1 << 20,  # an arena's first pages and tables must fit
+    "store_min_nbytes": 4096,  # a page: below, an entry of the allocator costs more than the array
+    "store_keep_nbytes": 0,
     "eager_limit": 64,  # a reference must fit into a frame
     "recv_depth": 4,  # one frame each way, and the two that carry credits
     "max_pending_calls": 1,

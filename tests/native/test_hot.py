@@ -82,10 +82,13 @@ class End:
             "on_call": lambda *a: self.calls.append(a), "on_other": self.other,
             "on_batch": lambda: self.events.append("batch"), "on_blocked": lambda: self.events.append("blocked"),
             "on_broken": lambda error: self.events.append(type(error).__name__),
-            "schedule_flush": lambda: self.events.append("schedule"), "block_type": Block, "codes": known_codes,
-            "dtypes": known_dtypes,
+            "schedule_flush": lambda: self.events.append("schedule"), "share": self.share, "block_type": Block,
+            "codes": known_codes, "dtypes": known_dtypes,
         }  # fmt: skip
         self.wire = hot.Wire(self.out, self.credits, self.counters, process, peer, 16384, MAX_FRAME, arena, given)
+
+    def share(self, array: Any) -> None:
+        self.events.append("share")
 
     def call(self, actor: int, code: int, *args: Any) -> bool:
         """Write a call, and keep it in the buffer: another is open, so it is not flushed."""

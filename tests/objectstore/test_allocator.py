@@ -1,25 +1,45 @@
-"""The allocator against a model: a dictionary of what is allocated."""
+"""The native allocator and its model, against a dictionary of what is allocated and against each other."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from tests.objectstore.model import BestFitAllocator
 from zcactor.errors import OutOfMemory
-from zcactor.objectstore.allocator import Allocator, BestFitAllocator
+from zcactor.objectstore.allocator import Allocator
+from zcactor.objectstore.heap import Heap
+
+Make = Callable[[int], Any]
 
 
-def test_is_an_allocator() -> None:
-    allocator: Allocator = BestFitAllocator(128)
+def heap(capacity: int) -> Any:
+    made = Heap(-1, 0)
+    if capacity:
+        made.grow(0, capacity)
+    return made
+
+
+@pytest.fixture(params=[heap, BestFitAllocator], ids=["heap", "model"])
+def make(request: pytest.FixtureRequest) -> Make:
+    made: Make = request.param
+    return made
+
+
+def test_is_an_allocator(make: Make) -> None:
+    allocator: Allocator = make(128)
     assert allocator.allocate(1) == 0
 
 
-def test_sizes_are_rounded_up_to_the_alignment() -> None:
-    allocator = BestFitAllocator(1 << 20)
+def test_sizes_are_rounded_up_to_the_alignment(make: Make) -> None:
+    allocator = make(1 << 20)
     assert allocator.allocate(1) == 0
     assert allocator.allocate(65) == 64
     assert allocator.allocate(1, 4096) == 4096
@@ -27,8 +47,8 @@ def test_sizes_are_rounded_up_to_the_alignment() -> None:
     assert len(allocator) == 3
 
 
-def test_best_fit_prefers_the_smallest_hole_and_then_the_lowest() -> None:
-    allocator = BestFitAllocator(4096)
+def test_best_fit_prefers_the_smallest_hole_and_then_the_lowest(make: Make) -> None:
+    allocator = make(4096)
     offsets = [allocator.allocate(nbytes) for nbytes in (256, 64, 128, 64, 128, 64)]
     for index in (0, 2, 4):
         allocator.free(offsets[index])
@@ -37,16 +57,16 @@ def test_best_fit_prefers_the_smallest_hole_and_then_the_lowest() -> None:
     assert allocator.allocate(128) == offsets[0]
 
 
-def test_bytes_before_an_aligned_block_stay_free() -> None:
-    allocator = BestFitAllocator(8192)
+def test_bytes_before_an_aligned_block_stay_free(make: Make) -> None:
+    allocator = make(8192)
     assert allocator.allocate(64) == 0
     assert allocator.allocate(4096, 4096) == 4096
     assert allocator.largest_free == 4096 - 64
     assert allocator.allocate(64) == 64
 
 
-def test_a_block_that_is_large_enough_but_badly_aligned_is_passed_over() -> None:
-    allocator = BestFitAllocator(3 * 4096)
+def test_a_block_that_is_large_enough_but_badly_aligned_is_passed_over(make: Make) -> None:
+    allocator = make(3 * 4096)
     first = allocator.allocate(64)
     hole = allocator.allocate(4096)
     allocator.allocate(64)
@@ -55,8 +75,8 @@ def test_a_block_that_is_large_enough_but_badly_aligned_is_passed_over() -> None
     assert allocator.allocate(4096, 4096) == 2 * 4096
 
 
-def test_out_of_memory_says_how_much_there_is() -> None:
-    allocator = BestFitAllocator(1024)
+def test_out_of_memory_says_how_much_there_is(make: Make) -> None:
+    allocator = make(1024)
     first = allocator.allocate(256)
     allocator.allocate(256)
     allocator.free(first)
@@ -68,19 +88,19 @@ def test_out_of_memory_says_how_much_there_is() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, -1])
-def test_an_empty_block_is_refused(nbytes: int) -> None:
+def test_an_empty_block_is_refused(make: Make, nbytes: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        BestFitAllocator(64).allocate(nbytes)
+        make(64).allocate(nbytes)
 
 
 @pytest.mark.parametrize("alignment", [0, -64, 48])
-def test_an_alignment_that_is_no_power_of_two_is_refused(alignment: int) -> None:
+def test_an_alignment_that_is_no_power_of_two_is_refused(make: Make, alignment: int) -> None:
     with pytest.raises(ValueError, match="power of two"):
-        BestFitAllocator(64).allocate(1, alignment)
+        make(64).allocate(1, alignment)
 
 
-def test_freeing_what_is_not_allocated_is_refused() -> None:
-    allocator = BestFitAllocator(1024)
+def test_freeing_what_is_not_allocated_is_refused(make: Make) -> None:
+    allocator = make(1024)
     offset = allocator.allocate(64)
     for wrong in (offset + 64, offset + 1):
         with pytest.raises(ValueError, match="nothing is allocated"):
@@ -90,8 +110,8 @@ def test_freeing_what_is_not_allocated_is_refused() -> None:
         allocator.free(offset)
 
 
-def test_extents_that_touch_act_as_one_and_others_do_not() -> None:
-    allocator = BestFitAllocator(1024)
+def test_extents_that_touch_act_as_one_and_others_do_not(make: Make) -> None:
+    allocator = make(1024)
     assert allocator.tail_free == 1024
     allocator.grow(4096, 1024)
     assert (allocator.capacity, allocator.largest_free) == (2048, 1024)
@@ -103,16 +123,16 @@ def test_extents_that_touch_act_as_one_and_others_do_not() -> None:
     assert allocator.tail_free == 0
 
 
-def test_the_tail_of_an_allocator_without_extents_is_empty() -> None:
-    allocator = BestFitAllocator()
+def test_the_tail_of_an_allocator_without_extents_is_empty(make: Make) -> None:
+    allocator = make(0)
     assert (allocator.tail_free, allocator.largest_free, allocator.capacity) == (0, 0, 0)
     with pytest.raises(OutOfMemory):
         allocator.allocate(1)
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(0, 64), (960, 128), (-64, 64), (2048, 0), (1984, 64), (1900, 300)])
-def test_an_extent_that_overlaps_or_is_empty_is_refused(offset: int, nbytes: int) -> None:
-    allocator = BestFitAllocator(1024)
+def test_an_extent_that_overlaps_or_is_empty_is_refused(make: Make, offset: int, nbytes: int) -> None:
+    allocator = make(1024)
     allocator.grow(1984, 128)
     with pytest.raises(ValueError, match="extent"):
         allocator.grow(offset, nbytes)
@@ -123,10 +143,11 @@ class Machine(RuleBasedStateMachine):
     """Allocations, frees and growth in any order."""
 
     blocks = Bundle("blocks")
+    make: Make = staticmethod(heap)
 
     def __init__(self) -> None:
         super().__init__()
-        self.allocator = BestFitAllocator(8192)
+        self.allocator = self.make(8192)
         self.model: dict[int, int] = {}
         self.extents = [(0, 8192)]
 
@@ -159,7 +180,7 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(OutOfMemory):
                 self.allocator.allocate(nbytes, alignment)
             return -1
-        offset = self.allocator.allocate(nbytes, alignment)
+        offset: int = self.allocator.allocate(nbytes, alignment)
         assert offset == min(fits)[1]
         self.model[offset] = size
         return offset
@@ -195,5 +216,49 @@ class Machine(RuleBasedStateMachine):
         assert all(a + size <= b for (a, size), (b, _) in pairwise(blocks))
 
 
+class ModelMachine(Machine):
+    """The same for the model."""
+
+    make: Make = staticmethod(BestFitAllocator)
+
+
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestModelMachine = ModelMachine.TestCase
+TestModelMachine.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("operations", [30_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_the_heap_places_blocks_where_the_model_does(operations: int) -> None:
+    rng = random.Random(operations)
+    native, model = heap(0), BestFitAllocator()
+    end = 0
+    live: list[int] = []
+    for _ in range(operations):
+        if rng.random() < 0.55 or not live:
+            nbytes = int(rng.lognormvariate(8, 3)) + 1
+            alignment = rng.choice((64, 64, 64, 4096))
+            try:
+                expected = model.allocate(nbytes, alignment)
+            except OutOfMemory:
+                with pytest.raises(OutOfMemory):
+                    native.allocate(nbytes, alignment)
+                if end < 1 << 26:
+                    native.grow(end, 1 << 20)
+                    model.grow(end, 1 << 20)
+                    end += 1 << 20
+                continue
+            assert native.allocate(nbytes, alignment) == expected
+            live.append(expected)
+        else:
+            index = rng.randrange(len(live))
+            live[index], live[-1] = live[-1], live[index]
+            offset = live.pop()
+            native.free(offset)
+            model.free(offset)
+        assert (native.used, native.largest_free, native.tail_free, len(native)) == (
+            model.used, model.largest_free, model.tail_free, len(model),
+        )  # fmt: skip
+    for offset in live:
+        native.free(offset)
+    assert (native.used, len(native), native.largest_free) == (0, 0, end)

@@ -34,6 +34,7 @@ from zcactor.marshal.move import (
     retire,
 )
 from zcactor.marshal.placing import place, placed
+from zcactor.marshal.sharing import protect, share
 from zcactor.marshal.values import (
     SCALARS,
     Code,
@@ -152,20 +153,16 @@ class Packing:
         if array.nbytes < self.eager_limit:
             return self._inline(array, writable=False)
         holder = root_of(array)
-        cls = type(holder)
-        if cls is Block:
-            if not holder.sealed:
-                self.store.seal(holder, innermost(array))
-        elif cls is Lease:
+        if type(holder) is Lease:
             if holder.writable:  # was moved to us and is passed on by sharing
                 holder.writable = False
                 innermost(array).setflags(write=False)
+            if seal:
+                protect(array)
         else:
-            holder, array = self._into_store(array, seal)
-            seal = False
-        if seal and array.flags.writeable:
-            array.setflags(write=False)
-            innermost(array).setflags(write=False)
+            holder = share(self.store, array, seal=seal)
+            if holder is None:
+                holder, array = self._into_store(array, seal)
         return self._reference(array, holder, RegionKind.ARRAY)
 
     def _reference(self, array: Array, holder: Any, kind: RegionKind) -> Any:
@@ -190,14 +187,7 @@ class Packing:
         return Ext(Code.INLINE_ARRAY, encode(layout))
 
     def _into_store(self, array: Array, seal: bool) -> tuple[Any, Array]:
-        """The block and the array in the store that hold the same elements: found by address, remembered, or copied."""
-        found = self.store.block_at(*byte_bounds(array))
-        if found is not None:  # another library's object over memory of the store: torch, Arrow, ...
-            if not found.sealed:
-                self.store.seal(found, None)
-            if seal and array.flags.writeable:
-                array.setflags(write=False)
-            return found, array
+        """The block and the array in the store that hold the same elements: remembered, or copied."""
         entry = self._placed.get((id(array), False))
         if entry is not None:
             return root_of(entry[1]), entry[1]
@@ -445,6 +435,17 @@ class Marshaller:
         self.counters = counters
         self.eager_limit = eager_limit
         self._idle: list[Unpacking] = []
+
+    def share(self, array: Array) -> Block | None:
+        """The block of our store that `array` lies in, read-only and exported from now on; None when it lies in none.
+
+        Args:
+            array: C-contiguous, of plain bytes.
+        """
+        block = share(self.store, array)
+        if block is not None and not block.exported:
+            self.store.export(block)
+        return block
 
     def pack_call(self, args: tuple[Any, ...], kwargs: MappingABC[str, Any]) -> Packed:
         """Pack the arguments of a call, in order; with keywords the last element is their mapping.

@@ -20,6 +20,7 @@ import numpy as np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
+from zcactor.marshal.sharing import share
 from zcactor.marshal.values import Code, registered
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ def dumps(packing: Packing, value: Any) -> tuple[bytes, list[bytes]]:
         raw = buffer.raw()
         if raw.nbytes < packing.eager_limit:
             return True
+        if isinstance(raw.obj, np.ndarray):
+            share(packing.store, raw.obj)  # not a copy: then whoever owns it may not write to it either
         buffers.append(packing.lower_array(np.frombuffer(raw, np.uint8), seal=False).data)
         return False
 

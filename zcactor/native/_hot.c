@@ -393,10 +393,10 @@ sized:
 
 /* What Python gives a Wire, in the order of its arguments; see zcactor.rpc.session. */
 enum { LEASES, PENDING, OPEN, BACKLOG, HOSTS, SESSION, MAKE_LEASE, ON_CALL, ON_OTHER, ON_BATCH, ON_BLOCKED, ON_BROKEN,
-       SCHEDULE_FLUSH, BLOCK_TYPE, CODES, DTYPES, NGIVEN };
+       SCHEDULE_FLUSH, SHARE, BLOCK_TYPE, CODES, DTYPES, NGIVEN };
 static const char *const given_names[NGIVEN] = {
     "leases", "pending", "open", "backlog", "hosts", "session", "make_lease", "on_call", "on_other", "on_batch", "on_blocked",
-    "on_broken", "schedule_flush", "block_type", "codes", "dtypes"};
+    "on_broken", "schedule_flush", "share", "block_type", "codes", "dtypes"};
 #define ANSWERS_PER_FLUSH 64 /* answers to one batch that share a system call: with more the caller would idle meanwhile */
 
 typedef struct {
@@ -490,21 +490,29 @@ static int is_true(PyObject *object, PyObject *name) {
     Py_DECREF(value);
     return truth;
 }
-/* The reference to an array of our store that has been shared before: 1 done, 0 Python must look at it, -1 an exception. */
+/* The reference to an array of our store, whose block is the caller's then: 1 done, 0 Python must look at it, -1 an exception. */
 static int refer(Wire *self, PyArrayObject *array, Reference *reference) {
-    PyObject *base = PyArray_BASE(array);
-    if (PyArray_ISWRITEABLE(array) || !PyArray_IS_C_CONTIGUOUS(array) || PyArray_NBYTES(array) < self->eager_limit) return 0;
-    while (base && PyArray_Check(base)) base = PyArray_BASE((PyArrayObject *)base);
-    if (!base || (PyObject *)Py_TYPE(base) != self->given[BLOCK_TYPE]) return 0;
-    int sealed = is_true(base, str_sealed), exported = sealed > 0 ? is_true(base, str_exported) : sealed;
-    if (exported <= 0) return exported;
+    if (!PyArray_IS_C_CONTIGUOUS(array) || PyArray_NBYTES(array) < self->eager_limit ||
+        !PyDict_GetItemWithError(self->given[CODES], (PyObject *)PyArray_DESCR(array))) /* a dtype that Python must judge */
+        return PyErr_Occurred() ? -1 : 0;
+    PyObject *root = PyArray_BASE(array), *block = NULL;
+    while (root && PyArray_Check(root)) root = PyArray_BASE((PyArrayObject *)root);
+    if (root && (PyObject *)Py_TYPE(root) != self->given[BLOCK_TYPE]) return 0;
+    if (root && !PyArray_ISWRITEABLE(array)) {
+        int sealed = is_true(root, str_sealed), exported = sealed > 0 ? is_true(root, str_exported) : sealed;
+        if (exported < 0) return -1;
+        if (exported) block = Py_NewRef(root);
+    }
+    if (!block && !(block = PyObject_CallOneArg(self->given[SHARE], (PyObject *)array))) return -1;
     uint64_t address;
-    if (get_u64(base, str_id, &reference->id) < 0 || get_u64(base, str_offset, &reference->offset) < 0 ||
-        get_u64(base, str_address, &address) < 0)
-        return -1;
+    if (block == Py_None || get_u64(block, str_id, &reference->id) < 0 || get_u64(block, str_offset, &reference->offset) < 0 ||
+        get_u64(block, str_address, &address) < 0) {
+        Py_DECREF(block);
+        return PyErr_Occurred() ? -1 : 0;
+    }
     reference->offset += (uint64_t)(uintptr_t)PyArray_DATA(array) - address;
     reference->nbytes = (uint64_t)PyArray_NBYTES(array);
-    reference->block = base;
+    reference->block = block;
     return 1;
 }
 static char *put_array(char *p, Wire *self, PyArrayObject *array, int index) {
@@ -525,21 +533,18 @@ static char *put_array(char *p, Wire *self, PyArrayObject *array, int index) {
 #define ARRAY_MOST (3 + 2 + 32 + 1 + 8 * 9)
 
 /* One plain frame at the buffer's tail: the bytes of its payload, at least 1; 0 when Python must write it (no credit, refused,
- * too large, not plain, an array that was not shared before); -1 with an exception. Leases and releases are booked. */
-static Py_ssize_t write_frame(Wire *self, int kind, uint32_t actor, uint64_t code, uint64_t id, PyObject *const *values,
-                              Py_ssize_t count, int array) {
+ * too large, not plain, an array outside the store); -1 with an exception. Leases and releases are booked. */
+static Py_ssize_t write_referring(Wire *self, int kind, uint32_t actor, uint64_t code, uint64_t id, PyObject *const *values,
+                                  Py_ssize_t count, int array, Reference *references, int *nreferences) {
     SendBuffer *out = self->out;
     Credits *credits = self->credits;
-    if (out->refused || credits->available == 0 || count > 15 || self->nreleased > MAX_RELEASES) return 0;
-    Reference references[MAX_ARRAYS];
-    int nregions = 0, nreleases = (int)self->nreleased;
     Py_ssize_t most = 1;
     for (Py_ssize_t i = 0; i < count; i++) {
         if (PyArray_CheckExact(values[i])) {
-            if (nregions == MAX_ARRAYS) return 0;
-            int referred = refer(self, (PyArrayObject *)values[i], references + nregions);
+            if (*nreferences == MAX_ARRAYS) return 0;
+            int referred = refer(self, (PyArrayObject *)values[i], references + *nreferences);
             if (referred <= 0) return referred;
-            nregions++;
+            ++*nreferences;
             most += ARRAY_MOST;
             continue;
         }
@@ -547,7 +552,9 @@ static Py_ssize_t write_frame(Wire *self, int kind, uint32_t actor, uint64_t cod
         if (n < 0) return 0;
         most += n;
     }
-    if (most > self->eager_limit) return 0;
+    /* after `refer`, which may run Python and so let another thread write */
+    if (out->refused || credits->available == 0 || self->nreleased > MAX_RELEASES || most > self->eager_limit) return 0;
+    int nregions = *nreferences, nreleases = (int)self->nreleased;
     Py_ssize_t head = HEAD + REGION_NBYTES * nregions + RELEASE_NBYTES * nreleases;
     char *frame = buffer_room(out, head + most + 8);
     if (!frame) return -1;
@@ -598,6 +605,15 @@ static Py_ssize_t write_frame(Wire *self, int kind, uint32_t actor, uint64_t cod
         Py_DECREF(granted);
     }
     return payload;
+}
+static Py_ssize_t write_frame(Wire *self, int kind, uint32_t actor, uint64_t code, uint64_t id, PyObject *const *values,
+                              Py_ssize_t count, int array) {
+    if (self->out->refused || self->credits->available == 0 || count > 15) return 0;
+    Reference references[MAX_ARRAYS];
+    int nreferences = 0;
+    Py_ssize_t written = write_referring(self, kind, actor, code, id, values, count, array, references, &nreferences);
+    while (nreferences > 0) Py_DECREF(references[--nreferences].block);
+    return written;
 }
 /* Send what is written; the socket's troubles are Python's. */
 static int wire_flush(Wire *self) {

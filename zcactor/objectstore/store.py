@@ -8,13 +8,8 @@ cleared cannot be made writable again, and neither can any view of it.
 from __future__ import annotations
 
 import operator
-import os
 import threading
-from array import array as typed_array
-from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from dataclasses import dataclass
-from itertools import count
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 from weakref import WeakValueDictionary, ref
@@ -22,13 +17,14 @@ from weakref import WeakValueDictionary, ref
 import numpy as np
 
 from zcactor.errors import NotInitialized, OutOfMemory
-from zcactor.objectstore.allocator import BestFitAllocator
 from zcactor.objectstore.arena import EXTENT_NBYTES, Arena
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import DTypeLike, NDArray
+
+    from zcactor.objectstore.heap import Hold
 
 __all__ = ["Block", "Store", "StoreStats"]
 
@@ -44,54 +40,40 @@ class StoreStats:
     """What a store holds at one moment."""
 
     used: int
-    """Bytes of the blocks that are alive, each rounded up to its alignment."""
+    """Bytes allocated, each block rounded up to its alignment."""
     capacity: int
     """Bytes that the arena can hold."""
     blocks: int
-    """Number of blocks alive."""
+    """Number of allocations."""
     largest_free: int
     """Bytes of the largest block that could still be had."""
-
-
-class _Room:
-    """The allocation itself. Losing it frees the bytes.
-
-    It is apart from `Block` because weak references lead to blocks: while a ``__del__`` of the block ran, another
-    thread could get the block back through one of them, with its bytes already free. Nothing leads to a room.
-    """
-
-    __slots__ = ("freed", "offset")
-
-    def __init__(self, freed: deque[int], offset: int) -> None:
-        self.freed = freed
-        self.offset = offset
-
-    def __del__(self) -> None:
-        # Runs on any thread and inside the garbage collector, perhaps while this thread holds the store's lock: it
-        # only notes the offset (appending to a deque is atomic), and the next allocation frees it.
-        self.freed.append(self.offset)
+    of_numpy: int
+    """Bytes of `used` that NumPy allocated for arrays of its own."""
+    committed: int
+    """Bytes of memory taken from the system: what is used, and what is kept warm."""
 
 
 class Block:
-    """One allocation of a `Store`: the base object of the arrays over it, made by `Store.allocate`.
+    """One allocation of a `Store`: the base object of the arrays over it, made by `Store.allocate`; or a further holder
+    of memory that NumPy has allocated in the store for an array of its own, see `Store.block_at`.
 
     ``np.asarray(block)`` is its *root*, a one-dimensional uint8 array; views are made of the root, so NumPy keeps the
     root as their base. The bytes are freed when the last array and the last lease are gone.
     """
 
     __slots__ = (
-        "__weakref__", "_mapping", "_room", "address", "array", "exported", "id", "nbytes", "offset", "sealed", "store",
+        "__weakref__", "_hold", "address", "array", "exported", "id", "nbytes", "offset", "sealed", "store",
     )  # fmt: skip
 
-    def __init__(self, store: Store, block_id: int, room: _Room, nbytes: int) -> None:
+    def __init__(self, store: Store, hold: Hold, nbytes: int) -> None:
         self.store: Final = store
-        self.id: Final = block_id
+        self.id: Final = hold.id
         """u64; see `Store.allocate`."""
-        self.offset: Final = room.offset
+        self.offset: Final = hold.offset
         """Bytes from the start of the arena."""
         self.nbytes: Final = nbytes
         """Bytes that were asked for."""
-        self.address: Final = store.arena.address + room.offset
+        self.address: Final = store.arena.address + hold.offset
         """Where the bytes lie in this process."""
         self.sealed = False
         """DRAFT is False: the owner writes. SEALED is True: nobody does, and leases may be given."""
@@ -99,8 +81,9 @@ class Block:
         """Whether `Store.lookup` finds it."""
         self.array: ref[NDArray[Any]] | None = None
         """The array that `Store.empty` made: sealing the block by way of a view makes it read-only as well."""
-        self._room = room
-        self._mapping = store.arena.mapping  # keeps the bytes mapped after the store is closed
+        # Frees the bytes when it is lost. It is apart from the block because weak references lead to blocks: while a
+        # ``__del__`` of the block ran, another thread could get the block back, with its bytes already free.
+        self._hold = hold
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -143,17 +126,11 @@ class Store:
         self.arena: Final = Arena(capacity, extent_nbytes) if arena is None else arena
         self.capacity: Final = self.arena.nbytes
         self.process: Final = process
+        self.heap: Final = self.arena.heap
         self._lock = threading.Lock()
         self._closed = False
-        # Grown by extents rather than given the whole arena: a best fit must find the holes that are warm, and with the
-        # untouched end of the arena among the free blocks it would sometimes prefer that.
-        self._allocator: Final = BestFitAllocator()
-        self._freed: Final[deque[int]] = deque()
-        self._offsets: Final[list[int]] = []  # of the blocks alive, sorted: for `block_at`
-        self._blocks: Final[dict[int, ref[Block]]] = {}  # by offset
+        self._blocks: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()  # by offset
         self._exported: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()
-        self._numbers: Final = count(1)
-        self._salts: Final = typed_array("I")
 
     def allocate(self, nbytes: int, alignment: int | None = None) -> Block:
         """Take `nbytes` of shared memory. Their contents are undefined.
@@ -174,28 +151,18 @@ class Store:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         if alignment is None:
             alignment = _PAGE if nbytes >= _LARGE_NBYTES else _CACHE_LINE
-        with self._lock:
-            if self._closed:
-                raise NotInitialized("the store is closed: zcactor was shut down; use `async with zc.init():` again")
-            if self._freed:
-                self._drain()
-            offset = self._place(nbytes or 1, alignment)
-            room = _Room(self._freed, offset)  # from here on the bytes come back by themselves, whatever is raised
-            salts = self._salts
-            if not salts:
-                salts.frombytes(os.urandom(4096))
-            block = Block(self, (next(self._numbers) & 0xFFFF_FFFF) << 32 | salts.pop(), room, nbytes)
-            insort(self._offsets, offset)
-            self._blocks[offset] = ref(block)
+        if self._closed:
+            raise NotInitialized("the store is closed: zcactor was shut down; use `async with zc.init():` again")
+        hold = self.heap.take(nbytes or 1, alignment)  # from here on the bytes come back by themselves
         try:
-            # Outside the lock: it may take a while, and touches only what is ours.
-            self.arena.commit(offset, nbytes)
+            self.arena.commit(hold.offset, nbytes)
         except OutOfMemory as error:
             note = error.note
             cause = error.__cause__
-            del room, block  # the exception's traceback would keep them
+            del hold  # the exception's traceback would keep it
             stats = self.stats()
             raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
+        block = self._blocks[hold.offset] = Block(self, hold, nbytes)
         return block
 
     def empty(
@@ -262,14 +229,31 @@ class Store:
             root = base
 
     def block_at(self, low: int, high: int) -> Block | None:
-        """The living block whose bytes contain the addresses ``[low, high)``; None when there is none."""
+        """The living block whose bytes contain the addresses ``[low, high)``; None when there is none.
+
+        Memory that NumPy has allocated in the store gets a block when it is first asked for: its bytes then stay as
+        long as the array or the block does. The id is the same for every block that the memory has in its life.
+        """
         offset = low - self.arena.address
-        if not 0 <= offset < self.capacity:
+        start = self.heap.around(offset) if 0 <= offset < self.capacity else -1
+        if start < 0:
             return None
-        with self._lock:
-            index = bisect_right(self._offsets, offset) - 1
-            block = self._blocks[self._offsets[index]]() if index >= 0 else None
-        return block if block is not None and high <= block.address + block.nbytes else None
+        block = self._blocks.get(start)
+        if block is None:
+            with self._lock:  # two threads that pass one array make one block
+                block = self._blocks.get(start)
+                if block is None:
+                    hold = self.heap.adopt(start)
+                    if hold is None:
+                        return None
+                    block = self._blocks[start] = Block(self, hold, hold.nbytes)
+        return block if high <= block.address + block.nbytes else None
+
+    def contains(self, low: int, high: int) -> bool:
+        """Whether the addresses ``[low, high)`` lie in one allocation of this store."""
+        offset = low - self.arena.address
+        start = self.heap.around(offset) if 0 <= offset < self.capacity else -1
+        return start >= 0 and self.heap.around(max(high - 1, low) - self.arena.address) == start
 
     @staticmethod
     def bounds(array: NDArray[Any]) -> tuple[int, int]:
@@ -312,45 +296,13 @@ class Store:
 
     def stats(self) -> StoreStats:
         """What the store holds now, exactly."""
-        with self._lock:
-            self._drain()
-            allocator = self._allocator
-            return StoreStats(allocator.used, self.capacity, len(allocator), self._largest_free())
+        heap = self.heap
+        return StoreStats(heap.used, self.capacity, len(heap), heap.largest_free, heap.of_numpy, heap.committed)
 
     def close(self) -> None:
-        """Refuse further allocations and close the arena's descriptor. Idempotent.
+        """Refuse further allocations and give free memory back. Idempotent.
 
-        Arrays stay valid: the memory is unmapped with the last of them.
+        Arrays stay valid: the memory is unmapped, and the arena's descriptor closed, with the last of them.
         """
-        with self._lock:
-            self._closed = True
+        self._closed = True
         self.arena.close()
-
-    def _place(self, nbytes: int, alignment: int) -> int:
-        """Allocate, growing the part of the arena in use when no block in it fits."""
-        allocator = self._allocator
-        try:
-            return allocator.allocate(nbytes, alignment)
-        except OutOfMemory:
-            # As much as would do, had the end of the arena in use no free bytes at all.
-            step = max(alignment, _PAGE)
-            needed = (nbytes + step - 1) // step * step + step - _PAGE
-            remaining = self.capacity - allocator.capacity
-            if not remaining or allocator.tail_free + remaining < nbytes:
-                raise OutOfMemory(nbytes, allocator.used, self.capacity, self._largest_free()) from None
-        allocator.grow(allocator.capacity, min(max(needed, self.arena.extent_nbytes), remaining))
-        return allocator.allocate(nbytes, alignment)
-
-    def _largest_free(self) -> int:
-        allocator = self._allocator
-        return max(allocator.largest_free, allocator.tail_free + self.capacity - allocator.capacity)
-
-    def _drain(self) -> None:
-        """Free the blocks that died. Called under the lock."""
-        freed, offsets = self._freed, self._offsets
-        while freed:
-            offset = freed.popleft()
-            # An allocation that was interrupted before it was noted has no entry.
-            if self._blocks.pop(offset, None) is not None:
-                del offsets[bisect_left(offsets, offset)]
-            self._allocator.free(offset)

@@ -76,6 +76,10 @@ class Hub(Protocol):
     dtypes: dict[str, Any]
     """The inverse."""
 
+    def share(self, array: Any) -> Any:
+        """The block of our store that a contiguous array of plain bytes lies in, read-only and exported; None when it
+        lies in none."""
+
     def hello(self) -> Hello:
         """Who we are."""
 
@@ -171,6 +175,7 @@ class Session:
             "on_blocked": connection.send_blocked,
             "on_broken": connection.send_failed,
             "schedule_flush": self._schedule_flush,
+            "share": hub.share,
             "block_type": Block,
             "codes": hub.dtype_codes,
             "dtypes": hub.dtypes,

@@ -100,6 +100,7 @@ class Node:
         self._let_go()
         _end_agent(self._agent)
         self._directory.remove()
+        self.process.trimmer.abandon()
         self.process.store.close()
 
     def forget(self) -> None:
@@ -294,6 +295,7 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
         undo.pop_all()
     search_here(search_path())
     context.set_current(process)
+    process.use_numpy()
     return Node(config, process, agent, control, directory)
 
 

@@ -67,6 +67,7 @@ def abandon(process: Process) -> None:
     process.start_task = refuse  # type: ignore[method-assign]
     endpoint: Any = process.endpoint
     endpoint.abandon()
+    process.trimmer.abandon()
     refusal: Any = _Refusal(error)
     for actor in list(process.remotes.values()):
         actor._lock = threading.Lock()

@@ -207,6 +207,8 @@ class ActorHost:
 
     def _enter_thread(self) -> None:
         current_host.set(self)
+        if not self._is_system:
+            self.process.use_numpy()
 
     # ---------------------------------------------------------------- taking calls
 

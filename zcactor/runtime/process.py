@@ -31,6 +31,7 @@ from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
 from zcactor.runtime.host import ActorHost
 from zcactor.runtime.system import SystemActor
+from zcactor.runtime.trimming import Trimmer
 from zcactor.transport.loopback import loopback_pair
 
 if TYPE_CHECKING:
@@ -103,10 +104,12 @@ class Process:
         self.copies = CopyCounter()
         self.counters = new_counters()
         self.marshaller = Marshaller(store, self.copies, self.counters, config.eager_limit)
+        self.trimmer = Trimmer(store.heap, loop, config.store_keep_nbytes)
         self.last_system_index = AGENT_INDEX if role == "agent" else SYSTEM_INDEX
         self.agent: bytes = process if role == "agent" else b""
         """Process id of the node agent."""
         self.namespace = config.namespace
+        self.share = self.marshaller.share
         self.dtype_codes, self.dtypes = arrays.known_codes, arrays.known_dtypes
         self.hosts: dict[int, ActorHost] = {}
         self.remotes: weakref.WeakValueDictionary[bytes, RemoteActor] = weakref.WeakValueDictionary()
@@ -129,6 +132,11 @@ class Process:
         self._system = Interface.of(SystemActor)
         self.system = SystemActor(self)
         self.add_host(SYSTEM_INDEX, SystemActor, "system").adopt(self.system)
+
+    def use_numpy(self) -> Any:
+        """NumPy allocates in the store from now on, in this context and those made from it. Returns the handler that
+        was set, for `zcactor.objectstore.heap.use_handler`."""
+        return self.store.heap.use(self.config.store_min_nbytes)
 
     # ---------------------------------------------------------------- tasks
 
@@ -448,4 +456,5 @@ class Process:
         self.hosts.clear()
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=1)
+        self.trimmer.close()
         self.store.close()

@@ -146,6 +146,7 @@ async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
     worker = Worker(process, setup["node"])
     process.system.worker = worker
     context.set_current(process)
+    process.use_numpy()
     await endpoint.start(process.accepted)
     process.on_session_lost = worker.session_lost
     try:
