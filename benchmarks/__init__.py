@@ -28,6 +28,7 @@ ITEMS: Mapping[str, tuple[str, str]] = {
     "pipeline": ("benchmarks.pipeline", "1,000 calls in flight"),
     "many": ("benchmarks.many", "n actors calling n actors"),
     "arrays": ("benchmarks.arrays", "Passing arrays of float64"),
+    "numpy": ("benchmarks.numpy_memory", "NumPy's own arrays in the store"),
     "startup": ("benchmarks.startup", "Import, start and spawn"),
     "memory": ("benchmarks.memory", "Memory of an idle actor"),
     "death": ("benchmarks.death", "An actor is killed"),

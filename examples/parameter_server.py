@@ -103,11 +103,7 @@ class Server:
         if len(self.gradients) < self.barrier:
             await updated.wait()
             return
-        following = zc.empty(self.weights.shape)
-        np.mean(self.gradients, axis=0, out=following)
-        following *= -self.rate
-        following += self.weights
-        self.weights = following
+        self.weights = self.weights - self.rate * np.mean(self.gradients, axis=0)
         self.gradients, self.updated = [], asyncio.Event()
         updated.set()
 
@@ -130,7 +126,7 @@ class Worker:
                 ranges = await asyncio.gather(*(server.pull() for server in self.servers))
                 weights = np.concatenate(ranges)  # reads them where they lie, in the servers' memory
                 pulling += time.perf_counter() - started
-                gradient = zc.empty(self.network.size)
+                gradient = np.empty(self.network.size)
                 losses.append(self.network.gradient(weights, self.x[batch], self.y[batch], gradient))
                 parts = np.array_split(gradient, len(self.servers))
                 await asyncio.gather(*(server.push(part) for server, part in zip(self.servers, parts, strict=True)))
@@ -167,7 +163,7 @@ async def train(mode: Mode, options: argparse.Namespace) -> float:
     """Train, print what happens and what it costs, and return the accuracy on the test set."""
     x, y, test_x, test_y = load_data()
     network = Network(options.hidden)
-    ranges = np.array_split(zc.asarray(network.initial(seed=1)), options.servers)
+    ranges = np.array_split(network.initial(seed=1), options.servers)
     barrier = options.workers if mode == "sync" else 1
     servers = [await Server.spawn(part, options.rate, barrier) for part in ranges]
     order = np.arange(len(y))

@@ -77,6 +77,8 @@ class ActorHost:
         self._is_system = index <= process.last_system_index
         self._context = contextvars.copy_context()
         self._context.run(current_host.set, self)
+        if not self._is_system:
+            self._context.run(process.use_numpy)
         self._run_in_context = self._context.run
         limit: int | None = options.get("max_concurrency")
         groups: Mapping[str, int] = options.get("concurrency_groups") or {}
