@@ -1,0 +1,75 @@
+"""Which block an array lies in, and what sharing it makes read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zcactor.marshal.sharing import protect, share
+from zcactor.objectstore.heap import use_handler
+from zcactor.objectstore.store import Store
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    """A store that NumPy allocates in."""
+    made = Store(32 * MIB, b"s" * 16)
+    before = made.heap.use(65536)
+    yield made
+    use_handler(before)
+    made.close()
+
+
+def test_an_array_of_the_store_and_its_views_become_read_only(store: Store) -> None:
+    array = store.empty(1000, "f8")
+    block = share(store, array[10:20])
+    assert block is not None and block is share(store, array) and block.sealed
+    for one in (array, array[3:], array.reshape(10, 100)):
+        with pytest.raises(ValueError, match="read-only"):
+            one[...] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.setflags(write=True)
+
+
+def test_an_array_that_numpy_allocated_is_found_by_its_address(store: Store) -> None:
+    array = np.ones((400, 400))
+    assert array.flags.owndata
+    view = array[5:, ::2]
+    block = share(store, view)
+    assert block is not None and block.nbytes == array.nbytes and block.sealed
+    assert not view.flags.writeable and not array.flags.writeable and not array[1:].flags.writeable
+    again = share(store, array)
+    assert again is block
+    number = block.id
+    del block, again
+    afresh = share(store, array.T)
+    assert afresh is not None and afresh.id == number, "the memory keeps its id when nobody holds a block"
+
+
+def test_another_librarys_object_over_the_memory_is_found_too(store: Store) -> None:
+    array = np.ones(100_000)
+    foreign = np.frombuffer(memoryview(array)[100:].cast("B"), np.uint8)
+    block = share(store, foreign, seal=False)
+    assert block is not None and block.nbytes == array.nbytes
+
+
+def test_what_lies_elsewhere_is_not_shared(store: Store) -> None:
+    other = Store(MIB, b"o" * 16)
+    elsewhere: list[Any] = [np.ones(10), np.frombuffer(bytearray(100_000), np.uint8), other.empty(1000, "f8")]
+    for array in elsewhere:
+        assert share(store, array) is None
+        assert array.flags.writeable
+    other.close()
+
+
+def test_protect_reaches_the_owner_but_not_earlier_views() -> None:
+    owner = np.zeros(10)
+    earlier, later = owner[:5], owner[5:]
+    protect(later)
+    assert (owner.flags.writeable, later.flags.writeable, owner[1:].flags.writeable) == (False, False, False)
+    assert earlier.flags.writeable, "NumPy has no way to reach it"
