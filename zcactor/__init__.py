@@ -6,7 +6,7 @@ mapped by the receiver: nothing is encoded and nothing is copied that is not cou
 The map, from what users touch down to the wire:
 
 - ``actor`` (decorators, spawning), ``handle`` (what stands for an actor), ``future`` (references and streams),
-  ``arrays`` (arrays in the store), ``errors``, ``config``
+  ``arrays`` (arrays in the store), ``loading`` (from files), ``errors``, ``config``
 - ``runtime`` (driver, node agent, zygote, workers; hosts and mailboxes)
 - ``marshal`` (values to payloads and parts)
 - ``rpc`` (frames, credits, sessions)

@@ -37,6 +37,10 @@ Progress = bool | Callable[[int, int], object] | None
 
 _ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")
 """How an archive begins: with its first member, or, when it has none, with the end of its directory."""
+_ZIP_END: Final = struct.Struct("<4s6xH10x")
+"""What ends an archive, before its comment: magic, and how many members there are."""
+_MANY_MEMBERS: Final = 0xFFFF
+"""Stands for as many members and for more."""
 _CHUNK: Final = 8 << 20
 """Bytes of one read: between two of them Ctrl-C is noticed and progress is shown."""
 _LARGE_NBYTES: Final = 256 << 20
@@ -379,6 +383,7 @@ def _archive(store: Store, path: str, file: io.FileIO, nbytes: int, progress: Pr
     """The arrays of an .npz, by name. Its members are looked at before anything is allocated."""
     with _parsing(f"{path} is no valid .npz"):
         archive = zipfile.ZipFile(file)
+        _check_count(archive, file, nbytes)
     arrays: dict[str, Array] = {}
     with archive:
         members = _members(path, archive, file, nbytes)
@@ -391,6 +396,21 @@ def _archive(store: Store, path: str, file: io.FileIO, nbytes: int, progress: Pr
             arrays.clear()  # the traceback would keep them
             raise
     return arrays
+
+
+def _check_count(archive: zipfile.ZipFile, file: io.FileIO, nbytes: int) -> None:
+    """Whether all members were found: one damaged length in the directory hides those behind it, and zipfile is silent.
+
+    Raises:
+        ValueError: they were not, or the archive does not end where its file does.
+    """
+    file.seek(max(0, nbytes - _ZIP_END.size - len(archive.comment)))
+    magic, expected = _ZIP_END.unpack(file.read(_ZIP_END.size))
+    if magic != _ZIP_MAGICS[1]:
+        raise ValueError("its directory does not end where the file does")
+    found = len(archive.infolist())
+    if expected != min(found, _MANY_MEMBERS):
+        raise ValueError(f"its directory has {expected:,} members, {found:,} were found")
 
 
 def _members(

@@ -96,6 +96,7 @@ static PyObject *heap_py_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         self->fallocate = Py_NewRef(fallocate);
         self->shared->heap->context = fallocate;
         self->shared->heap->fallocate = call_fallocate;
+        self->shared->heap->huge_on_advice = 0; /* every byte is asked for there */
     }
     return (PyObject *)self;
 }
@@ -138,6 +139,7 @@ static int64_t allocate_for(Heap *self, PyObject *const *args, Py_ssize_t nargs)
     int64_t offset = allocate(h, (uint64_t)nbytes, (uint64_t)alignment, 0);
     if (offset >= 0) return offset;
     pthread_mutex_lock(&h->lock);
+    settle(h);
     uint64_t used = h->used, capacity = h->base ? h->nbytes : h->capacity, free = largest_free(h);
     pthread_mutex_unlock(&h->lock);
     PyObject *error = PyObject_CallFunction(out_of_memory, "OKKK", args[0], (unsigned long long)used, (unsigned long long)capacity,
@@ -274,8 +276,8 @@ static PyObject *heap_get(Heap *self, void *which) {
     case USED: value = (long long)h->used; break;
     case OF_NUMPY: value = (long long)h->of_numpy; break;
     case COMMITTED: value = (long long)h->committed; break;
-    case LARGEST_FREE: value = (long long)largest_free(h); break;
-    case TAIL_FREE: value = (long long)tail_free(h); break;
+    case LARGEST_FREE: settle(h); value = (long long)largest_free(h); break;
+    case TAIL_FREE: settle(h); value = (long long)tail_free(h); break;
     case CLOSED: value = h->closed; break;
     }
     pthread_mutex_unlock(&h->lock);

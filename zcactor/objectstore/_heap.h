@@ -56,6 +56,7 @@ typedef struct heap {
     uint32_t bins[BINS], all;
     uint64_t filled[BINS / 64];
     uint32_t tail; /* the block with the highest address */
+    uint32_t spare; /* what NumPy freed last: not allocated, but not free yet either; see `settle` */
     uint64_t capacity, used, of_numpy, count;
     uint64_t peak;  /* most bytes used since the last trim */
     uint64_t random; /* of the treaps */
@@ -67,7 +68,7 @@ typedef struct heap {
     int event_fd, told;
     int (*fallocate)(struct heap *, uint64_t offset, uint64_t nbytes); /* 0 or an errno */
     void *context;
-    int can_populate;
+    int can_populate, huge_on_advice;
     struct heap *next; /* all heaps, for fork */
 } heap_t;
 
@@ -268,7 +269,7 @@ static uint32_t take(heap_t *h, uint64_t nbytes, uint64_t alignment) {
 }
 static uint32_t block_from(const heap_t *h, uint64_t offset) {
     uint32_t n = tree_first(h, h->all, 0, offset, 0);
-    return n != NIL && h->blocks[n].offset == offset ? n : NIL;
+    return n != NIL && n != h->spare && h->blocks[n].offset == offset ? n : NIL;
 }
 /* The allocated block that `offset` lies in. */
 static uint32_t block_around(const heap_t *h, uint64_t offset) {
@@ -277,7 +278,16 @@ static uint32_t block_around(const heap_t *h, uint64_t offset) {
         if (h->blocks[n].offset <= offset) { best = n; n = h->blocks[n].right; }
         else n = h->blocks[n].left;
     }
-    return best != NIL && offset - h->blocks[best].offset < h->blocks[best].size ? best : NIL;
+    return best != NIL && best != h->spare && offset - h->blocks[best].offset < h->blocks[best].size ? best : NIL;
+}
+/* NumPy frees a temporary and asks for as much again, over and over. So what it freed last stays as it is, in the tree of what
+ * is allocated, and is taken again in a few nanoseconds. Whoever looks for free blocks settles it first: then it is free. */
+static void settle(heap_t *h) {
+    uint32_t n = h->spare;
+    if (n == NIL) return;
+    h->spare = NIL;
+    tree_remove(h, &h->all, n, 0);
+    coalesce(h, n);
 }
 static void give_back(heap_t *h, uint32_t n) {
     tree_remove(h, &h->all, n, 0);
@@ -288,6 +298,7 @@ static void give_back(heap_t *h, uint32_t n) {
 /* Add [offset, offset + nbytes): 0, EINVAL: empty or overlaps, ENOMEM. */
 static int grow(heap_t *h, uint64_t offset, uint64_t nbytes) {
     uint64_t stop = offset + nbytes;
+    settle(h);
     if (nbytes == 0 || stop < offset || stop > INT64_MAX) return EINVAL;
     if (have_records(h, 1) < 0) return ENOMEM;
     uint32_t before = NIL, after = NIL;
@@ -364,20 +375,37 @@ static int posix_take(heap_t *h, uint64_t offset, uint64_t nbytes) {
     while (code == EINTR);
     return code;
 }
+/* Enter pages into the page table, as if they were written to; 0, an errno, or -1: the kernel cannot (before Linux 5.14). */
+static int populate_range(heap_t *h, uint64_t at, uint64_t nbytes) {
+    if (!__atomic_load_n(&h->can_populate, __ATOMIC_RELAXED)) return -1;
+    while (madvise(h->base + at, nbytes, MADV_POPULATE_WRITE)) {
+        if (errno == EINTR || errno == EAGAIN) continue;
+        if (errno != EINVAL) return errno;
+        __atomic_store_n(&h->can_populate, 0, __ATOMIC_RELAXED);
+        return -1;
+    }
+    return 0;
+}
+/* fallocate(2) is faster than faults for small pages, and gives huge ones only where they need no advice. */
 static int commit_range(heap_t *h, uint64_t low, uint64_t high, int populate) {
     for (uint64_t at = low; at < high; at += CHUNK) {
         uint64_t nbytes = high - at < CHUNK ? high - at : CHUNK;
-        int code = h->fallocate(h, at, nbytes);
-        if (code) return code;
-        if (!populate || !__atomic_load_n(&h->can_populate, __ATOMIC_RELAXED)) continue;
-        while (madvise(h->base + at, nbytes, MADV_POPULATE_WRITE)) {
-            if (errno == EINTR || errno == EAGAIN) continue;
-            if (errno != EINVAL) return errno;
-            __atomic_store_n(&h->can_populate, 0, __ATOMIC_RELAXED); /* before Linux 5.14: page faults find the memory there */
-            break;
+        int code = h->huge_on_advice ? populate_range(h, at, nbytes) : -1;
+        if (code < 0) {
+            if ((code = h->fallocate(h, at, nbytes))) return code;
+            if (populate && (code = populate_range(h, at, nbytes)) < 0) code = 0; /* page faults find the memory there */
         }
+        if (code) return code;
     }
     return 0;
+}
+static int huge_on_advice(void) {
+    char text[128];
+    int fd = open("/sys/kernel/mm/transparent_hugepage/shmem_enabled", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    text[n < 0 ? 0 : n] = 0;
+    return strstr(text, "[advise]") != NULL;
 }
 typedef struct { heap_t *heap; uint64_t low, high; int code, started; pthread_t thread; } part_t;
 static void *commit_part(void *arg) {
@@ -478,6 +506,7 @@ static uint64_t trim(heap_t *h, uint64_t keep, uint64_t at_most) {
     uint64_t given = 0, size = UINT64_MAX, offset = 0;
     while (given < at_most && !h->foreign) {
         pthread_mutex_lock(&h->lock);
+        settle(h);
         uint32_t n = free_before(h, size, offset);
         if (n == NIL || h->blocks[n].size < GRANULE || h->committed <= keep) { pthread_mutex_unlock(&h->lock); break; }
         remove_free(h, n);
@@ -504,7 +533,18 @@ static void close_fd(heap_t *h) {
 /* A block of `nbytes` with one holder; its offset, or -1: nothing fits, or the heap is closed. It has no memory yet. */
 static int64_t allocate(heap_t *h, uint64_t nbytes, uint64_t alignment, int of_numpy) {
     pthread_mutex_lock(&h->lock);
-    uint32_t n = h->closed ? NIL : place(h, nbytes, alignment);
+    uint32_t n = of_numpy && !h->closed ? h->spare : NIL;
+    const block_t *spare = h->blocks + n;
+    if (n != NIL && spare->size == ((nbytes + alignment - 1) & -alignment) && !(spare->offset & (alignment - 1))) {
+        h->spare = NIL;
+        h->blocks[n].asked = nbytes;
+        h->blocks[n].id = 0;
+        h->count++;
+        note_used(h, (int64_t)spare->size);
+    } else {
+        settle(h);
+        n = h->closed ? NIL : place(h, nbytes, alignment);
+    }
     int64_t offset = -1;
     if (n != NIL) {
         block_t *b = h->blocks + n;
@@ -521,13 +561,20 @@ static int release(heap_t *h, uint64_t offset, int of_numpy) {
     uint32_t n = block_from(h, offset);
     if (n == NIL) { pthread_mutex_unlock(&h->lock); return -1; }
     block_t *b = h->blocks + n;
+    int spared = of_numpy && b->of_numpy && b->holders == 1 && !h->closed;
     if (of_numpy && b->of_numpy) { b->of_numpy = 0; h->of_numpy -= b->size; }
     int punches = 0, empty = 0;
     uint64_t size = b->size;
     if (b->holders > 1) b->holders--;
     else if (h->closed && h->base && !h->foreign && size >= GRANULE) punches = 1; /* still held: punched with the lock open */
     else {
-        give_back(h, n);
+        if (spared) {
+            settle(h);
+            h->spare = n;
+            h->count--;
+            note_used(h, -(int64_t)size);
+        } else
+            give_back(h, n);
         uint64_t committed = __atomic_load_n(&h->committed, __ATOMIC_RELAXED);
         if (!h->told && h->event_fd >= 0 && committed > h->used && committed - h->used > h->idle_limit) {
             uint64_t one = 1;
@@ -550,6 +597,7 @@ static int release(heap_t *h, uint64_t offset, int of_numpy) {
 static int resize(heap_t *h, uint64_t offset, uint64_t nbytes) {
     int code = -1;
     pthread_mutex_lock(&h->lock);
+    settle(h);
     uint32_t n = h->closed ? NIL : block_from(h, offset);
     if (n != NIL && h->blocks[n].holders == 1 && nbytes && have_records(h, 1) == 0) {
         block_t *b = h->blocks + n;
@@ -639,6 +687,7 @@ static heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
             errno = code;
             return NULL;
         }
+        h->huge_on_advice = huge_on_advice();
         madvise(h->base, nbytes, MADV_HUGEPAGE); /* EINVAL: the kernel has no huge pages, and small ones will do */
     }
     pthread_mutex_lock(&heaps_lock);
