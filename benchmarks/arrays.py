@@ -1,4 +1,4 @@
-"""Passing arrays: born in the store, fresh from malloc, and as a result."""
+"""Passing arrays: born in the store, made by NumPy there, fresh from malloc, and as a result."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ Array = npt.NDArray[np.float64]
 SIZES = {"1 KiB": 1 << 10, "16 KiB": 1 << 14, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "64 MiB": 1 << 26, "1 GiB": 1 << 30}
 MEMORY_FACTOR = 6
 """Bytes of free memory for each byte of an array: source, copy in the store, the one before, memcpy's target."""
+NUMPY_SIZES = ("1 MiB", "1 GiB")
 CALLS = 1000
 BULK = 64 << 20
 """Bytes from which a pass from malloc is compared with memcpy; the copy of smaller ones is lost in the call."""
@@ -54,17 +55,17 @@ async def _calls(method: Any, arguments: tuple[Any, ...], calls: int) -> float:
 
 async def _born_in_store(scale: Scale, sizes: dict[str, int], adder: Any) -> list[Measurement]:
     calls = scale.count(CALLS)
-    arrays = {name: zc.ones(nbytes // 8) for name, nbytes in sizes.items()}
+    arrays = {f"{name} born in the store": zc.ones(nbytes // 8) for name, nbytes in sizes.items()}
+    arrays |= {f"{name} that NumPy allocated": np.ones(n // 8) for name, n in sizes.items() if name in NUMPY_SIZES}
     before = await _copied(adder)
     subjects: dict[str, Sample] = {"small": partial(_calls, adder.add, (3, 4.5), calls)}
     subjects |= {name: partial(_calls, adder.first, (array,), calls) for name, array in arrays.items()}
     times = medians(await interleave(scale.runs, subjects))
     found = []
-    for name in sizes:
-        limit = at_most(STORE_LIMIT) if name == "1 GiB" else None
-        label = f"{name} born in the store"
+    for name in arrays:
+        limit = at_most(STORE_LIMIT) if name.startswith("1 GiB") else None
         found.append(
-            Measurement("arrays", label, times[name], "us", times["small"], "small sync call", limit, scale.runs)
+            Measurement("arrays", name, times[name], "us", times["small"], "small sync call", limit, scale.runs)
         )
     copied = await _copied(adder) - before
     return [

@@ -53,7 +53,7 @@ def test_an_array_that_numpy_allocated_is_found_by_its_address(store: Store) -> 
 
 def test_another_librarys_object_over_the_memory_is_found_too(store: Store) -> None:
     array = np.ones(100_000)
-    foreign = np.frombuffer(memoryview(array)[100:].cast("B"), np.uint8)
+    foreign = np.frombuffer(array.data[100:].cast("B"), np.uint8)
     block = share(store, foreign, seal=False)
     assert block is not None and block.nbytes == array.nbytes
 

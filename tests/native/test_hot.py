@@ -87,7 +87,7 @@ class End:
         }  # fmt: skip
         self.wire = hot.Wire(self.out, self.credits, self.counters, process, peer, 16384, MAX_FRAME, arena, given)
 
-    def share(self, array: Any) -> None:
+    def share(self, array: Any, address: int, nbytes: int) -> None:
         self.events.append("share")
 
     def call(self, actor: int, code: int, *args: Any) -> bool:

@@ -66,7 +66,7 @@ class Hub:
         self.late: list[asyncio.Future[Part]] = []
         self.answer: Callable[[Incoming], None] | None = None
 
-    def share(self, array: Any) -> None:
+    def share(self, array: Any, address: int, nbytes: int) -> None:
         raise AssertionError(f"{type(array)} is no array of the store")
 
     def hello(self) -> Hello:

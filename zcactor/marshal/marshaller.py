@@ -436,15 +436,19 @@ class Marshaller:
         self.eager_limit = eager_limit
         self._idle: list[Unpacking] = []
 
-    def share(self, array: Array) -> Block | None:
+    def share(self, array: Array, address: int, nbytes: int) -> Block | None:
         """The block of our store that `array` lies in, read-only and exported from now on; None when it lies in none.
 
         Args:
             array: C-contiguous, of plain bytes.
+            address: of its first byte.
+            nbytes: its bytes.
         """
-        block = share(self.store, array)
-        if block is not None and not block.exported:
-            self.store.export(block)
+        block = self.store.block_at(address, address + nbytes)
+        if block is None or (block.sealed and block.exported and not array.flags.writeable):
+            return block
+        share(self.store, array)
+        self.store.export(block)
         return block
 
     def pack_call(self, args: tuple[Any, ...], kwargs: MappingABC[str, Any]) -> Packed:

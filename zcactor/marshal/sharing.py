@@ -53,6 +53,7 @@ def share(store: Store, array: Array, *, seal: bool = True) -> Block | None:
             return None
         if not found.sealed:
             store.seal(found)
+            store.keep(found, innermost(array))
         block = found
     if seal:
         protect(array)

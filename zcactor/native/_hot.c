@@ -503,7 +503,9 @@ static int refer(Wire *self, PyArrayObject *array, Reference *reference) {
         if (exported < 0) return -1;
         if (exported) block = Py_NewRef(root);
     }
-    if (!block && !(block = PyObject_CallOneArg(self->given[SHARE], (PyObject *)array))) return -1;
+    if (!block && !(block = PyObject_CallFunction(self->given[SHARE], "OKn", array, (unsigned long long)(uintptr_t)PyArray_DATA(array),
+                                                  (Py_ssize_t)PyArray_NBYTES(array))))
+        return -1;
     uint64_t address;
     if (block == Py_None || get_u64(block, str_id, &reference->id) < 0 || get_u64(block, str_offset, &reference->offset) < 0 ||
         get_u64(block, str_address, &address) < 0) {
@@ -533,9 +535,10 @@ static char *put_array(char *p, Wire *self, PyArrayObject *array, int index) {
 #define ARRAY_MOST (3 + 2 + 32 + 1 + 8 * 9)
 
 /* One plain frame at the buffer's tail: the bytes of its payload, at least 1; 0 when Python must write it (no credit, refused,
- * too large, not plain, an array outside the store); -1 with an exception. Leases and releases are booked. */
+ * too large, not plain, an array outside the store); -1 with an exception, perhaps after it was sent. Leases and releases are
+ * booked. */
 static Py_ssize_t write_referring(Wire *self, int kind, uint32_t actor, uint64_t code, uint64_t id, PyObject *const *values,
-                                  Py_ssize_t count, int array, Reference *references, int *nreferences) {
+                                  Py_ssize_t count, int array, Reference *references, int *nreferences, int *sent) {
     SendBuffer *out = self->out;
     Credits *credits = self->credits;
     Py_ssize_t most = 1;
@@ -593,6 +596,7 @@ static Py_ssize_t write_referring(Wire *self, int kind, uint32_t actor, uint64_t
     }
     PUT(uint32_t, q, payload);
     /* From here the frame counts, whatever else happens: leases first, so that none is missing when the peer has it. */
+    *sent = 1;
     out->tail += size;
     credits->owed = 0;
     credits->available--;
@@ -607,11 +611,11 @@ static Py_ssize_t write_referring(Wire *self, int kind, uint32_t actor, uint64_t
     return payload;
 }
 static Py_ssize_t write_frame(Wire *self, int kind, uint32_t actor, uint64_t code, uint64_t id, PyObject *const *values,
-                              Py_ssize_t count, int array) {
+                              Py_ssize_t count, int array, int *sent) {
     if (self->out->refused || self->credits->available == 0 || count > 15) return 0;
     Reference references[MAX_ARRAYS];
     int nreferences = 0;
-    Py_ssize_t written = write_referring(self, kind, actor, code, id, values, count, array, references, &nreferences);
+    Py_ssize_t written = write_referring(self, kind, actor, code, id, values, count, array, references, &nreferences, sent);
     while (nreferences > 0) Py_DECREF(references[--nreferences].block);
     return written;
 }
@@ -662,7 +666,8 @@ static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
     if (PyErr_Occurred()) return NULL;
     int waits = has_backlog(self);
     if (waits) return waits < 0 ? NULL : Py_NewRef(Py_False);
-    PyObject *call = args[0], *pending = self->given[PENDING], *id = PyLong_FromUnsignedLongLong(++self->next_id);
+    uint64_t number = ++self->next_id;
+    PyObject *call = args[0], *pending = self->given[PENDING], *id = PyLong_FromUnsignedLongLong(number);
     if (!id) return NULL;
     /* All of it before the frame can be sent, by whichever thread, and so before it can be answered. */
     if (PyObject_SetAttr(call, str_id, id) < 0 || PyObject_SetAttr(call, str_session, self->given[SESSION]) < 0 ||
@@ -670,10 +675,10 @@ static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
         Py_DECREF(id);
         return NULL;
     }
-    Py_ssize_t tail = self->out->tail;
-    Py_ssize_t written = write_frame(self, KIND_CALL, (uint32_t)actor, code, self->next_id, ((PyTupleObject *)args[3])->ob_item,
-                                     PyTuple_GET_SIZE(args[3]), 1);
-    if (written == 0 || (written < 0 && self->out->tail == tail)) {
+    int sent = 0;
+    Py_ssize_t written = write_frame(self, KIND_CALL, (uint32_t)actor, code, number, ((PyTupleObject *)args[3])->ob_item,
+                                     PyTuple_GET_SIZE(args[3]), 1, &sent);
+    if (!sent) {
         PyObject *type, *error, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
         int undone = PyDict_DelItem(pending, id) == 0 && PyObject_SetAttr(call, str_state, state_queued) == 0;
@@ -703,7 +708,8 @@ static PyObject *respond(Wire *self, PyObject *id, PyObject *const *value, int m
     if (waits) return waits < 0 ? NULL : Py_NewRef(Py_False);
     unsigned long long number = PyLong_AsUnsignedLongLong(id);
     if (PyErr_Occurred()) return NULL;
-    Py_ssize_t written = write_frame(self, KIND_RESPONSE, 0, STATUS_OK, number, value, 1, 0);
+    int sent = 0;
+    Py_ssize_t written = write_frame(self, KIND_RESPONSE, 0, STATUS_OK, number, value, 1, 0, &sent);
     if (written <= 0) return written < 0 ? NULL : Py_NewRef(Py_False);
     if (entered && PyDict_Contains(open, id) > 0 && PyDict_DelItem(open, id) < 0) return NULL;
     count_frame(self, written);

@@ -131,6 +131,7 @@ class Store:
         self._closed = False
         self._blocks: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()  # by offset
         self._exported: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()
+        self._kept: Final[dict[int, tuple[ref[NDArray[Any]], Block]]] = {}  # by offset; see `keep`
 
     def allocate(self, nbytes: int, alignment: int | None = None) -> Block:
         """Take `nbytes` of shared memory. Their contents are undefined.
@@ -248,6 +249,14 @@ class Store:
                         return None
                     block = self._blocks[start] = Block(self, hold, hold.nbytes)
         return block if high <= block.address + block.nbytes else None
+
+    def keep(self, block: Block, array: NDArray[Any]) -> None:
+        """Keep `block` for as long as `array`, which NumPy allocated, lives: the next time that it is passed, the block
+        need not be made again, and leases that have ended in between change nothing."""
+        if array.flags.owndata:
+            kept, offset = self._kept, block.offset
+            # Runs before the array gives its memory back, so nothing else can begin at that offset yet.
+            kept[offset] = ref(array, lambda _: kept.pop(offset, None)), block
 
     def contains(self, low: int, high: int) -> bool:
         """Whether the addresses ``[low, high)`` lie in one allocation of this store."""

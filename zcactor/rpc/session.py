@@ -76,9 +76,9 @@ class Hub(Protocol):
     dtypes: dict[str, Any]
     """The inverse."""
 
-    def share(self, array: Any) -> Any:
-        """The block of our store that a contiguous array of plain bytes lies in, read-only and exported; None when it
-        lies in none."""
+    def share(self, array: Any, address: int, nbytes: int) -> Any:
+        """The block of our store that an array of plain bytes lies in, C-contiguous at `address`, read-only and
+        exported; None when it lies in none."""
 
     def hello(self) -> Hello:
         """Who we are."""
