@@ -26,12 +26,14 @@ CELLS = [
     "    os.kill(os.getpid(), signal.SIGINT)\n    await asyncio.sleep(60)\n"
     "await late()",
     "await shard.version()",
+    "zc.in_store(np.ones(100_000))",
     "await zc.shutdown()",
+    "zc.in_store(np.ones(100_000))",
     "async with zc.init():\n    print(await (await Shard.spawn()).version())",
 ]
 """A session: what each cell gives is in `RESULTS`."""
 
-RESULTS = {2: "(300000.0, 1, 6)", 4: "(2, 1)", 5: "(2, 3)", 8: "1"}
+RESULTS = {2: "(300000.0, 1, 6)", 4: "(2, 1)", 5: "(2, 3)", 8: "1", 9: "True", 11: "False"}
 
 
 def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

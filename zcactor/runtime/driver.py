@@ -60,6 +60,14 @@ class Node:
         self._agent = agent
         self._control = control
         self._directory = directory
+        self._shell = _notebook()
+        process.use_numpy()
+        if self._shell is not None:
+            self._shell.events.register("pre_run_cell", self._before_cell)
+
+    def _before_cell(self, _: object) -> None:
+        """Each cell of a notebook runs in a context of its own, which knows nothing of the one `init` ran in."""
+        self.process.use_numpy()
 
     @property
     def node_id(self) -> str:
@@ -93,6 +101,9 @@ class Node:
     def _let_go(self) -> None:
         context.clear_current()
         self.process.closing = True
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            shell.events.unregister("pre_run_cell", self._before_cell)
         self._control.close()  # the agent ends on this, whatever else went wrong
 
     def end_now(self) -> None:
@@ -108,6 +119,12 @@ class Node:
         self._control.close()
         self._directory.forget()
         self._agent.returncode = 0  # not this process's child: nothing to wait for
+
+
+def _notebook() -> Any:
+    """IPython's shell, when this is a notebook or an IPython prompt; else None."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
 
 
 async def _ended(pid: int) -> None:
@@ -295,7 +312,6 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
         undo.pop_all()
     search_here(search_path())
     context.set_current(process)
-    process.use_numpy()
     return Node(config, process, agent, control, directory)
 
 
