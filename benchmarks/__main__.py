@@ -86,7 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         about = machine.describe()
         print(
-            f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, Python {about['python']}\n", flush=True
+            f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, Python {about['python']}, "
+            f"huge pages for shared memory: {about['shared_huge_pages'] or 'none'}\n",
+            flush=True,
         )
         for name in names:
             found, status = run_item(name, scale, _LIMIT["quick" if options.quick else "full"])

@@ -88,4 +88,10 @@ def describe() -> dict[str, Any]:
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "shared_huge_pages": _chosen(Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
     }
+
+
+def _chosen(setting: Path) -> str:
+    """The word in brackets of a setting that lists its choices; empty where there is no such setting."""
+    return setting.read_text().partition("[")[2].partition("]")[0] if setting.exists() else ""
