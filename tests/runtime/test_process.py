@@ -12,10 +12,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import zcactor as zc
 from tests.runtime.programs import PRELUDE, Program, processes, until
+from zcactor import context
+from zcactor.future import ObjectRef
+from zcactor.handle import RemoteActor
+from zcactor.interface import Interface
+from zcactor.objectstore.store import Store
+from zcactor.runtime.process import Process
+from zcactor.transport.loopback import LoopbackEndpoint, LoopbackNetwork
+from zcactor.transport.loopback_connection import NO_FAULTS, Faults
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
@@ -227,3 +236,113 @@ async def main():
             assert program.status() == 0
             assert program.stderr() == ""
             until(lambda p=program: not processes(p.mark), "all processes end")  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- peers whose arena is not mapped
+
+
+class Sums:
+    """What a peer of another host would hold."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    async def total(self, array: np.ndarray[Any, Any]) -> tuple[float, bool, bool]:
+        self.kept = array
+        return float(array.sum()), array.flags.writeable, zc.in_store(array)
+
+    async def doubled(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        array *= 2
+        return array
+
+
+class Pair:
+    """Two processes in this one, joined by a network that maps nothing."""
+
+    def __init__(self, faults: Faults = NO_FAULTS) -> None:
+        self.network = LoopbackNetwork(seed=3, maps=False, faults=faults)
+        self.stores: list[Store] = []
+
+    async def __aenter__(self) -> tuple[Process, Process, RemoteActor]:
+        made = []
+        for _ in range(2):
+            name = os.urandom(16)
+            store = Store(32 << 20, name)
+            self.stores.append(store)
+            endpoint: Any = LoopbackEndpoint(
+                self.network, name, (store.arena.address, store.arena.nbytes), recv_depth=64, eager_limit=1024
+            )
+            config = zc.Config(eager_limit=1024, recv_depth=64)
+            process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
+            await endpoint.start(process.accepted)
+            made.append(process)
+        self.made = caller, owner = made
+        context.set_current(caller)  # both: what is unpacked does not ask whose it is
+        index = owner.take_index()
+        host = owner.add_host(index, Sums, "Sums")
+        host.adopt(Sums())
+        interface = Interface.of(Sums)
+        return caller, owner, RemoteActor(
+            caller, b"a" * 16, interface, (owner.process, index), None, "default", 100, 0
+        )  # fmt: skip
+
+    async def __aexit__(self, *_: object) -> None:
+        context.clear_current()
+        for process in self.made:
+            await process.close()
+
+
+async def _call(actor: RemoteActor, method: str, *args: Any) -> Any:
+    spec = actor.interface.by_name[method]
+    return await ObjectRef(actor.call(spec, args, {}, None, 0))
+
+
+@pytest.mark.parametrize("turns", [0, 7])
+async def test_arrays_are_pulled_where_nothing_is_mapped(turns: int) -> None:
+    async with asyncio.timeout(PATIENCE), Pair(Faults(delay_turns=turns)) as (caller, owner, actor):
+        array = caller.store.empty((300, 400))
+        array[...] = 1
+        view = array[::2, 5:]
+        assert await _call(actor, "total", view) == (float(view.sum()), False, True)
+        assert owner.counters.bytes_received >= view.nbytes and owner.counters.bytes_mapped == 0
+        kept = owner.hosts[max(owner.hosts)].instance.kept
+        assert owner.store.block_of(kept) is not None, "a copy of its own, in its own arena"
+        await _settled(lambda: [s.leases.total for s in caller.all_sessions()], [0])
+        assert sum(c.nbytes for c in (*caller.copies.snapshot().values(), *owner.copies.snapshot().values())) == 0
+
+
+async def test_a_moved_array_is_pulled_and_comes_back_writable() -> None:
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
+        array = caller.store.empty(50_000)
+        array[...] = 3
+        result = await _call(actor, "doubled", zc.move(array))
+        assert float(result.sum()) == 300_000 and not result.flags.writeable
+        with pytest.raises(ValueError, match=r"zc\.move"):
+            array[0] += 1
+        del array, result
+        gc.collect()
+        await _settled(lambda: (caller.store.stats().used, owner.store.stats().used), (0, 0))
+
+
+async def test_a_pull_that_finds_no_room_is_out_of_memory_and_leaks_nothing() -> None:
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
+        filling = owner.store.empty(30 << 20, "u1")
+        array = caller.store.empty(1 << 20)
+        with pytest.raises(zc.OutOfMemory, match="bytes"):
+            await _call(actor, "total", array)
+        del filling
+        assert (await _call(actor, "total", array[:1000]))[1:] == (False, True)
+        await _settled(lambda: [s.leases.total for s in caller.all_sessions()], [0])
+
+
+async def test_a_pull_from_a_peer_that_is_gone_is_lost() -> None:
+    async with asyncio.timeout(PATIENCE), Pair(Faults(delay_turns=500)) as (caller, owner, actor):
+        array = caller.store.empty(100_000)
+        waiting = asyncio.ensure_future(_call(actor, "total", array))
+        while not owner.store.stats().blocks:
+            await asyncio.sleep(0)
+        for session in list(caller.all_sessions()):
+            session.connection.abort()
+        with pytest.raises(zc.ZcactorError):
+            await waiting
+        await _settled(lambda: owner.store.stats().used, 0)

@@ -14,9 +14,9 @@ import socket
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError, RemoteError, ZcactorError
+from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError, RemoteError, ZcactorError
 from zcactor.future import ObjectRef, OwnRef, RefHolder
 from zcactor.handle import ActorHold, RemoteActor
 from zcactor.interface import Interface
@@ -59,18 +59,23 @@ _DELIVERY_TIMEOUT = 5.0
 class LostPart:
     """Stands for an object whose owner is gone; using it raises `ObjectLost`."""
 
-    __slots__ = ("reason",)
+    __slots__ = ("_error", "reason")
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, error: ZcactorError | None = None) -> None:
         self.reason = reason
+        self._error = error
+
+    def raise_error(self) -> NoReturn:
+        """Raise why it is lost: `ObjectLost`, or the error that it was given."""
+        raise ObjectLost(self.reason) if self._error is None else self._error.with_traceback(None)
 
     @property
     def __array_interface__(self) -> Any:
-        raise ObjectLost(self.reason)
+        self.raise_error()
 
     def grant(self, _: Any) -> tuple[bytes, int, int]:
         """There is nothing to pass on."""
-        raise ObjectLost(self.reason)
+        self.raise_error()
 
 
 class Process:
@@ -290,6 +295,8 @@ class Process:
                 )
             return Part(kind, holder, offset, nbytes), None
         if owner == session.peer_process:
+            if kind <= RegionKind.MOVED and nbytes and not session.connection.maps:
+                return self._later(self._pull(session, region))
             if kind == RegionKind.MOVED and session.connection.writable_mapping is None:
                 return self._later(self._open_writable(session, region, session))
             return self._leased(session, region), None
@@ -318,6 +325,28 @@ class Process:
             holder = ActorHold(owner, object_id, session.release)
         return Part(kind, holder, offset, nbytes)
 
+    async def _pull(self, owner: Session, region: Region) -> Part:
+        """Bring an object of the peer of `owner`, which has granted us the lease, into our own store: an object of ours
+        from then on, which is passed on, shared and freed as such. The lease goes back when the bytes are here."""
+        kind, _, object_id, offset, nbytes, _ = region
+        connection = owner.connection
+        try:
+            check_bounds(region, connection.peer.arena_nbytes)
+            block = self.store.allocate(nbytes)
+            await connection.pull(offset, nbytes, block.address, block)
+        except OutOfMemory as error:
+            return Part(kind, LostPart(f"there is no room for it here: {error}", error), 0, 0)
+        except (ZcactorError, OSError) as error:
+            return Part(kind, LostPart(f"it could not be brought here: {error}"), 0, 0)
+        finally:
+            owner.release(object_id)
+        if connection.kind == "verbs":
+            self.counters.bytes_read += nbytes
+        else:
+            self.counters.bytes_received += nbytes
+        block.sealed = kind != RegionKind.MOVED
+        return Part(kind, block, block.offset, nbytes)
+
     async def _open_writable(self, session: Session, region: Region, owner: Session) -> Part:
         try:
             await owner.connection.open_writable()
@@ -333,6 +362,8 @@ class Process:
                 raise ObjectLost(
                     f"object {region.id:x} is no longer held by process {region.owner.hex()[:8]}, its owner"
                 )
+            if region.kind <= RegionKind.MOVED and region.nbytes and not owner.connection.maps:
+                return await self._pull(owner, region)
             if region.kind == RegionKind.MOVED:
                 await owner.connection.open_writable()
             return self._leased(owner, region)

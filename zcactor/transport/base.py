@@ -67,6 +67,8 @@ class Connection(Protocol):
     recv_depth: int
     """Frames the peer may have outstanding towards us; both ends use the same number. Flow control is the caller's."""
     peer: PeerInfo
+    maps: bool
+    """Whether the peer's arena is mapped, so that `map` gives addresses. Where it is not, `pull` brings the bytes."""
     mapping: Mapping | None
     """The peer's arena, read-only; None where it cannot be mapped. An array inside it keeps this."""
     writable_mapping: Mapping | None
@@ -106,6 +108,21 @@ class Connection(Protocol):
 
         Raises:
             ConnectionLost: the peer is gone.
+        """
+
+    async def pull(self, offset: int, nbytes: int, address: int, keep: object) -> None:
+        """Bring `nbytes` of the peer's arena at `offset` to `address` in this process. Only where `maps` is False.
+
+        Args:
+            offset: bytes from the start of the peer's arena; the caller holds a lease on them.
+            nbytes: bytes, more than 0.
+            address: where they go.
+            keep: what keeps the memory at `address`; held until nothing can be written there any more, which may be
+                after this has raised or was cancelled.
+
+        Raises:
+            ConnectionLost: the peer is gone, or will not give them.
+            ProtocolError: the range does not lie inside the peer's arena.
         """
 
     async def aclose(self) -> None:

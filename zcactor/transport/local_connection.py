@@ -66,6 +66,7 @@ class LocalConnection:
     """
 
     kind = "local"
+    maps = True
 
     def __init__(
         self,
@@ -283,6 +284,14 @@ class LocalConnection:
                 raise ConnectionLost(f"the connection to process {self.peer.pid} is closed")
             self.writable_mapping = await self._map_writable()
             self._writable_open = True
+
+    async def pull(self, offset: int, nbytes: int, address: int, keep: object) -> None:
+        """Never needed here.
+
+        Raises:
+            RuntimeError: always; the arena is mapped.
+        """
+        raise RuntimeError(f"the arena of process {self.peer.pid} is mapped: nothing has to be pulled from it")
 
     # ---- ending
 

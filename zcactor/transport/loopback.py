@@ -32,6 +32,7 @@ def loopback_pair(
     arenas: tuple[Arena, Arena] = ((0, 0), (0, 0)),
     recv_depth: int = 1024,
     eager_limit: int = 16384,
+    maps: bool = True,
 ) -> tuple[LoopbackConnection, LoopbackConnection]:
     """Two connected ends. Must be called on the loop's thread.
 
@@ -43,6 +44,7 @@ def loopback_pair(
         arenas: the address and the bytes of the first and the second end's arena.
         recv_depth: frames either end may have outstanding.
         eager_limit: bytes of the largest payload inside a frame.
+        maps: whether the ends reach each other's arena in place; False for the ways of a transport between hosts.
 
     Raises:
         RuntimeError: `loop` is None and no loop is running.
@@ -55,8 +57,9 @@ def loopback_pair(
         peer = PeerInfo(names[other], os.getpid(), os.getuid(), arenas[other][1])
         rng = random.Random(root.getrandbits(64))
         return LoopbackConnection(
-            peer, arenas[other], loop=loop, recv_depth=recv_depth, eager_limit=eager_limit, faults=faults, rng=rng
-        )
+            peer, arenas[other], loop=loop, recv_depth=recv_depth, eager_limit=eager_limit, faults=faults, rng=rng,
+            maps=maps,
+        )  # fmt: skip
 
     first, second = end(1), end(0)
     first.join(second)
@@ -70,10 +73,12 @@ class LoopbackNetwork:
     Args:
         seed: of all connections; their order decides which faults each one gets.
         faults: as in `Faults`.
+        maps: as in `loopback_pair`.
     """
 
-    def __init__(self, *, seed: int | None = None, faults: Faults = NO_FAULTS) -> None:
+    def __init__(self, *, seed: int | None = None, faults: Faults = NO_FAULTS, maps: bool = True) -> None:
         self.faults = faults
+        self.maps = maps
         self.rng = random.Random(seed)
         self.listening: dict[str, tuple[LoopbackEndpoint, Callable[[Connection], None]]] = {}
 
@@ -144,6 +149,7 @@ class LoopbackEndpoint:
             arenas=(self.arena, other.arena),
             recv_depth=min(self.recv_depth, other.recv_depth),
             eager_limit=min(self.eager_limit, other.eager_limit),
+            maps=self._network.maps,
         )
         asyncio.get_running_loop().call_soon(accepted, theirs)
         return ours

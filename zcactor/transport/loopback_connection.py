@@ -8,6 +8,7 @@ the same seed gives the same run. The idea is FoundationDB's simulated network (
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import threading
 from collections import deque
@@ -68,8 +69,10 @@ class LoopbackConnection:
         eager_limit: int,
         faults: Faults,
         rng: random.Random,
+        maps: bool,
     ) -> None:
         self.peer = peer
+        self.maps = maps
         self.recv_depth = recv_depth
         self.eager_limit = eager_limit
         self.max_frame = max_frame_for(eager_limit)
@@ -238,6 +241,21 @@ class LoopbackConnection:
         if self._lost:
             raise ConnectionLost("the loopback connection is closed")
         self._writable_open = True
+
+    async def pull(self, offset: int, nbytes: int, address: int, keep: object) -> None:
+        """Copy the bytes some turns of the loop later, as a transport between hosts would bring them.
+
+        Raises:
+            ConnectionLost: the connection is closed, or closes meanwhile; then nothing is written any more.
+            ProtocolError: the range does not lie inside the arena.
+        """
+        source = self.map(offset, nbytes)
+        for _ in range(1 + self._rng.randint(0, self._faults.delay_turns)):
+            await asyncio.sleep(0)
+        if self._lost:
+            raise ConnectionLost("the loopback connection was closed", maybe_executed=True)
+        ctypes.memmove(address, source, nbytes)
+        del keep
 
     # ---- ending
 
