@@ -3,6 +3,7 @@
 #   make check   lint, types and the quick tests, under two minutes
 #   make test    lint, types and all tests, on uvloop and on asyncio
 #   make bench   the benchmarks
+#   make test-rdma   the tests that need an RDMA device, in a virtual machine that has one (Debian on x86-64)
 # PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
 
 SHELL := /bin/bash
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := check
-.PHONY: demo test check bench lint setup clean
+.PHONY: demo test test-rdma check bench lint setup clean
 
 setup: $(STAMP)
 
@@ -57,6 +58,10 @@ check: lint
 
 test: lint
 	$(BIN)/python -m pytest $(ARGS)
+
+test-rdma: $(STAMP)
+	$(BIN)/python tools/vm.py prepare
+	$(BIN)/python -m pytest tests/vm $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'

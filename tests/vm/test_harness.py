@@ -1,0 +1,265 @@
+"""The harness of `tools/vm.py`: what a guest is, what comes back from it, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tools import vm
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GUEST_VERBS = shlex.join([sys.executable, str(Path(__file__).resolve().parent / "guest_verbs.py")])
+
+
+def _unavailable() -> str:
+    """Why no guest can run here, or an empty string."""
+    try:
+        vm.check()
+    except vm.Unavailable as error:
+        return str(error)
+    return ""
+
+
+UNAVAILABLE = _unavailable()
+needs_guest = [
+    pytest.mark.slow,
+    pytest.mark.timeout(180),  # a watchdog: a boot takes 4 seconds, and 15 on a busy machine
+    pytest.mark.skipif(bool(UNAVAILABLE), reason=f"no virtual machine: {UNAVAILABLE}"),
+]
+
+PINGPONG = """
+ping_pong() { ibv_rc_pingpong -d rxe0 -g 1 -n 50 "$@"; }
+client() { tries=0; until ping_pong "$1" || [ $((tries += 1)) -gt 50 ]; do sleep 0.1; done; [ $tries -le 50 ]; }
+"""
+"""Shell functions; `client` tries until the server listens, at most 50 times."""
+
+SECTIONS = {
+    "where": 'echo "$PWD $VM_HOST $VM_HOSTS $VM_ADDRESS $VM_PEER $(uname -r)"',
+    "environment": 'printf %s "$GIVEN" | od -An -tx1',
+    "gid": "cat /sys/class/infiniband/rxe0/ports/1/gids/1 /sys/class/infiniband/rxe0/ports/1/gid_attrs/types/1",
+    "memlock": "ulimit -l",
+    "pyverbs": GUEST_VERBS,
+    "ping-pong": "ping_pong & client 127.0.0.1 && wait $!",
+    "counters": "rdma statistic show link rxe0/1",
+    "write": 'echo changed >>README.md; tail -1 README.md; touch "$PWD/of-the-guest"; ls of-the-guest',
+    "kernel": "echo '<0>from the kernel' >/dev/kmsg",
+    "signal": "sh -c 'kill -TERM $$'",
+    "missing": "no-such-program",
+}
+"""What one boot runs: a name, and shell commands."""
+
+
+@pytest.fixture(scope="session")
+def sections() -> dict[str, tuple[int, str]]:
+    """For each of `SECTIONS`, its exit status and output; with ``all``, those of the whole run."""
+    script = PINGPONG + "".join(f"echo '=== {name}'\n({text})\necho \"=== $?\"\n" for name, text in SECTIONS.items())
+    lines: list[tuple[int, str]] = []
+    result = vm.run(
+        ["sh", "-c", f"{script}\nprintf unfinished\nexit 7"],
+        cwd=ROOT,
+        env={"GIVEN": "a 'b' \"c\"\n$d\\"},
+        timeout=150,
+        on_line=lambda host, line: lines.append((host, line)),
+    )
+    assert [line for _, line in lines] == result.output.split("\n")
+    assert {host for host, _ in lines} == {1}
+    found = {"all": (result.status, result.output)}
+    for part in result.output.split("=== ")[1:-1:2]:
+        name, _, text = part.partition("\n")
+        status = result.output.partition(f"=== {part}=== ")[2].partition("\n")[0]
+        found[name] = (int(status), text)
+    return found
+
+
+def processes_of(parent: psutil.Process) -> list[psutil.Process]:
+    """The emulators that run below a process."""
+    return [child for child in parent.children(recursive=True) if child.name().startswith("qemu")]
+
+
+class TestOneGuest:
+    pytestmark = needs_guest
+
+    def test_command_runs_where_and_with_what_it_was_told(self, sections: dict[str, tuple[int, str]]) -> None:
+        status, text = sections["where"]
+        assert status == 0
+        folder, *facts, kernel = text.split()
+        assert (folder, facts) == (str(ROOT), ["1", "1", "10.77.0.1", "10.77.0.1"])
+        assert kernel != platform.release()
+        dump = bytes.fromhex("".join(sections["environment"][1].split()))
+        assert dump == b"a 'b' \"c\"\n$d\\"
+
+    def test_device_has_a_gid_of_roce_v2(self, sections: dict[str, tuple[int, str]]) -> None:
+        assert sections["gid"] == (0, "0000:0000:0000:0000:0000:ffff:0a4d:0001\nRoCE v2\n")
+
+    def test_memory_may_be_locked(self, sections: dict[str, tuple[int, str]]) -> None:
+        assert sections["memlock"] == (0, "unlimited\n")
+
+    def test_pyverbs_reads_through_the_device(self, sections: dict[str, tuple[int, str]]) -> None:
+        if not any(vm.PYVERBS.glob(f"device.{sys.implementation.cache_tag}-*.so")):
+            pytest.skip("Debian's pyverbs is for another version of Python than this one")
+        assert sections["pyverbs"] == (0, "READ 1048576 bytes\n")
+
+    def test_two_processes_play_ping_pong(self, sections: dict[str, tuple[int, str]]) -> None:
+        status, text = sections["ping-pong"]
+        assert status == 0, text
+        assert text.count("50 iters in") == 2, text
+        words = sections["counters"][1].split()
+        assert int(words[words.index("rdma_sends") + 1]) >= 100
+
+    def test_status_and_the_last_line_without_an_end_come_through(self, sections: dict[str, tuple[int, str]]) -> None:
+        status, text = sections["all"]
+        assert status == 7
+        assert text.endswith("\nunfinished")
+        assert sections["signal"][0] == 128 + signal.SIGTERM
+        assert sections["missing"][0] == 127 and "no-such-program" in sections["missing"][1]
+
+    def test_kernel_messages_are_not_in_the_output(self, sections: dict[str, tuple[int, str]]) -> None:
+        assert sections["kernel"] == (0, "")
+
+    def test_writes_stay_in_the_guest(self, sections: dict[str, tuple[int, str]]) -> None:
+        assert sections["write"] == (0, "changed\nof-the-guest\n")
+        assert not (ROOT / "of-the-guest").exists()
+        assert not (ROOT / "README.md").read_text().endswith("changed\n")
+
+
+class TestTwoGuests:
+    pytestmark = needs_guest
+
+    def test_two_hosts_play_ping_pong(self) -> None:
+        script = """
+        cat /etc/machine-id /sys/class/net/eth0/address; hostname
+        if [ $VM_HOST = 1 ]; then ping_pong; else client $VM_PEER; fi || exit 1
+        exit $((VM_HOST - 1))
+        """
+        result = vm.run(["sh", "-c", PINGPONG + script], hosts=2, memory_mib=1024, timeout=150)
+        assert result.statuses == (0, 1), result.output
+        assert result.status == 1
+        assert "50 iters in" in result.outputs[0] and "50 iters in" in result.outputs[1]
+        for first, second in zip(*(output.splitlines()[:3] for output in result.outputs), strict=True):
+            assert first != second
+        assert "GID ::ffff:10.77.0.2" in result.outputs[0] and "GID ::ffff:10.77.0.1" in result.outputs[1]
+
+
+class TestEnds:
+    pytestmark = needs_guest
+
+    @pytest.fixture(autouse=True)
+    def scratch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Runs leave their temporary files here, if they leave any."""
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        return tmp_path
+
+    def test_timeout_ends_the_guest(self, scratch: Path) -> None:
+        started = time.monotonic()
+        with pytest.raises(vm.GuestTimeoutError, match="no time left: host 1") as caught:
+            vm.run(["sh", "-c", "echo started; sleep 1000"], timeout=8)
+        assert 8 <= time.monotonic() - started < 15
+        assert caught.value.outputs in (("started\n",), ("",))  # the latter on a machine that took longer to boot
+        assert not processes_of(psutil.Process())
+        assert list(scratch.iterdir()) == []
+
+    def test_panic_is_an_error_with_the_console(self, scratch: Path) -> None:
+        with pytest.raises(vm.GuestError, match="sysrq triggered crash") as caught:
+            vm.run(["sh", "-c", "echo before; sleep 0.2; echo c >/proc/sysrq-trigger; sleep 1000"], timeout=150)
+        assert not isinstance(caught.value, vm.GuestTimeoutError)
+        assert caught.value.outputs == ("before\n",)
+        assert list(scratch.iterdir()) == []
+
+    def test_emulator_that_does_not_start_is_an_error_with_its_words(self, scratch: Path) -> None:
+        with pytest.raises(vm.GuestError, match="memory"):
+            vm.run(["true"], memory_mib=1 << 40, timeout=150)
+        assert list(scratch.iterdir()) == []
+
+    def test_memlock_holds_for_root_and_an_interrupt_ends_the_guest(self, scratch: Path) -> None:
+        lines: list[str] = []
+
+        def collect(host: int, line: str) -> None:
+            lines.append(line)
+            if line == "last":
+                assert processes_of(psutil.Process())
+                raise KeyboardInterrupt
+
+        register = f"ulimit -l; {GUEST_VERBS} 2>&1 | tail -1; echo last; sleep 1000"
+        with pytest.raises(KeyboardInterrupt):
+            vm.run(["sh", "-c", register], memlock_kib=64, timeout=150, on_line=collect)
+        assert lines[0] == "64"
+        if any(vm.PYVERBS.glob(f"device.{sys.implementation.cache_tag}-*.so")):
+            assert "Cannot allocate memory" in lines[1]
+        assert not processes_of(psutil.Process())
+        assert list(scratch.iterdir()) == []
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+    def test_emulator_ends_with_the_program(self, scratch: Path, number: int) -> None:
+        program = subprocess.Popen(
+            [sys.executable, str(ROOT / "tools" / "vm.py"), "run", "--", "sleep", "1000"],
+            env={**os.environ, "TMPDIR": str(scratch)},
+        )
+        try:
+            deadline = time.monotonic() + 30
+            while not (found := processes_of(psutil.Process(program.pid))):
+                assert time.monotonic() < deadline and program.poll() is None
+                time.sleep(0.05)
+            program.send_signal(number)
+            assert program.wait(30) == (128 + number if number == signal.SIGTERM else -number)
+            assert psutil.wait_procs(found, timeout=30)[1] == []
+        finally:
+            program.kill()
+            program.wait()
+        if number == signal.SIGTERM:
+            assert list(scratch.iterdir()) == []
+
+
+class TestArguments:
+    def test_other_numbers_of_hosts(self) -> None:
+        with pytest.raises(ValueError, match="hosts is 3"):
+            vm.run(["true"], hosts=3)
+
+    def test_empty_command(self) -> None:
+        with pytest.raises(ValueError, match="the command is empty"):
+            vm.run([])
+
+    def test_folder_that_does_not_exist(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            vm.run(["true"], cwd=tmp_path / "nowhere")
+
+    def test_names_that_are_no_variables(self) -> None:
+        with pytest.raises(ValueError, match="'A-B' is no name"):
+            vm.run(["true"], env={"A-B": "1"})
+
+
+class TestCheck:
+    def test_other_machines(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+        with pytest.raises(vm.Unavailable, match="x86-64, and this is .* on aarch64"):
+            vm.check()
+
+    def test_other_distributions(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+        monkeypatch.setenv("PATH", "")
+        with pytest.raises(vm.Unavailable, match="no apt and dpkg"):
+            vm.check()
+
+    @pytest.mark.skipif(vm.distribution() != "debian", reason="not Debian")
+    def test_packages_that_may_not_be_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        monkeypatch.setattr(vm, "PACKAGES", ("no-such-package", "dpkg"))
+        with pytest.raises(vm.Unavailable, match="not root, which it takes to install no-such-package$"):
+            vm.check(prepared=False)
+
+    @pytest.mark.skipif(vm.distribution() != "debian", reason="not Debian")
+    def test_not_prepared(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(vm, "PACKAGES", ("dpkg",))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        vm.check(prepared=False)
+        with pytest.raises(vm.Unavailable, match="run python tools/vm.py prepare"):
+            vm.check()
