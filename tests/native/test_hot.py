@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import socket
@@ -14,12 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.marshal.arrays import dtype_code, known_codes, known_dtypes
+from zcactor.marshal.arrays import dtype_code, dtype_from_code, known_codes, known_dtypes
+from zcactor.marshal.marshaller import Marshaller
 from zcactor.native import hot
+from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block, Store
 from zcactor.objectstore.table import LeaseTable
 from zcactor.rpc.codec import TEMPLATE, decode, encode_into, frame_at, frame_size
+from zcactor.rpc.counters import Counters
 from zcactor.rpc.credits import Credits
 from zcactor.rpc.messages import Kind, Status
 from zcactor.rpc.protocol import CallState
@@ -256,6 +260,72 @@ def test_an_array_shared_before_goes_by_reference_and_arrives_in_place() -> None
     finally:
         sender.close()
         receiver.close()
+
+
+SMALL = [
+    np.arange(10.0),
+    np.arange(24, dtype="<i4").reshape(2, 3, 4),
+    np.array(7.5),
+    np.zeros((0, 3), "u1"),
+    np.arange(200, dtype=">f4"),
+    np.array(["2026-11-21", "NaT"], "datetime64[D]"),
+    np.ones(2000),
+    np.ones((1,) * 8, bool),
+]
+
+
+def _agree(ours: Any, theirs: Any) -> None:
+    assert type(ours) is np.ndarray and ours.dtype == theirs.dtype and ours.shape == theirs.shape
+    np.testing.assert_array_equal(ours, theirs)
+    assert not ours.flags.writeable
+
+
+@pytest.mark.parametrize("array", SMALL, ids=[f"{a.dtype}{a.shape}" for a in SMALL])
+def test_small_arrays_ride_in_the_frame_as_the_marshaller_writes_them(end: End, array: Any) -> None:
+    store = Store(1 << 22, US)
+    marshaller = Marshaller(store, CopyCounter(), Counters(), 16384)
+    payload, parts, flags = marshaller.pack_call((array, 3), {})
+    assert not parts and not flags
+    dtype_from_code(dtype_code(array.dtype))  # known from here on, as after a first message
+    buffer = bytearray(frame_size(0, 0, len(payload)))
+    encode_into(buffer, 0, Kind.CALL, 0, 0, 0, 4, 8, 0, (), (), payload)
+    end.wire.feed(bytes(buffer))
+    ((*_, (received, three)),) = end.calls
+    assert three == 3 and end.others == []
+    _agree(received, array)
+
+    assert end.call(1, 2, array, "x")
+    frame = end.sent()
+    fields = decode(frame, *frame_at(frame, 0, len(frame), MAX_FRAME))
+    first, second = marshaller.unpack(frame[fields[9] : fields[10]], (), 0)
+    assert second == "x"
+    _agree(first, array)
+
+    waiting = end.pending[77] = Waiting()
+    payload, parts, flags = marshaller.pack(array)
+    buffer = bytearray(frame_size(0, 0, len(payload)))
+    encode_into(buffer, 0, Kind.RESPONSE, 0, 0, 0, 0, 77, 0, (), (), payload)
+    end.wire.feed(bytes(buffer))
+    _agree(waiting.value, array)
+
+
+def test_an_array_as_a_result_arrives_in_place(end: End) -> None:
+    known_dtypes["<f8"] = np.dtype("<f8")
+    end.memory[4096 : 4096 + 32768].view("f8")[:] = 5
+    array = bytes([0xC7, 14, 3, 0x93, 0, 0xA3]) + b"<f8" + bytes([0x91, 0xCF]) + (4096).to_bytes(8, "big")
+    array = array[:1] + bytes([len(array) - 3]) + array[2:]
+    region = (0, PEER, 9, 4096, 32768, 0)
+    buffer = bytearray(frame_size(1, 0, len(array)))
+    encode_into(buffer, 0, Kind.RESPONSE, 0, 0, 0, 0, 5, 0, (region,), (), array)  # type: ignore[arg-type]
+    with contextlib.suppress(ProtocolError):
+        end.wire.feed(bytes(buffer))
+    assert end.leased == [], "nobody waits for it: no lease is taken"
+    waiting = end.pending[5] = Waiting()
+    end.wire.feed(bytes(buffer))
+    assert waiting.count == 1 and waiting.value.shape == (4096,) and (waiting.value == 5).all()
+    assert not waiting.value.flags.writeable and end.leased == [(9, 4096, 32768)]
+    waiting.value = None
+    assert end.released == [9]
 
 
 def test_credits_are_those_of_the_pure_class() -> None:

@@ -40,6 +40,7 @@
 #define MAX_ARRAYS 8      /* in one plain frame */
 #define MAX_RELEASES 64
 #define EXT_ARRAY 3       /* zcactor.marshal.values.Code.ARRAY */
+#define EXT_INLINE_ARRAY 4
 #define KIND_CALL 1
 #define KIND_RESPONSE 2
 #define STATUS_OK 0
@@ -533,6 +534,32 @@ static char *put_array(char *p, Wire *self, PyArrayObject *array, int index) {
     return p;
 }
 #define ARRAY_MOST (3 + 2 + 32 + 1 + 8 * 9)
+#define MAX_INLINE 60000 /* bytes of an array within the frame: its extension's length has 16 bits */
+
+/* Whether an array rides in the frame, as zcactor.marshal.marshaller.Packing._inline writes it; -1 with an exception. */
+static int goes_inline(Wire *self, PyArrayObject *array) {
+    if (!PyArray_IS_C_CONTIGUOUS(array) || PyArray_NBYTES(array) >= self->eager_limit || PyArray_NBYTES(array) > MAX_INLINE ||
+        PyArray_NDIM(array) > 8)
+        return 0;
+    PyObject *code = PyDict_GetItemWithError(self->given[CODES], (PyObject *)PyArray_DESCR(array));
+    if (!code) return PyErr_Occurred() ? -1 : 0;
+    return PyUnicode_CheckExact(code) && PyUnicode_GET_LENGTH(code) <= 31;
+}
+static char *put_inline(char *p, Wire *self, PyArrayObject *array) {
+    PyObject *code = PyDict_GetItemWithError(self->given[CODES], (PyObject *)PyArray_DESCR(array));
+    if (!code) return NULL;
+    char *head = p;
+    p += 4;
+    *p++ = (char)0x94;
+    p = put_sized(p, PyArray_DATA(array), PyArray_NBYTES(array), 0xc4, 0xc5, 0xc6);
+    if (!(p = put_plain(p, code))) return NULL;
+    *p++ = (char)(0x90 | PyArray_NDIM(array));
+    for (int i = 0; i < PyArray_NDIM(array); i++) p = put_big(p, 0xcf, (uint64_t)PyArray_DIM(array, i), 8);
+    *p++ = (char)0xc2; /* read-only where it arrives */
+    put_big(head, 0xc8, (uint64_t)(p - head - 4), 2);
+    head[3] = EXT_INLINE_ARRAY;
+    return p;
+}
 
 /* One plain frame at the buffer's tail: the bytes of its payload, at least 1; 0 when Python must write it (no credit, refused,
  * too large, not plain, an array outside the store); -1 with an exception, perhaps after it was sent. Leases and releases are
@@ -544,6 +571,12 @@ static Py_ssize_t write_referring(Wire *self, int kind, uint32_t actor, uint64_t
     Py_ssize_t most = 1;
     for (Py_ssize_t i = 0; i < count; i++) {
         if (PyArray_CheckExact(values[i])) {
+            int within = goes_inline(self, (PyArrayObject *)values[i]);
+            if (within < 0) return -1;
+            if (within) {
+                most += ARRAY_MOST + 6 + PyArray_NBYTES((PyArrayObject *)values[i]);
+                continue;
+            }
             if (*nreferences == MAX_ARRAYS) return 0;
             int referred = refer(self, (PyArrayObject *)values[i], references + *nreferences);
             if (referred <= 0) return referred;
@@ -565,7 +598,9 @@ static Py_ssize_t write_referring(Wire *self, int kind, uint32_t actor, uint64_t
     int index = 0;
     if (array) *p++ = (char)(0x90 | count);
     for (Py_ssize_t i = 0; i < count; i++) {
-        p = PyArray_CheckExact(values[i]) ? put_array(p, self, (PyArrayObject *)values[i], index++) : put_plain(p, values[i]);
+        if (!PyArray_CheckExact(values[i])) p = put_plain(p, values[i]);
+        else if (PyArray_NBYTES((PyArrayObject *)values[i]) < self->eager_limit) p = put_inline(p, self, (PyArrayObject *)values[i]);
+        else p = put_array(p, self, (PyArrayObject *)values[i], index++);
         if (!p) return PyErr_Occurred() ? -1 : 0;
     }
     Py_ssize_t payload = p - frame - head, size = (head + payload + 7) & ~(Py_ssize_t)7;
@@ -774,23 +809,16 @@ typedef struct { /* an array among the arguments, found but not made yet */
     PyObject *dtype;
 } Found;
 
-/* An array extension at *at: 1 read, 0 Python must look at it. */
-static int get_array(Wire *self, const unsigned char **at, const unsigned char *end, const unsigned char *regions, int nregions,
-                     Found *found) {
+/* Dtype and shape as they stand in an array's extension, and the bytes that they make: 1 read, 0 Python must look at it. */
+static int get_layout(Wire *self, const unsigned char **at, const unsigned char *end, Found *found, uint64_t *nbytes) {
     const unsigned char *p = *at;
-    if (end - p < 6 || p[0] != 0xc7 || p[2] != EXT_ARRAY || end - p < 3 + p[1]) return 0;
-    end = p + 3 + p[1];
-    p += 3;
-    if (end - p < 4 || p[0] != 0x93 || p[1] >= nregions) return 0;
-    found->region = p[1];
-    p += 2;
-    PyObject *code = (*p & 0xe0) == 0xa0 ? get_plain(&p, end) : NULL;
+    PyObject *code = p < end && (*p & 0xe0) == 0xa0 ? get_plain(&p, end) : NULL;
     if (!code) return 0;
     found->dtype = PyDict_GetItemWithError(self->given[DTYPES], code);
     Py_DECREF(code);
     if (!found->dtype || p >= end || (*p & 0xf0) != 0x90 || (*p & 15) > 8) return 0;
     found->nd = *p++ & 15;
-    uint64_t nbytes = (uint64_t)PyDataType_ELSIZE((PyArray_Descr *)found->dtype);
+    *nbytes = (uint64_t)PyDataType_ELSIZE((PyArray_Descr *)found->dtype);
     for (int i = 0; i < found->nd; i++) {
         uint64_t n;
         if (p < end && *p < 0x80) n = *p++;
@@ -799,18 +827,60 @@ static int get_array(Wire *self, const unsigned char **at, const unsigned char *
         else if (end - p > 4 && *p == 0xce) { n = get_big(p + 1, 4); p += 5; }
         else if (end - p > 8 && *p == 0xcf) { n = get_big(p + 1, 8); p += 9; }
         else return 0;
-        if (n > INT64_MAX || __builtin_mul_overflow(nbytes, n, &nbytes)) return 0;
+        if (n > INT64_MAX || __builtin_mul_overflow(*nbytes, n, nbytes)) return 0;
         found->dims[i] = (npy_intp)n;
     }
+    *at = p;
+    return 1;
+}
+/* An array extension at *at: 1 read, 0 Python must look at it. */
+static int get_array(Wire *self, const unsigned char **at, const unsigned char *end, const unsigned char *regions, int nregions,
+                     Found *found) {
+    const unsigned char *p = *at;
+    uint64_t nbytes;
+    if (end - p < 6 || p[0] != 0xc7 || p[2] != EXT_ARRAY || end - p < 3 + p[1]) return 0;
+    end = p + 3 + p[1];
+    p += 3;
+    if (end - p < 4 || p[0] != 0x93 || p[1] >= nregions) return 0;
+    found->region = p[1];
+    p += 2;
+    if (!get_layout(self, &p, end, found, &nbytes)) return 0;
     const unsigned char *region = regions + REGION_NBYTES * found->region;
     if (p != end || nbytes == 0 || nbytes != GET(uint64_t, region + 32)) return 0;
     *at = end;
     return 1;
 }
-/* The arguments of a CALL when all are plain or arrays of the peer; NULL without an exception when Python must read them. */
-static PyObject *get_arguments(Wire *self, const unsigned char *p, const unsigned char *end, const unsigned char *regions,
-                               int nregions) {
-    if (p >= end || (*p & 0xf0) != 0x90 || nregions > MAX_ARRAYS) return NULL;
+/* An array within the frame, a copy of its own; NULL without an exception when Python must look at it. */
+static PyObject *get_inline(Wire *self, const unsigned char **at, const unsigned char *end) {
+    const unsigned char *p = *at;
+    Py_ssize_t length, head = end - p > 2 && p[0] == 0xc7 ? 3 : 4;
+    if (end - p < 4 || (p[0] != 0xc7 && p[0] != 0xc8) || p[head - 1] != EXT_INLINE_ARRAY) return NULL;
+    length = (Py_ssize_t)get_big(p + 1, (int)head - 2);
+    if (end - p - head < length) return NULL;
+    end = p + head + length;
+    p += head;
+    if (end - p < 4 || *p++ != 0x94) return NULL;
+    Py_ssize_t n = -1, left = end - p - 3;
+    if (p[0] == 0xc4) { n = p[1]; p += 2; left += 1; }
+    else if (p[0] == 0xc5) { n = (Py_ssize_t)get_big(p + 1, 2); p += 3; }
+    if (n < 0 || n > left) return NULL;
+    const unsigned char *bytes = p;
+    p += n;
+    Found found;
+    uint64_t nbytes;
+    if (!get_layout(self, &p, end, &found, &nbytes) || end - p != 1 || (*p != 0xc2 && *p != 0xc3) || nbytes != (uint64_t)n) return NULL;
+    Py_INCREF(found.dtype);
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)found.dtype, found.nd, found.dims, NULL, NULL, 0, NULL);
+    if (!array) return NULL;
+    memcpy(PyArray_DATA((PyArrayObject *)array), bytes, (size_t)n);
+    if (*p == 0xc2) PyArray_CLEARFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
+    *at = end;
+    return array;
+}
+/* `count` values that are plain or arrays, as a list; NULL without an exception when Python must read them. */
+static PyObject *get_values(Wire *self, const unsigned char *p, const unsigned char *end, Py_ssize_t count, const unsigned char *regions,
+                            int nregions) {
+    if (nregions > MAX_ARRAYS) return NULL;
     for (int i = 0; i < nregions; i++) { /* every reference is checked before any is used */
         const unsigned char *region = regions + REGION_NBYTES * i;
         uint64_t offset = GET(uint64_t, region + 24), nbytes = GET(uint64_t, region + 32);
@@ -820,12 +890,15 @@ static PyObject *get_arguments(Wire *self, const unsigned char *p, const unsigne
     }
     Found found[MAX_ARRAYS];
     int nfound = 0;
-    Py_ssize_t count = *p++ & 15;
     PyObject *list = PyList_New(count);
     if (!list) return NULL;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *value = NULL;
-        if (p < end && *p == 0xc7) {
+        if (p < end && (*p == 0xc7 || *p == 0xc8) && (value = get_inline(self, &p, end))) {
+            /* done */
+        } else if (PyErr_Occurred()) {
+            /* no memory */
+        } else if (p < end && *p == 0xc7) {
             if (nfound < nregions && get_array(self, &p, end, regions, nregions, found + nfound) && found[nfound].region == nfound) {
                 found[nfound++].place = i;
                 value = Py_NewRef(Py_None);
@@ -874,19 +947,21 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length) {
     end = p + payload;
     int kind = frame[AT_KIND];
     PyObject *value = NULL, *call = NULL, *id = NULL, *result = NULL;
-    if (kind == KIND_RESPONSE && GET(uint16_t, frame + AT_CODE) == STATUS_OK && nregions == 0) {
-        value = get_plain(&p, end);
-        if (value && p == end && (id = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID)))) {
-            call = PyDict_GetItemWithError(self->given[PENDING], id);
-            if (call) {
-                Py_INCREF(call);
-                if (PyDict_DelItem(self->given[PENDING], id) < 0) Py_CLEAR(call);
-            }
+    int arrays = (int)(nregions > MAX_ARRAYS ? MAX_ARRAYS + 1 : nregions);
+    if (kind == KIND_RESPONSE && GET(uint16_t, frame + AT_CODE) == STATUS_OK) {
+        if (!(id = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID)))) return -1;
+        call = PyDict_GetItemWithError(self->given[PENDING], id); /* first: what is read below takes leases */
+        PyObject *list = call ? get_values(self, p, end, 1, regions, arrays) : NULL;
+        if (list) {
+            value = Py_NewRef(PyList_GET_ITEM(list, 0));
+            Py_DECREF(list);
+            Py_INCREF(call);
+            if (PyDict_DelItem(self->given[PENDING], id) < 0) { Py_CLEAR(call); Py_CLEAR(value); }
         }
-        Py_XDECREF(id);
-        if (!call) { Py_XDECREF(value); return PyErr_Occurred() ? -1 : 0; }
-    } else if (kind == KIND_CALL) {
-        value = get_arguments(self, p, end, regions, (int)(nregions > MAX_ARRAYS ? MAX_ARRAYS + 1 : nregions));
+        Py_DECREF(id);
+        if (!value) return PyErr_Occurred() ? -1 : 0;
+    } else if (kind == KIND_CALL && p < end && (*p & 0xf0) == 0x90) {
+        value = get_values(self, p + 1, end, *p & 15, regions, arrays);
         if (!value) return PyErr_Occurred() ? -1 : 0;
     } else
         return 0;

@@ -184,7 +184,7 @@ static PyObject *heap_commit(Heap *self, PyObject *const *args, Py_ssize_t nargs
     if (missing(h, offset, nbytes) == 0) Py_RETURN_NONE;
     int code;
     Py_BEGIN_ALLOW_THREADS
-    code = commit(h, offset, nbytes);
+    code = commit_surely(h, offset, nbytes);
     Py_END_ALLOW_THREADS
     if (code) { errno = code; return PyErr_SetFromErrno(PyExc_OSError); }
     Py_RETURN_NONE;
@@ -254,6 +254,7 @@ static PyObject *heap_watch(Heap *self, PyObject *args) {
     h->event_fd = h->closed ? -1 : fd;
     h->idle_limit = limit;
     h->told = 0;
+    tell_if_idle(h); /* nobody told of what was freed before the call */
     pthread_mutex_unlock(&h->lock);
     return PyLong_FromUnsignedLongLong(peak);
 }
@@ -298,8 +299,8 @@ typedef struct {
 static int owns(const heap_t *h, const void *p) {
     return (uintptr_t)p - (uintptr_t)h->base < h->nbytes;
 }
-/* Memory of the heap, or NULL. Committing or zeroing much of it takes a while, in which other threads may run. */
-static void *from_heap(heap_t *h, size_t nbytes, int zeroed) {
+/* Memory of the heap, or NULL. Committing or zeroing much of it takes a while, in which other threads may run if `may_let_go`. */
+static void *from_heap(heap_t *h, size_t nbytes, int zeroed, int may_let_go) {
     if (__atomic_load_n(&h->closed, __ATOMIC_RELAXED)) return NULL;
     uint64_t alignment = nbytes >= LARGE ? PAGE : 64;
     int64_t placed = allocate(h, nbytes, alignment, 1);
@@ -307,8 +308,9 @@ static void *from_heap(heap_t *h, size_t nbytes, int zeroed) {
     uint64_t offset = (uint64_t)placed, fresh = missing(h, offset, nbytes);
     int code = 0;
     if (fresh || zeroed) {
-        PyThreadState *state = (fresh >= LONG || (zeroed && nbytes >= LONG) || h->context) && PyGILState_Check() ? PyEval_SaveThread() : NULL;
-        code = zeroed ? commit_zeroed(h, offset, nbytes) : commit(h, offset, nbytes);
+        int lets_go = may_let_go && (fresh >= LONG || (zeroed && nbytes >= LONG)) && PyGILState_Check();
+        PyThreadState *state = lets_go ? PyEval_SaveThread() : NULL;
+        code = zeroed ? commit_zeroed(h, offset, nbytes) : commit_surely(h, offset, nbytes);
         if (state) PyEval_RestoreThread(state);
     }
     if (code == 0) return h->base + offset;
@@ -317,13 +319,13 @@ static void *from_heap(heap_t *h, size_t nbytes, int zeroed) {
 }
 static void *handler_malloc(void *context, size_t nbytes) {
     Handler *self = context;
-    void *p = nbytes >= self->min_nbytes ? from_heap(self->heap, nbytes, 0) : NULL;
+    void *p = nbytes >= self->min_nbytes ? from_heap(self->heap, nbytes, 0, 1) : NULL;
     return p ? p : self->under->malloc(self->under->ctx, nbytes);
 }
 static void *handler_calloc(void *context, size_t count, size_t each) {
     Handler *self = context;
     size_t nbytes;
-    void *p = !__builtin_mul_overflow(count, each, &nbytes) && nbytes >= self->min_nbytes ? from_heap(self->heap, nbytes, 1) : NULL;
+    void *p = !__builtin_mul_overflow(count, each, &nbytes) && nbytes >= self->min_nbytes ? from_heap(self->heap, nbytes, 1, 1) : NULL;
     return p ? p : self->under->calloc(self->under->ctx, count, each);
 }
 static void handler_free(void *context, void *p, size_t nbytes) {
@@ -341,7 +343,9 @@ static void *handler_realloc(void *context, void *p, size_t nbytes) {
     uint64_t old = n == NIL ? 0 : h->blocks[n].asked;
     pthread_mutex_unlock(&h->lock);
     if (resize(h, offset, nbytes) == 0) return p;
-    void *moved = handler_malloc(context, nbytes ? nbytes : 1);
+    /* NumPy has made sure that nobody looks at the old memory, and holds the interpreter lock so that it stays true. */
+    void *moved = nbytes >= self->min_nbytes ? from_heap(h, nbytes, 0, 0) : NULL;
+    if (!moved) moved = self->under->malloc(self->under->ctx, nbytes ? nbytes : 1);
     if (!moved) return NULL;
     memcpy(moved, p, old < nbytes ? old : nbytes);
     release(h, offset, 1);

@@ -46,9 +46,11 @@ typedef struct {
 
 typedef struct heap {
     pthread_mutex_t lock;
+    pthread_mutex_t trimming; /* held while `trim` has taken a free block away; taken before `lock` */
     char *base; /* NULL: an allocator of offsets, without memory */
     uint64_t nbytes;
     int fd, closed, foreign; /* foreign: in a forked child, of the parent's heap */
+    int busy_trimming;
     uint64_t extent;
 
     block_t *blocks;
@@ -463,6 +465,13 @@ static int commit(heap_t *h, uint64_t offset, uint64_t nbytes) {
     }
     return 0;
 }
+static uint64_t trim(heap_t *h, uint64_t keep, uint64_t at_most);
+/* `commit`, and when the system has no memory left once more, after what lies idle here was given back. */
+static int commit_surely(heap_t *h, uint64_t offset, uint64_t nbytes) {
+    int code = commit(h, offset, nbytes);
+    if (code && code != EIO && trim(h, 0, UINT64_MAX)) code = commit(h, offset, nbytes);
+    return code;
+}
 /* Zero [offset, offset + nbytes) and commit it, writing only where there was memory before: fresh pages are zero. */
 static int commit_zeroed(heap_t *h, uint64_t offset, uint64_t nbytes) {
     uint64_t stop = offset + nbytes;
@@ -471,22 +480,19 @@ static int commit_zeroed(heap_t *h, uint64_t offset, uint64_t nbytes) {
         uint64_t low = g * GRANULE > offset ? g * GRANULE : offset, high = granule_end(h, g) < stop ? granule_end(h, g) : stop;
         memset(h->base + low, 0, high - low);
     }
-    return commit(h, offset, nbytes);
+    return commit_surely(h, offset, nbytes);
 }
-/* Punch the whole granules of a block that the caller owns. Returns bytes given back. */
+/* Punch whole granules of a block that the caller owns, no more than `at_most` bytes. Returns bytes given back. */
 static uint64_t punch_block(heap_t *h, uint64_t offset, uint64_t size, uint64_t at_most) {
     uint64_t first = (offset + GRANULE - 1) / GRANULE, stop = (offset + size) / GRANULE, given = 0;
     if (offset + size == h->nbytes) stop = (h->nbytes + GRANULE - 1) / GRANULE;
-    while (stop > first && given < at_most) { /* from the top: what stays warm lies low, where the next allocation looks */
+    while (stop > first) { /* from the top: what stays warm lies low, where the next allocation looks */
         if (!is_committed(h, stop - 1)) { stop--; continue; }
-        uint64_t low = stop - 1;
-        while (low > first && (stop - low) * GRANULE < CHUNK && is_committed(h, low - 1)) low--;
+        uint64_t low = stop, to = granule_end(h, stop - 1), room = at_most - given < CHUNK ? at_most - given : CHUNK;
+        while (low > first && to - (low - 1) * GRANULE <= room && is_committed(h, low - 1)) low--;
+        if (low == stop || punch(h, low * GRANULE, to)) break; /* pages locked by mlock(2) cannot be given back */
         for (uint64_t g = low; g < stop; g++) set_committed(h, g, 0);
-        uint64_t from = low * GRANULE, to = granule_end(h, stop - 1);
-        if (punch(h, from, to)) { /* the bits say no memory, which costs a system call later and harms nobody */
-            return given;
-        }
-        given += to - from;
+        given += to - low * GRANULE;
         stop = low;
     }
     return given;
@@ -500,25 +506,34 @@ static uint32_t free_before(const heap_t *h, uint64_t size, uint64_t offset) {
             else n = h->blocks[n].left;
     return best;
 }
-/* Give back the memory of free blocks, the largest first, until no more than `keep` bytes are committed, but at most about
- * `at_most` at a time. Returns bytes given back. */
+/* Give back memory of free blocks, the largest first, as long as at least `keep` bytes stay committed, and at most `at_most` at
+ * a time. Returns bytes given back. */
 static uint64_t trim(heap_t *h, uint64_t keep, uint64_t at_most) {
     uint64_t given = 0, size = UINT64_MAX, offset = 0;
     while (given < at_most && !h->foreign) {
+        pthread_mutex_lock(&h->trimming);
         pthread_mutex_lock(&h->lock);
         settle(h);
         uint32_t n = free_before(h, size, offset);
-        if (n == NIL || h->blocks[n].size < GRANULE || h->committed <= keep) { pthread_mutex_unlock(&h->lock); break; }
+        uint64_t committed = __atomic_load_n(&h->committed, __ATOMIC_RELAXED);
+        if (n == NIL || h->blocks[n].size < GRANULE || committed <= keep) {
+            pthread_mutex_unlock(&h->lock);
+            pthread_mutex_unlock(&h->trimming);
+            break;
+        }
+        h->busy_trimming = 1;
         remove_free(h, n);
         h->blocks[n].holders = 1; /* ours while the lock is open */
         offset = h->blocks[n].offset;
         size = h->blocks[n].size;
-        uint64_t excess = h->committed - keep;
+        uint64_t excess = committed - keep;
         pthread_mutex_unlock(&h->lock);
         given += punch_block(h, offset, size, at_most - given < excess ? at_most - given : excess);
         pthread_mutex_lock(&h->lock);
+        h->busy_trimming = 0;
         coalesce(h, n);
         pthread_mutex_unlock(&h->lock);
+        pthread_mutex_unlock(&h->trimming);
     }
     return given;
 }
@@ -544,6 +559,13 @@ static int64_t allocate(heap_t *h, uint64_t nbytes, uint64_t alignment, int of_n
     } else {
         settle(h);
         n = h->closed ? NIL : place(h, nbytes, alignment);
+        while (n == NIL && h->busy_trimming && !h->closed) { /* what is being trimmed is free in a moment */
+            pthread_mutex_unlock(&h->lock);
+            pthread_mutex_lock(&h->trimming);
+            pthread_mutex_lock(&h->lock);
+            n = place(h, nbytes, alignment);
+            pthread_mutex_unlock(&h->trimming);
+        }
     }
     int64_t offset = -1;
     if (n != NIL) {
@@ -554,6 +576,12 @@ static int64_t allocate(heap_t *h, uint64_t nbytes, uint64_t alignment, int of_n
     }
     pthread_mutex_unlock(&h->lock);
     return offset;
+}
+/* Make the eventfd readable, once, when more than the limit is committed and free. Called under the lock. */
+static void tell_if_idle(heap_t *h) {
+    uint64_t committed = __atomic_load_n(&h->committed, __ATOMIC_RELAXED), one = 1;
+    if (!h->told && h->event_fd >= 0 && committed > h->used && committed - h->used > h->idle_limit)
+        h->told = write(h->event_fd, &one, sizeof one) == sizeof one;
 }
 /* One holder less. 0, or -1: nothing is allocated there. */
 static int release(heap_t *h, uint64_t offset, int of_numpy) {
@@ -575,22 +603,20 @@ static int release(heap_t *h, uint64_t offset, int of_numpy) {
             note_used(h, -(int64_t)size);
         } else
             give_back(h, n);
-        uint64_t committed = __atomic_load_n(&h->committed, __ATOMIC_RELAXED);
-        if (!h->told && h->event_fd >= 0 && committed > h->used && committed - h->used > h->idle_limit) {
-            uint64_t one = 1;
-            h->told = write(h->event_fd, &one, sizeof one) == sizeof one;
-        }
-        empty = h->closed && h->count == 0;
+        tell_if_idle(h);
+        empty = h->closed && h->count == 0 && h->base && !h->foreign;
     }
+    if (empty) close_fd(h);
     pthread_mutex_unlock(&h->lock);
     if (punches) {
         punch_block(h, offset, size, UINT64_MAX);
         pthread_mutex_lock(&h->lock);
         give_back(h, n);
         empty = h->count == 0;
+        if (empty) close_fd(h);
         pthread_mutex_unlock(&h->lock);
     }
-    if (empty && h->base) close_fd(h);
+    if (empty) trim(h, 0, UINT64_MAX);
     return 0;
 }
 /* Another size for a block of which the caller is the only holder, in place. 0, or -1: it must move. */
@@ -599,7 +625,7 @@ static int resize(heap_t *h, uint64_t offset, uint64_t nbytes) {
     pthread_mutex_lock(&h->lock);
     settle(h);
     uint32_t n = h->closed ? NIL : block_from(h, offset);
-    if (n != NIL && h->blocks[n].holders == 1 && nbytes && have_records(h, 1) == 0) {
+    if (n != NIL && h->blocks[n].holders == 1 && nbytes && nbytes <= INT64_MAX && have_records(h, 1) == 0) {
         block_t *b = h->blocks + n;
         uint64_t size = (nbytes + 63) & -(uint64_t)64, old = b->size;
         if (size > old && b->after != NIL && h->blocks[b->after].holders == 0 && h->blocks[b->after].size >= size - old) {
@@ -620,7 +646,7 @@ static int resize(heap_t *h, uint64_t offset, uint64_t nbytes) {
         }
     }
     pthread_mutex_unlock(&h->lock);
-    if (code == 0 && h->base && commit(h, offset, nbytes)) code = -1; /* it has the room, and its old bytes still: it may move */
+    if (code == 0 && h->base && commit_surely(h, offset, nbytes)) code = -1; /* it has the room, and its old bytes still: it may move */
     return code;
 }
 
@@ -634,17 +660,25 @@ static heap_t *heaps;
  * there, and nothing is allocated or given back any more. */
 static void before_fork(void) {
     pthread_mutex_lock(&heaps_lock);
-    for (heap_t *h = heaps; h; h = h->next) pthread_mutex_lock(&h->lock);
+    for (heap_t *h = heaps; h; h = h->next) {
+        pthread_mutex_lock(&h->trimming);
+        pthread_mutex_lock(&h->lock);
+    }
 }
 static void after_fork(void) {
-    for (heap_t *h = heaps; h; h = h->next) pthread_mutex_unlock(&h->lock);
+    for (heap_t *h = heaps; h; h = h->next) {
+        pthread_mutex_unlock(&h->lock);
+        pthread_mutex_unlock(&h->trimming);
+    }
     pthread_mutex_unlock(&heaps_lock);
 }
 static void after_fork_in_child(void) {
     for (heap_t *h = heaps; h; h = h->next) {
+        int first = !h->foreign; /* else it is private already, and holds what this child's own parent wrote */
         h->closed = h->foreign = 1;
         h->event_fd = -1;
-        if (h->base && h->fd >= 0)
+        /* Where it fails the mapping stays as it is, shared: the child must not write then, but nothing else can be done here. */
+        if (first && h->base && h->fd >= 0)
             mmap(h->base, h->nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, h->fd, 0);
     }
     after_fork();
@@ -663,6 +697,7 @@ static heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
     h->fallocate = posix_take;
     h->can_populate = 1;
     pthread_mutex_init(&h->lock, NULL);
+    pthread_mutex_init(&h->trimming, NULL);
     if (fd >= 0) {
         h->granules = calloc(nbytes / GRANULE / 64 + 1, sizeof *h->granules);
         /* Aligned to huge pages, without which the kernel gives none: reserve more, map inside, give back the rest. */
@@ -701,10 +736,9 @@ static void heap_close(heap_t *h) {
     pthread_mutex_lock(&h->lock);
     h->closed = 1;
     h->event_fd = -1;
-    int empty = h->count == 0;
+    if (h->count == 0) close_fd(h); /* else it is needed for a fork: see above */
     pthread_mutex_unlock(&h->lock);
     if (h->base && !h->foreign) trim(h, 0, UINT64_MAX);
-    if (empty) close_fd(h); /* else it is needed for a fork: see above */
 }
 static void heap_free(heap_t *h) {
     pthread_mutex_lock(&heaps_lock);
@@ -717,6 +751,7 @@ static void heap_free(heap_t *h) {
     free(h->granules);
     free(h->blocks);
     pthread_mutex_destroy(&h->lock);
+    pthread_mutex_destroy(&h->trimming);
     free(h);
 }
 #endif

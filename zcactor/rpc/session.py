@@ -351,14 +351,14 @@ class Session:
         if self._flush_scheduled:
             return
         self._flush_scheduled = True
-        if threading.get_ident() == self.thread:
-            self.loop.call_soon(self._flush)
-        else:
-            self._threadsafe(self._flush)
+        self._on_loop(self._flush)
 
-    def _threadsafe(self, callback: Callable[[], None]) -> None:
+    def _on_loop(self, callback: Callable[[], None]) -> None:
         try:
-            self.loop.call_soon_threadsafe(callback)
+            if threading.get_ident() == self.thread:
+                self.loop.call_soon(callback)
+            else:
+                self.loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed: the process is on its way out and the kernel closes the rest
             self.closed = self.closed or ConnectionLost("the event loop is closed")
             if self.wire is not None:
@@ -384,10 +384,7 @@ class Session:
         self._note_release(object_id)
         if not self._release_scheduled and self.closed is None:
             self._release_scheduled = True
-            if threading.get_ident() == self.thread:
-                self.loop.call_soon(self._send_releases)
-            else:
-                self._threadsafe(self._send_releases)
+            self._on_loop(self._send_releases)
 
     def hold_releases(self) -> bool:
         """Promise that a frame follows at once and takes the releases noted meanwhile; see `unhold_releases`."""
@@ -400,7 +397,7 @@ class Session:
         self._release_scheduled = False
         if self._has_releases and self.closed is None:
             self._release_scheduled = True
-            self._threadsafe(self._send_releases)
+            self._on_loop(self._send_releases)
 
     def _send_releases(self) -> None:
         self._release_scheduled = False

@@ -1,0 +1,336 @@
+"""The fake fabric: the contract of all bindings, and the faults that only it can show at will."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+import pytest
+
+from tests.transport.verbs.contract import NBYTES, End, Rig, VerbsSuite, fails, join, make_end
+from zcactor.transport.verbs.base import (
+    CompletionStatus,
+    LinkLayer,
+    PathAttributes,
+    PortState,
+    QpAddress,
+    QpState,
+    Read,
+    Receive,
+)
+from zcactor.transport.verbs.fake import UNDEFINED, FakeCompletionQueue, FakeDevice, FakeFabric
+
+
+class TestAtOnce(VerbsSuite):
+    """Work is done when it is posted."""
+
+    @pytest.fixture
+    def rig(self) -> Rig:
+        fabric = FakeFabric()
+        fabric.add_nic("fake0")
+        return Rig(fabric.binding(), "fake0")
+
+
+class TestManual(VerbsSuite):
+    """Work is done while somebody waits."""
+
+    @pytest.fixture
+    def rig(self) -> Rig:
+        fabric = FakeFabric(seed=3, manual=True)
+        fabric.add_nic("fake0")
+        return Rig(fabric.binding(), "fake0", progress=fabric.drain)
+
+
+def pair(fabric: FakeFabric, **kwargs: int) -> tuple[End, End]:
+    """Two connected ends of two adapters."""
+    ends: list[End] = []
+    for name in ("a", "b"):
+        if name not in fabric.nics:
+            fabric.add_nic(name)
+        rig = Rig(fabric.binding(name), name)
+        ends.append(make_end(rig, rig.binding.open(name), 100 + len(ends), **kwargs))
+    join(*ends)
+    return ends[0], ends[1]
+
+
+def test_two_adapters() -> None:
+    fabric = FakeFabric()
+    left, right = pair(fabric)
+    assert fabric.binding("a").devices() == ["a"]
+    assert fabric.binding().devices() == ["a", "b"]
+    right.write(b"bytes")
+    left.qp.post_reads([left.read(1, right, 5)])
+    assert left.one().status == CompletionStatus.SUCCESS
+    assert left.at(0, 5) == b"bytes"
+
+
+def test_statistics() -> None:
+    fabric = FakeFabric()
+    left, right = pair(fabric)
+    right.post_slots(1)
+    left.qp.post_sends([left.send(1, 10)])
+    left.qp.post_reads([left.read(2, right, 1000), left.read(3, right, 24)])
+    left.qp.post_sends([left.send(4, 10)])  # no receive: three attempts
+    left.collect(4)
+    statistics = fabric.statistics()
+    assert (statistics.registrations, statistics.sends, statistics.bytes_sent) == (2, 1, 10)
+    assert (statistics.reads, statistics.bytes_read) == (2, 1024)
+    assert (statistics.rnr, statistics.retries, statistics.failures) == (3, 0, 1)
+
+
+def test_nothing_happens_before_a_step() -> None:
+    fabric = FakeFabric(manual=True)
+    left, right = pair(fabric)
+    left.qp.post_reads([left.read(1, right, 8), left.read(2, right, 8)])
+    assert left.cq.poll(8) == []
+    assert fabric.step() == 1
+    assert [c.wr_id for c in left.cq.poll(8)] == [1]
+    assert fabric.step(5) == 1
+    assert [c.wr_id for c in left.cq.poll(8)] == [2]
+    assert fabric.drain() == 0
+
+
+def _order(seed: int) -> list[int]:
+    fabric = FakeFabric(seed=seed, manual=True)
+    left, right = pair(fabric)
+    qps = [left.qp]
+    for i in range(3):
+        here = left.device.create_queue_pair(left.cq, None, max_send_wr=16, max_inline=0)
+        there = right.device.create_queue_pair(right.cq, None, max_send_wr=16, max_inline=0)
+        ours = End(left.rig, left.device, left.cq, left.srq, here, left.memory, left.region, i)
+        theirs = End(right.rig, right.device, right.cq, right.srq, there, right.memory, right.region, i + 9)
+        join(ours, theirs)
+        qps.append(here)
+    for number, qp in enumerate(qps):
+        qp.post_reads([left.read(number * 10 + i, right, 8) for i in range(5)])
+    fabric.drain()
+    return [c.wr_id for c in left.cq.poll(100)]
+
+
+def test_completions_are_reordered_between_queue_pairs_only() -> None:
+    order = _order(1)
+    assert order == _order(1)
+    assert order != _order(2)
+    assert order != sorted(order)
+    for number in range(4):
+        assert [i for i in order if i // 10 == number] == [number * 10 + i for i in range(5)]
+
+
+def test_retries_take_steps() -> None:
+    fabric = FakeFabric(manual=True)
+    left, right = pair(fabric)
+    left.qp.post_sends([left.send(1, 8)])
+    assert fabric.step(2) == 2
+    assert fabric.statistics().rnr == 2
+    right.post_slots(1)
+    assert fabric.step() == 1
+    assert left.one().status == CompletionStatus.SUCCESS
+
+
+def test_peer_dies() -> None:
+    fabric = FakeFabric()
+    left, right = pair(fabric)
+    assert isinstance(right.device, FakeDevice)
+    fabric.kill(right.device)
+    assert fabric.nics["b"].pinned == 0
+    left.qp.post_reads([left.read(1, right, 8), left.read(2, right, 8)])
+    assert [c.status for c in left.collect(2)] == [CompletionStatus.RETRY_EXC, CompletionStatus.WR_FLUSH]
+    assert fabric.statistics().retries == 2
+    right.device.close()
+    assert fabric.nics["b"].pinned == 0
+
+
+def test_cable_is_pulled() -> None:
+    fabric = FakeFabric()
+    left, right = pair(fabric)
+    fabric.nics["b"].set_active(False)
+    assert right.device.port(1).state == PortState.DOWN
+    left.qp.post_reads([left.read(1, right, 8)])
+    assert left.one().status == CompletionStatus.RETRY_EXC
+
+
+def test_injected_failure() -> None:
+    fabric = FakeFabric()
+    left, right = pair(fabric)
+    fabric.inject(left.qp.qp_num, CompletionStatus.GENERAL)
+    left.qp.post_reads([left.read(1, right, 8)])
+    completion = left.one()
+    assert completion[:4] == (1, CompletionStatus.GENERAL, UNDEFINED, UNDEFINED)
+    assert left.qp.state() == QpState.ERR
+
+
+def test_send_longer_than_the_receive() -> None:
+    left, right = pair(FakeFabric())
+    right.srq.post_receives([Receive(9, right.region.address, 4, right.region.lkey)])
+    left.qp.post_sends([left.send(1, 5)])
+    assert left.one().status == CompletionStatus.REM_INV_REQ
+    assert right.one()[:2] == (9, CompletionStatus.LOC_LEN)
+    assert right.qp.state() == QpState.ERR
+
+
+def test_receive_with_a_bad_lkey() -> None:
+    left, right = pair(FakeFabric())
+    right.srq.post_receives([Receive(9, right.region.address, 4, 1)])
+    left.qp.post_sends([left.send(1, 4)])
+    assert left.one().status == CompletionStatus.REM_OP
+    assert right.one()[:2] == (9, CompletionStatus.LOC_PROT)
+
+
+@pytest.mark.parametrize("what", ["remote_read", "max_rd_atomic"])
+def test_reads_that_the_peer_did_not_agree_to(what: str) -> None:
+    fabric = FakeFabric()
+    left, right = pair(fabric)
+    for end in (left, right):
+        end.qp.reset()
+    here, there = left.address(), right.address()
+    left.qp.connect(there, left.path())
+    path = right.path()
+    refusing = PathAttributes(
+        1,
+        1,
+        path.psn,
+        path.mtu,
+        remote_read=what != "remote_read",
+        max_dest_rd_atomic=8 if what != "remote_read" else 16,
+    )
+    right.qp.connect(here, refusing)
+    left.qp.post_reads([left.read(1, right, 8)])
+    assert left.one().status == CompletionStatus.REM_INV_REQ
+
+
+@pytest.mark.parametrize("field", ["qpn", "psn", "gid"])
+def test_wrong_addresses_reach_nobody(field: str) -> None:
+    left, right = pair(FakeFabric())
+    left.qp.reset()
+    address = right.address()
+    wrong = {
+        "qpn": QpAddress(address.qpn + 50, address.psn, address.gid, 0, 5),
+        "psn": QpAddress(address.qpn, address.psn + 1, address.gid, 0, 5),
+        "gid": QpAddress(address.qpn, address.psn, left.address().gid, 0, 5),
+    }[field]
+    left.qp.connect(wrong, left.path())
+    left.qp.post_reads([left.read(1, right, 8)])
+    assert left.one().status == CompletionStatus.RETRY_EXC
+
+
+def test_rkey_is_good_on_its_own_device_only() -> None:
+    fabric = FakeFabric()
+    left, right = pair(fabric)
+    elsewhere = fabric.binding("b").open("b")
+    region = elsewhere.register(right.region.address, 64, remote_read=True)
+    left.qp.post_reads([left.read(1, right, 8)._replace(rkey=region.rkey)])
+    assert left.one().status == CompletionStatus.REM_ACCESS
+
+
+def test_infiniband_goes_by_lid() -> None:
+    fabric = FakeFabric()
+    nic = fabric.add_nic("ib0", link_layer=LinkLayer.INFINIBAND)
+    device = fabric.binding().open("ib0")
+    assert not device.gids(1)[0].roce_v2
+    end = make_end(Rig(fabric.binding(), "ib0", gid_index=0), device, 7)
+    address = QpAddress(end.qp.qp_num, 7, bytes(16), nic.port.lid, 5)
+    end.qp.connect(address, PathAttributes(1, 0, 7, 5, is_global=False))
+    end.qp.post_reads([end.read(1, end, 8)])
+    assert end.one().status == CompletionStatus.SUCCESS
+
+
+def test_room_returns_with_polled_completions_only() -> None:
+    fabric = FakeFabric()
+    left, right = pair(fabric, max_send_wr=4)
+    left.qp.post_reads([left.read(i, right, 8, signalled=i == 3) for i in range(4)])
+    with fails(errno.ENOMEM):
+        left.qp.post_reads([left.read(4, right, 8)])
+    assert left.one().wr_id == 3
+    left.qp.post_reads([left.read(i, right, 8) for i in range(4)])
+    assert len(left.collect(4)) == 4
+
+
+def test_never_signalled_fills_the_queue_for_ever() -> None:
+    left, right = pair(FakeFabric(), max_send_wr=4)
+    with pytest.raises(OSError, match="is full"):
+        left.qp.post_reads([left.read(i, right, 8, signalled=False) for i in range(5)])
+    assert left.cq.poll(8) == []
+
+
+def test_overrun_is_fatal() -> None:
+    fabric = FakeFabric()
+    left, right = pair(fabric)
+    cq = left.device.create_completion_queue(2)
+    qp = left.device.create_queue_pair(cq, None, max_send_wr=8, max_inline=0)
+    peer = right.device.create_queue_pair(right.cq, None, max_send_wr=8, max_inline=0)
+    ours = End(left.rig, left.device, cq, left.srq, qp, left.memory, left.region, 1)
+    join(ours, End(right.rig, right.device, right.cq, right.srq, peer, right.memory, right.region, 2))
+    cq.arm()
+    qp.post_reads([left.read(i, right, 8) for i in range(3)])
+    assert isinstance(cq, FakeCompletionQueue)
+    assert cq.overrun
+    assert qp.state() == QpState.ERR
+    assert cq.drain_events() == 1
+    for call in (lambda: cq.poll(1), cq.arm):
+        with pytest.raises(OSError, match="overrun") as caught:
+            call()
+        assert caught.value.errno == errno.EIO
+
+
+def test_arming_late_misses_what_came_before() -> None:
+    left, right = pair(FakeFabric())
+    left.qp.post_reads([left.read(1, right, 8)])
+    left.cq.arm()
+    assert left.cq.drain_events() == 0
+    left.qp.post_reads([left.read(2, right, 8), left.read(3, right, 8)])
+    assert left.cq.drain_events() == 1
+    left.qp.post_reads([left.read(4, right, 8)])
+    assert left.cq.drain_events() == 0
+    assert len(left.cq.poll(8)) == 4
+
+
+def test_closing_and_resetting_lose_completions() -> None:
+    fabric = FakeFabric(manual=True)
+    left, right = pair(fabric)
+    left.qp.post_reads([left.read(1, right, 8), left.read(2, right, 8)])
+    fabric.step()
+    left.qp.reset()
+    assert fabric.drain() == 0
+    assert left.cq.poll(8) == []
+
+
+def test_pin_limit() -> None:
+    fabric = FakeFabric()
+    nic = fabric.add_nic("a", pin_limit=8192)
+    device = fabric.binding().open("a")
+    memory = ctypes.create_string_buffer(8192)
+    address = ctypes.addressof(memory)
+    first = device.register(address, 8192, remote_read=True)
+    with pytest.raises(OSError, match="ulimit -l") as caught:
+        device.register(address, 1, remote_read=True)
+    assert caught.value.errno == errno.ENOMEM
+    first.close()
+    assert nic.pinned == 0
+    device.register(address, 1, remote_read=True).close()
+
+
+def test_unmapped_memory() -> None:
+    fabric = FakeFabric()
+    fabric.add_nic("a")
+    with fails(errno.EFAULT):
+        fabric.binding().open("a").register(4096, 4096, remote_read=True)
+
+
+def test_descriptors_are_closed() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    left, right = pair(FakeFabric())
+    left.qp.post_reads(
+        [Read(1, left.region.address, NBYTES, left.region.lkey, right.region.address, right.region.rkey)]
+    )
+    for end in (left, right):
+        end.device.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_send_with_a_bad_lkey() -> None:
+    left, right = pair(FakeFabric())
+    right.post_slots(1)
+    left.qp.post_sends([left.send(1, 8)._replace(lkey=1)])
+    assert left.one()[:2] == (1, CompletionStatus.LOC_PROT)
+    assert right.qp.state() == QpState.RTS

@@ -1,0 +1,59 @@
+"""Closing in order, once."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from zcactor.transport.verbs.ledger import Kind, Ledger
+
+
+class Child:
+    """Closes itself as all children of a device do."""
+
+    def __init__(self, ledger: Ledger, kind: Kind, log: list[Child], *uses: Child, refuses: bool = False) -> None:
+        self.ledger, self.kind, self.log, self.refuses = ledger, kind, log, refuses
+        ledger.add(kind, self, *uses)
+
+    def close(self) -> None:
+        """Log it, unless it refuses."""
+        if self.ledger.remove(self.kind, self):
+            if self.refuses:
+                raise OSError(errno.EIO, "no")
+            self.log.append(self)
+
+
+def test_users_keep_what_they_use_open() -> None:
+    ledger, log = Ledger("dev"), []  # type: ignore[var-annotated]
+    cq = Child(ledger, Kind.COMPLETION_QUEUE, log)
+    qp = Child(ledger, Kind.QUEUE_PAIR, log, cq)
+    assert cq in ledger
+    with pytest.raises(OSError, match="dev: 1 open queue pairs use the completion queue") as caught:
+        cq.close()
+    assert caught.value.errno == errno.EBUSY
+    qp.close()
+    qp.close()
+    cq.close()
+    assert log == [qp, cq]
+    assert len(ledger) == 0
+
+
+def test_order_of_closing() -> None:
+    ledger, log = Ledger("dev"), []  # type: ignore[var-annotated]
+    cq = Child(ledger, Kind.COMPLETION_QUEUE, log)
+    region = Child(ledger, Kind.MEMORY_REGION, log)
+    srq = Child(ledger, Kind.SHARED_RECEIVE_QUEUE, log)
+    first = Child(ledger, Kind.QUEUE_PAIR, log, cq, srq)
+    second = Child(ledger, Kind.QUEUE_PAIR, log, cq, srq)
+    assert ledger.close() == []
+    assert log == [second, first, srq, region, cq]
+    assert ledger.close() == []
+
+
+def test_refusals_do_not_stop_the_rest() -> None:
+    ledger, log = Ledger("dev"), []  # type: ignore[var-annotated]
+    cq = Child(ledger, Kind.COMPLETION_QUEUE, log)
+    Child(ledger, Kind.QUEUE_PAIR, log, cq, refuses=True)
+    assert [error.errno for error in ledger.close()] == [errno.EIO]
+    assert log == [cq]

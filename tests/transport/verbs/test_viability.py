@@ -1,0 +1,222 @@
+"""Choosing a port and proving it, on the fake fabric."""
+
+from __future__ import annotations
+
+import ipaddress
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zcactor.transport.verbs.base import CompletionStatus, Gid, LinkLayer, PortState
+from zcactor.transport.verbs.fake import FakeBinding, FakeFabric
+from zcactor.transport.verbs.load import Absent, Reason
+from zcactor.transport.verbs.viability import NotViable, Viable, choose_gid, memlock_limit, viability
+
+ARENA = 1 << 30
+
+
+def gid(index: int, text: str, *, v2: bool = True) -> Gid:
+    """An entry of a table."""
+    return Gid(index, ipaddress.IPv6Address(text).packed, v2, "eth0")
+
+
+def unlimited() -> None:
+    """Any number of bytes may be pinned."""
+
+
+def check(binding: FakeBinding, **kwargs: object) -> Viable | NotViable:
+    """The answer; all that was opened is closed."""
+    answer = viability(binding, arena_nbytes=ARENA, **{"memlock": unlimited, **kwargs})  # type: ignore[arg-type]
+    assert all(device.closed and len(device.ledger) == 0 for device in binding.opened)
+    return answer
+
+
+def refused(answer: Viable | NotViable) -> NotViable:
+    """Check that it is."""
+    assert isinstance(answer, NotViable)
+    assert answer.fix
+    return answer
+
+
+@pytest.fixture
+def fabric() -> FakeFabric:
+    """Without adapters."""
+    return FakeFabric()
+
+
+def test_viable(fabric: FakeFabric) -> None:
+    nic = fabric.add_nic("mlx5_0")
+    answer = check(fabric.binding())
+    assert isinstance(answer, Viable)
+    assert (answer.binding, answer.device, answer.port) == ("fake", "mlx5_0", nic.port)
+    assert answer.gid is not None
+    assert answer.gid.address == "10.77.0.1"
+    assert answer.is_global
+    assert fabric.statistics().bytes_read == 4096
+    assert nic.pinned == 0
+
+
+def test_address_decides_between_devices(fabric: FakeFabric) -> None:
+    fabric.add_nic("a", "10.0.0.1")
+    fabric.add_nic("b", "192.168.3.4")
+    for address, device in (("192.168.3.4", "b"), ("10.0.0.1", "a"), ("10.9.9.9", "a"), ("node7", "a")):
+        answer = check(fabric.binding(), local_address=address)
+        assert isinstance(answer, Viable)
+        assert answer.device == device
+
+
+def test_device_and_gid_can_be_named(fabric: FakeFabric) -> None:
+    fabric.add_nic("a")
+    fabric.add_nic("b")
+    answer = check(fabric.binding(), device="b", port=1, gid_index=0)
+    assert isinstance(answer, Viable)
+    assert (answer.device, answer.gid and answer.gid.index) == ("b", 0)
+    assert "'c'" in refused(check(fabric.binding(), device="c")).reason
+    assert "with index 7" in refused(check(fabric.binding(), gid_index=7)).reason
+    assert "ports 1 to 1" in refused(check(fabric.binding(), port=2)).reason
+
+
+def test_infiniband(fabric: FakeFabric) -> None:
+    fabric.add_nic("ib0", link_layer=LinkLayer.INFINIBAND)
+    answer = check(fabric.binding())
+    assert isinstance(answer, Viable)
+    assert answer.gid is None
+    assert not answer.is_global
+
+
+def test_infiniband_without_a_subnet_manager(fabric: FakeFabric) -> None:
+    nic = fabric.add_nic("ib0", link_layer=LinkLayer.INFINIBAND)
+    nic.port = replace(nic.port, lid=0)
+    assert "opensm" in refused(check(fabric.binding())).fix
+
+
+def test_no_library() -> None:
+    absent = Absent((Reason("pyverbs", "not installed", "apt"), Reason("ibverbs", "not installed", "pip")))
+    answer = refused(viability(absent, arena_nbytes=ARENA))
+    assert answer.reason == "pyverbs: not installed; ibverbs: not installed"
+    assert answer.fix == "apt"
+
+
+def test_no_device(fabric: FakeFabric) -> None:
+    assert "no RDMA device" in refused(check(fabric.binding())).reason
+
+
+def test_port_is_down(fabric: FakeFabric) -> None:
+    fabric.add_nic("a", state=PortState.DOWN)
+    assert "a port 1 is DOWN" in refused(check(fabric.binding())).reason
+    fabric.add_nic("b")
+    answer = check(fabric.binding())
+    assert isinstance(answer, Viable)
+    assert answer.device == "b"
+
+
+def test_no_gid(fabric: FakeFabric) -> None:
+    nic = fabric.add_nic("a")
+    nic.gids = nic.gids[:1]
+    answer = refused(check(fabric.binding()))
+    assert "no usable RoCE v2 GID" in answer.reason
+    assert "ip addr add" in answer.fix
+
+
+def test_memlock(fabric: FakeFabric) -> None:
+    fabric.add_nic("a")
+    answer = refused(check(fabric.binding(), memlock=lambda: 8 << 20))
+    assert "8,388,608 bytes and the arena needs 1,073,750,016" in answer.reason
+    assert "ulimit -l" in answer.fix
+    assert "limits.conf" in answer.fix
+    assert isinstance(check(fabric.binding(), memlock=lambda: 2 * ARENA), Viable)
+
+
+def test_memlock_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = tmp_path / "status"
+    limits = (8 << 20, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    status.write_text("Name:\tpython\nCapEff:\t0000000000004000\n")
+    assert memlock_limit(status) is None
+    for text in ("CapEff:\t0000003fffffbfff\n", "", "CapEff:\tnonsense\n"):
+        status.write_text(text)
+        assert memlock_limit(status) == 8 << 20
+    assert memlock_limit(tmp_path / "missing") == 8 << 20
+    limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    assert memlock_limit(tmp_path / "missing") is None
+
+
+def test_choose_gid() -> None:
+    table = [
+        gid(0, "fe80::1"),
+        gid(1, "::ffff:10.0.0.1", v2=False),
+        gid(2, "::ffff:10.0.0.1"),
+        gid(3, "2001:db8::1"),
+        gid(5, "::ffff:10.0.0.2"),
+    ]
+    for address, index in (
+        ("10.0.0.2", 5),
+        ("::ffff:10.0.0.2", 5),
+        ("2001:DB8:0::1", 3),
+        ("fe80::1%eth0", 0),
+        ("10.0.0.9", 2),
+        ("", 2),
+        ("host.example", 2),
+    ):
+        chosen = choose_gid(table, address)
+        assert chosen is not None
+        assert chosen.index == index, address
+    assert choose_gid(table[:2]) is None
+
+
+# ---- the proof
+
+
+def test_proof_fails(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric.add_nic("a")
+    monkeypatch.setattr(fabric, "_attempt", lambda *_: CompletionStatus.RETRY_EXC)
+    answer = refused(check(fabric.binding()))
+    assert "a port 1 with GID 1 (10.77.0.1): a READ of 4096 bytes from itself failed: RETRY_EXC (12)" in answer.reason
+
+
+def test_proof_delivers_garbage(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric.add_nic("a")
+    monkeypatch.setattr(fabric, "_attempt", lambda *_: CompletionStatus.SUCCESS)
+    assert "delivered other bytes" in refused(check(fabric.binding())).reason
+
+
+def test_proof_hangs() -> None:
+    fabric = FakeFabric(manual=True)
+    fabric.add_nic("a")
+    seconds = iter([0.0, 1.0, 9.9, 10.1])
+    answer = refused(check(fabric.binding(), proof_seconds=10.0, clock=lambda: next(seconds), memlock=unlimited))
+    assert "did not complete in 10 s" in answer.reason
+
+
+def test_registration_fails(fabric: FakeFabric) -> None:
+    fabric.add_nic("a", pin_limit=4096)
+    assert "ulimit -l" in refused(check(fabric.binding())).reason
+
+
+def test_next_candidate_is_tried(fabric: FakeFabric) -> None:
+    fabric.add_nic("a", pin_limit=0)
+    fabric.add_nic("b")
+    answer = check(fabric.binding())
+    assert isinstance(answer, Viable)
+    assert answer.device == "b"
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    """A function that raises."""
+
+    def call(*_: object) -> None:
+        raise error
+
+    return call
+
+
+def test_devices_that_cannot_be_listed_or_opened(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric.add_nic("a")
+    binding = fabric.binding()
+    monkeypatch.setattr(binding, "open", raising(PermissionError(13, "Permission denied")))
+    assert "a cannot be opened: [Errno 13]" in refused(check(binding)).reason
+    monkeypatch.setattr(binding, "devices", raising(OSError(38, "Function not implemented")))
+    assert "cannot be listed" in refused(check(binding)).reason

@@ -1,0 +1,414 @@
+"""`Binding` over the ``ibverbs`` package of PyPI (github.com/d4l3k/rdma4py), which opens libibverbs.so.1 itself.
+
+It needs no particular rdma-core, releases the GIL where it matters, posts lists as chains, and its errors are
+`OSError` already. What it lacks is made up for here: the type and interface of a GID come from `sysfs`; the number of
+READs an initiator may have outstanding is taken to be what a responder can serve, because ``DeviceAttr`` has no
+``max_qp_init_rd_atom``; the inline size that was granted is asked of the queue pair; and ``QP.to_rtr`` addresses
+everything by GID, so state changes go through ``QP.modify``.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.transport.verbs.base import (
+    Completion,
+    DeviceAttributes,
+    Gid,
+    PathAttributes,
+    PortAttributes,
+    QpAddress,
+    QpState,
+    Read,
+    Receive,
+    Send,
+    VerbsError,
+    check_depth,
+    check_not_closed,
+    check_path,
+    check_reads,
+    check_receives,
+    check_region,
+    check_sends,
+    registration_error,
+)
+from zcactor.transport.verbs.ledger import Kind, Ledger
+from zcactor.transport.verbs.sysfs import gid_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from zcactor.transport.verbs.base import CompletionQueue, SharedReceiveQueue
+
+__all__ = ["IbverbsBinding", "load"]
+
+# The numbers of <infiniband/verbs.h>. They are kernel ABI; the package's IntFlag classes cost a microsecond per `|`.
+_LOCAL_WRITE: Final = 1
+_REMOTE_READ: Final = 4
+_SIGNALED: Final = 2
+_INLINE: Final = 8
+_OP_SEND: Final = 2
+_OP_RDMA_READ: Final = 4
+_QPT_RC: Final = 2
+
+
+def load(importer: Callable[[str], ModuleType] = importlib.import_module) -> IbverbsBinding:
+    """Import ibverbs.
+
+    Raises:
+        ImportError: it is not installed, or libibverbs.so.1 is not.
+    """
+    return IbverbsBinding(importer("ibverbs"))
+
+
+class IbverbsBinding:
+    """The package, imported."""
+
+    name = "ibverbs"
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def devices(self) -> list[str]:
+        return [device.name for device in self._library.get_device_list()]
+
+    def open(self, name: str) -> IbverbsDevice:
+        for device in self._library.get_device_list():
+            if device.name == name:
+                return IbverbsDevice(self._library, name, device.open())
+        raise OSError(errno.ENODEV, f"there is no RDMA device {name!r}")
+
+
+class IbverbsDevice:
+    """Satisfies `Device`."""
+
+    def __init__(self, library: Any, name: str, context: Any) -> None:
+        self.name = name
+        self._library = library
+        self._context = context
+        self._ledger = Ledger(name)
+        self._closed = False
+        try:
+            found = context.query_device()
+            self._pd = context.alloc_pd()
+        except OSError:
+            context.close()
+            raise
+        self.attributes = DeviceAttributes(
+            ports=found.phys_port_cnt,
+            max_qp_rd_atom=found.max_qp_rd_atom,
+            max_qp_init_rd_atom=found.max_qp_rd_atom,
+            max_qp_wr=found.max_qp_wr,
+            max_srq_wr=found.max_srq_wr,
+            max_cqe=found.max_cqe,
+        )
+
+    def __repr__(self) -> str:
+        return f"<IbverbsDevice {self.name}, {'closed' if self._closed else 'open'}>"
+
+    def port(self, number: int) -> PortAttributes:
+        check_not_closed(self._closed, "device")
+        if not 1 <= number <= self.attributes.ports:  # the package cuts the number to 8 bits
+            raise OSError(errno.EINVAL, f"{self.name} has ports 1 to {self.attributes.ports}, not {number}")
+        found = self._context.query_port(number)
+        return PortAttributes(
+            number, int(found.state), int(found.active_mtu), found.max_msg_sz, found.lid, int(found.link_layer)
+        )
+
+    def gids(self, port: int) -> list[Gid]:
+        check_not_closed(self._closed, "device")
+        return gid_table(self.name, port)
+
+    def register(self, address: int, nbytes: int, *, remote_read: bool) -> IbverbsMemoryRegion:
+        check_not_closed(self._closed, "device")
+        check_region(address, nbytes)
+        try:
+            region = self._pd.reg_mr(address, nbytes, _LOCAL_WRITE | (_REMOTE_READ if remote_read else 0))
+        except OSError as error:
+            raise registration_error(error.errno or errno.EIO, address, nbytes, self.name) from error
+        return IbverbsMemoryRegion(self._ledger, region, address, nbytes)
+
+    def create_completion_queue(self, depth: int) -> IbverbsCompletionQueue:
+        check_not_closed(self._closed, "device")
+        check_depth(depth, self.attributes.max_cqe, "the completion queue's depth", "max_cqe")
+        return IbverbsCompletionQueue(self._ledger, self._context, depth)
+
+    def create_shared_receive_queue(self, depth: int) -> IbverbsSharedReceiveQueue:
+        check_not_closed(self._closed, "device")
+        check_depth(depth, self.attributes.max_srq_wr, "the shared receive queue's depth", "max_srq_wr")
+        return IbverbsSharedReceiveQueue(self._library, self._ledger, self._pd, depth)
+
+    def create_queue_pair(
+        self,
+        cq: CompletionQueue,
+        srq: SharedReceiveQueue | None,
+        *,
+        max_send_wr: int,
+        max_inline: int,
+    ) -> IbverbsQueuePair:
+        check_not_closed(self._closed, "device")
+        if not isinstance(cq, IbverbsCompletionQueue) or cq not in self._ledger:
+            raise VerbsError("the completion queue is closed, or of another device")
+        if srq is not None and (not isinstance(srq, IbverbsSharedReceiveQueue) or srq not in self._ledger):
+            raise VerbsError("the shared receive queue is closed, or of another device")
+        check_depth(max_send_wr, self.attributes.max_qp_wr, "max_send_wr", "max_qp_wr")
+        return IbverbsQueuePair(self, cq, srq, max_send_wr, max_inline)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        refused = self._ledger.close()
+        for handle in (self._pd, self._context):
+            try:
+                handle.close()
+            except OSError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
+
+class IbverbsMemoryRegion:
+    """Satisfies `MemoryRegion`."""
+
+    def __init__(self, ledger: Ledger, region: Any, address: int, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.lkey: int = region.lkey
+        self.rkey: int = region.rkey
+        self._ledger = ledger
+        self._region = region
+        ledger.add(Kind.MEMORY_REGION, self)
+
+    def close(self) -> None:
+        if self._ledger.remove(Kind.MEMORY_REGION, self):
+            self._region.close()
+
+
+class IbverbsCompletionQueue:
+    """Satisfies `CompletionQueue`, with a channel of its own as the descriptor is to stand for this queue only."""
+
+    def __init__(self, ledger: Ledger, context: Any, depth: int) -> None:
+        self.depth = depth
+        self._ledger = ledger
+        self._channel = context.create_comp_channel()
+        try:
+            self.fd: int = self._channel.fd
+            os.set_blocking(self.fd, False)
+            self.cq = context.create_cq(depth, self._channel, 0)
+        except (OSError, ValueError):
+            self._channel.close()
+            raise
+        ledger.add(Kind.COMPLETION_QUEUE, self)
+
+    def arm(self) -> None:
+        self._check()
+        self.cq.req_notify()
+
+    def drain_events(self) -> int:
+        self._check()
+        count = 0
+        while True:
+            try:
+                self._channel.get_cq_event()
+            except OSError as error:
+                if error.errno in {errno.EAGAIN, errno.EINTR}:
+                    return count
+                raise
+            self.cq.ack_events(1)
+            count += 1
+
+    def poll(self, limit: int) -> list[Completion]:
+        self._check()
+        return [Completion(wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.qp_num) for wc in self.cq.poll(limit)]
+
+    def _check(self) -> None:
+        check_not_closed(self not in self._ledger, "completion queue")
+
+    def close(self) -> None:
+        if self._ledger.remove(Kind.COMPLETION_QUEUE, self):
+            try:
+                self.cq.close()
+            finally:
+                self._channel.close()
+
+
+class IbverbsSharedReceiveQueue:
+    """Satisfies `SharedReceiveQueue`."""
+
+    def __init__(self, library: Any, ledger: Ledger, pd: Any, depth: int) -> None:
+        self.depth = depth
+        self._entry = library.SGE
+        self._request = library.RecvWR
+        self._ledger = ledger
+        self.srq = pd.create_srq(depth, 1, 0)
+        ledger.add(Kind.SHARED_RECEIVE_QUEUE, self)
+
+    def post_receives(self, receives: Sequence[Receive]) -> None:
+        check_not_closed(self not in self._ledger, "shared receive queue")
+        check_receives(receives)
+        entry, request = self._entry, self._request
+        self.srq.post_recv(
+            [request(wr_id, [entry(address, nbytes, lkey)]) for wr_id, address, nbytes, lkey in receives]
+        )
+
+    def close(self) -> None:
+        if self._ledger.remove(Kind.SHARED_RECEIVE_QUEUE, self):
+            self.srq.close()
+
+
+class IbverbsQueuePair:
+    """Satisfies `QueuePair`."""
+
+    def __init__(
+        self,
+        device: IbverbsDevice,
+        cq: IbverbsCompletionQueue,
+        srq: IbverbsSharedReceiveQueue | None,
+        max_send_wr: int,
+        max_inline: int,
+    ) -> None:
+        library = device._library
+        self._library = library
+        self._ledger = device._ledger
+        self._device = device
+        self._max_message: int | None = None  # unknown until it is connected through a port
+        attributes = library.QPInitAttr(
+            cq.cq,
+            cq.cq,
+            _QPT_RC,
+            max_send_wr=max_send_wr,
+            max_recv_wr=1,  # where there is no shared queue: some providers refuse a queue of none
+            max_send_sge=1,
+            max_recv_sge=1,
+            max_inline_data=max_inline,
+            srq=None if srq is None else srq.srq,
+            sq_sig_all=False,
+        )
+        self._qp = device._pd.create_qp(attributes)
+        self.qp_num: int = self._qp.qp_num
+        try:
+            self.max_inline = int(self._qp.query()[1].max_inline_data) if max_inline else 0
+        except OSError:  # a provider that does not answer before the queue pair is connected
+            self.max_inline = 0
+        self._ledger.add(Kind.QUEUE_PAIR, self, cq, srq)
+
+    def connect(self, remote: QpAddress, path: PathAttributes) -> None:
+        self._check()
+        check_path(remote, path)
+        max_message = self._device.port(path.port).max_msg_sz
+        if path.is_global:
+            vector = self._library.AHAttr(
+                dgid=remote.gid,
+                sgid_index=path.gid_index,
+                dlid=remote.lid,
+                is_global=1,
+                port_num=path.port,
+                hop_limit=path.hop_limit,
+            )
+        else:
+            vector = self._library.AHAttr(dlid=remote.lid, is_global=0, port_num=path.port)
+        mask = self._library.QPAttrMask
+        self._modify(
+            mask.STATE | mask.PKEY_INDEX | mask.PORT | mask.ACCESS_FLAGS,
+            qp_state=QpState.INIT,
+            pkey_index=0,
+            port_num=path.port,
+            qp_access_flags=_REMOTE_READ if path.remote_read else 0,
+        )
+        self._modify(
+            mask.STATE
+            | mask.AV
+            | mask.PATH_MTU
+            | mask.DEST_QPN
+            | mask.RQ_PSN
+            | mask.MAX_DEST_RD_ATOMIC
+            | mask.MIN_RNR_TIMER,
+            vector,
+            qp_state=QpState.RTR,
+            path_mtu=min(remote.mtu, path.mtu),
+            dest_qp_num=remote.qpn,
+            rq_psn=remote.psn,
+            max_dest_rd_atomic=path.max_dest_rd_atomic,
+            min_rnr_timer=path.min_rnr_timer,
+        )
+        self._modify(
+            mask.STATE | mask.TIMEOUT | mask.RETRY_CNT | mask.RNR_RETRY | mask.SQ_PSN | mask.MAX_QP_RD_ATOMIC,
+            qp_state=QpState.RTS,
+            timeout=path.timeout,
+            retry_cnt=path.retry_count,
+            rnr_retry=path.rnr_retry,
+            sq_psn=path.psn,
+            max_rd_atomic=path.max_rd_atomic,
+        )
+        self._max_message = max_message
+
+    def to_error(self) -> None:
+        self._check()
+        self._modify(self._library.QPAttrMask.STATE, qp_state=QpState.ERR)
+
+    def reset(self) -> None:
+        self._check()
+        self._modify(self._library.QPAttrMask.STATE, qp_state=QpState.RESET)
+        self._max_message = None
+
+    def _modify(self, mask: int, vector: Any = None, **fields: int) -> None:
+        try:
+            self._qp.modify(int(mask), vector, **{name: int(value) for name, value in fields.items()})
+        except OSError as error:
+            state = QpState(fields["qp_state"]).name
+            text = f"{self._device.name}: queue pair {self.qp_num} to {state}: {error.strerror}"
+            raise OSError(error.errno, text) from error
+
+    def state(self) -> QpState:
+        self._check()
+        return QpState(self._qp.state)
+
+    def post_sends(self, sends: Sequence[Send]) -> None:
+        check_sends(sends, self.max_inline, self._limit())
+        entry, request = self._library.SGE, self._library.SendWR
+        self._qp.post_send(
+            [
+                request(
+                    wr_id,
+                    [entry(address, nbytes, lkey)],
+                    _OP_SEND,
+                    (_SIGNALED if signalled else 0) | (_INLINE if inline else 0),
+                )
+                for wr_id, address, nbytes, lkey, signalled, inline in sends
+            ]
+        )
+
+    def post_reads(self, reads: Sequence[Read]) -> None:
+        check_reads(reads, self._limit())
+        entry, request = self._library.SGE, self._library.SendWR
+        self._qp.post_send(
+            [
+                request(
+                    wr_id,
+                    [entry(address, nbytes, lkey)],
+                    _OP_RDMA_READ,
+                    _SIGNALED if signalled else 0,
+                    remote_address,
+                    rkey,
+                )
+                for wr_id, address, nbytes, lkey, remote_address, rkey, signalled in reads
+            ]
+        )
+
+    def _limit(self) -> int:
+        self._check()
+        if self._max_message is None:
+            raise VerbsError(f"queue pair {self.qp_num} is not connected")
+        return self._max_message
+
+    def _check(self) -> None:
+        check_not_closed(self not in self._ledger, "queue pair")
+
+    def close(self) -> None:
+        if self._ledger.remove(Kind.QUEUE_PAIR, self):
+            self._qp.close()

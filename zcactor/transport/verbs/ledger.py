@@ -1,0 +1,72 @@
+"""What is open on a device, so that everything is closed once and in an order that the kernel accepts.
+
+Verbs objects refuse to go while others use them (EBUSY), garbage collection picks any order, and pyverbs closes
+dependents silently along with what they depend on. So neither is left to chance.
+"""
+
+from __future__ import annotations
+
+import errno
+from enum import IntEnum
+from typing import Protocol
+
+__all__ = ["Kind", "Ledger"]
+
+
+class Kind(IntEnum):
+    """In the order of closing. Queue pairs go first, so that nothing is under way in the memory that is unpinned."""
+
+    QUEUE_PAIR = 0
+    SHARED_RECEIVE_QUEUE = 1
+    MEMORY_REGION = 2
+    COMPLETION_QUEUE = 3
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class Ledger:
+    """The open children of one device."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._open: dict[Kind, dict[int, tuple[_Closable, tuple[object, ...]]]] = {kind: {} for kind in Kind}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._open.values()))
+
+    def __contains__(self, child: object) -> bool:
+        return any(id(child) in entries for entries in self._open.values())
+
+    def add(self, kind: Kind, child: _Closable, *uses: object) -> None:
+        """`child` is open, and needs everything in `uses` to stay so."""
+        self._open[kind][id(child)] = (child, uses)
+
+    def remove(self, kind: Kind, child: _Closable) -> bool:
+        """`child` is about to be closed. False when that happened before.
+
+        Raises:
+            OSError: EBUSY, another open child needs it; it stays in.
+        """
+        if id(child) not in self._open[kind]:
+            return False
+        users = sum(any(used is child for used in uses) for by in self._open.values() for _, uses in by.values())
+        if users:
+            what = kind.name.lower().replace("_", " ")
+            raise OSError(errno.EBUSY, f"{self._device}: {users} open queue pairs use the {what}: close them first")
+        del self._open[kind][id(child)]
+        return True
+
+    def close(self) -> list[OSError]:
+        """Close everything that is open. Whatever refuses is given up and reported."""
+        refused = []
+        for kind in Kind:
+            while self._open[kind]:
+                _, (child, _) = next(reversed(self._open[kind].items()))
+                try:
+                    child.close()
+                except OSError as error:
+                    refused.append(error)
+                self._open[kind].pop(id(child), None)
+        return refused

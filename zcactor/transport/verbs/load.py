@@ -1,0 +1,130 @@
+"""Which binding of libibverbs can be used here, and if none, why.
+
+pyverbs comes first: it belongs to rdma-core, so it fits the installed drivers. Machines without RDMA are the normal
+case; they get an answer, not an exception.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from zcactor.transport.verbs import ibverbs_adapter, pyverbs_adapter, sysfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import ModuleType
+
+    from zcactor.transport.verbs.base import Binding
+
+__all__ = ["NAMES", "Absent", "Reason", "bindings"]
+
+NAMES: Final = ("pyverbs", "ibverbs")
+"""In the order of preference."""
+
+_INSTALL: Final = {
+    "pyverbs": "apt install python3-pyverbs (its CPython must be this one's: Debian's is for Debian's python3)",
+    "ibverbs": "pip install ibverbs",
+}
+_NO_KERNEL: Final = (
+    "load the adapter's driver and ib_uverbs (modprobe ib_uverbs; rdma link shows the result); without hardware: "
+    "modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0"
+)
+_NO_ACCESS: Final = (
+    "apt install ibverbs-providers, and give the process /dev/infiniband (Docker: --device=/dev/infiniband "
+    "--ulimit memlock=-1)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why one binding cannot be used."""
+
+    binding: str
+    cause: str
+    fix: str
+    """A command or package."""
+
+    def __str__(self) -> str:
+        return f"{self.binding}: {self.cause}; {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No binding can be used."""
+
+    reasons: tuple[Reason, ...]
+
+    def __str__(self) -> str:
+        return "no RDMA: " + "\n".join(map(str, self.reasons))
+
+
+def _why_not_imported(name: str, error: Exception) -> Reason:
+    """The cause behind a failed import."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == name:
+        return Reason(name, "the package is not installed", _INSTALL[name])
+    if "IBVERBS_PRIVATE" in text or "version `" in text:
+        return Reason(
+            name,
+            f"it was built for another rdma-core than the installed one ({text})",
+            "install both from the same source (apt install python3-pyverbs), or pip install ibverbs, which fits any",
+        )
+    if "libibverbs" in text:
+        return Reason(
+            name, f"libibverbs cannot be loaded ({text})", "apt install libibverbs1 ibverbs-providers (rdma-core)"
+        )
+    return Reason(name, f"it cannot be imported ({text})", f"reinstall it: {_INSTALL[name]}")
+
+
+def _why_no_device(name: str, error: OSError | None, root: Path) -> Reason:
+    """The cause behind an empty or failed list of devices."""
+    suffix = "" if error is None else f" ({error})"
+    if not sysfs.has_rdma(root):
+        return Reason(name, f"this kernel has no RDMA, or has not loaded it{suffix}", _NO_KERNEL)
+    if any(root.iterdir()):
+        return Reason(name, f"the kernel has RDMA devices that libibverbs cannot use{suffix}", _NO_ACCESS)
+    return Reason(name, f"the kernel has RDMA and no device{suffix}", _NO_KERNEL)
+
+
+def bindings(
+    which: str | None = None,
+    *,
+    importer: Callable[[str], ModuleType] = importlib.import_module,
+    root: Path = sysfs.ROOT,
+) -> Binding | Absent:
+    """The first binding that can be imported and lists a device.
+
+    Args:
+        which: ``"pyverbs"`` or ``"ibverbs"`` to try only that, ``"none"`` for neither, None or ``""`` for both.
+        importer: imports a module by its full name.
+        root: where the kernel lists its devices; only looked at to explain a failure.
+
+    Returns:
+        The binding, or an `Absent` with one reason for each that was tried. Nothing is raised, whatever a binding does.
+    """
+    if which == "none":
+        return Absent((Reason("none", "ZCACTOR_VERBS_BINDING=none asks for no RDMA", "unset it"),))
+    if which and which not in NAMES:
+        return Absent((Reason(which, "no such binding", f"set ZCACTOR_VERBS_BINDING to {', '.join(NAMES)} or none"),))
+    loaders: dict[str, Callable[[Callable[[str], ModuleType]], Binding]] = {
+        "pyverbs": pyverbs_adapter.load,
+        "ibverbs": ibverbs_adapter.load,
+    }
+    reasons = []
+    for name in (which,) if which else NAMES:
+        try:
+            binding = loaders[name](importer)
+        except Exception as error:  # a binding that is broken in any way is a binding that is not there
+            reasons.append(_why_not_imported(name, error))
+            continue
+        try:
+            if binding.devices():
+                return binding
+        except OSError as error:
+            reasons.append(_why_no_device(name, error, root))
+        else:
+            reasons.append(_why_no_device(name, None, root))
+    return Absent(tuple(reasons))
