@@ -60,6 +60,7 @@ test: lint
 	$(BIN)/python -m pytest $(ARGS)
 
 test-rdma: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[rdma]'
 	$(BIN)/python tools/vm.py prepare
 	$(BIN)/python -m pytest tests/vm $(ARGS)
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.runtime.programs import Program, processes, until
 
+pytestmark = pytest.mark.slow
+
 IDLE = """
 async def main():
     async with zc.init():

@@ -185,6 +185,7 @@ async def test_a_header_of_many_fields(node: None, tmp_path: Path) -> None:
     assert_read(zc.load(path), array)
 
 
+@pytest.mark.slow
 async def test_arrays_of_several_chunks(node: None, tmp_path: Path) -> None:
     array = np.random.default_rng(1).integers(0, 255, (3, 7 * MIB), "u1")
     np.save(tmp_path / "c", array)
@@ -537,6 +538,7 @@ def shrinking(path: Path, nbytes: int) -> Callable[[int, int], None]:
     return cut
 
 
+@pytest.mark.slow
 async def test_a_file_that_shrinks(node: None, tmp_path: Path) -> None:
     path, array = tmp_path / "file", np.random.default_rng(0).integers(0, 255, 30 * MIB, "u1")
     np.save(path.with_suffix(".npy"), array)
@@ -635,6 +637,7 @@ async def test_progress_to_a_callable(node: None, tmp_path: Path) -> None:
         assert max(np.diff([*steps, size])) <= 16 * MIB  # it was read in chunks
 
 
+@pytest.mark.slow
 async def test_progress_on_stderr(node: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = sparse(tmp_path / "small\n", MIB), sparse(tmp_path / "large", 256 * MIB)
     shown: dict[tuple[str, bool, bool | None], bool] = {}

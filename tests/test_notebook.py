@@ -11,6 +11,8 @@ import pytest
 
 from tests.runtime.programs import ROOT, Program
 
+pytestmark = pytest.mark.slow
+
 CELLS = [
     "import zcactor as zc, numpy as np, os\nnode = await zc.init()\nnode.node_id",
     "@zc.actor\nclass Shard:\n    def __init__(self, factor): self.factor = factor\n"

@@ -24,6 +24,8 @@ from zcactor.context import current
 from zcactor.marshal.arrays import root_of
 from zcactor.marshal.move import is_moved
 
+pytestmark = pytest.mark.slow
+
 COUNT = 50_000
 MIB = 1 << 20
 

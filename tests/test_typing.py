@@ -101,6 +101,7 @@ def test_programs_are_checked_by_mypy_with_the_plugin(tmp_path: Path) -> None:
     compare(errors, expected(PROGRAMS, "mypy"), messages)
 
 
+@pytest.mark.slow
 def test_the_plugin_agrees_with_mypys_cache(tmp_path: Path) -> None:
     wanted = expected(PROGRAMS, "mypy")
     programs = [Path(shutil.copy(path, tmp_path)) for path in PROGRAMS]

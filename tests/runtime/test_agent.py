@@ -578,6 +578,7 @@ async def test_a_named_actor_whose_handle_nobody_got_is_no_more(node: zc.Node) -
 # ---------------------------------------------------------------- many
 
 
+@pytest.mark.slow
 async def test_more_spawns_at_once_than_sockets_hold(node: zc.Node) -> None:
     """400 requests to the zygote and as many answers would fill both directions of a socket pair."""
     spawns = [asyncio.ensure_future(options(Keeper, env={"X": "y" * 4000}).spawn()) for _ in range(120)]

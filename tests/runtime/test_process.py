@@ -149,6 +149,7 @@ async def test_three_rounds_leave_no_descriptor_and_no_thread() -> None:
     assert counts[1] == counts[2] == counts[3]
 
 
+@pytest.mark.slow
 async def test_references_and_shared_actors_leave_nothing(node: zc.Node) -> None:
     actor = await spawn(Echo)
     await actor.pid()
@@ -184,6 +185,7 @@ async def test_references_and_shared_actors_leave_nothing(node: zc.Node) -> None
     assert rounds[0] == rounds[1] == rounds[2]
 
 
+@pytest.mark.slow
 async def test_processes_of_actors_leave_nothing(node: zc.Node) -> None:
     agent = (await zc.nodes())[0].pid
     await zc.kill(await spawn(Echo))
@@ -212,6 +214,7 @@ async def test_processes_of_actors_leave_nothing(node: zc.Node) -> None:
     await _settled(lambda: (open_at_agent(), _descriptors(), len(list(node._directory.path.iterdir()))), base)
 
 
+@pytest.mark.slow
 def test_programs_with_all_warnings_say_nothing() -> None:
     source = """
 async def main():

@@ -183,6 +183,7 @@ def test_proof_delivers_garbage(fabric: FakeFabric, monkeypatch: pytest.MonkeyPa
     assert "delivered other bytes" in refused(check(fabric.binding())).reason
 
 
+@pytest.mark.slow
 def test_proof_hangs() -> None:
     fabric = FakeFabric(manual=True)
     fabric.add_nic("a")
