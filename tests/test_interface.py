@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -12,16 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zcactor as zc
+from tests.actors import _logged as wrapped
 from zcactor.errors import ProtocolError
 from zcactor.interface import Interface, MethodKind
-
-
-def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return wrapper
 
 
 class CallableObject:

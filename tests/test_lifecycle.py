@@ -109,7 +109,7 @@ zc.run(main())
 """
 
 
-@pytest.mark.parametrize("work", ["await actor.block(1000)", "await actor.wait()"])
+@pytest.mark.parametrize("work", ["await actor.block()", "await actor.wait()"])
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c(work: str, times: int) -> None:
     with Program(WORKING.format(work=work)) as program:
@@ -122,7 +122,7 @@ def test_ctrl_c(work: str, times: int) -> None:
         assert "Task was destroyed" not in program.stderr()
 
 
-@pytest.mark.parametrize("work", ["await actor.block(1000)", "await actor.wait()"])
+@pytest.mark.parametrize("work", ["await actor.block()", "await actor.wait()"])
 def test_ctrl_c_at_a_terminal(work: str) -> None:
     with Program(WORKING.format(work=work), terminal=True) as program:
         program.told("blocked" if "block" in work else "waiting")
@@ -145,7 +145,7 @@ def test_leaving_does_not_wait_for_a_method_that_runs() -> None:
 async def main():
     async with zc.init():
         actor, other = await zc.spawn(Busy), await zc.spawn(Busy)
-        ref = actor.block(1000)
+        ref = actor.block()
         wait = other.wait()
         await asyncio.sleep(0)
         await zc.spawn(Busy)
@@ -173,7 +173,7 @@ class Gate:
 class Stuck:
     async def block(self, gate):
         await gate.open()
-        time.sleep(1000)
+        hang()
 async def main():
     async with zc.init():
         gate, actor = await zc.spawn(Gate), await zc.spawn(Stuck)
@@ -296,7 +296,7 @@ def test_the_driver_is_killed_while_it_waits_for_the_end() -> None:
 class Slow:
     def close(self):
         tell(closing=1)
-        time.sleep(1000)
+        hang()
 async def main():
     async with zc.init():
         actor = await zc.spawn(Slow)
@@ -314,7 +314,7 @@ zc.run(main())
 def test_a_close_hook_gets_its_grace_and_no_more() -> None:
     source = """
 class Slow:
-    def close(self): time.sleep(1000)
+    def close(self): hang()
 async def main():
     async with zc.init():
         actor = await zc.spawn(Slow)
@@ -329,7 +329,7 @@ zc.run(main())
 
 def test_a_child_that_was_forked_does_not_keep_a_dead_drivers_node() -> None:
     source = IDLE.replace(
-        "tell(agent", "forked = os.fork() or (time.sleep(1000), os._exit(0))\n        tell(forked=forked, agent"
+        "tell(agent", "forked = os.fork() or (hang(), os._exit(0))\n        tell(forked=forked, agent"
     )
     with Program(source) as program:
         forked = program.told("forked")

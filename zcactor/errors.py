@@ -297,15 +297,20 @@ def make_remote_error(original: BaseException | None, fields: dict[str, Any]) ->
     plain, because they would end the caller, and so do those that would end an iteration there.
     """
     error: Any = None
+    stranger = ""
     if isinstance(original, Exception) and not isinstance(original, (RemoteError, *_PLAIN)):
         try:
             cls: Any = type(original)
             dual = _dual_class(cls)
             error = put_together((dual, original.args, _native_state(original), original.__dict__))
-        except Exception:  # whatever a stranger's class raises when it is derived from, or its layout does not combine
-            error = None
+        except Exception as failure:
+            # Deriving from a stranger's class runs its code (``__init_subclass__``, a metaclass), which may raise
+            # anything. The call has failed by its own error, which must get through: as a plain `RemoteError`.
+            stranger = type(failure).__name__
     if error is None:
         error = RemoteError(fields["type_name"], fields["message"])
+        if stranger:
+            error.add_note(f"it is not an instance of its own type: deriving from that raised {stranger}")
     error.__dict__.update(fields)
     error.__dict__["original"] = original
     return error  # type: ignore[no-any-return]

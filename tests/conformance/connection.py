@@ -1,6 +1,6 @@
 """The suite that every `Connection` and its `Endpoint` must pass.
 
-A transport joins by a subclass of `ConnectionSuite` that overrides the fixture ``sides``; nothing else is needed.
+A transport joins by a subclass of `ConnectionSuite` that has the fixture ``sides``; nothing else is needed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import ctypes
 import struct
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,12 +128,11 @@ async def finish(pair: Pair) -> None:
 
 
 class ConnectionSuite:
-    """Joined by each transport."""
+    """Joined by each transport.
 
-    @pytest.fixture
-    def sides(self) -> Iterator[tuple[Side, Side]]:
-        """Two sides that can reach each other, not started; closing the endpoints is the suite's."""
-        raise NotImplementedError
+    Whoever joins it has a fixture ``sides``, which gives two `Side` objects, as a tuple, that can reach each other and
+    are not started; closing their endpoints is the suite's.
+    """
 
     @pytest.fixture
     async def pair(self, sides: tuple[Side, Side]) -> AsyncIterator[Pair]:

@@ -38,11 +38,15 @@ def tell(**facts):
     """One line that the test reads."""
     print("@" + json.dumps(facts), flush=True)
 
+def hang():
+    """Block this thread until the process is ended."""
+    threading.Event().wait()
+
 class Busy:
     def pid(self): return os.getpid()
-    def block(self, seconds):
+    def block(self):
         tell(blocked=os.getpid())
-        time.sleep(seconds)
+        hang()
     async def wait(self):
         tell(waiting=os.getpid())
         await asyncio.Event().wait()

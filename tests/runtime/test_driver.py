@@ -142,17 +142,18 @@ async def test_a_driver_that_does_not_listen_does_not_block_actors(tmp_path: Pat
 class Flood:
     def run(self, path):
         for _ in range(400): print("x" * 99_999)
-        open(path, "w").close()
+        with open(path, "w"): pass
 async def main():
     async with zc.init():
         actor = await zc.spawn(Flood)
         ref = actor.run({str(tmp_path / "done")!r})
         await asyncio.sleep(0)
         await zc.nodes()
-        while not os.path.exists({str(tmp_path / "done")!r}): time.sleep(0.01)  # blocks the driver's loop
+        with open({str(tmp_path / "done")!r}): pass  # blocks the driver's loop until the actor opens the other end
         await ref
 zc.run(main())
 """
+    os.mkfifo(tmp_path / "done")
     with Program(source) as program:
         assert program.status() == 0
         assert "lines of output were left out" in program.stderr()

@@ -103,7 +103,6 @@ class Returns:
     def fork(self, path): return os.fork()
     def note(self, path, number):
         with open(path, "a") as file: file.write(f"{number}\\n")
-    async def fork_on_the_loop(self): return os.fork()
 async def main():
     path = os.environ["TMPDIR"] + "/../log"
     async with zc.init():
@@ -111,7 +110,7 @@ async def main():
         refs = [actor.fork(path)] + [actor.note(path, number) for number in range(100)]
         child = (await zc.get(refs))[0]
         assert child > 0
-        with open(path) as file: tell(noted=file.read().split(), child=child)
+        with open(path) as file: tell(noted=file.read().split())
     tell(end=1)
 zc.run(main())
 """

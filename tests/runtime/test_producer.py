@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class Source:
         self.made = 0
         self.closed = 0
 
-    def sync(self, n: int, last: Any = None) -> Iterator[Any]:
+    def sync(self, n: int, last: Any = None) -> Generator[Any, None, None]:
         try:
             for i in range(n):
                 self.made += 1
@@ -55,14 +56,9 @@ class Source:
             self.closed += 1
 
     async def coroutine(self, n: int, last: Any = None) -> AsyncIterator[Any]:
-        try:
-            for i in range(n):
-                self.made += 1
-                yield i
-            if last is not None:
-                yield last
-        finally:
-            self.closed += 1
+        with closing(self.sync(n, last)) as items:
+            for item in items:
+                yield item
 
 
 # ---------------------------------------------------------------- async

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -114,6 +115,14 @@ def made(heap: Any, keep: int = KEEP) -> tuple[Trimmer, Loop]:
     return Trimmer(heap, loop, keep), loop
 
 
+def told(heap: FakeHeap) -> tuple[Trimmer, Loop]:
+    """A trimmer whose window has begun."""
+    trimmer, loop = made(heap)
+    heap.tell()
+    assert loop.read()
+    return trimmer, loop
+
+
 def test_nothing_is_scheduled_until_the_heap_tells() -> None:
     heap = FakeHeap(committed=1000 * MIB)
     trimmer, loop = made(heap)
@@ -152,9 +161,7 @@ def test_told_then_a_window_then_steps_down_to_the_watermark() -> None:
 
 def test_the_peak_of_the_window_stays() -> None:
     heap = FakeHeap(committed=300 * MIB, used=10 * MIB)
-    trimmer, loop = made(heap)
-    heap.tell()
-    loop.read()
+    trimmer, loop = told(heap)
     heap.peak = 120 * MIB  # a step of a loop needed that much
     loop.run_timer()
     while loop.pending and loop.pending != [PERIOD]:
@@ -177,9 +184,7 @@ def test_the_peak_of_the_window_stays() -> None:
 
 def test_what_is_used_again_in_the_window_is_not_given_back() -> None:
     heap = FakeHeap(committed=300 * MIB)
-    trimmer, loop = made(heap)
-    heap.tell()
-    loop.read()
+    trimmer, loop = told(heap)
     heap.used = heap.peak = 300 * MIB
     loop.run_timer()
     assert not heap.trims and not loop.pending
@@ -189,9 +194,7 @@ def test_what_is_used_again_in_the_window_is_not_given_back() -> None:
 
 def test_memory_that_is_taken_between_two_steps_is_not_given_back() -> None:
     heap = FakeHeap(committed=300 * MIB)
-    trimmer, loop = made(heap)
-    heap.tell()
-    loop.read()
+    trimmer, loop = told(heap)
     loop.run_timer()
     assert heap.committed == 300 * MIB - STEP_NBYTES
     heap.used = heap.committed - MIB
@@ -203,9 +206,7 @@ def test_memory_that_is_taken_between_two_steps_is_not_given_back() -> None:
 def test_crumbs_that_cannot_be_given_back_are_looked_at_once_per_window() -> None:
     heap = FakeHeap(committed=300 * MIB, used=MIB)
     heap.stuck = True
-    trimmer, loop = made(heap)
-    heap.tell()
-    loop.read()
+    trimmer, loop = told(heap)
     for _ in range(5):
         assert loop.run_timer() == PERIOD
     assert len(heap.trims) == 5
@@ -301,8 +302,6 @@ def test_a_heap_with_too_much_is_trimmed_once_its_window_is_over(store: Store) -
 
 
 def test_a_heap_tells_from_the_thread_that_frees(store: Store) -> None:
-    import threading
-
     trimmer, loop = made(store.heap)
     held = [np.ones(40 * MIB, "u1")]
     thread = threading.Thread(target=held.clear)

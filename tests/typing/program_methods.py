@@ -14,6 +14,10 @@ import zcactor as zc
 Floats = npt.NDArray[np.float64]
 
 
+async def work() -> bytes:
+    return b"done"
+
+
 class Shard(zc.Actor):
     def __init__(self, rows: int) -> None:
         self.weights = np.zeros(rows)
@@ -36,7 +40,7 @@ class Shard(zc.Actor):
 
     @zc.method
     def later(self) -> Coroutine[Any, Any, bytes]:
-        raise NotImplementedError
+        return work()
 
     @zc.method
     def nothing(self) -> None: ...
