@@ -192,3 +192,17 @@ def test_defaults_alone_import_neither_toml_nor_msgspec(here: Path, user: Path) 
         [sys.executable, "-c", program, path, str(here), str(user)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("transports", ["", "local,", "local,ucx", "local,local", " local"])
+def test_transports_are_known_and_named_once(transports: str) -> None:
+    with pytest.raises(ValueError, match="transports must be some of local, verbs, tcp"):
+        Config(transports=transports)
+    assert Config(transports="tcp,verbs").transports == "tcp,verbs"
+
+
+@pytest.mark.parametrize("host", ["", "localhost", "10.0.0", "::g"])
+def test_host_is_an_address(host: str) -> None:
+    with pytest.raises(ValueError, match="host must be an IP address"):
+        Config(host=host)
+    assert Config(host="::1").host == "::1"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import socket
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,13 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FILE_NAME", "PREFIX", "RESERVED", "Config", "load_config"]
+__all__ = ["FILE_NAME", "PREFIX", "RESERVED", "TRANSPORTS", "Config", "load_config"]
 
 FILE_NAME = "zcactor.toml"
 """Name of the configuration file, in the working directory and in the user's directory."""
 
 PREFIX = "ZCACTOR_"
 """What the name of each environment variable that is read begins with."""
+
+TRANSPORTS = ("local", "verbs", "tcp")
+"""The ways to reach a peer, in the default order of preference."""
 
 RESERVED = frozenset({"ZCACTOR_FAIL", "ZCACTOR_NATIVE", "ZCACTOR_TOKEN", "ZCACTOR_TOKEN_FILE"})
 """Variables with the prefix that are no field: the fault injection of tests, the switch of the native part (read when
@@ -60,6 +64,16 @@ class Config:
         namespace: where actor names of this program live; programs of different namespaces do not see each other's.
         num_cpus: CPUs this node offers to actors that ask for some; None counts those this process may run on.
         num_gpus: GPUs this node offers; None counts the visible ones.
+        transports: which ways to a peer are allowed, separated by commas, the preferred one first: ``local`` (the same
+            host), ``verbs`` (RDMA) and ``tcp``.
+        host: the IP address at which this process listens for peers of other transports than ``local``. The default is
+            reached from this host only.
+        verbs_binding: which Python binding of libibverbs to use; ``"none"`` switches RDMA off.
+        verbs_device: name of the only RDMA device to use, as in /sys/class/infiniband; None takes the first that works.
+        verbs_port: number of the only port to use of it; None tries all.
+        verbs_gid_index: the entry of the port's GID table to use; None takes the one that stands for `host`.
+        verbs_eager_limit: like `eager_limit`, towards peers that are reached by RDMA; None measures at start where a
+            READ becomes faster than a copy through a frame.
     """
 
     store_capacity: int | None = None
@@ -77,6 +91,13 @@ class Config:
     namespace: str = "default"
     num_cpus: int | None = None
     num_gpus: int | None = None
+    transports: str = "local,verbs,tcp"
+    host: str = "127.0.0.1"
+    verbs_binding: Literal["auto", "pyverbs", "ibverbs", "none"] = "auto"
+    verbs_device: str | None = None
+    verbs_port: int | None = None
+    verbs_gid_index: int | None = None
+    verbs_eager_limit: int | None = None
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
@@ -87,6 +108,24 @@ class Config:
                 raise TypeError(f"{name} must be a number, not {value!r}")
             if not minimum <= value < float("inf"):
                 raise ValueError(f"{name} must be finite and at least {minimum}, not {value!r}")
+        names = self.transports.split(",")
+        if len(set(names)) != len(names) or not set(names) <= set(TRANSPORTS):
+            raise ValueError(
+                f"transports must be some of {', '.join(TRANSPORTS)}, separated by commas and each once, "
+                f"not {self.transports!r}"
+            )
+        if not _is_address(self.host):
+            raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
+
+
+def _is_address(text: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text)
+        except OSError:
+            continue
+        return True
+    return False
 
 
 _MINIMUM: Mapping[str, float] = {
@@ -101,10 +140,15 @@ _MINIMUM: Mapping[str, float] = {
     "shutdown_timeout": 0,
     "num_cpus": 0,
     "num_gpus": 0,
+    "verbs_port": 1,
+    "verbs_gid_index": 0,
+    "verbs_eager_limit": 64,
 }
 """The least value of each numeric field, in the field's own unit."""
 
-_OPTIONAL = frozenset({"store_capacity", "num_cpus", "num_gpus"})
+_OPTIONAL = frozenset(
+    {"store_capacity", "num_cpus", "num_gpus", "verbs_port", "verbs_gid_index", "verbs_eager_limit"}
+)
 
 _NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
