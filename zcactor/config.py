@@ -146,9 +146,7 @@ _MINIMUM: Mapping[str, float] = {
 }
 """The least value of each numeric field, in the field's own unit."""
 
-_OPTIONAL = frozenset(
-    {"store_capacity", "num_cpus", "num_gpus", "verbs_port", "verbs_gid_index", "verbs_eager_limit"}
-)
+_OPTIONAL = frozenset({"store_capacity", "num_cpus", "num_gpus", "verbs_port", "verbs_gid_index", "verbs_eager_limit"})
 
 _NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 

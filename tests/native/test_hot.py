@@ -20,6 +20,7 @@ from zcactor.marshal.marshaller import Marshaller
 from zcactor.native import hot
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.ref import Region
 from zcactor.objectstore.store import Block, Store
 from zcactor.objectstore.table import LeaseTable
 from zcactor.rpc.codec import TEMPLATE, decode, encode_into, frame_at, frame_size
@@ -241,7 +242,7 @@ def test_an_array_shared_before_goes_by_reference_and_arrives_in_place() -> None
         frame = sender.sent()
         assert sender.leases.get(block.id) is block and sender.leases.total == 1
         fields = decode(frame, *frame_at(frame, 0, len(frame), MAX_FRAME))
-        ((_, owner, object_id, offset, nbytes, pin),) = fields[7]
+        ((_, owner, object_id, offset, nbytes, pin, _, _),) = fields[7]
         assert (owner, object_id, offset, nbytes, pin) == (PEER, block.id, block.offset + (1 << 15), 1 << 15, 0)
         assert fields[8] == ((4711, 1),) and sender.wire.releases == 0
         receiver.leases.grant(4711, object())
@@ -314,9 +315,9 @@ def test_an_array_as_a_result_arrives_in_place(end: End) -> None:
     end.memory[4096 : 4096 + 32768].view("f8")[:] = 5
     array = bytes([0xC7, 14, 3, 0x93, 0, 0xA3]) + b"<f8" + bytes([0x91, 0xCF]) + (4096).to_bytes(8, "big")
     array = array[:1] + bytes([len(array) - 3]) + array[2:]
-    region = (0, PEER, 9, 4096, 32768, 0)
+    region = Region(0, PEER, 9, 4096, 32768, 0)
     buffer = bytearray(frame_size(1, 0, len(array)))
-    encode_into(buffer, 0, Kind.RESPONSE, 0, 0, 0, 0, 5, 0, (region,), (), array)  # type: ignore[arg-type]
+    encode_into(buffer, 0, Kind.RESPONSE, 0, 0, 0, 0, 5, 0, (region,), (), array)
     with contextlib.suppress(ProtocolError):
         end.wire.feed(bytes(buffer))
     assert end.leased == [], "nobody waits for it: no lease is taken"
@@ -490,14 +491,14 @@ def _mutants(seed: int, count: int) -> Any:
     pool: list[bytes] = []
     for values in ([], [1, 2.5], ["abc", None, True], [b"x" * 300, -5, 1 << 40]):
         payload = msgspec.msgpack.encode(values)
-        for regions in ((), ((0, PEER, 9, 4096, 64, 0),)):
+        for regions in ((), (Region(0, PEER, 9, 4096, 64, 0),)):
             buffer = bytearray(frame_size(len(regions), 1, len(payload)))
-            encode_into(buffer, 0, 1, 0, 0, 0, 2, 1, 0, regions, ((3, 1),), payload)  # type: ignore[arg-type]
+            encode_into(buffer, 0, 1, 0, 0, 0, 2, 1, 0, regions, ((3, 1),), payload)
             pool.append(bytes(buffer))
     array = bytes([0x91, 0xC7, 14, 3, 0x93, 0, 0xA3]) + b"<f8" + bytes([0x91, 0xCF]) + (8).to_bytes(8, "big")
     array = array[:2] + bytes([len(array) - 4]) + array[3:]
     buffer = bytearray(frame_size(1, 0, len(array)))
-    encode_into(buffer, 0, 1, 0, 0, 0, 2, 1, 0, ((0, PEER, 9, 4096, 64, 0),), (), array)  # type: ignore[arg-type]
+    encode_into(buffer, 0, 1, 0, 0, 0, 2, 1, 0, (Region(0, PEER, 9, 4096, 64, 0),), (), array)
     pool += [bytes(buffer)] * 6
     for _ in range(count):
         frame = bytearray(rng.choice(pool))

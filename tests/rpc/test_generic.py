@@ -81,7 +81,7 @@ def test_hello_without_its_table() -> None:
 
 
 def test_frame_in_the_middle_of_a_batch() -> None:
-    regions = (Region(2, bytes(16), 5, 0, 0, 9), Region(0, bytes(range(16)), 2**64 - 1, 1, 2, 0))
+    regions = (Region(2, bytes(16), 5, 0, 0, 9), Region(0, bytes(range(16)), 2**64 - 1, 1, 2, 0, 3, 4))
     fields = (Kind.ITEM, 3, 500, 2, 9, 2**64 - 1, 77, regions, ((4, 1), (5, 2**32 - 1)))
     frame = generic.encode(*fields, b"payload")
     batch = memoryview(bytearray(frame + frame + frame))

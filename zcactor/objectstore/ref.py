@@ -18,8 +18,8 @@ __all__ = ["OWNER_NBYTES", "REGION_NBYTES", "REGION_STRUCT", "Region", "RegionKi
 OWNER_NBYTES: Final = 16
 """Bytes of a process id: 128 random bits, so ids never repeat while anybody remembers one."""
 
-REGION_STRUCT: Final = Struct("<16sQQQQB7x")
-"""The wire layout: owner, id, offset, nbytes, pin, kind, 7 bytes of padding; little-endian like all of FlatBuffers."""
+REGION_STRUCT: Final = Struct("<16sQQQQBxHI")
+"""The wire layout: owner, id, offset, nbytes, pin, kind, a byte of padding, seal, rkey; little-endian."""
 
 REGION_NBYTES: Final = 56
 """Bytes of one region on the wire; ``schemas/zcactor.fbs`` declares the same struct."""
@@ -58,6 +58,10 @@ class Region(NamedTuple):
     pin: int
     """0: the owner itself sent this and has granted the lease. Otherwise the id of the sender's pin, to be released at
     the sender once the receiver holds its own lease from the owner."""
+    seal: int = 0
+    """Entry of the owner's table of seals (u16), which a reader by RDMA checks; 0: none."""
+    rkey: int = 0
+    """Key (u32) of a memory region of the owner's device around all the bytes; 0: the reader has to ask for it."""
 
 
 _MAX_KIND: Final = max(RegionKind)
@@ -76,7 +80,7 @@ def check_bounds(region: Region, arena_nbytes: int) -> None:
     Raises:
         ProtocolError: the kind is unknown, or some byte of the region is outside the arena. Names value and limit.
     """
-    kind, _, object_id, offset, nbytes, _ = region
+    kind, _, object_id, offset, nbytes, *_ = region
     if not 0 <= kind <= _MAX_KIND:
         raise ProtocolError(f"region of object {object_id} has kind {kind}; known kinds are 0 to {_MAX_KIND:d}")
     if offset < 0 or nbytes < 0 or offset > arena_nbytes or nbytes > arena_nbytes - offset:

@@ -108,8 +108,9 @@ def encode(
     _fbs_frame.StartRegionsVector(builder, len(regions))
     for region in reversed(regions):
         _fbs_region.CreateRegion(
-            builder, region.owner, region.id, region.offset, region.nbytes, region.pin, region.kind
-        )
+            builder, region.owner, region.id, region.offset, region.nbytes, region.pin, region.kind, region.seal,
+            region.rkey,
+        )  # fmt: skip
     regions_at = builder.EndVector()
     _fbs_frame.Start(builder)
     _fbs_frame.AddKind(builder, kind)

@@ -156,6 +156,7 @@ class Session:
         self._commit = connection.commit
         self._flush_now = connection.flush
         self._max_frame = connection.max_frame
+        self._export_bytes = connection.export
         self._call_received = hub.call_received
         self._counters = hub.counters
 
@@ -257,7 +258,10 @@ class Session:
         try:
             for part in parts:
                 owner, object_id, pin = part.holder.grant(self)
-                regions.append(Region(part.kind, owner, object_id, part.offset, part.nbytes, pin))
+                seal = rkey = 0
+                if self._export_bytes is not None and owner == self.process and part.nbytes:
+                    seal, rkey = self._export_bytes(object_id, part.offset, part.nbytes)
+                regions.append(Region(part.kind, owner, object_id, part.offset, part.nbytes, pin, seal, rkey))
         except ZcactorError:
             for region in regions:
                 leased = region.pin or region.id

@@ -122,10 +122,10 @@ def read_regions(data: Buffer, position: int, count: int) -> tuple[Region, ...]:
     """
     regions = []
     view = memoryview(data)[position : position + count * REGION_NBYTES]
-    for owner, object_id, offset, nbytes, pin, kind in REGION_STRUCT.iter_unpack(view):
+    for owner, object_id, offset, nbytes, pin, kind, seal, rkey in REGION_STRUCT.iter_unpack(view):
         if kind > MAX_REGION_KIND:
             raise ProtocolError(f"region of object {object_id} has kind {kind}; known kinds are 0 to {MAX_REGION_KIND}")
-        regions.append(Region(kind, owner, object_id, offset, nbytes, pin))
+        regions.append(Region(kind, owner, object_id, offset, nbytes, pin, seal, rkey))
     return tuple(regions)
 
 

@@ -32,6 +32,7 @@ from zcactor.rpc.session import Session
 from zcactor.runtime.host import ActorHost
 from zcactor.runtime.system import SystemActor
 from zcactor.runtime.trimming import Trimmer
+from zcactor.transport.base import RemoteRegion
 from zcactor.transport.loopback import loopback_pair
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ class Process:
 
     def import_region(self, session: Session, region: Region) -> tuple[Part, asyncio.Future[Part] | None]:
         """See `zcactor.rpc.session.Hub`: the part that a region stands for, leased from a third process if need be."""
-        kind, owner, object_id, offset, nbytes, _ = region
+        kind, owner, object_id, offset, nbytes, *_ = region
         if owner == self.process:
             holder: Any
             if kind <= RegionKind.MOVED:
@@ -310,7 +311,7 @@ class Process:
 
     def _leased(self, session: Session, region: Region) -> Part:
         """The part for an object whose owner is the peer of `session` and has granted us the lease."""
-        kind, owner, object_id, offset, nbytes, _ = region
+        kind, owner, object_id, offset, nbytes, *_ = region
         holder: Any
         if kind <= RegionKind.MOVED:
             connection = session.connection
@@ -328,12 +329,12 @@ class Process:
     async def _pull(self, owner: Session, region: Region) -> Part:
         """Bring an object of the peer of `owner`, which has granted us the lease, into our own store: an object of ours
         from then on, which is passed on, shared and freed as such. The lease goes back when the bytes are here."""
-        kind, _, object_id, offset, nbytes, _ = region
+        kind, _, object_id, offset, nbytes, _, seal, rkey = region
         connection = owner.connection
         try:
             check_bounds(region, connection.peer.arena_nbytes)
             block = self.store.allocate(nbytes)
-            await connection.pull(offset, nbytes, block.address, block)
+            await connection.pull(RemoteRegion(object_id, offset, nbytes, seal, rkey), block.address, block)
         except OutOfMemory as error:
             return Part(kind, LostPart(f"there is no room for it here: {error}", error), 0, 0)
         except (ZcactorError, OSError) as error:

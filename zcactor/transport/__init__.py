@@ -5,6 +5,6 @@ arena as a memfd, ``loopback`` joins two ends inside one process and can break t
 handshake that every wire begins with; it does no I/O. Nothing here knows calls, credits or actors.
 """
 
-from zcactor.transport.base import LENGTH_PREFIX, Connection, Endpoint, PeerInfo, Receiver
+from zcactor.transport.base import LENGTH_PREFIX, Connection, Endpoint, PeerInfo, Receiver, RemoteRegion
 
-__all__ = ["LENGTH_PREFIX", "Connection", "Endpoint", "PeerInfo", "Receiver"]
+__all__ = ["LENGTH_PREFIX", "Connection", "Endpoint", "PeerInfo", "Receiver", "RemoteRegion"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from zcactor.transport.mapping import Mapping
 
-__all__ = ["Connection", "Endpoint", "PeerInfo", "Receiver"]
+__all__ = ["Connection", "Endpoint", "PeerInfo", "Receiver", "RemoteRegion"]
 
 LENGTH_PREFIX = 4
 """Bytes before each frame: its length, little-endian u32, not counting the prefix (FlatBuffers' size prefix)."""
@@ -35,6 +35,21 @@ class PeerInfo:
     uid: int
     arena_nbytes: int
     """Bytes of the peer's arena; every reference to it is checked against this."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegion:
+    """Bytes of the peer's arena, and all that it takes to bring them here. The caller holds a lease on them."""
+
+    object_id: int
+    """Key of the object that they are part of, in the peer's table."""
+    offset: int
+    """Bytes from the start of the peer's arena."""
+    nbytes: int
+    """More than 0."""
+    seal: int = 0
+    """What `Connection.export` gave at the peer; 0: nothing."""
+    rkey: int = 0
 
 
 class Receiver(Protocol):
@@ -73,6 +88,9 @@ class Connection(Protocol):
     """The peer's arena, read-only; None where it cannot be mapped. An array inside it keeps this."""
     writable_mapping: Mapping | None
     """The same with write access, once `open_writable` has succeeded."""
+    export: Callable[[int, int, int], tuple[int, int]] | None
+    """``export(object_id, offset, nbytes)``: the seal and the rkey of bytes of our own arena, which a reference carries
+    so that the peer's `pull` can do without asking. From any thread. None where `pull` needs neither."""
 
     def start(self, receiver: Receiver) -> None:
         """Begin to deliver. Called once, before anything is sent."""
@@ -110,18 +128,18 @@ class Connection(Protocol):
             ConnectionLost: the peer is gone.
         """
 
-    async def pull(self, offset: int, nbytes: int, address: int, keep: object) -> None:
-        """Bring `nbytes` of the peer's arena at `offset` to `address` in this process. Only where `maps` is False.
+    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+        """Bring bytes of the peer's arena to `address` in this process. Only where `maps` is False.
 
         Args:
-            offset: bytes from the start of the peer's arena; the caller holds a lease on them.
-            nbytes: bytes, more than 0.
+            region: which bytes.
             address: where they go.
             keep: what keeps the memory at `address`; held until nothing can be written there any more, which may be
                 after this has raised or was cancelled.
 
         Raises:
-            ConnectionLost: the peer is gone, or will not give them.
+            ConnectionLost: the peer is gone.
+            ObjectLost: the peer does not have them any more.
             ProtocolError: the range does not lie inside the peer's arena.
         """
 

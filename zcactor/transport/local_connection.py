@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.native import hot
-from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver
+from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
 from zcactor.transport.framing import max_frame_for, whole_frames
 from zcactor.transport.sendbuffer import SendBuffer
 
@@ -67,6 +67,7 @@ class LocalConnection:
 
     kind = "local"
     maps = True
+    export: Callable[[int, int, int], tuple[int, int]] | None = None
 
     def __init__(
         self,
@@ -285,7 +286,7 @@ class LocalConnection:
             self.writable_mapping = await self._map_writable()
             self._writable_open = True
 
-    async def pull(self, offset: int, nbytes: int, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
         """Never needed here.
 
         Raises:

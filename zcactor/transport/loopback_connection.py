@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver
+from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
 from zcactor.transport.framing import max_frame_for, whole_frames
 from zcactor.transport.sendbuffer import SendBuffer
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from zcactor.transport.mapping import Mapping
 
@@ -58,6 +59,7 @@ class LoopbackConnection:
     mapping: Mapping | None = None
     """Nothing is mapped: whoever made the pair keeps the arenas."""
     writable_mapping: Mapping | None = None
+    export: Callable[[int, int, int], tuple[int, int]] | None = None
 
     def __init__(
         self,
@@ -242,19 +244,19 @@ class LoopbackConnection:
             raise ConnectionLost("the loopback connection is closed")
         self._writable_open = True
 
-    async def pull(self, offset: int, nbytes: int, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
         """Copy the bytes some turns of the loop later, as a transport between hosts would bring them.
 
         Raises:
             ConnectionLost: the connection is closed, or closes meanwhile; then nothing is written any more.
             ProtocolError: the range does not lie inside the arena.
         """
-        source = self.map(offset, nbytes)
+        source = self.map(region.offset, region.nbytes)
         for _ in range(1 + self._rng.randint(0, self._faults.delay_turns)):
             await asyncio.sleep(0)
         if self._lost:
             raise ConnectionLost("the loopback connection was closed", maybe_executed=True)
-        ctypes.memmove(address, source, nbytes)
+        ctypes.memmove(address, source, region.nbytes)
         del keep
 
     # ---- ending

@@ -48,10 +48,16 @@ class Region(object):
     def Pin(self): return self._tab.Get(flatbuffers.number_types.Uint64Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(40))
     # Region
     def Kind(self): return self._tab.Get(flatbuffers.number_types.Uint8Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(48))
+    # Region
+    def Seal(self): return self._tab.Get(flatbuffers.number_types.Uint16Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(50))
+    # Region
+    def Rkey(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(52))
 
-def CreateRegion(builder, owner, id, offset, nbytes, pin, kind):
+def CreateRegion(builder, owner, id, offset, nbytes, pin, kind, seal, rkey):
     builder.Prep(8, 56)
-    builder.Pad(7)
+    builder.PrependUint32(rkey)
+    builder.PrependUint16(seal)
+    builder.Pad(1)
     builder.PrependUint8(kind)
     builder.PrependUint64(pin)
     builder.PrependUint64(nbytes)
