@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, Protocol, SupportsIndex, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, SupportsIndex, TextIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -117,8 +117,7 @@ def load(
             )
         if is_npy:
             source = _Source(name, file, nbytes, head)
-            axes, order, elements = _header(source)
-            return _array(store, source, axes, elements, order, progress)
+            return _array(store, source, _header(source), progress)
         if not is_zip and dtype is None:
             raise ValueError(
                 f"{name} is neither an .npy nor an .npz: it begins with {head!r}; to read a raw file, pass dtype="
@@ -128,9 +127,17 @@ def load(
         if is_zip:
             return _archive(store, name, file, nbytes, progress)
         elements = np.dtype(dtype)
-        axes = _raw_shape(name, nbytes, elements, shape, first)
+        form = _Form(_raw_shape(name, nbytes, elements, shape, first), elements, "C")
         file.seek(first)
-        return _array(store, _Source(name, file, nbytes - first), axes, elements, "C", progress)
+        return _array(store, _Source(name, file, nbytes - first), form, progress)
+
+
+class _Form(NamedTuple):
+    """What an array is besides its elements' values."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: Literal["C", "F"]
 
 
 class _Readable(Protocol):
@@ -243,8 +250,8 @@ def _beginning(file: io.FileIO) -> bytes:
     return head
 
 
-def _header(source: _Source) -> tuple[tuple[int, ...], str, np.dtype[Any]]:
-    """Shape, order (``"C"`` or ``"F"``) and dtype that an .npy claims; the source stands at its elements then."""
+def _header(source: _Source) -> _Form:
+    """What an .npy claims to hold; the source stands at its elements then."""
     with _parsing(f"{source.what} has no valid .npy header"):
         version = npy.read_magic(source)
         if version == (1, 0):
@@ -255,7 +262,7 @@ def _header(source: _Source) -> tuple[tuple[int, ...], str, np.dtype[Any]]:
             shape, fortran, dtype = npy.read_array_header_2_0(_escaped(source), _HEADER_NBYTES)
         else:
             raise ValueError(f"version {version[0]}.{version[1]} is none of 1.0, 2.0 and 3.0")
-    return shape, "F" if fortran else "C", dtype
+    return _Form(shape, dtype, "F" if fortran else "C")
 
 
 def _escaped(source: _Source) -> io.BytesIO:
@@ -300,42 +307,28 @@ def _check_possible(what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
         raise ValueError(f"{what}: there can be no array of that shape: {error}") from error
 
 
-def _array(
-    store: Store,
-    source: _Source,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    order: str,
-    progress: Progress,
-) -> Array:
+def _array(store: Store, source: _Source, form: _Form, progress: Progress) -> Array:
     """The one array that a file holds."""
-    nbytes = _claimed(source, shape, dtype)
+    nbytes = _claimed(source, form)
     with _Shown(source.what, nbytes, progress) as shown:
-        return _filled(store, source, shape, dtype, order, shown.advance)
+        return _filled(store, source, form, shown.advance)
 
 
-def _claimed(source: _Source, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+def _claimed(source: _Source, form: _Form) -> int:
     """Bytes of such an array, which are at most those that the source has."""
-    _check_possible(source.what, shape, dtype)
-    nbytes = prod(shape) * dtype.itemsize
+    _check_possible(source.what, form.shape, form.dtype)
+    nbytes = prod(form.shape) * form.dtype.itemsize
     if source.left is not None and nbytes > source.left:
         raise ValueError(
-            f"{source.what}: shape {shape} of dtype {dtype} takes {nbytes:,} bytes, {source.left:,} were found; it is "
-            "truncated or its header is wrong"
+            f"{source.what}: shape {form.shape} of dtype {form.dtype} takes {nbytes:,} bytes, {source.left:,} were "
+            "found; it is truncated or its header is wrong"
         )
     return nbytes
 
 
-def _filled(
-    store: Store,
-    source: _Source,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    order: str,
-    advance: Callable[[int], None],
-) -> Array:
+def _filled(store: Store, source: _Source, form: _Form, advance: Callable[[int], None]) -> Array:
     """An array in the store, its elements read."""
-    array = store.empty(shape, dtype, "F" if order == "F" else "C")
+    array = store.empty(*form)
     try:
         with innermost(array).data as memory:
             source.fill(memory, advance)
@@ -465,14 +458,15 @@ def _member(
 def _member_array(store: Store, source: _Source, advance: Callable[[int], None]) -> Array:
     """What a member holds: one .npy and nothing else, or else its checksum, which is of everything, tells nothing."""
     claimed = source.left or 0
-    shape, order, dtype = _header(source)
-    nbytes = _claimed(source, shape, dtype)
+    form = _header(source)
+    nbytes = _claimed(source, form)
     if nbytes != source.left:
         raise ValueError(
-            f"{source.what}: shape {shape} of dtype {dtype} takes {nbytes:,} bytes, {source.left or 0:,} were found"
+            f"{source.what}: shape {form.shape} of dtype {form.dtype} takes {nbytes:,} bytes, "
+            f"{source.left or 0:,} were found"
         )
     advance(claimed - nbytes)
-    return _filled(store, source, shape, dtype, order, advance)
+    return _filled(store, source, form, advance)
 
 
 class _Line:

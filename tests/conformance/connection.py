@@ -1,22 +1,25 @@
 """The suite that every `Connection` and its `Endpoint` must pass.
 
-A transport joins by a subclass of `ConnectionSuite` that has the fixture ``sides``; nothing else is needed.
+A transport joins by a subclass of `MappingSuite` or `PullingSuite`, whichever its connections' `maps` says, that has
+the fixture ``sides``; nothing else is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import random
 import struct
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport import LENGTH_PREFIX, Connection, Endpoint
+from zcactor.transport import LENGTH_PREFIX, Connection, Endpoint, RemoteRegion
 
 ARENA_NBYTES = 1 << 16
 """Bytes of the arena of each side."""
@@ -29,6 +32,11 @@ class Side:
     endpoint: Endpoint
     process: bytes
     arena: bytearray | memoryview
+
+    @property
+    def address(self) -> int:
+        """Where the arena lies in this process; pulls go to places inside it, as a device may reach no other."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.arena))
 
 
 @dataclass
@@ -87,7 +95,15 @@ class Recorder:
         return self.lost[0]
 
 
-def put(connection: Connection, frame: bytes) -> None:
+class Sender(Protocol):
+    """The part of a connection that sends."""
+
+    def reserve(self, nbytes: int) -> tuple[bytearray | memoryview, int]: ...
+    def commit(self, nbytes: int) -> None: ...
+    def flush(self) -> None: ...
+
+
+def put(connection: Sender, frame: bytes) -> None:
     """Reserve, write and commit one frame."""
     nbytes = LENGTH_PREFIX + len(frame)
     buffer, offset = connection.reserve(nbytes)
@@ -96,7 +112,7 @@ def put(connection: Connection, frame: bytes) -> None:
     connection.commit(nbytes)
 
 
-def send(connection: Connection, frames: Iterable[bytes]) -> None:
+def send(connection: Sender, frames: Iterable[bytes]) -> None:
     """Send `frames` as one batch."""
     for frame in frames:
         put(connection, frame)
@@ -128,10 +144,10 @@ async def finish(pair: Pair) -> None:
 
 
 class ConnectionSuite:
-    """Joined by each transport.
+    """What `MappingSuite` and `PullingSuite` share: everything about frames.
 
-    Whoever joins it has a fixture ``sides``, which gives two `Side` objects, as a tuple, that can reach each other and
-    are not started; closing their endpoints is the suite's.
+    Whoever joins them has a fixture ``sides``, which gives two `Side` objects, as a tuple, that can reach each other
+    and are not started; closing their endpoints is the suite's.
     """
 
     @pytest.fixture
@@ -429,7 +445,12 @@ class ConnectionSuite:
         await left.wait_lost()
         assert right.frames == [b"last"]
 
-    # ---- the peer's arena
+
+class MappingSuite(ConnectionSuite):
+    """For connections that map the peer's arena."""
+
+    async def test_maps(self, pair: Pair) -> None:
+        assert pair.left.maps and pair.right.maps
 
     async def test_map_reads_in_place(self, pair: Pair) -> None:
         arena = pair.sides[1].arena
@@ -470,3 +491,148 @@ class ConnectionSuite:
         await pair.left.aclose()
         with pytest.raises(ConnectionLost):
             await pair.left.open_writable()
+
+
+class Keeper:
+    """What a pull is given to hold, which a weak reference can be made to."""
+
+
+def region(offset: int, nbytes: int) -> RemoteRegion:
+    """Bytes of the peer's arena, of an object that is all of it."""
+    return RemoteRegion(1, offset, nbytes)
+
+
+class PullingSuite(ConnectionSuite):
+    """For connections through which the peer's bytes are pulled."""
+
+    @pytest.fixture
+    def source(self, pair: Pair) -> bytes:
+        """What the right side's arena holds, other bytes everywhere."""
+        data = random.Random(1).randbytes(ARENA_NBYTES)
+        pair.sides[1].arena[:] = data
+        return data
+
+    async def test_pulls(self, pair: Pair) -> None:
+        assert not pair.left.maps and not pair.right.maps
+        assert pair.left.mapping is pair.left.writable_mapping is None
+
+    @pytest.mark.parametrize(
+        ("offset", "nbytes"),
+        [(0, 1), (1, 1), (ARENA_NBYTES - 1, 1), (4095, 2), (64, 4096), (3, 20_001), (0, ARENA_NBYTES)],
+    )
+    async def test_bytes_arrive_exactly(self, pair: Pair, source: bytes, offset: int, nbytes: int) -> None:
+        side = pair.sides[0]
+        start = min(offset // 2, ARENA_NBYTES - nbytes)  # other places than at the owner
+        side.arena[:] = b"\xee" * ARENA_NBYTES
+        await pair.left.pull(region(offset, nbytes), side.address + start, side)
+        expected = b"\xee" * start + source[offset : offset + nbytes] + b"\xee" * (ARENA_NBYTES - start - nbytes)
+        assert bytes(side.arena) == expected
+
+    async def test_pulls_both_ways(self, pair: Pair) -> None:
+        for side, byte in zip(pair.sides, b"lr", strict=True):
+            side.arena[:100] = bytes((byte,)) * 100
+        left, right = pair.sides
+        await asyncio.gather(
+            pair.left.pull(region(0, 100), left.address + 1000, left),
+            pair.right.pull(region(0, 100), right.address + 1000, right),
+        )
+        assert bytes(left.arena[1000:1100]) == b"r" * 100
+        assert bytes(right.arena[1000:1100]) == b"l" * 100
+
+    async def test_later_bytes(self, pair: Pair) -> None:
+        left, right = pair.sides
+        for word in (b"first", b"later"):
+            right.arena[100:105] = word
+            await pair.left.pull(region(100, 5), left.address, left)
+            assert bytes(left.arena[:5]) == word
+
+    async def test_many_at_once(self, pair: Pair, source: bytes) -> None:
+        side, count = pair.sides[0], 64
+        nbytes = ARENA_NBYTES // count
+        order = random.Random(2).sample(range(count), count)
+        await asyncio.gather(
+            *(
+                pair.left.pull(region(there * nbytes, nbytes), side.address + here * nbytes, side)
+                for here, there in enumerate(order)
+            )
+        )
+        assert bytes(side.arena) == b"".join(source[there * nbytes : (there + 1) * nbytes] for there in order)
+
+    async def test_frames_go_on_beside_pulls(self, pair: Pair, source: bytes, left: Recorder, right: Recorder) -> None:
+        side, count = pair.sides[0], 50
+        for i in range(count):
+            send(pair.right, [b"%d" % i])
+            send(pair.left, [b"%d" % i])
+            await pair.left.pull(region(i, 1000), side.address, side)
+            assert bytes(side.arena[:1000]) == source[i : i + 1000]
+        assert await left.wait_frames(count) == await right.wait_frames(count) == [b"%d" % i for i in range(count)]
+
+    async def test_pull_bounds(self, pair: Pair, source: bytes) -> None:
+        side = pair.sides[0]
+        wrong = [(0, ARENA_NBYTES + 1), (1, ARENA_NBYTES), (ARENA_NBYTES, 1), (-1, 1), (2**64 - 1, 1), (2**64 - 8, 16)]
+        for offset, nbytes in wrong:
+            with pytest.raises(ProtocolError):
+                await pair.left.pull(region(offset, nbytes), side.address, side)
+        await pair.left.pull(region(0, 10), side.address, side)
+        assert bytes(side.arena[:10]) == source[:10]
+
+    async def test_map_gives_nothing_beyond_bounds(self, pair: Pair) -> None:
+        for offset, nbytes in [(0, ARENA_NBYTES + 1), (ARENA_NBYTES, 1), (-1, 1), (0, -1), (2**64 - 1, 1)]:
+            with pytest.raises(ProtocolError):
+                pair.left.map(offset, nbytes)
+
+    async def test_pull_from_a_closed_connection(self, pair: Pair, left: Recorder) -> None:
+        await pair.left.aclose()
+        side = pair.sides[0]
+        with pytest.raises(ConnectionLost):
+            await pair.left.pull(region(0, 10), side.address, side)
+
+    async def test_keep_is_let_go_of(self, pair: Pair, source: bytes) -> None:
+        keeper = Keeper()
+        held = weakref.ref(keeper)
+        side = pair.sides[0]
+        await pair.left.pull(region(0, 10), side.address, keeper)
+        del keeper
+        while held() is not None:
+            await asyncio.sleep(0)
+
+    @pytest.mark.parametrize("waited", [0, 1, 2, 5, 20])
+    async def test_cancelled_pull_writes_nothing_once_it_let_go(self, pair: Pair, source: bytes, waited: int) -> None:
+        side, keeper = pair.sides[0], Keeper()
+        held = weakref.ref(keeper)
+        pull = asyncio.create_task(pair.left.pull(region(0, ARENA_NBYTES), side.address, keeper))
+        del keeper
+        await turns(waited)
+        pull.cancel()
+        await asyncio.gather(pull, return_exceptions=True)
+        del pull
+        while held() is not None:
+            await asyncio.sleep(0)
+        side.arena[:] = bytes(ARENA_NBYTES)
+        await turns(50)
+        assert not any(side.arena)
+        await pair.left.pull(region(0, ARENA_NBYTES), side.address, side)
+        assert bytes(side.arena) == source
+
+    @pytest.mark.parametrize("waited", [0, 1, 2, 5, 20])
+    @pytest.mark.parametrize("end", ["left", "right"])
+    async def test_connection_lost_during_a_pull(
+        self, pair: Pair, source: bytes, left: Recorder, right: Recorder, waited: int, end: str
+    ) -> None:
+        side, keeper = pair.sides[0], Keeper()
+        held = weakref.ref(keeper)
+        pull = asyncio.create_task(pair.left.pull(region(0, ARENA_NBYTES), side.address, keeper))
+        del keeper
+        await turns(waited)
+        (pair.left if end == "left" else pair.right).abort()
+        (outcome,) = await asyncio.gather(pull, return_exceptions=True)
+        if outcome is None:
+            assert bytes(side.arena) == source
+        else:
+            assert isinstance(outcome, ConnectionLost)
+        await left.wait_lost()
+        with pytest.raises(ConnectionLost):
+            await pair.left.pull(region(0, 10), side.address, side)
+        del pull, outcome
+        while held() is not None:
+            await asyncio.sleep(0)

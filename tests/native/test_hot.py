@@ -25,9 +25,9 @@ from zcactor.objectstore.store import Block, Store
 from zcactor.objectstore.table import LeaseTable
 from zcactor.rpc.codec import TEMPLATE, decode, encode_into, frame_at, frame_size
 from zcactor.rpc.counters import Counters
-from zcactor.rpc.credits import Credits
 from zcactor.rpc.messages import Kind, Status
 from zcactor.rpc.protocol import CallState
+from zcactor.transport.credits import Credits
 
 pytestmark = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
 

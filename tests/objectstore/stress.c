@@ -3,6 +3,7 @@
  *   stress offsets N [SEED]   a heap without memory, grown by extents that come in any order
  *   stress memory N [SEED]    over a memfd that is often full; every block carries a pattern of its own
  *   stress flaky N [SEED]     the same, and the system refuses memory now and then
+ *   stress pinned N [SEED]    as `memory`, and a fifth thread pins; none of it may be punched; also flakypinned
  *   stress fork N             threads allocate while the process forks N times
  *   stress refork             a forked child forks again: what it wrote must be there in its child
  *   stress trim N             one thread allocates and another trims: what is free must be found all the while
@@ -12,7 +13,12 @@
  * heap is either under a mutex of its own or, where that could lend the heap an ordering that it lacks, atomic and
  * relaxed: the thread sanitizer must see the heap's own ordering only.
  */
+#define _GNU_SOURCE
+#include <sys/mman.h>
+static int watched_madvise(void *address, size_t nbytes, int advice);
+#define madvise watched_madvise /* the heap's */
 #include "../../zcactor/objectstore/_heap.h"
+#undef madvise
 #include <stdio.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -46,12 +52,13 @@ typedef struct {
 enum { ENDS, PAGES, ALL };
 
 static heap_t *h;
-static int with_memory, flaky, stopping;
+static int with_memory, flaky, pinning, stopping;
+static unsigned char registered[ARENA / GRANULE + 1]; /* granules that are pinned for certain; relaxed */
 static uint64_t operations;
 static uint64_t *claims; /* a bit per 64 bytes: somebody owns them */
 static unsigned extents_added[EXTENTS], nextents;
-static uint64_t done[10]; /* what was tried, for the line at the end; relaxed */
-enum { PLACED, FULL, REFUSED, FREED, RESIZED, MUST_MOVE, MAILED, ADOPTED, TRIMMED, VERIFIED };
+enum { PLACED, FULL, REFUSED, FREED, RESIZED, MUST_MOVE, MAILED, ADOPTED, TRIMMED, VERIFIED, PINNED, COUNTERS };
+static uint64_t done[COUNTERS]; /* what was tried, for the line at the end; relaxed */
 static void count(int what) { __atomic_fetch_add(done + what, 1, __ATOMIC_RELAXED); }
 
 static uint64_t next_random(uint64_t *state) {
@@ -59,6 +66,49 @@ static uint64_t next_random(uint64_t *state) {
     return *state * 0x2545f4914f6cdd1d;
 }
 static uint64_t below(uint64_t *state, uint64_t limit) { return (next_random(state) >> 11) % limit; }
+
+/* ---------------------------------------------------------------- nothing is punched that is pinned */
+
+static int watched_madvise(void *address, size_t nbytes, int advice) {
+    uint64_t low = advice == MADV_REMOVE ? (uint64_t)address - (uint64_t)h->base : ARENA;
+    int code = madvise(address, nbytes, advice), number = errno;
+    for (uint64_t g = low / GRANULE; low < ARENA && g * GRANULE < low + nbytes; g++) /* also what was pinned since */
+        if (__atomic_load_n(registered + g, __ATOMIC_RELAXED))
+            FAIL("granule %llu is pinned and was punched", (unsigned long long)g);
+    errno = number;
+    return code;
+}
+/* Bytes that are registered. */
+static uint64_t check_registered(void) {
+    uint64_t sum = 0;
+    for (uint64_t g = 0; g * GRANULE < ARENA; g++) {
+        if (!registered[g]) continue;
+        CHECK(is_committed(h, g) && (uint64_t)lseek(h->fd, (off_t)(g * GRANULE), SEEK_HOLE) >= granule_end(h, g));
+        sum += granule_end(h, g) - g * GRANULE;
+    }
+    return sum;
+}
+static void unregister(void) {
+    for (uint64_t g = 0; g * GRANULE < ARENA; g++) __atomic_store_n(registered + g, 0, __ATOMIC_RELAXED);
+    unpin_all(h);
+}
+/* Pins a part here and there, up to a quarter of the arena, then nothing any more, and so on. */
+static void *pin_always(void *arg) {
+    uint64_t random = 0x9e3779b97f4a7c15;
+    while (!__atomic_load_n(&stopping, __ATOMIC_RELAXED)) {
+        uint64_t offset = below(&random, ARENA), nbytes = below(&random, below(&random, 8) ? MIB : 32 * MIB) + 1;
+        if (nbytes > ARENA - offset) nbytes = ARENA - offset;
+        int code = pin(h, offset, nbytes);
+        CHECK(code == 0 || (flaky && code == ENOMEM));
+        for (uint64_t g = offset / GRANULE; code == 0 && g * GRANULE < offset + nbytes; g++)
+            __atomic_store_n(registered + g, 1, __ATOMIC_RELAXED);
+        CHECK(check_registered() == h->pinned); /* changed by this thread only */
+        count(code ? REFUSED : PINNED);
+        if (h->pinned > ARENA / 4) unregister();
+        usleep((useconds_t)below(&random, 100));
+    }
+    return arg;
+}
 
 /* ---------------------------------------------------------------- nobody owns what somebody else owns */
 
@@ -141,6 +191,10 @@ static void verify(void) {
         used -= b->size;
         loose_bytes += b->size;
     }
+    uint64_t pinned = 0, pinned_used = 0;
+    for (uint64_t g = 0; with_memory && g * GRANULE < ARENA; g++)
+        if (is_pinned(h, g)) pinned += granule_end(h, g) - g * GRANULE, pinned_used += used_in(h, g);
+    CHECK(pinned == h->pinned && pinned_used == h->pinned_used);
     CHECK(used == h->used && h->used <= h->capacity && h->peak >= h->used);
     for (int bin = 0; bin < BINS; bin++) {
         CHECK((h->bins[bin] != NIL) == (int)(h->filled[bin / 64] >> bin % 64 & 1));
@@ -153,6 +207,7 @@ static void verify(void) {
         records++;
         all_bytes += b->size;
         if (b->of_numpy) of_numpy += b->size;
+        CHECK(block_from(h, b->offset) != n || b->offset + b->size <= h->high);
         /* `trim` is at work there */
         if (b->holders && n != h->spare && block_from(h, b->offset) != n) loose++, loose_bytes += b->size;
         if (!b->holders) found_free++;
@@ -312,7 +367,7 @@ static void *work(void *arg) {
     int n = 0, nadopted = 0;
     for (int i = 0; i < 8; i++) next_random(&random);
     for (uint64_t i = 0; i < operations / THREADS && !__atomic_load_n(&stopping, __ATOMIC_RELAXED); i++) {
-        if (w->number == 0 && with_memory && below(&random, 512) == 0) trim_some(&random);
+        if (w->number == 0 && with_memory && below(&random, pinning ? 16 : 512) == 0) trim_some(&random);
         if (w->number == 3 && below(&random, 512) == 0) {
             pthread_mutex_lock(&h->lock);
             verify();
@@ -418,8 +473,20 @@ static void start(worker_t *workers, uint64_t seed) {
         CHECK(pthread_create(&workers[i].thread, NULL, work, workers + i) == 0);
     }
 }
+/* What is pinned stays after everything was freed and trimmed. */
+static void finish_pinning(pthread_t thread) {
+    __atomic_store_n(&stopping, 1, __ATOMIC_RELAXED);
+    CHECK(pthread_join(thread, NULL) == 0);
+    if (h->pinned == 0) CHECK((flaky || pin(h, 3 * MIB, 20 * MIB) == 0));
+    trim(h, 0, UINT64_MAX);
+    verify();
+    CHECK(h->used == 0 && h->pinned_used == 0 && h->committed == h->pinned && idle(h) == 0 && trim(h, 0, 1) == 0);
+    uint64_t pinned = check_registered();
+    unregister();
+    CHECK(h->pinned == 0 && idle(h) == pinned && h->committed == pinned);
+}
 /* Wait for the threads; then everything is free, and nothing must be left. */
-static void finish(worker_t *workers) {
+static void finish(worker_t *workers, const pthread_t *pinner) {
     for (int i = 0; i < THREADS; i++) CHECK(pthread_join(workers[i].thread, NULL) == 0);
     for (int k = 0; k < SLOTS; k++) {
         if (mailbox[k].there) drop(&mailbox[k].piece, mailbox[k].piece.of_numpy);
@@ -427,6 +494,7 @@ static void finish(worker_t *workers) {
     }
     while (!with_memory && add_extent(0)) continue;
     verify();
+    if (pinner) finish_pinning(*pinner);
     settle(h);
     verify();
     CHECK(h->used == 0 && h->count == 0 && h->of_numpy == 0 && h->all == NIL);
@@ -455,8 +523,9 @@ static void finish(worker_t *workers) {
     heap_free(h);
     free(claims);
     static const char *names[] = {"placed", "full", "refused", "freed", "resized", "must move", "mailed", "adopted",
-        "trimmed", "verified"};
-    for (int i = 0; i < 10; i++) printf("%s %llu%s", names[i], (unsigned long long)done[i], i < 9 ? ", " : "\n");
+        "trimmed", "verified", "pinned"};
+    for (int i = 0; i < COUNTERS; i++) printf("%s%s %llu", i ? ", " : "", names[i], (unsigned long long)done[i]);
+    putchar('\n');
 }
 static void operate(uint64_t seed) {
     static worker_t workers[THREADS];
@@ -467,11 +536,14 @@ static void operate(uint64_t seed) {
         CHECK(h->event_fd >= 0);
     }
     int bell = h->event_fd;
+    pthread_t pinner;
+    if (pinning) CHECK(pthread_create(&pinner, NULL, pin_always, NULL) == 0);
     start(workers, seed);
-    finish(workers);
+    finish(workers, pinning ? &pinner : NULL);
     if (bell >= 0) close(bell);
-    for (int i = PLACED; i < VERIFIED + 1; i++) /* a run that never met a case says nothing about it */
-        if (operations >= 20000 && !done[i] && (i != REFUSED || flaky) && (i != TRIMMED || with_memory))
+    for (int i = PLACED; i < COUNTERS; i++) /* a run that never met a case says nothing about it */
+        if (operations >= 20000 && !done[i] && (i != REFUSED || flaky) && (i != TRIMMED || with_memory) &&
+            (i != PINNED || pinning))
             FAIL("counter %d stayed 0", i);
 }
 /* 0, or how it ended. */
@@ -533,7 +605,7 @@ static void fork_often(uint64_t forks) {
     }
     __atomic_store_n(&stopping, 1, __ATOMIC_RELAXED);
     for (; n; n--) drop(pieces + n - 1, pieces[n - 1].of_numpy);
-    finish(workers);
+    finish(workers, NULL);
 }
 static void fork_twice(void) {
     open_heap();
@@ -607,16 +679,18 @@ int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
     operations = argc > 2 ? strtoull(argv[2], NULL, 10) : 0;
     with_memory = strcmp(mode, "offsets") != 0;
-    flaky = strcmp(mode, "flaky") == 0;
+    flaky = strncmp(mode, "flaky", 5) == 0;
+    pinning = strstr(mode, "pinned") != NULL;
     CHECK(pthread_atfork(before_fork, after_fork, after_fork_in_child) == 0);
     uint64_t seed = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
-    if (!strcmp(mode, "offsets") || !strcmp(mode, "memory") || flaky) operate(seed);
+    if (!strcmp(mode, "offsets") || !strcmp(mode, "memory") || flaky || pinning) operate(seed);
     else if (!strcmp(mode, "fork")) fork_often(operations);
     else if (!strcmp(mode, "refork")) fork_twice();
     else if (!strcmp(mode, "trim")) allocate_while_trimmed();
     else if (!strcmp(mode, "punch")) refuse_to_punch();
     else {
-        fprintf(stderr, "usage: %s offsets|memory|flaky|fork|trim N [SEED], %s refork|punch\n", argv[0], argv[0]);
+        fprintf(stderr, "usage: %s offsets|memory|flaky|pinned|flakypinned|fork|trim N [SEED], %s refork|punch\n",
+            argv[0], argv[0]);
         return 2;
     }
     return 0;

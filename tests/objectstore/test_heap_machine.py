@@ -1,7 +1,8 @@
-"""Arrays and blocks of a heap in any order: created, copied, viewed, written to, adopted, resized, freed, trimmed."""
+"""Arrays and blocks of a heap in any order: made, copied, viewed, written, adopted, resized, freed, trimmed, pinned."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ class Arrays(RuleBasedStateMachine):
         self.store = Store(12 * MIB, PROCESS, extent_nbytes=2 * MIB)
         self.alive: list[Entry] = []
         self.number = 0
+        self.pinned: set[int] = set()
+        """Granules."""
 
     def _within(self, array: Array) -> bool:
         return lies_in(self.store, array) if array.size else False
@@ -171,6 +174,24 @@ class Arrays(RuleBasedStateMachine):
         before = self.store.stats().committed
         given = self.store.heap.trim(keep, at_most)
         assert self.store.stats().committed == before - given
+
+    @rule(low=st.integers(0, 12 * MIB), nbytes=st.integers(0, 3 * MIB))
+    def pin(self, low: int, nbytes: int) -> None:
+        nbytes = min(nbytes, 12 * MIB - low)
+        self.store.arena.pin(low, nbytes)
+        self.pinned.update(range(low // GRANULE_NBYTES, -(-(low + nbytes) // GRANULE_NBYTES) if nbytes else 0))
+
+    @rule()
+    def unpin(self) -> None:
+        self.store.heap.unpin_all()
+        self.pinned.clear()
+
+    @invariant()
+    def what_is_pinned_has_memory(self) -> None:
+        fd = self.store.arena.fd
+        assert self.store.heap.pinned == len(self.pinned) * GRANULE_NBYTES
+        for granule in self.pinned:
+            assert os.lseek(fd, granule * GRANULE_NBYTES, os.SEEK_HOLE) >= (granule + 1) * GRANULE_NBYTES
 
     @invariant()
     def contents_are_intact(self) -> None:

@@ -91,7 +91,10 @@ def counted(output: str) -> dict[str, int]:
         ("offsets", 400_000),
         ("memory", 400_000),
         ("flaky", 100_000),
+        ("pinned", 50_000),
+        ("flakypinned", 50_000),
         *(pytest.param(mode, 10_000_000, marks=pytest.mark.slow) for mode in ("offsets", "memory", "flaky")),
+        pytest.param("pinned", 2_000_000, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.timeout(900)
@@ -104,7 +107,7 @@ def test_four_threads(build: Build, mode: str, operations: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address"])
-@pytest.mark.parametrize("mode", ["offsets", "memory"])
+@pytest.mark.parametrize("mode", ["offsets", "memory", "pinned", "flakypinned"])
 @pytest.mark.timeout(200)
 def test_four_threads_under_a_sanitizer(build: Build, flags: tuple[str, ...], mode: str) -> None:
     done = counted(stress(build(*flags), mode, 40_000, 7, timeout=150))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -13,6 +13,21 @@ from zcactor.rpc.call import Call
 from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import Flags, Status
 from zcactor.rpc.protocol import CallState
+
+
+async def until(condition: Callable[[], bool], turn: Callable[[], object] = lambda: None) -> None:
+    """Let the loop go round, with a `turn` in each round, until the condition holds."""
+    async with asyncio.timeout(20):
+        while not condition():
+            turn()
+            await asyncio.sleep(0)
+
+
+def echo_all(pair: Pair) -> None:
+    """Answer the calls that have come."""
+    for incoming in list(pair.b.incoming.values()):
+        echo(incoming)
+
 
 # ---------------------------------------------------------------- calls
 
@@ -55,9 +70,7 @@ async def test_many_calls_both_ways(kind: str, depth: int) -> None:
         call.refs = 1
         pair.b.send_call(call, 2, 0, 0, 0, b"\xc1%d" % -i, ())
         back.append(call)
-    async with asyncio.timeout(20):
-        while not all(call.done for call in calls + back):
-            await asyncio.sleep(0)
+    await until(lambda: all(call.done for call in calls + back))
     assert [call.payload for call in calls] == [b"\xc1%d" % i for i in range(500)]
     assert [call.payload for call in back] == [b"\xc1%d" % -i for i in range(500)]
     assert [incoming.payload for incoming in pair.hubs[1].received] == [call.payload for call in calls], "in order"
@@ -68,11 +81,7 @@ async def test_credits_hold_calls_back(pair: Pair) -> None:
     calls = [pair.call(b"\xc1%d" % i) for i in range(100)]
     assert pair.a.credits.available == 0
     assert pair.hubs[0].counters.frames_sent < DEPTH
-    async with asyncio.timeout(20):
-        while not all(call.done for call in calls):
-            for incoming in list(pair.b.incoming.values()):
-                echo(incoming)
-            await asyncio.sleep(0)
+    await until(lambda: all(call.done for call in calls), lambda: echo_all(pair))
     assert [call.payload for call in calls] == [b"\xc1%d" % i for i in range(100)]
 
 
@@ -96,9 +105,7 @@ async def test_calls_from_threads(pair: Pair) -> None:
             calls[number].append(pair.call(b"\xc1%d %d" % (number, i)))
 
     await asyncio.gather(*(home.run_in_executor(None, work, number) for number in range(4)))
-    async with asyncio.timeout(20):
-        while not all(call.done for some in calls for call in some):
-            await asyncio.sleep(0)
+    await until(lambda: all(call.done for some in calls for call in some))
     for number, some in enumerate(calls):
         assert [call.payload for call in some] == [b"\xc1%d %d" % (number, i) for i in range(200)]
         received = [i.payload for i in pair.hubs[1].received if i.payload.startswith(b"\xc1%d " % number)]
@@ -155,10 +162,6 @@ async def test_cancel_of_a_call_in_the_backlog(pair: Pair) -> None:
     calls = [pair.call(b"\xc1%d" % i) for i in range(3 * DEPTH)]
     pair.a.cancel(calls[-1])
     calls[-1].fail(asyncio.CancelledError())
-    async with asyncio.timeout(20):
-        while pair.a.pending:
-            for incoming in list(pair.b.incoming.values()):
-                echo(incoming)
-            await asyncio.sleep(0)
+    await until(lambda: not pair.a.pending, lambda: echo_all(pair))
     assert all(call.done for call in calls)
     assert pair.a.closed is None

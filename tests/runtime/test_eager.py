@@ -18,6 +18,13 @@ def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
     return start_eagerly(coroutine, asyncio.get_running_loop(), contextvars.copy_context())
 
 
+def suspended(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """The task that a coroutine becomes which does not end at once."""
+    task = start(coroutine)
+    assert task is not None
+    return task
+
+
 async def outside() -> list[Any]:
     """Run from a callback of the loop, as frames are taken in: no task is current there."""
     seen: list[Any] = []
@@ -64,8 +71,7 @@ async def test_goes_on_as_the_task_it_began_as() -> None:
         await gate.wait()
         seen.append(asyncio.current_task())
 
-    task = start(work())
-    assert task is not None
+    task = suspended(work())
     assert not task.done()
     gate.set()
     await task
@@ -81,8 +87,7 @@ async def test_a_future_that_is_done_before_the_task_takes_its_step() -> None:
         await asyncio.sleep(0)
         seen.append("end")
 
-    task = start(work())
-    assert task is not None
+    task = suspended(work())
     future.set_result("value")
     await task
     assert seen == ["value", "end"]
@@ -98,9 +103,7 @@ async def test_timeout_over_the_first_suspension() -> None:
         except TimeoutError as error:
             caught.append(error)
 
-    task = start(work())
-    assert task is not None
-    await task
+    await suspended(work())
     assert len(caught) == 1
 
 
@@ -117,9 +120,7 @@ async def test_task_group_over_the_first_suspension() -> None:
             group.create_task(child(2))
         seen.append(3)
 
-    task = start(work())
-    assert task is not None
-    await task
+    await suspended(work())
     assert seen == [1, 2, 3]
 
 
@@ -136,8 +137,7 @@ async def test_cancelling(turns: int) -> None:
             seen.append("cleaned up")
             raise
 
-    task = start(work())
-    assert task is not None
+    task = suspended(work())
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()
@@ -156,8 +156,7 @@ async def test_cancelling_that_is_caught() -> None:
         except asyncio.CancelledError:
             seen.append("caught")
 
-    task = start(work())
-    assert task is not None
+    task = suspended(work())
     task.cancel()
     await task
     assert seen == ["caught"]
@@ -171,9 +170,7 @@ async def test_context_is_one_from_first_step_to_last() -> None:
         await asyncio.sleep(0)
         seen.append(variable.get())
 
-    task = start(work())
-    assert task is not None
-    await task
+    await suspended(work())
     assert seen == [7]
     assert variable.get() == 0
 

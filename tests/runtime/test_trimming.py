@@ -89,6 +89,11 @@ class FakeHeap:
         """Free memory lies in crumbs: nothing can be given back."""
         self.fd = -1
 
+    @property
+    def idle(self) -> int:
+        """See `Heap.idle`."""
+        return max(self.committed - self.used, 0)
+
     def watch(self, event_fd: int, idle_limit: int) -> int:
         """See `Heap.watch`."""
         self.watched.append((event_fd >= 0, idle_limit))
@@ -354,6 +359,24 @@ def test_what_is_freed_just_before_the_heap_is_watched_again_is_not_missed(store
     told = loop.read()
     trimmer.close()
     assert told or loop.pending
+
+
+def test_pinned_memory_is_not_idle(store: Store) -> None:
+    store.heap.pin(0, 128 * MIB)
+    trimmer, loop = made(store.heap)
+    dirty = np.ones(100 * MIB, "u1")
+    del dirty
+    assert not loop.read() and store.heap.idle == 0
+    dirty = np.ones(200 * MIB, "u1")
+    del dirty
+    assert loop.read() and store.heap.idle == 72 * MIB
+    while loop.pending:
+        loop.run_timer()
+    assert store.heap.committed == 128 * MIB
+    assert not loop.read(), "armed again, and nothing to tell"
+    store.heap.unpin_all()
+    assert loop.read(), "now it is idle"
+    trimmer.close()
 
 
 async def test_on_a_real_loop(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

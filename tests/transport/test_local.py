@@ -17,7 +17,7 @@ import pytest
 
 from tests.conformance.connection import (
     ARENA_NBYTES,
-    ConnectionSuite,
+    MappingSuite,
     Pair,
     Recorder,
     Side,
@@ -34,7 +34,7 @@ from zcactor.transport.local import LocalEndpoint
 from zcactor.transport.local_connection import LocalConnection
 
 
-class TestLocal(ConnectionSuite):
+class TestLocal(MappingSuite):
     @pytest.fixture
     def sides(self, tmp_path: Path) -> Iterator[tuple[Side, Side]]:
         directory = run_directory(tmp_path)

@@ -1,151 +1,89 @@
-"""A local connection on a plain socket pair: cuts, dribbles, threads that die, forks."""
+"""A local connection's arena, without an endpoint: what is mapped when, and how often."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-import struct
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from tests.conformance.connection import Recorder, put, send, turns
+from tests.transport.local_arena import memfd
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport.base import PeerInfo
+from zcactor.transport.base import PeerInfo, RemoteRegion
 from zcactor.transport.local_connection import LocalConnection
+from zcactor.transport.mapping import Mapping
 
-
-async def no_arena() -> None:
-    return None
-
-
-def connection_on(sock: socket.socket) -> LocalConnection:
-    sock.setblocking(False)
-    peer = PeerInfo(bytes(16), 4242, os.getuid(), 0)
-    return LocalConnection(sock, peer, recv_depth=10, eager_limit=1000, mapping=None, map_writable=no_arena)
+NBYTES = 8192
 
 
 @pytest.fixture
-async def wired() -> AsyncIterator[tuple[LocalConnection, Recorder, socket.socket]]:
-    """A started connection, what it receives, and the bare socket at the other end."""
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     near, far = socket.socketpair()
-    connection, recorder = connection_on(near), Recorder()
-    connection.start(recorder)
-    with far:
-        yield connection, recorder, far
+    near.setblocking(False)
+    with near, far:
+        yield near, far
+
+
+@pytest.fixture
+def arena() -> Iterator[int]:
+    with memfd(NBYTES) as fd:
+        yield fd
+
+
+Ends = tuple[socket.socket, socket.socket]
+
+
+def connection_on(
+    sock: socket.socket, arena: int, open_arena: Callable[[], Awaitable[Mapping | None]]
+) -> LocalConnection:
+    peer = PeerInfo(bytes(16), 4242, os.getuid(), NBYTES)
+    mapping = Mapping(arena, NBYTES)
+    return LocalConnection(sock, peer, recv_depth=10, eager_limit=1000, mapping=mapping, map_writable=open_arena)
+
+
+async def test_writable_mapping_is_made_once(ends: Ends, arena: int) -> None:
+    made: list[Mapping] = []
+
+    async def map_writable() -> Mapping:
+        await asyncio.sleep(0)
+        made.append(Mapping(arena, NBYTES, writable=True))
+        return made[0]
+
+    connection = connection_on(ends[0], arena, map_writable)
+    with pytest.raises(LookupError, match="open_writable"):
+        connection.map(0, 1, writable=True)
+    await asyncio.gather(*(connection.open_writable() for _ in range(3)))
+    assert connection.writable_mapping is made[0]
+    assert connection.map(5, 1, writable=True) == made[0].address + 5
+    assert connection.map(5, 1) != made[0].address + 5
+    assert len(made) == 1
     connection.abort()
-    await turns()
 
 
-Wired = tuple[LocalConnection, Recorder, socket.socket]
-FRAME = struct.pack("<I", 20) + bytes(range(20))
+async def test_failing_to_map_leaves_it_as_it_was(ends: Ends, arena: int) -> None:
+    async def map_writable() -> Mapping:
+        raise ConnectionLost("nobody there")
+
+    connection = connection_on(ends[0], arena, map_writable)
+    for _ in range(2):
+        with pytest.raises(ConnectionLost, match="nobody there"):
+            await connection.open_writable()
+    assert connection.writable_mapping is None
+    connection.abort()
+    with pytest.raises(ConnectionLost, match="closed"):
+        await connection.open_writable()
 
 
-@pytest.mark.parametrize("kept", range(len(FRAME) + 1))
-async def test_stream_cut_at_every_byte(wired: Wired, kept: int) -> None:
-    _, recorder, far = wired
-    far.send(FRAME + FRAME[:kept])
-    far.close()
-    assert isinstance(await recorder.wait_lost(), ConnectionLost)
-    assert recorder.frames == [FRAME[4:]] * (2 if kept == len(FRAME) else 1)
-    await turns()
-    assert len(recorder.lost) == 1
+async def test_nothing_is_pulled(ends: Ends, arena: int) -> None:
+    async def map_writable() -> None:
+        return None
 
-
-async def test_one_byte_at_a_time(wired: Wired) -> None:
-    _, recorder, far = wired
-    for byte in FRAME * 3:
-        far.send(bytes((byte,)))
-        await turns(2)
-    assert await recorder.wait_frames(3) == [FRAME[4:]] * 3
-
-
-@pytest.mark.parametrize("first", [1, 3, 4, 5, 23])
-async def test_partial_frame_before_a_bad_prefix(wired: Wired, first: int) -> None:
-    _, recorder, far = wired
-    data = FRAME + b"\xff\xff\xff\xff"
-    far.send(data[:first])
-    await turns()
-    far.send(data[first:])
-    assert isinstance(await recorder.wait_lost(), ProtocolError)
-    assert recorder.frames == [FRAME[4:]]
-
-
-async def test_whole_frame_beyond_the_limit(wired: Wired) -> None:
-    connection, recorder, far = wired
-    nbytes = connection.max_frame + 1
-    far.send(struct.pack("<I", nbytes) + bytes(nbytes))
-    assert isinstance(await recorder.wait_lost(), ProtocolError)
-    assert recorder.frames == []
-
-
-async def test_end_is_noticed_while_nothing_is_read_or_written(wired: Wired) -> None:
-    connection, recorder, far = wired
-    send(connection, [b"the peer never reads this, so its end leaves an error on the socket"])
-    far.send(FRAME * 3)
-    far.close()
-    assert isinstance(await recorder.wait_lost(), ConnectionLost)
-    assert recorder.frames == [FRAME[4:]] * 3
-
-
-async def test_blocked_sender_hears_of_the_end(wired: Wired) -> None:
-    connection, recorder, far = wired
-    for _ in range(200):
-        put(connection, b"." * connection.max_frame)
-    connection.flush()
-    closing = asyncio.create_task(connection.aclose())
-    await turns()
-    assert not closing.done()
-    far.close()
-    await closing
-    assert recorder.lost == [None]
-
-
-async def test_peer_that_only_stops_reading(wired: Wired) -> None:
-    connection, recorder, far = wired
-    far.shutdown(socket.SHUT_RD)
-    send(connection, [b"refused"])
-    cause = await recorder.wait_lost()
-    assert isinstance(cause, ConnectionLost)
-    assert isinstance(cause.__cause__, BrokenPipeError)
-
-
-async def test_abort_from_another_thread(wired: Wired) -> None:
-    connection, recorder, _ = wired
-    await asyncio.to_thread(connection.abort)
-    assert await recorder.wait_lost() is None
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-async def test_abort_in_a_forked_child_harms_nobody(wired: Wired) -> None:
-    connection, recorder, far = wired
-    child = os.fork()
-    if child == 0:
-        connection.abort()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    far.send(FRAME)
-    await recorder.wait_frames(1)
-    send(connection, [FRAME[4:]])
-    assert far.recv(100) == FRAME
-    assert recorder.lost == []
-
-
-async def test_causes_name_the_process(wired: Wired) -> None:
-    connection, recorder, far = wired
-    assert "4242" in repr(connection)
-    far.close()
-    assert "process 4242 closed the connection" in str(await recorder.wait_lost())
-    with pytest.raises(ConnectionLost, match="4242"):
-        connection.reserve(10)
-
-
-async def test_lets_go_of_descriptors_and_receiver() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    near, far = socket.socketpair()
-    connection, recorder = connection_on(near), Recorder()
-    connection.start(recorder)
-    far.close()
-    await recorder.wait_lost()
-    assert len(os.listdir("/proc/self/fd")) == before
+    connection = connection_on(ends[0], arena, map_writable)
+    with pytest.raises(RuntimeError, match="is mapped"):
+        await connection.pull(RemoteRegion(1, 0, 1), connection.map(0, 1), None)
+    with pytest.raises(ProtocolError, match="process 4242 named 2 bytes at 8191"):
+        connection.map(NBYTES - 1, 2)
+    assert repr(connection) == "<LocalConnection to process 4242, open>"
+    connection.abort()

@@ -7,21 +7,31 @@ import secrets
 
 import pytest
 
-from tests.conformance.connection import ARENA_NBYTES, ConnectionSuite, Side
+from tests.conformance.connection import ARENA_NBYTES, MappingSuite, PullingSuite, Side
 from zcactor.transport.loopback import LoopbackEndpoint, LoopbackNetwork
 
 
-class TestLoopback(ConnectionSuite):
+def two_sides(*, maps: bool) -> tuple[Side, Side]:
+    network = LoopbackNetwork(seed=1, maps=maps)
+
+    def side() -> Side:
+        process, arena = secrets.token_bytes(16), bytearray(ARENA_NBYTES)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(arena))
+        return Side(LoopbackEndpoint(network, process, (address, ARENA_NBYTES)), process, arena)
+
+    return side(), side()
+
+
+class TestLoopback(MappingSuite):
     @pytest.fixture
     def sides(self) -> tuple[Side, Side]:
-        network = LoopbackNetwork(seed=1)
+        return two_sides(maps=True)
 
-        def side() -> Side:
-            process, arena = secrets.token_bytes(16), bytearray(ARENA_NBYTES)
-            address = ctypes.addressof(ctypes.c_char.from_buffer(arena))
-            return Side(LoopbackEndpoint(network, process, (address, ARENA_NBYTES)), process, arena)
 
-        return side(), side()
+class TestLoopbackBetweenHosts(PullingSuite):
+    @pytest.fixture
+    def sides(self) -> tuple[Side, Side]:
+        return two_sides(maps=False)
 
 
 async def test_name_in_use() -> None:

@@ -66,35 +66,6 @@ async def test_descriptor_of_a_peer_that_is_gone(ends: Ends) -> None:
         await unix.receive_descriptor(ends[1])
 
 
-async def test_receive_exactly(ends: Ends) -> None:
-    receiving = asyncio.create_task(unix.receive_exactly(ends[1], 5))
-    for part in (b"ab", b"cdefgh"):
-        await asyncio.sleep(0)
-        ends[0].send(part)
-    assert await receiving == b"abcde"
-    assert await unix.receive_exactly(ends[1], 3) == b"fgh"
-    ends[0].send(b"x")
-    ends[0].close()
-    with pytest.raises(ConnectionLost):
-        await unix.receive_exactly(ends[1], 2)
-
-
-async def test_send_all_waits_for_room(ends: Ends) -> None:
-    data = os.urandom(2 << 20)
-    sending = asyncio.create_task(unix.send_all(ends[0], data))
-    assert await unix.receive_exactly(ends[1], len(data)) == data
-    await sending
-
-
-async def test_cancelling_leaves_no_watch(ends: Ends) -> None:
-    receiving = asyncio.create_task(unix.receive_exactly(ends[1], 5))
-    await asyncio.sleep(0)
-    receiving.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await receiving
-    assert not asyncio.get_running_loop().remove_reader(ends[1].fileno())
-
-
 def test_peer_uid(ends: Ends) -> None:
     assert unix.peer_uid(ends[0]) == os.geteuid()
 

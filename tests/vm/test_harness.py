@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tools import vm
+from tools import vm, vm_image
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GUEST_VERBS = shlex.join([sys.executable, str(Path(__file__).resolve().parent / "guest_verbs.py")])
@@ -201,20 +201,22 @@ class TestEnds:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
     def test_emulator_ends_with_the_program(self, scratch: Path, number: int) -> None:
         program = subprocess.Popen(
-            [sys.executable, str(ROOT / "tools" / "vm.py"), "run", "--", "sleep", "1000"],
+            [sys.executable, str(ROOT / "tools" / "vm.py"), "run", "--", "sh", "-c", "echo runs; sleep 1000"],
             env={**os.environ, "TMPDIR": str(scratch)},
+            stdout=subprocess.PIPE,
         )
+        assert program.stdout is not None
         try:
-            deadline = time.monotonic() + 30
-            while not (found := processes_of(psutil.Process(program.pid))):
-                assert time.monotonic() < deadline and program.poll() is None
-                time.sleep(0.05)
+            assert program.stdout.readline() == b"runs\n"
+            found = processes_of(psutil.Process(program.pid))
+            assert found
             program.send_signal(number)
             assert program.wait(30) == (128 + number if number == signal.SIGTERM else -number)
             assert psutil.wait_procs(found, timeout=30)[1] == []
         finally:
             program.kill()
             program.wait()
+            program.stdout.close()
         if number == signal.SIGTERM:
             assert list(scratch.iterdir()) == []
 
@@ -252,14 +254,21 @@ class TestCheck:
     @pytest.mark.skipif(vm.distribution() != "debian", reason="not Debian")
     def test_packages_that_may_not_be_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
-        monkeypatch.setattr(vm, "PACKAGES", ("no-such-package", "dpkg"))
+        monkeypatch.setattr(vm_image, "PACKAGES", ("no-such-package", "dpkg"))
         with pytest.raises(vm.Unavailable, match="not root, which it takes to install no-such-package$"):
             vm.check(prepared=False)
 
     @pytest.mark.skipif(vm.distribution() != "debian", reason="not Debian")
     def test_not_prepared(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(vm, "PACKAGES", ("dpkg",))
+        monkeypatch.setattr(vm_image, "PACKAGES", ("dpkg",))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         vm.check(prepared=False)
         with pytest.raises(vm.Unavailable, match="run python tools/vm.py prepare"):
             vm.check()
+
+
+@pytest.mark.parametrize("name", ["MODULES", "FOLDERS", "SCRIPTS"])
+def test_an_image_of_other_contents_has_another_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    before = vm_image._recipe()
+    monkeypatch.setattr(vm_image, name, ())
+    assert vm_image._recipe() != before

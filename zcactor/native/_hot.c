@@ -51,7 +51,7 @@ static PyObject *protocol_error, *connection_lost, *state_queued, *state_sent, *
 #define PUT(T, p, v) do { T put_ = (T)(v); memcpy((p), &put_, sizeof put_); } while (0)
 #define GET(T, p) (__extension__({ T get_; memcpy(&get_, (p), sizeof get_); get_; }))
 
-/* ---------------------------------------------------------------- Credits: zcactor.rpc.credits.Credits, atomic */
+/* ---------------------------------------------------------------- Credits: zcactor.transport.credits.Credits, atomic */
 
 typedef struct { PyObject_HEAD int window, available, owed, threshold; } Credits;
 
@@ -129,7 +129,7 @@ static PyTypeObject CreditsType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Credits",
     .tp_basicsize = sizeof(Credits), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
     .tp_init = (initproc)credits_init, .tp_methods = credits_methods, .tp_getset = credits_getset,
-    .tp_doc = "zcactor.rpc.credits.Credits, with every operation atomic towards other threads."};
+    .tp_doc = "zcactor.transport.credits.Credits, with every operation atomic towards other threads."};
 
 /* ---------------------------------------------------------------- Counters: zcactor.rpc.counters.Counters */
 

@@ -172,14 +172,19 @@ static PyObject *heap_grow(Heap *self, PyObject *const *args, Py_ssize_t nargs) 
                             (unsigned long long)nbytes, (unsigned long long)offset);
     Py_RETURN_NONE;
 }
+/* (offset, nbytes), a range of the arena; 0, or -1 with an exception. */
+static int range(const heap_t *h, PyObject *const *args, Py_ssize_t nargs, uint64_t *offset, uint64_t *nbytes) {
+    if (sizes(args, nargs, offset, nbytes) < 0) return -1;
+    if (h->base && *offset <= h->nbytes && *nbytes <= h->nbytes - *offset) return 0;
+    PyErr_Format(PyExc_ValueError, "%llu bytes at %llu are not inside an arena of %llu bytes", (unsigned long long)*nbytes,
+                 (unsigned long long)*offset, (unsigned long long)h->nbytes);
+    return -1;
+}
 /* commit(offset, nbytes): memory behind the range, which the caller owns; OSError when the system has none. */
 static PyObject *heap_commit(Heap *self, PyObject *const *args, Py_ssize_t nargs) {
     uint64_t offset, nbytes;
-    if (sizes(args, nargs, &offset, &nbytes) < 0) return NULL;
     heap_t *h = self->shared->heap;
-    if (!h->base || offset > h->nbytes || nbytes > h->nbytes - offset)
-        return PyErr_Format(PyExc_ValueError, "%llu bytes at %llu are not inside an arena of %llu bytes", (unsigned long long)nbytes,
-                            (unsigned long long)offset, (unsigned long long)h->nbytes);
+    if (range(h, args, nargs, &offset, &nbytes) < 0) return NULL;
     if (h->fd < 0) { PyErr_SetString(PyExc_ValueError, "the arena is closed"); return NULL; }
     if (missing(h, offset, nbytes) == 0) Py_RETURN_NONE;
     int code;
@@ -187,6 +192,25 @@ static PyObject *heap_commit(Heap *self, PyObject *const *args, Py_ssize_t nargs
     code = commit_surely(h, offset, nbytes);
     Py_END_ALLOW_THREADS
     if (code) { errno = code; return PyErr_SetFromErrno(PyExc_OSError); }
+    Py_RETURN_NONE;
+}
+/* pin(offset, nbytes): memory behind the range, whoever owns it, that is never given back; OSError when the system has none. */
+static PyObject *heap_pin(Heap *self, PyObject *const *args, Py_ssize_t nargs) {
+    uint64_t offset, nbytes;
+    heap_t *h = self->shared->heap;
+    if (range(h, args, nargs, &offset, &nbytes) < 0) return NULL;
+    int code;
+    Py_BEGIN_ALLOW_THREADS
+    code = pin(h, offset, nbytes);
+    Py_END_ALLOW_THREADS
+    if (code < 0) { PyErr_SetString(PyExc_ValueError, "the arena is closed"); return NULL; }
+    if (code) { errno = code; return PyErr_SetFromErrno(PyExc_OSError); }
+    Py_RETURN_NONE;
+}
+static PyObject *heap_unpin_all(Heap *self, PyObject *Py_UNUSED(ignored)) {
+    Py_BEGIN_ALLOW_THREADS
+    unpin_all(self->shared->heap);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 /* An object for one holder of the block at `offset`, which it takes over, also when it fails. */
@@ -241,8 +265,8 @@ static PyObject *heap_trim(Heap *self, PyObject *const *args, Py_ssize_t nargs) 
     Py_END_ALLOW_THREADS
     return PyLong_FromUnsignedLongLong(given);
 }
-/* watch(event_fd, idle_limit): make the eventfd readable once more than that many committed bytes are free; -1 stops it. Returns
- * the most bytes that were used at a time since the last call. */
+/* watch(event_fd, idle_limit): make the eventfd readable once more than that many bytes are idle; -1 stops it. Returns the most
+ * bytes that were used at a time since the last call. */
 static PyObject *heap_watch(Heap *self, PyObject *args) {
     int fd;
     unsigned long long limit;
@@ -258,13 +282,26 @@ static PyObject *heap_watch(Heap *self, PyObject *args) {
     pthread_mutex_unlock(&h->lock);
     return PyLong_FromUnsignedLongLong(peak);
 }
+/* watch_growth(event_fd, limit): make the eventfd readable, once, when a block ends or has ended above the limit; -1 stops it. */
+static PyObject *heap_watch_growth(Heap *self, PyObject *args) {
+    int fd;
+    unsigned long long limit;
+    if (!PyArg_ParseTuple(args, "iK", &fd, &limit)) return NULL;
+    heap_t *h = self->shared->heap;
+    pthread_mutex_lock(&h->lock);
+    h->growth_fd = h->closed ? -1 : fd;
+    h->growth_limit = limit;
+    tell_of_growth(h);
+    pthread_mutex_unlock(&h->lock);
+    Py_RETURN_NONE;
+}
 static PyObject *heap_shut(Heap *self, PyObject *Py_UNUSED(ignored)) {
     Py_BEGIN_ALLOW_THREADS
     heap_close(self->shared->heap);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
-enum { FD, ADDRESS, NBYTES, CAPACITY, USED, OF_NUMPY, COMMITTED, LARGEST_FREE, TAIL_FREE, CLOSED };
+enum { FD, ADDRESS, NBYTES, CAPACITY, USED, OF_NUMPY, COMMITTED, PINNED, IDLE, HIGH, LARGEST_FREE, TAIL_FREE, CLOSED };
 static PyObject *heap_get(Heap *self, void *which) {
     heap_t *h = self->shared->heap;
     pthread_mutex_lock(&h->lock);
@@ -277,6 +314,9 @@ static PyObject *heap_get(Heap *self, void *which) {
     case USED: value = (long long)h->used; break;
     case OF_NUMPY: value = (long long)h->of_numpy; break;
     case COMMITTED: value = (long long)h->committed; break;
+    case PINNED: value = (long long)h->pinned; break;
+    case IDLE: value = (long long)idle(h); break;
+    case HIGH: value = (long long)h->high; break;
     case LARGEST_FREE: settle(h); value = (long long)largest_free(h); break;
     case TAIL_FREE: settle(h); value = (long long)tail_free(h); break;
     case CLOSED: value = h->closed; break;
@@ -441,11 +481,14 @@ static PyMethodDef heap_methods[] = {
     {"free", (PyCFunction)heap_free_block, METH_O, "free(offset): one holder less"},
     {"grow", FAST(heap_grow), "grow(offset, nbytes): add an extent, to a heap without memory"},
     {"commit", FAST(heap_commit), "commit(offset, nbytes): memory behind the range"},
+    {"pin", FAST(heap_pin), "pin(offset, nbytes): memory behind the range, never to be given back"},
+    {"unpin_all", (PyCFunction)heap_unpin_all, METH_NOARGS, "What was pinned may be given back."},
     {"take", FAST(heap_take), "take(nbytes, alignment=64) -> Hold: allocate, and free with the object"},
     {"around", (PyCFunction)heap_around, METH_O, "around(offset) -> where the block it lies in begins, or -1"},
     {"adopt", (PyCFunction)heap_adopt, METH_O, "adopt(offset) -> Hold, one more holder of NumPy's memory, or None"},
     {"trim", FAST(heap_trim), "trim(keep, at_most) -> bytes given back to the system"},
     {"watch", (PyCFunction)heap_watch, METH_VARARGS, "watch(event_fd, idle_limit) -> most bytes used since the last call"},
+    {"watch_growth", (PyCFunction)heap_watch_growth, METH_VARARGS, "watch_growth(event_fd, limit): tell once of a block above the limit"},
     {"use", (PyCFunction)heap_use, METH_O, "use(min_nbytes) -> handler: NumPy allocates here, in this context"},
     {"close", (PyCFunction)heap_shut, METH_NOARGS, "Allocate nothing more. What is allocated stays."},
     {NULL, NULL, 0, NULL}};
@@ -463,6 +506,8 @@ static PyGetSetDef heap_getset[] = {
     GET("nbytes", NBYTES, "Bytes of the file."), GET("capacity", CAPACITY, "Bytes of all extents."),
     GET("used", USED, "Bytes allocated, rounding included."), GET("of_numpy", OF_NUMPY, "Bytes allocated of arrays that own them."),
     GET("committed", COMMITTED, "Bytes of memory taken from the system."),
+    GET("pinned", PINNED, "Bytes of it that are never given back."), GET("idle", IDLE, "Bytes committed, free, and not pinned."),
+    GET("high", HIGH, "One past the highest offset that was ever handed out."),
     GET("largest_free", LARGEST_FREE, "Bytes of the largest block that could be had."),
     GET("tail_free", TAIL_FREE, "Bytes of the free block at the highest address."),
     GET("closed", CLOSED, "1 once nothing is allocated any more."), {NULL, NULL, NULL, NULL, NULL}};

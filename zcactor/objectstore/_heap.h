@@ -2,7 +2,7 @@
  *
  * Nothing here knows Python, so that any thread may call it without the interpreter lock and a thread sanitizer can watch it
  * (tests/objectstore/stress.c). One mutex guards the blocks; it is held for a few tree operations and never during a system
- * call. What is committed stands in a bitmap of its own, with atomic bits.
+ * call. What is committed stands in a bitmap of its own, with atomic bits; what is pinned in another, see `pin`.
  *
  * Blocks: best fit with immediate coalescing, the lowest address among equals. A free block stands in the tree of its size
  * class, ordered by (size, offset); an allocated one in the tree of all, ordered by offset. Both are treaps (Seidel and
@@ -46,7 +46,10 @@ typedef struct {
 
 typedef struct heap {
     pthread_mutex_t lock;
-    pthread_mutex_t trimming; /* held while `trim` has taken a free block away; taken before `lock` */
+    /* Taken in this order, `lock` last. */
+    pthread_mutex_t pinning;  /* one `pin` at a time; the heap is not closed meanwhile */
+    pthread_mutex_t trimming; /* held while `trim` has taken a free block away */
+    pthread_mutex_t punching; /* held from the look whether granules may go until they are gone */
     char *base; /* NULL: an allocator of offsets, without memory */
     uint64_t nbytes;
     int fd, closed, foreign; /* foreign: in a forked child, of the parent's heap */
@@ -61,11 +64,15 @@ typedef struct heap {
     uint32_t spare; /* what NumPy freed last: not allocated, but not free yet either; see `settle` */
     uint64_t capacity, used, of_numpy, count;
     uint64_t peak;  /* most bytes used since the last trim */
+    uint64_t high, growth_limit; /* one past the highest byte ever handed out; beyond which one it is told, see `note_used` */
+    int growth_fd;
     uint64_t random; /* of the treaps */
     uint32_t number, salts[64];
     unsigned nsalts;
 
     uint64_t *granules; /* bitmap of what is committed */
+    uint64_t *pins;     /* and of what is pinned: written under `pinning`, `punching` and `lock`, so that one of them is enough to read */
+    uint64_t pinned, pinned_used; /* bytes, and those of them that are allocated; under `lock` */
     uint64_t committed, idle_limit;
     int event_fd, told;
     int (*fallocate)(struct heap *, uint64_t offset, uint64_t nbytes); /* 0 or an errno */
@@ -231,9 +238,28 @@ static void coalesce(heap_t *h, uint32_t n) {
     if (before != NIL && h->blocks[before].holders == 0) { remove_free(h, before); join_after(h, before); n = before; }
     add_free(h, n);
 }
-static void note_used(heap_t *h, int64_t change) {
-    h->used += (uint64_t)change;
+static int is_pinned(const heap_t *h, uint64_t granule) { return h->pins[granule / 64] >> granule % 64 & 1; }
+/* Bytes of [offset, offset + size) that are pinned. */
+static uint64_t pinned_in(const heap_t *h, uint64_t offset, uint64_t size) {
+    uint64_t sum = 0, stop = offset + size;
+    for (uint64_t g = offset / GRANULE; h->pinned && g * GRANULE < stop; g++)
+        if (is_pinned(h, g)) {
+            uint64_t low = g * GRANULE, high = low + GRANULE;
+            sum += (high < stop ? high : stop) - (low > offset ? low : offset);
+        }
+    return sum;
+}
+/* Make the eventfd readable, once, when a block was handed out that ends above the limit. Called under the lock. */
+static void tell_of_growth(heap_t *h) {
+    uint64_t one = 1;
+    if (h->growth_fd >= 0 && h->high > h->growth_limit && write(h->growth_fd, &one, sizeof one) == sizeof one) h->growth_fd = -1;
+}
+/* The block at `offset` takes up `now` bytes, after `before`: 0 for one that is not allocated. */
+static void note_used(heap_t *h, uint64_t offset, uint64_t before, uint64_t now) {
+    h->used += now - before;
+    h->pinned_used += pinned_in(h, offset, now) - pinned_in(h, offset, before);
     if (h->used > h->peak) h->peak = h->used;
+    if (now && offset + now > h->high) { h->high = offset + now; tell_of_growth(h); }
 }
 
 /* ---------------------------------------------------------------- the allocator; called under the lock */
@@ -264,7 +290,7 @@ static uint32_t take(heap_t *h, uint64_t nbytes, uint64_t alignment) {
             b->of_numpy = 0;
             tree_insert(h, &h->all, n, 0);
             h->count++;
-            note_used(h, (int64_t)size);
+            note_used(h, b->offset, 0, size);
             return n;
         }
     return NIL;
@@ -294,7 +320,7 @@ static void settle(heap_t *h) {
 static void give_back(heap_t *h, uint32_t n) {
     tree_remove(h, &h->all, n, 0);
     h->count--;
-    note_used(h, -(int64_t)h->blocks[n].size);
+    note_used(h, h->blocks[n].offset, h->blocks[n].size, 0);
     coalesce(h, n);
 }
 /* Add [offset, offset + nbytes): 0, EINVAL: empty or overlaps, ENOMEM. */
@@ -458,7 +484,11 @@ static int commit(heap_t *h, uint64_t offset, uint64_t nbytes) {
             uint64_t inner = (offset + GRANULE - 1) / GRANULE * GRANULE, end = (offset + nbytes) / GRANULE * GRANULE;
             if (low < inner) low = inner;
             if (high > end) high = end;
-            if (low < high) punch(h, low, high); /* nobody else commits inside; what fails here stays the file's, unused */
+            for (; low < high; low += GRANULE) { /* only `pin` commits inside, too; what fails here stays the file's, unused */
+                pthread_mutex_lock(&h->punching);
+                if (!is_committed(h, low / GRANULE) && !is_pinned(h, low / GRANULE)) punch(h, low, low + GRANULE);
+                pthread_mutex_unlock(&h->punching);
+            }
             return code;
         }
         for (; g < stop; g++) set_committed(h, g, 1);
@@ -482,19 +512,33 @@ static int commit_zeroed(heap_t *h, uint64_t offset, uint64_t nbytes) {
     }
     return commit_surely(h, offset, nbytes);
 }
+static int may_go(heap_t *h, uint64_t granule) { return is_committed(h, granule) && !is_pinned(h, granule); }
+/* Punch the topmost granules of [first, *stop) that may go and lie together, no more than `room` bytes; *stop becomes where they
+ * began. Returns bytes given back; 0: there are none, or the system refuses. */
+static uint64_t punch_top(heap_t *h, uint64_t first, uint64_t *stop, uint64_t room) {
+    uint64_t given = 0;
+    pthread_mutex_lock(&h->punching);
+    while (*stop > first && !may_go(h, *stop - 1)) --*stop;
+    if (*stop > first) {
+        uint64_t low = *stop, to = granule_end(h, low - 1);
+        while (low > first && to - (low - 1) * GRANULE <= room && may_go(h, low - 1)) low--;
+        if (low < *stop && punch(h, low * GRANULE, to) == 0) { /* pages locked by mlock(2) cannot be given back */
+            for (uint64_t g = low; g < *stop; g++) set_committed(h, g, 0);
+            given = to - low * GRANULE;
+            *stop = low;
+        }
+    }
+    pthread_mutex_unlock(&h->punching);
+    return given;
+}
 /* Punch whole granules of a block that the caller owns, no more than `at_most` bytes. Returns bytes given back. */
 static uint64_t punch_block(heap_t *h, uint64_t offset, uint64_t size, uint64_t at_most) {
-    uint64_t first = (offset + GRANULE - 1) / GRANULE, stop = (offset + size) / GRANULE, given = 0;
+    uint64_t first = (offset + GRANULE - 1) / GRANULE, stop = (offset + size) / GRANULE, given = 0, more;
     if (offset + size == h->nbytes) stop = (h->nbytes + GRANULE - 1) / GRANULE;
-    while (stop > first) { /* from the top: what stays warm lies low, where the next allocation looks */
-        if (!is_committed(h, stop - 1)) { stop--; continue; }
-        uint64_t low = stop, to = granule_end(h, stop - 1), room = at_most - given < CHUNK ? at_most - given : CHUNK;
-        while (low > first && to - (low - 1) * GRANULE <= room && is_committed(h, low - 1)) low--;
-        if (low == stop || punch(h, low * GRANULE, to)) break; /* pages locked by mlock(2) cannot be given back */
-        for (uint64_t g = low; g < stop; g++) set_committed(h, g, 0);
-        given += to - low * GRANULE;
-        stop = low;
-    }
+    do { /* from the top: what stays warm lies low, where the next allocation looks */
+        more = punch_top(h, first, &stop, at_most - given < CHUNK ? at_most - given : CHUNK);
+        given += more;
+    } while (more);
     return given;
 }
 /* The last free block that comes before (size, offset). */
@@ -538,6 +582,69 @@ static uint64_t trim(heap_t *h, uint64_t keep, uint64_t at_most) {
     return given;
 }
 
+/* ---------------------------------------------------------------- pinned memory */
+
+/* Bytes of the blocks in use that lie in the granule. Called under the lock. */
+static uint64_t used_in(const heap_t *h, uint64_t granule) {
+    uint64_t low = granule * GRANULE, high = granule_end(h, granule), sum = 0, at = low;
+    uint32_t n = block_around(h, low);
+    if (n != NIL) at = h->blocks[n].offset;
+    while ((n = tree_first(h, h->all, 0, at, 0)) != NIL && h->blocks[n].offset < high) {
+        uint64_t from = h->blocks[n].offset;
+        at = from + h->blocks[n].size;
+        if (n != h->spare) sum += (at < high ? at : high) - (from > low ? from : low);
+    }
+    return sum;
+}
+/* 0 or an errno. */
+static int set_pinned(heap_t *h, uint64_t granule, int yes) {
+    uint64_t end = granule_end(h, granule), nbytes = end - granule * GRANULE;
+    pthread_mutex_lock(&h->punching); /* whoever punches sees it from here on, or has punched */
+    pthread_mutex_lock(&h->lock);
+    /* Among the free blocks: it is warm now, and goes back by `trim` once it is unpinned. */
+    int code = end > h->capacity ? grow(h, h->capacity, end - h->capacity) : 0;
+    if (code == 0) {
+        h->pins[granule / 64] ^= 1ull << granule % 64;
+        h->pinned += yes ? nbytes : -nbytes;
+        h->pinned_used += yes ? used_in(h, granule) : -used_in(h, granule);
+    }
+    pthread_mutex_unlock(&h->lock);
+    pthread_mutex_unlock(&h->punching);
+    return code;
+}
+/* Memory behind a granule that belongs to anybody or nobody, in the page table; 0 or an errno. */
+static int populate(heap_t *h, uint64_t granule) {
+    uint64_t low = granule * GRANULE, high = granule_end(h, granule);
+    int code = is_committed(h, granule) ? populate_range(h, low, high - low) : commit_range(h, low, high, 1);
+    if (code > 0) return code; /* what was taken of the granule stays the file's: its owner may be committing it just now */
+    set_committed(h, granule, 1);
+    return 0;
+}
+/* A network card reads and writes the pages themselves, which stay its own when the file gets others: what is registered with it
+ * must never be punched. Commits the granules of [offset, offset + nbytes), whoever owns them, and keeps them: each is marked
+ * first, under the lock without which nothing is punched, and then populated with no lock that others want. 0, an errno, after
+ * which no more is pinned than before, or -1: the heap is closed. */
+static int pin(heap_t *h, uint64_t offset, uint64_t nbytes) {
+    uint64_t first = offset / GRANULE, stop = nbytes ? (offset + nbytes - 1) / GRANULE + 1 : first;
+    uint64_t *made = calloc((stop - first) / 64 + 1, sizeof *made);
+    if (!made) return ENOMEM;
+    pthread_mutex_lock(&h->pinning);
+    int code = h->closed ? -1 : 0;
+    for (uint64_t g = first; g < stop && !code; g++) {
+        if (is_pinned(h, g)) continue;
+        if ((code = set_pinned(h, g, 1))) break;
+        made[(g - first) / 64] |= 1ull << (g - first) % 64;
+        code = populate(h, g);
+        if (code && code != EIO && trim(h, 0, UINT64_MAX)) code = populate(h, g);
+    }
+    for (uint64_t g = first; g < stop && code; g++)
+        if (made[(g - first) / 64] >> (g - first) % 64 & 1) set_pinned(h, g, 0);
+    pthread_mutex_unlock(&h->pinning);
+    free(made);
+    if (code > 0) trim(h, 0, UINT64_MAX);
+    return code;
+}
+
 /* ---------------------------------------------------------------- allocations with memory */
 
 static void close_fd(heap_t *h) {
@@ -555,7 +662,7 @@ static int64_t allocate(heap_t *h, uint64_t nbytes, uint64_t alignment, int of_n
         h->blocks[n].asked = nbytes;
         h->blocks[n].id = 0;
         h->count++;
-        note_used(h, (int64_t)spare->size);
+        note_used(h, spare->offset, 0, spare->size);
     } else {
         settle(h);
         n = h->closed ? NIL : place(h, nbytes, alignment);
@@ -577,11 +684,29 @@ static int64_t allocate(heap_t *h, uint64_t nbytes, uint64_t alignment, int of_n
     pthread_mutex_unlock(&h->lock);
     return offset;
 }
-/* Make the eventfd readable, once, when more than the limit is committed and free. Called under the lock. */
+/* Bytes that are committed, free, and not pinned. Called under the lock. */
+static uint64_t idle(const heap_t *h) {
+    uint64_t committed = __atomic_load_n(&h->committed, __ATOMIC_RELAXED), kept = h->used + h->pinned - h->pinned_used;
+    return committed > kept ? committed - kept : 0;
+}
+/* Make the eventfd readable, once, when more than the limit is idle. Called under the lock. */
 static void tell_if_idle(heap_t *h) {
-    uint64_t committed = __atomic_load_n(&h->committed, __ATOMIC_RELAXED), one = 1;
-    if (!h->told && h->event_fd >= 0 && committed > h->used && committed - h->used > h->idle_limit)
-        h->told = write(h->event_fd, &one, sizeof one) == sizeof one;
+    uint64_t one = 1;
+    if (!h->told && h->event_fd >= 0 && idle(h) > h->idle_limit) h->told = write(h->event_fd, &one, sizeof one) == sizeof one;
+}
+/* Nothing is registered any more: what was pinned is committed as any memory. */
+static void unpin_all(heap_t *h) {
+    pthread_mutex_lock(&h->pinning);
+    pthread_mutex_lock(&h->punching);
+    pthread_mutex_lock(&h->lock);
+    if (h->pinned) memset(h->pins, 0, (h->nbytes / GRANULE / 64 + 1) * sizeof *h->pins);
+    h->pinned = h->pinned_used = 0;
+    tell_if_idle(h);
+    int closed = h->closed;
+    pthread_mutex_unlock(&h->lock);
+    pthread_mutex_unlock(&h->punching);
+    pthread_mutex_unlock(&h->pinning);
+    if (closed && h->base) trim(h, 0, UINT64_MAX); /* which could not be done when it was closed */
 }
 /* One holder less. 0, or -1: nothing is allocated there. */
 static int release(heap_t *h, uint64_t offset, int of_numpy) {
@@ -600,7 +725,7 @@ static int release(heap_t *h, uint64_t offset, int of_numpy) {
             settle(h);
             h->spare = n;
             h->count--;
-            note_used(h, -(int64_t)size);
+            note_used(h, offset, size, 0);
         } else
             give_back(h, n);
         tell_if_idle(h);
@@ -622,6 +747,7 @@ static int release(heap_t *h, uint64_t offset, int of_numpy) {
 /* Another size for a block of which the caller is the only holder, in place. 0, or -1: it must move. */
 static int resize(heap_t *h, uint64_t offset, uint64_t nbytes) {
     int code = -1;
+    uint64_t asked = 0;
     pthread_mutex_lock(&h->lock);
     settle(h);
     uint32_t n = h->closed ? NIL : block_from(h, offset);
@@ -639,14 +765,20 @@ static int resize(heap_t *h, uint64_t offset, uint64_t nbytes) {
                 coalesce(h, rest);
             }
             b = h->blocks + n;
+            asked = b->asked;
             b->asked = nbytes;
-            note_used(h, (int64_t)b->size - (int64_t)old);
+            note_used(h, offset, old, b->size);
             if (b->of_numpy) h->of_numpy += b->size - old;
             code = 0;
         }
     }
     pthread_mutex_unlock(&h->lock);
-    if (code == 0 && h->base && commit_surely(h, offset, nbytes)) code = -1; /* it has the room, and its old bytes still: it may move */
+    if (code == 0 && h->base && commit_surely(h, offset, nbytes)) { /* it has the room, and its old bytes still: it may move */
+        pthread_mutex_lock(&h->lock);
+        h->blocks[n].asked = asked;
+        pthread_mutex_unlock(&h->lock);
+        code = -1;
+    }
     return code;
 }
 
@@ -656,18 +788,22 @@ static pthread_mutex_t heaps_lock = PTHREAD_MUTEX_INITIALIZER;
 static heap_t *heaps;
 
 /* fork(2): the child gets the blocks as they are, but the memory is the parent's. Every lock is taken, so that none is left
- * held by a thread that the child does not have; then the child's mapping becomes a private one, so that writing there stays
- * there, and nothing is allocated or given back any more. */
+ * held by a thread that the child does not have, but `pinning`, for which one could wait long: the child makes that one anew.
+ * Then the child's mapping becomes a private one, so that writing there stays there, and nothing is allocated or given back any
+ * more. What is registered with a card is the parent's memory, by the parent: the child, which cannot punch it, has nothing
+ * pinned. */
 static void before_fork(void) {
     pthread_mutex_lock(&heaps_lock);
     for (heap_t *h = heaps; h; h = h->next) {
         pthread_mutex_lock(&h->trimming);
+        pthread_mutex_lock(&h->punching);
         pthread_mutex_lock(&h->lock);
     }
 }
 static void after_fork(void) {
     for (heap_t *h = heaps; h; h = h->next) {
         pthread_mutex_unlock(&h->lock);
+        pthread_mutex_unlock(&h->punching);
         pthread_mutex_unlock(&h->trimming);
     }
     pthread_mutex_unlock(&heaps_lock);
@@ -676,7 +812,10 @@ static void after_fork_in_child(void) {
     for (heap_t *h = heaps; h; h = h->next) {
         int first = !h->foreign; /* else it is private already, and holds what this child's own parent wrote */
         h->closed = h->foreign = 1;
-        h->event_fd = -1;
+        h->event_fd = h->growth_fd = -1;
+        h->pinned = h->pinned_used = 0;
+        if (h->pins) memset(h->pins, 0, (h->nbytes / GRANULE / 64 + 1) * sizeof *h->pins);
+        pthread_mutex_init(&h->pinning, NULL);
         /* Where it fails the mapping stays as it is, shared: the child must not write then, but nothing else can be done here. */
         if (first && h->base && h->fd >= 0)
             mmap(h->base, h->nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, h->fd, 0);
@@ -692,17 +831,21 @@ static heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
     h->fd = fd;
     h->nbytes = nbytes;
     h->extent = extent;
-    h->event_fd = -1;
+    h->event_fd = h->growth_fd = -1;
     h->random = 0x9e3779b97f4a7c15;
     h->fallocate = posix_take;
     h->can_populate = 1;
     pthread_mutex_init(&h->lock, NULL);
+    pthread_mutex_init(&h->pinning, NULL);
     pthread_mutex_init(&h->trimming, NULL);
+    pthread_mutex_init(&h->punching, NULL);
     if (fd >= 0) {
         h->granules = calloc(nbytes / GRANULE / 64 + 1, sizeof *h->granules);
+        h->pins = calloc(nbytes / GRANULE / 64 + 1, sizeof *h->pins);
         /* Aligned to huge pages, without which the kernel gives none: reserve more, map inside, give back the rest. */
         uint64_t reserved = nbytes + GRANULE;
-        char *space = h->granules ? mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : MAP_FAILED;
+        char *space = MAP_FAILED;
+        if (h->granules && h->pins) space = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (space != MAP_FAILED) {
             char *base = (char *)(((uintptr_t)space + GRANULE - 1) & -(uintptr_t)GRANULE);
             uint64_t end = (nbytes + PAGE - 1) & -PAGE;
@@ -718,6 +861,7 @@ static heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
         if (!h->base) {
             int code = errno;
             free(h->granules);
+            free(h->pins);
             free(h);
             errno = code;
             return NULL;
@@ -731,13 +875,15 @@ static heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
     pthread_mutex_unlock(&heaps_lock);
     return h;
 }
-/* Nothing is allocated any more; memory that is free goes back now, the rest as it is freed. */
+/* Nothing is allocated any more; memory that is free goes back now, the rest as it is freed, and what is pinned with `unpin_all`. */
 static void heap_close(heap_t *h) {
+    pthread_mutex_lock(&h->pinning); /* `pin` needs the descriptor, and need own no block */
     pthread_mutex_lock(&h->lock);
     h->closed = 1;
-    h->event_fd = -1;
+    h->event_fd = h->growth_fd = -1;
     if (h->count == 0) close_fd(h); /* else it is needed for a fork: see above */
     pthread_mutex_unlock(&h->lock);
+    pthread_mutex_unlock(&h->pinning);
     if (h->base && !h->foreign) trim(h, 0, UINT64_MAX);
 }
 static void heap_free(heap_t *h) {
@@ -749,9 +895,12 @@ static void heap_free(heap_t *h) {
     if (h->base) munmap(h->base, h->nbytes);
     close_fd(h);
     free(h->granules);
+    free(h->pins);
     free(h->blocks);
     pthread_mutex_destroy(&h->lock);
+    pthread_mutex_destroy(&h->pinning);
     pthread_mutex_destroy(&h->trimming);
+    pthread_mutex_destroy(&h->punching);
     free(h);
 }
 #endif

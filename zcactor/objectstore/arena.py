@@ -101,10 +101,27 @@ class Arena:
             OutOfMemory: the system has no memory left. Memory that was taken on the way has been given back.
             ValueError: the range is not inside the arena, or the arena is closed.
         """
+        self._have(self.heap.commit, offset, nbytes)
+
+    def pin(self, offset: int, nbytes: int) -> None:
+        """Make sure that there is memory behind the granules that ``[offset, offset + nbytes)`` touches, and that none
+        of it goes back to the system before `Heap.unpin_all`; call it before registering them with a network card,
+        which would go on using pages that the file has lost.
+
+        It does not matter to whom the range belongs, and contents do not change. A range that was pinned before costs
+        no system call. Any thread may call it.
+
+        Raises:
+            OutOfMemory: the system has no memory left. No more is pinned than before.
+            ValueError: the range is not inside the arena, or the arena is closed.
+        """
+        self._have(self.heap.pin, offset, nbytes)
+
+    def _have(self, take: Callable[[int, int], None], offset: int, nbytes: int) -> None:
         if offset < 0 or nbytes < 0:
             raise ValueError(f"[{offset}, {offset + nbytes}) is not inside an arena of {self.nbytes} bytes")
         try:
-            self.heap.commit(offset, nbytes)
+            take(offset, nbytes)
         except OSError as error:
             if error.errno not in _NO_MEMORY:
                 raise

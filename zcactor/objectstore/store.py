@@ -8,6 +8,7 @@ cleared cannot be made writable again, and neither can any view of it.
 from __future__ import annotations
 
 import operator
+import secrets
 import threading
 from dataclasses import dataclass
 from math import prod
@@ -62,12 +63,12 @@ class Block:
     """
 
     __slots__ = (
-        "__weakref__", "_hold", "address", "array", "exported", "id", "nbytes", "offset", "sealed", "store",
+        "__weakref__", "address", "array", "exported", "hold", "id", "nbytes", "offset", "sealed", "store",
     )  # fmt: skip
 
-    def __init__(self, store: Store, hold: Hold, nbytes: int) -> None:
+    def __init__(self, store: Store, hold: Hold, nbytes: int, block_id: int | None = None) -> None:
         self.store: Final = store
-        self.id: Final = hold.id
+        self.id: Final = hold.id if block_id is None else block_id
         """u64; see `Store.allocate`."""
         self.offset: Final = hold.offset
         """Bytes from the start of the arena."""
@@ -81,9 +82,10 @@ class Block:
         """Whether `Store.lookup` finds it."""
         self.array: ref[NDArray[Any]] | None = None
         """The array that `Store.empty` made: sealing the block by way of a view makes it read-only as well."""
-        # Frees the bytes when it is lost. It is apart from the block because weak references lead to blocks: while a
-        # ``__del__`` of the block ran, another thread could get the block back, with its bytes already free.
-        self._hold = hold
+        # It is apart from the block because weak references lead to blocks: while a ``__del__`` of the block ran,
+        # another thread could get the block back, with its bytes already free.
+        self.hold: Final = hold
+        """Frees the bytes when it is lost."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -209,6 +211,14 @@ class Store:
         array: NDArray[Any] = np.ndarray(axes, dtype, np.asarray(block), first, strides, order)
         block.array = ref(array)
         return array
+
+    def block_over(self, hold: Hold, nbytes: int) -> Block:
+        """A further object in memory that was allocated before, and in which no other object lives any more.
+
+        Its id is a new one, so that a reader of the former object can tell.
+        """
+        block = self._blocks[hold.offset] = Block(self, hold, nbytes, secrets.randbits(62) | 1 << 62)
+        return block
 
     def block_of(self, array: object) -> tuple[Block, NDArray[np.uint8]] | None:
         """The block that `array` is a view of, and its root; None when it is no array of this store.

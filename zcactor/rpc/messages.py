@@ -41,7 +41,7 @@ class Kind(IntEnum):
 
 UNCREDITED: Final = frozenset({Kind.CREDIT, Kind.GOODBYE})
 """Frames that take no credit: they return it, or end the need for it. The two receives that a connection posts beyond
-its window are for these (see `zcactor.rpc.credits`)."""
+its window are for these (see `zcactor.transport.credits`)."""
 
 
 class Status(IntEnum):

@@ -25,10 +25,10 @@ from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
 from zcactor.rpc.codec import TEMPLATE, decode, encode_hello_into, encode_into, frame_at, frame_size
 from zcactor.rpc.codec import decode_hello as read_hello
-from zcactor.rpc.credits import Credits
 from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import Hello, Kind
 from zcactor.rpc.protocol import CallEvent, CallState, advance_call
+from zcactor.transport.credits import Credits
 
 if TYPE_CHECKING:
     import asyncio
@@ -181,9 +181,10 @@ class Session:
             "codes": hub.dtype_codes,
             "dtypes": hub.dtypes,
         }
+        # An arena of no bytes where there is no mapping: the native part takes in no references then.
         return hot.Wire(
             out, self.credits, hub.counters, self.process, self.peer_process, connection.eager_limit,
-            connection.max_frame, connection.peer.arena_nbytes, given,
+            connection.max_frame, connection.peer.arena_nbytes if connection.maps else 0, given,
         )  # fmt: skip
 
     def start(self) -> None:

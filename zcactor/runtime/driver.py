@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from zcactor import context
-from zcactor.config import Config, load_config
+from zcactor.config import TRANSPORTS, Config, load_config
 from zcactor.errors import AlreadyInitialized, ConnectionLost, NotInitialized, ZcactorError
 from zcactor.marshal.importable import search_here
 from zcactor.objectstore.store import Store
 from zcactor.runtime.directory import RunDirectory, base_directory
+from zcactor.runtime.endpoints import make_endpoint
 from zcactor.runtime.forked import watch_forks
 from zcactor.runtime.node import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.runtime.process import Process
-from zcactor.transport.local import LocalEndpoint
 
 if TYPE_CHECKING:
     import socket
@@ -223,12 +223,11 @@ def init(
 
     Cancelling an ``await zc.init()`` ends what had been started.
     """
-    known = ("local", "verbs", "tcp")
+    if isinstance(transports, str) or not all(isinstance(name, str) for name in transports or ()):
+        raise TypeError(f"zc.init: transports is a sequence of names, such as ('verbs', 'tcp'), not {transports!r}")
     for name in transports or ():
-        if name not in known:
-            raise ValueError(f"zc.init: unknown transport {name!r}; valid ones: {', '.join(known)}")
-    if transports is not None and "local" not in transports:
-        raise ValueError("zc.init: an embedded node runs on one host and needs the transport 'local'")
+        if name not in TRANSPORTS:
+            raise ValueError(f"zc.init: unknown transport {name!r}; valid ones: {', '.join(TRANSPORTS)}")
     given: Mapping[Any, Any] = resources
     for key, amount in given.items():
         if not isinstance(key, str) or isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
@@ -238,6 +237,7 @@ def init(
     named = {
         "address": address, "num_cpus": num_cpus, "num_gpus": num_gpus, "store_capacity": store_capacity,
         "namespace": namespace, "log_to_driver": log_to_driver,
+        "transports": None if transports is None else ",".join(transports),
     }  # fmt: skip
     if config is not None:
         named = {**asdict(config), **{key: value for key, value in named.items() if value is not None}}
@@ -295,9 +295,7 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
         )  # fmt: skip
         store = Store(capacity, driver)
         undo.callback(store.close)
-        endpoint = LocalEndpoint(
-            directory.path, driver, secret, store.arena.fd, store.arena.nbytes, config.recv_depth, config.eager_limit
-        )
+        endpoint = make_endpoint(config, directory.path, driver, secret, store)
         process = Process(driver, "driver", config, loop, store, endpoint)
         process.agent = agent_id
         process.system.print_log = _print_log

@@ -65,9 +65,10 @@ def abandon(process: Process) -> None:
         raise error
 
     process.start_task = refuse  # type: ignore[method-assign]
-    endpoint: Any = process.endpoint
-    endpoint.abandon()
+    process.endpoint.abandon()
     process.trimmer.abandon()
+    if process.registrar is not None:
+        process.registrar.abandon()
     refusal: Any = _Refusal(error)
     for actor in list(process.remotes.values()):
         actor._lock = threading.Lock()

@@ -189,16 +189,13 @@ async def _serve(
     from zcactor.config import Config
     from zcactor.objectstore.store import Store
     from zcactor.runtime.agent import NodeAgent
+    from zcactor.runtime.endpoints import make_endpoint
     from zcactor.runtime.pool import Pool
     from zcactor.runtime.process import AGENT_INDEX, Process
-    from zcactor.transport.local import LocalEndpoint
 
     config = Config(**setup["config"])
     store = Store(AGENT_ARENA, setup["agent"])
-    endpoint = LocalEndpoint(
-        Path(setup["directory"]), setup["agent"], setup["token"], store.arena.fd, store.arena.nbytes,
-        config.recv_depth, config.eager_limit,
-    )  # fmt: skip
+    endpoint = make_endpoint(config, Path(setup["directory"]), setup["agent"], setup["token"], store)
     process = Process(setup["agent"], "agent", config, loop, store, endpoint)
     context.set_current(process)
     every_worker = {

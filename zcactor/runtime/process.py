@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError, RemoteError, ZcactorError
 from zcactor.future import ObjectRef, OwnRef, RefHolder
@@ -23,6 +23,7 @@ from zcactor.interface import Interface
 from zcactor.marshal import Marshaller, arrays
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.placement import Placements
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
 from zcactor.rpc.call import Call
 from zcactor.rpc.counters import new_counters
@@ -30,6 +31,7 @@ from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
 from zcactor.runtime.host import ActorHost
+from zcactor.runtime.registering import Registrar
 from zcactor.runtime.system import SystemActor
 from zcactor.runtime.trimming import Trimmer
 from zcactor.transport.base import RemoteRegion
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.store import Store
     from zcactor.rpc.incoming import Incoming
     from zcactor.transport.base import Connection, Endpoint
+    from zcactor.transport.verbs.connection import VerbsConnection
 
 __all__ = ["Process"]
 
@@ -111,6 +114,9 @@ class Process:
         self.counters = new_counters()
         self.marshaller = Marshaller(store, self.copies, self.counters, config.eager_limit)
         self.trimmer = Trimmer(store.heap, loop, config.store_keep_nbytes)
+        self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
+        self.registrar: Registrar | None = None
+        """Registers memory with the network card ahead of need, once a peer is reached by RDMA."""
         self.last_system_index = AGENT_INDEX if role == "agent" else SYSTEM_INDEX
         self.agent: bytes = process if role == "agent" else b""
         """Process id of the node agent."""
@@ -186,6 +192,8 @@ class Process:
         self.sessions.setdefault(session.peer_process, session)
 
     def _start_session(self, connection: Connection) -> Session:
+        if connection.kind == "verbs" and self.registrar is None:
+            self.registrar = Registrar(self.store.heap, self.loop, cast("VerbsConnection", connection).extents)
         session = Session(self, connection, self.loop)
         self._all.add(session)
         session.start()
@@ -229,6 +237,7 @@ class Process:
     def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None:
         """See `zcactor.rpc.session.Hub`."""
         self._all.discard(session)
+        self.placements.forget(session.peer_process)
         if self.sessions.get(session.peer_process) is session:
             del self.sessions[session.peer_process]
         for host in list(self.hosts.values()):
@@ -333,7 +342,7 @@ class Process:
         connection = owner.connection
         try:
             check_bounds(region, connection.peer.arena_nbytes)
-            block = self.store.allocate(nbytes)
+            block = self.placements.take(owner.peer_process, nbytes)
             await connection.pull(RemoteRegion(object_id, offset, nbytes, seal, rkey), block.address, block)
         except OutOfMemory as error:
             return Part(kind, LostPart(f"there is no room for it here: {error}", error), 0, 0)
@@ -488,5 +497,10 @@ class Process:
         self.hosts.clear()
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=1)
+        if self.registrar is not None:
+            self.registrar.close()
+        self.endpoint.dispose()
+        self.store.heap.unpin_all()  # nothing is registered any more
+        self.placements.clear()
         self.trimmer.close()
         self.store.close()

@@ -2,7 +2,8 @@
 
 Freed memory stays committed, so that a loop which allocates the same again takes no page fault. It goes back to the
 system only when more than `HIGH` times the watermark lies idle, only down to the watermark, and never below what was in
-use at any moment of the last `PERIOD` seconds: two marks and a window, so that nothing swings. It is done on the loop,
+use at any moment of the last `PERIOD` seconds: two marks and a window, so that nothing swings. Memory that is pinned
+(`Heap.pin`) never goes back; free, it counts as memory that stays warm, and not as idle. It is done on the loop,
 a few milliseconds at a time; until the heap reports that much idle memory, nothing runs here at all.
 """
 
@@ -63,7 +64,7 @@ class Trimmer:
         keep = max(peak, heap.used + self._keep)
         if heap.committed > keep and heap.trim(keep, STEP_NBYTES):
             self._timer = self._loop.call_later(_PAUSE, self._trim, peak)
-        elif heap.committed - heap.used > HIGH * self._keep:
+        elif heap.idle > HIGH * self._keep:
             self._timer = self._loop.call_later(PERIOD, self._end_of_window)
         else:
             self._timer = None

@@ -17,10 +17,10 @@ from zcactor.config import Config
 from zcactor.errors import ConnectionLost
 from zcactor.handle import ActorHandle, ActorHold, RemoteActor
 from zcactor.objectstore.store import Store
+from zcactor.runtime.endpoints import make_endpoint
 from zcactor.runtime.forked import watch_forks
 from zcactor.runtime.loops import new_event_loop
 from zcactor.runtime.process import Process
-from zcactor.transport.local import LocalEndpoint
 
 if TYPE_CHECKING:
     from zcactor.marshal.sealed import Sealed
@@ -136,10 +136,7 @@ def become_worker(setup: dict[str, Any]) -> None:
 async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
     config = Config(**setup["config"])
     store = Store(setup["store_capacity"], setup["process"])
-    endpoint = LocalEndpoint(
-        Path(setup["directory"]), setup["process"], setup["token"], store.arena.fd, store.arena.nbytes,
-        config.recv_depth, config.eager_limit,
-    )  # fmt: skip
+    endpoint = make_endpoint(config, Path(setup["directory"]), setup["process"], setup["token"], store)
     process = Process(setup["process"], "worker", config, loop, store, endpoint)
     process.agent = setup["agent"]
     process.namespace = setup["namespace"]

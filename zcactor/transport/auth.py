@@ -55,6 +55,11 @@ class Purpose(IntEnum):
     """To exchange frames, each side reading the other's arena."""
     WRITABLE_ARENA = 1
     """To be handed the acceptor's arena with write access; the connection ends after that."""
+    DATA = 2
+    """To read bytes of the acceptor's arena through a socket of their own (`zcactor.transport.tcp_data`)."""
+
+
+_PURPOSES: Final = frozenset(Purpose)
 
 
 class Status(IntEnum):
@@ -103,7 +108,7 @@ class Hello:
             arena_nbytes <= MAX_ARENA_NBYTES
             and 0 < recv_depth <= MAX_RECV_DEPTH
             and eager_limit <= MAX_EAGER_LIMIT
-            and purpose in (Purpose.PEER, Purpose.WRITABLE_ARENA)
+            and purpose in _PURPOSES
         ):
             raise ProtocolError(
                 f"the peer's hello is out of bounds: arena of {arena_nbytes} bytes (at most {MAX_ARENA_NBYTES}), "

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections import abc
     from collections.abc import Callable
 
     from zcactor.transport.mapping import Mapping
@@ -88,6 +89,8 @@ class Connection(Protocol):
     """The peer's arena, read-only; None where it cannot be mapped. An array inside it keeps this."""
     writable_mapping: Mapping | None
     """The same with write access, once `open_writable` has succeeded."""
+    rejected: abc.Mapping[str, str]
+    """Transports that were tried for this peer before this one, each with the reason against it."""
     export: Callable[[int, int, int], tuple[int, int]] | None
     """``export(object_id, offset, nbytes)``: the seal and the rkey of bytes of our own arena, which a reference carries
     so that the peer's `pull` can do without asking. From any thread. None where `pull` needs neither."""
@@ -172,5 +175,11 @@ class Endpoint(Protocol):
     def viability(self) -> str | None:
         """None when this endpoint can work here, else the reason and the remedy."""
 
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's. Nothing else may be called after that."""
+
     async def aclose(self) -> None:
-        """Stop listening and remove what listening left in the file system. Idempotent."""
+        """Stop listening and remove what listening left in the file system. Connections stay open. Idempotent."""
+
+    def dispose(self) -> None:
+        """Free what the connections share, once all are closed. Idempotent."""

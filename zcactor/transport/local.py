@@ -13,24 +13,24 @@ A peer that was given a moved array asks for the arena once more, on a connectio
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
 import sys
 from typing import TYPE_CHECKING, Final, Self
 
-from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
+from zcactor.errors import AuthenticationError, ProtocolError
 from zcactor.transport import unix
 from zcactor.transport.auth import Handshake, Hello, Purpose
 from zcactor.transport.base import Connection, PeerInfo
+from zcactor.transport.greeting import answering, introduce, shake_hands
+from zcactor.transport.listener import Listener
 from zcactor.transport.local_connection import LocalConnection
-from zcactor.transport.local_listener import HANDSHAKE_TIMEOUT, Listener
 from zcactor.transport.mapping import Mapping, check_seals
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -111,7 +111,7 @@ class LocalEndpoint:
         if problem is not None:
             raise PermissionError(problem)
         self._accepted = accepted
-        self._listener = Listener(self._path(self.address), self._greet)
+        self._listener = Listener(unix.listen(self._path(self.address)), self._greet, _objection)
 
     def abandon(self) -> None:
         """In a forked child: let go of the socket; its file is the parent's."""
@@ -138,7 +138,7 @@ class LocalEndpoint:
         """
         with contextlib.ExitStack() as undo:
             hello, sock = await self._introduce(address, Purpose.PEER, undo)
-            async with _answering(address):
+            async with answering(address, "on this host"):
                 mapping = await self._receive_arena(sock, hello.arena_nbytes, writable=False)
                 await self._send_arena(sock, writable=False)
                 connection = self._connection(sock, hello, mapping)
@@ -147,8 +147,13 @@ class LocalEndpoint:
 
     async def aclose(self) -> None:
         """Stop listening and remove the socket's file. Connections stay open. Idempotent."""
-        if self._listener is not None:
+        if self._listener is not None and not self._listener.closed:
+            if self._listener.ours:
+                self._path(self.address).unlink(missing_ok=True)
             await self._listener.aclose()
+
+    def dispose(self) -> None:
+        """Connections share nothing."""
 
     def _path(self, address: str) -> Path:
         if not _ADDRESS.fullmatch(address):
@@ -163,29 +168,25 @@ class LocalEndpoint:
     ) -> tuple[Hello, socket.socket]:
         """Connect and shake hands; `undo` closes the socket."""
         path = self._path(address)
-        async with _answering(address):
+        async with answering(address, "on this host"):
             sock = undo.enter_context(await unix.connect(path))
             uid = unix.peer_uid(sock)
             if uid != os.geteuid():
                 raise AuthenticationError(f"process {address} runs as uid {uid}, this one as uid {os.geteuid()}")
-            handshake = Handshake(self._token, self._hello(purpose), accepting=False)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                await unix.send_all(sock, handshake.opening)  # a peer that refuses at once has left its reason
-            await _shake_hands(sock, handshake)
-        if handshake.peer.process.hex() != address:
-            raise AuthenticationError(f"process {handshake.peer.process.hex()} answers in the place of {address}")
-        return handshake.peer, sock
+            return await introduce(sock, Handshake(self._token, self._hello(purpose), accepting=False), address), sock
 
     async def _greet(self, sock: socket.socket) -> None:
         """The accepting side of `connect`; owns `sock`."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
             handshake = Handshake(self._token, self._hello(Purpose.PEER), accepting=True)
-            await _shake_hands(sock, handshake)
+            await shake_hands(sock, handshake)
             hello = handshake.peer
             if hello.purpose is Purpose.WRITABLE_ARENA:
                 await self._send_arena(sock, writable=True)
                 return
+            if hello.purpose is not Purpose.PEER:
+                raise ProtocolError(f"nobody connects on this host for {hello.purpose.name}")
             await self._send_arena(sock, writable=False)
             mapping = await self._receive_arena(sock, hello.arena_nbytes, writable=False)
             connection = self._connection(sock, hello, mapping)
@@ -218,7 +219,7 @@ class LocalEndpoint:
     async def _map_writable(self, address: str, nbytes: int) -> Mapping | None:
         with contextlib.ExitStack() as undo:
             _, sock = await self._introduce(address, Purpose.WRITABLE_ARENA, undo)
-            async with _answering(address):
+            async with answering(address, "on this host"):
                 return await self._receive_arena(sock, nbytes, writable=True)
 
     def _connection(self, sock: socket.socket, hello: Hello, mapping: Mapping | None) -> LocalConnection:
@@ -233,30 +234,6 @@ class LocalEndpoint:
         )
 
 
-async def _shake_hands(sock: socket.socket, handshake: Handshake) -> None:
-    """Carry `handshake`'s messages over `sock` until it is done; on refusing, tell the peer why as far as that goes."""
-    try:
-        while handshake.wants:
-            answer = handshake.receive(await unix.receive_exactly(sock, handshake.wants))
-            if answer:
-                await unix.send_all(sock, answer)
-    except ProtocolError:
-        if handshake.farewell:
-            with contextlib.suppress(OSError):  # the reason for closing is the one being raised
-                sock.send(handshake.farewell)
-        raise
-
-
-@contextlib.asynccontextmanager
-async def _answering(address: str) -> AsyncIterator[None]:
-    """Bounds a step of connecting in time, and says in our own terms that the process did not take part."""
-    try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-            yield
-    except TimeoutError as error:
-        message = f"process {address} did not answer the handshake within {HANDSHAKE_TIMEOUT:.0f} s"
-        raise ConnectionLost(message) from error
-    except ConnectionLost:
-        raise
-    except OSError as error:
-        raise ConnectionLost(f"process {address} cannot be reached on this host: {error.strerror}") from error
+def _objection(sock: socket.socket) -> str | None:
+    uid, ours = unix.peer_uid(sock), os.geteuid()
+    return None if uid == ours else f"it comes from uid {uid}, we are uid {ours}"

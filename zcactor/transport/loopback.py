@@ -154,6 +154,12 @@ class LoopbackEndpoint:
         asyncio.get_running_loop().call_soon(accepted, theirs)
         return ours
 
+    def abandon(self) -> None:
+        """In a forked child: nothing here is the parent's."""
+
+    def dispose(self) -> None:
+        """Connections share nothing."""
+
     async def aclose(self) -> None:
         """Be found no more. Connections stay open. Idempotent."""
         listening = self._network.listening.get(self.address)

@@ -22,6 +22,7 @@ from zcactor.transport.sendbuffer import SendBuffer
 
 if TYPE_CHECKING:
     import random
+    from collections import abc
     from collections.abc import Callable
 
     from zcactor.transport.mapping import Mapping
@@ -74,6 +75,7 @@ class LoopbackConnection:
         maps: bool,
     ) -> None:
         self.peer = peer
+        self.rejected: abc.Mapping[str, str] = {}
         self.maps = maps
         self.recv_depth = recv_depth
         self.eager_limit = eager_limit

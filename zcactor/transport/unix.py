@@ -16,9 +16,10 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.greeting import readable, writable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = [
@@ -27,8 +28,6 @@ __all__ = [
     "listen",
     "peer_uid",
     "receive_descriptor",
-    "receive_exactly",
-    "send_all",
     "send_descriptor",
     "set_send_buffer",
 ]
@@ -133,65 +132,6 @@ def set_send_buffer(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_NBYTES)
 
 
-async def _ready(sock: socket.socket, add: Callable[..., object], remove: Callable[[int], object]) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    fd = sock.fileno()
-
-    def wake() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    add(fd, wake)
-    try:
-        await ready
-    finally:
-        remove(fd)
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    await _ready(sock, loop.add_reader, loop.remove_reader)
-
-
-async def _writable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    await _ready(sock, loop.add_writer, loop.remove_writer)
-
-
-async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
-    """The next `nbytes` bytes and not one more. Descriptors that come along are closed by the system.
-
-    Raises:
-        ConnectionLost: the stream ends before.
-        OSError: the system reports the connection broken.
-    """
-    received = b""
-    while len(received) < nbytes:
-        try:
-            part = sock.recv(nbytes - len(received))
-        except BlockingIOError:
-            await _readable(sock)
-            continue
-        if not part:
-            raise ConnectionLost("the peer closed the connection during the handshake")
-        received += part
-    return received
-
-
-async def send_all(sock: socket.socket, data: bytes) -> None:
-    """Send all of `data`.
-
-    Raises:
-        OSError: the system reports the connection broken.
-    """
-    while data:
-        try:
-            data = data[sock.send(data) :]
-        except BlockingIOError:
-            await _writable(sock)
-
-
 async def send_descriptor(sock: socket.socket, fd: int | None) -> None:
     """Pass a duplicate of `fd` to the peer, or the word that there is none. `fd` stays ours.
 
@@ -205,7 +145,7 @@ async def send_descriptor(sock: socket.socket, fd: int | None) -> None:
             else:
                 socket.send_fds(sock, [_DESCRIPTOR_FOLLOWS], [fd])
         except BlockingIOError:
-            await _writable(sock)
+            await writable(sock)
         else:
             return
 
@@ -224,7 +164,7 @@ async def receive_descriptor(sock: socket.socket) -> int | None:
             # CMSG_LEN, not CMSG_SPACE: the latter's padding has room for a second descriptor (cmsg(3))
             word, ancillary, flags, _ = sock.recvmsg(1, socket.CMSG_LEN(fds.itemsize), socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
-            await _readable(sock)
+            await readable(sock)
         else:
             break
     for level, kind, data in ancillary:

@@ -1,6 +1,6 @@
 """The suite that every `Binding` must pass, on a device or without one.
 
-A binding joins by a subclass of `VerbsSuite` that overrides the fixture ``rig``. Nothing here knows how work gets done:
+A binding joins by a subclass of `VerbsSuite` that has a fixture ``rig``. Nothing here knows how work gets done:
 completions are awaited through the queue's descriptor until a deadline, and `Rig.progress` is called meanwhile, which a
 fabric that waits to be told needs.
 """
@@ -172,12 +172,7 @@ def pattern(nbytes: int, start: int = 0) -> bytes:
 
 
 class VerbsSuite:
-    """Joined by each binding."""
-
-    @pytest.fixture
-    def rig(self) -> Rig:
-        """Where to run."""
-        raise NotImplementedError
+    """Joined by each binding. Whoever joins has a fixture ``rig``: the `Rig` to run on."""
 
     @pytest.fixture
     def device(self, rig: Rig) -> Iterator[Device]:

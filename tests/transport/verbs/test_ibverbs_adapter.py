@@ -6,52 +6,22 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.transport.verbs.contract import Rig, VerbsSuite
+from tests.transport.verbs.on_device import DeviceSuite, not_installed
+from zcactor.transport.verbs import ibverbs_adapter
 from zcactor.transport.verbs.base import Binding
-from zcactor.transport.verbs.ibverbs_adapter import IbverbsBinding, load
-from zcactor.transport.verbs.viability import NotViable, choose_gid, viability
-
-
-def real_binding() -> IbverbsBinding:
-    """The binding, if it finds a device here."""
-    try:
-        binding = load()
-        names = binding.devices()
-    except (ImportError, OSError) as error:
-        pytest.skip(f"ibverbs cannot be used here: {error}")
-    if not names:
-        pytest.skip("ibverbs finds no RDMA device")
-    return binding
+from zcactor.transport.verbs.ibverbs_adapter import load
 
 
 @pytest.mark.rdma
-class TestOnADevice(VerbsSuite):
+class TestOnADevice(DeviceSuite):
     """The first device."""
 
-    @pytest.fixture
-    def rig(self) -> Rig:
-        binding = real_binding()
-        name = binding.devices()[0]
-        device = binding.open(name)
-        gid = choose_gid(device.gids(1))
-        device.close()
-        assert gid is not None
-        return Rig(binding, name, gid_index=gid.index)
-
-
-@pytest.mark.rdma
-def test_viable() -> None:
-    answer = viability(real_binding(), arena_nbytes=1 << 20)
-    assert not isinstance(answer, NotViable), str(answer)
-    assert answer.binding == "ibverbs"
+    adapter = ibverbs_adapter
 
 
 def test_not_installed() -> None:
-    def importer(name: str) -> ModuleType:
-        raise ModuleNotFoundError(name=name)
-
     with pytest.raises(ModuleNotFoundError):
-        load(importer)
+        load(not_installed)
 
 
 def test_no_device() -> None:

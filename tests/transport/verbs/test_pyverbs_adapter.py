@@ -12,45 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.transport.verbs.contract import Rig, VerbsSuite
+from tests.transport.verbs.on_device import DeviceSuite, not_installed
 from zcactor.transport.verbs import pyverbs_adapter as module
 from zcactor.transport.verbs.base import Binding
-from zcactor.transport.verbs.pyverbs_adapter import PyverbsBinding, load
-from zcactor.transport.verbs.viability import NotViable, choose_gid, viability
-
-
-def real_binding() -> PyverbsBinding:
-    """The binding, if it finds a device here."""
-    try:
-        binding = load()
-        names = binding.devices()
-    except (ImportError, OSError) as error:
-        pytest.skip(f"pyverbs cannot be used here: {error}")
-    if not names:
-        pytest.skip("pyverbs finds no RDMA device")
-    return binding
+from zcactor.transport.verbs.pyverbs_adapter import load
 
 
 @pytest.mark.rdma
-class TestOnADevice(VerbsSuite):
+class TestOnADevice(DeviceSuite):
     """The first device."""
 
-    @pytest.fixture
-    def rig(self) -> Rig:
-        binding = real_binding()
-        name = binding.devices()[0]
-        device = binding.open(name)
-        gid = choose_gid(device.gids(1))
-        device.close()
-        assert gid is not None
-        return Rig(binding, name, gid_index=gid.index)
-
-
-@pytest.mark.rdma
-def test_viable() -> None:
-    answer = viability(real_binding(), arena_nbytes=1 << 20)
-    assert not isinstance(answer, NotViable), str(answer)
-    assert answer.binding == "pyverbs"
+    adapter = module
 
 
 class PyverbsError(Exception):
@@ -124,11 +96,8 @@ def test_root_logger_is_left_alone() -> None:
 
 
 def test_not_installed() -> None:
-    def importer(name: str) -> ModuleType:
-        raise ModuleNotFoundError(name=name)
-
     with pytest.raises(ModuleNotFoundError):
-        load(importer)
+        load(not_installed)
 
 
 @pytest.mark.parametrize(("code", "number"), [(-1, errno.ENOSYS), (13, 13), (-12, 12), (0, errno.ENOSYS)])

@@ -18,9 +18,10 @@ import ipaddress
 import os
 import random
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from zcactor.transport.verbs.adapter import Child, OpenDevice, OpenQueuePair
 from zcactor.transport.verbs.base import (
     Completion,
     CompletionStatus,
@@ -36,17 +37,13 @@ from zcactor.transport.verbs.base import (
     Read,
     Receive,
     Send,
-    VerbsError,
-    check_depth,
-    check_not_closed,
     check_path,
     check_reads,
     check_receives,
-    check_region,
     check_sends,
     registration_error,
 )
-from zcactor.transport.verbs.ledger import Kind, Ledger
+from zcactor.transport.verbs.ledger import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -370,21 +367,16 @@ def _is_writable(address: int, nbytes: int) -> bool:
     return False
 
 
-class FakeDevice:
+class FakeDevice(OpenDevice):
     """Satisfies `Device`: one process's handle of a `FakeNic`, with a protection domain of its own."""
 
     def __init__(self, fabric: FakeFabric, nic: FakeNic) -> None:
-        self.name = nic.name
+        super().__init__(nic.name)
         self.attributes = nic.attributes
         self.fabric = fabric
         self.nic = nic
-        self.ledger = Ledger(nic.name)
-        self.closed = False
         self.regions: dict[int, FakeMemoryRegion] = {}
         """By key; lkey and rkey of a region are the same number, as on rdma_rxe."""
-
-    def __repr__(self) -> str:
-        return f"<FakeDevice {self.name}, {'closed' if self.closed else 'open'}>"
 
     def owns(self, lkey: int, address: int, nbytes: int) -> bool:
         """Whether `lkey` covers that range."""
@@ -392,7 +384,7 @@ class FakeDevice:
         return region is not None and region.holds(address, nbytes)
 
     def port(self, number: int) -> PortAttributes:
-        check_not_closed(self.closed, "device")
+        self._check()
         if number != 1:
             raise OSError(errno.EINVAL, f"{self.name} has ports 1 to 1, not {number}")
         return self.nic.port
@@ -402,8 +394,7 @@ class FakeDevice:
         return list(self.nic.gids)
 
     def register(self, address: int, nbytes: int, *, remote_read: bool) -> FakeMemoryRegion:
-        check_not_closed(self.closed, "device")
-        check_region(address, nbytes)
+        self._check_region(address, nbytes)
         if not _is_writable(address, nbytes):
             raise registration_error(errno.EFAULT, address, nbytes, self.name)
         if self.nic.pin_limit is not None and self.nic.pinned + nbytes > self.nic.pin_limit:
@@ -412,27 +403,22 @@ class FakeDevice:
         return FakeMemoryRegion(self, address, nbytes, remote_read)
 
     def create_completion_queue(self, depth: int) -> FakeCompletionQueue:
-        check_not_closed(self.closed, "device")
-        check_depth(depth, self.attributes.max_cqe, "the completion queue's depth", "max_cqe")
+        self._check_completion_queue(depth)
         return FakeCompletionQueue(self, depth)
 
     def create_shared_receive_queue(self, depth: int) -> FakeSharedReceiveQueue:
-        check_not_closed(self.closed, "device")
-        check_depth(depth, self.attributes.max_srq_wr, "the shared receive queue's depth", "max_srq_wr")
+        self._check_shared_receive_queue(depth)
         return FakeSharedReceiveQueue(self, depth)
 
     def create_queue_pair(
         self, cq: CompletionQueue, srq: SharedReceiveQueue | None, *, max_send_wr: int, max_inline: int
     ) -> FakeQueuePair:
-        check_not_closed(self.closed, "device")
-        if not isinstance(cq, FakeCompletionQueue) or cq not in self.ledger:
-            raise VerbsError("the completion queue is closed, or of another device")
-        if srq is not None and (not isinstance(srq, FakeSharedReceiveQueue) or srq not in self.ledger):
-            raise VerbsError("the shared receive queue is closed, or of another device")
-        check_depth(max_send_wr, self.attributes.max_qp_wr, "max_send_wr", "max_qp_wr")
+        self._check_queue_pair(max_send_wr)
+        own_cq = self._own(FakeCompletionQueue, cq)
+        own_srq = None if srq is None else self._own(FakeSharedReceiveQueue, srq)
         if max_inline > _MAX_INLINE:
             raise OSError(errno.EINVAL, f"{self.name} carries {_MAX_INLINE} bytes inline, not {max_inline}")
-        return FakeQueuePair(self, cq, srq, max_send_wr, max_inline)
+        return FakeQueuePair(self, own_cq, own_srq, max_send_wr, max_inline)
 
     def close(self) -> None:
         if not self.closed:
@@ -440,22 +426,20 @@ class FakeDevice:
             self.ledger.close()
 
 
-@dataclass(slots=True, eq=False)
-class FakeMemoryRegion:
+class FakeMemoryRegion(Child):
     """Satisfies `MemoryRegion`."""
 
-    device: FakeDevice
-    address: int
-    nbytes: int
-    remote_read: bool
-    lkey: int = field(init=False)
-    rkey: int = field(init=False)
+    kind = Kind.MEMORY_REGION
 
-    def __post_init__(self) -> None:
-        self.lkey = self.rkey = self.device.fabric.new_key()
-        self.device.regions[self.lkey] = self
-        self.device.nic.pinned += self.nbytes
-        self.device.ledger.add(Kind.MEMORY_REGION, self)
+    def __init__(self, device: FakeDevice, address: int, nbytes: int, remote_read: bool) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.remote_read = remote_read
+        self.lkey = self.rkey = device.fabric.new_key()
+        self.device = device
+        device.regions[self.lkey] = self
+        device.nic.pinned += nbytes
+        super().__init__(device.ledger)
 
     def holds(self, address: int, nbytes: int) -> bool:
         """Whether the range lies inside."""
@@ -466,13 +450,14 @@ class FakeMemoryRegion:
         if self.device.regions.pop(self.lkey, None) is not None:
             self.device.nic.pinned -= self.nbytes
 
-    def close(self) -> None:
-        if self.device.ledger.remove(Kind.MEMORY_REGION, self):
-            self.revoke()
+    def _release(self) -> None:
+        self.revoke()
 
 
-class FakeCompletionQueue:
+class FakeCompletionQueue(Child):
     """Satisfies `CompletionQueue`. Its descriptor is an eventfd."""
+
+    kind = Kind.COMPLETION_QUEUE
 
     def __init__(self, device: FakeDevice, depth: int) -> None:
         self.depth = depth
@@ -482,7 +467,7 @@ class FakeCompletionQueue:
         self._armed = False
         self._waiting: deque[tuple[Completion, FakeQueuePair, int | None]] = deque()
         self.users: list[FakeQueuePair] = []
-        device.ledger.add(Kind.COMPLETION_QUEUE, self)
+        super().__init__(device.ledger)
 
     def push(self, completion: Completion, qp: FakeQueuePair, sequence: int | None) -> None:
         """One more completion, `sequence` that of a send. One too many loses it and stops every queue pair."""
@@ -501,18 +486,18 @@ class FakeCompletionQueue:
         self._waiting = deque(entry for entry in self._waiting if entry[1] is not qp)
 
     def arm(self) -> None:
-        self._check()
+        self._check_overrun()
         self._armed = True
 
     def drain_events(self) -> int:
-        check_not_closed(self not in self._device.ledger, "completion queue")
+        self._check()
         try:
             return os.eventfd_read(self.fd)
         except BlockingIOError:
             return 0
 
     def poll(self, limit: int) -> list[Completion]:
-        self._check()
+        self._check_overrun()
         found: list[Completion] = []
         while self._waiting and len(found) < limit:
             completion, qp, sequence = self._waiting.popleft()
@@ -521,40 +506,40 @@ class FakeCompletionQueue:
             found.append(completion)
         return found
 
-    def _check(self) -> None:
-        check_not_closed(self not in self._device.ledger, "completion queue")
+    def _check_overrun(self) -> None:
+        self._check()
         if self.overrun:
             raise OSError(errno.EIO, f"{self._device.name}: more than {self.depth} completions waited: overrun")
 
-    def close(self) -> None:
-        if self._device.ledger.remove(Kind.COMPLETION_QUEUE, self):
-            os.close(self.fd)
+    def _release(self) -> None:
+        os.close(self.fd)
 
 
-class FakeSharedReceiveQueue:
+class FakeSharedReceiveQueue(Child):
     """Satisfies `SharedReceiveQueue`."""
+
+    kind = Kind.SHARED_RECEIVE_QUEUE
 
     def __init__(self, device: FakeDevice, depth: int) -> None:
         self.depth = depth
         self.receives: deque[Receive] = deque()
         """What is posted, oldest first."""
         self._device = device
-        device.ledger.add(Kind.SHARED_RECEIVE_QUEUE, self)
+        super().__init__(device.ledger)
 
     def post_receives(self, receives: Sequence[Receive]) -> None:
-        check_not_closed(self not in self._device.ledger, "shared receive queue")
+        self._check()
         check_receives(receives)
         room = self.depth - len(self.receives)
         self.receives.extend(Receive(*receive) for receive in receives[:room])
         if len(receives) > room:
             raise OSError(errno.ENOMEM, f"{self._device.name}: {self.depth} receives are posted: the queue is full")
 
-    def close(self) -> None:
-        if self._device.ledger.remove(Kind.SHARED_RECEIVE_QUEUE, self):
-            self.receives.clear()
+    def _release(self) -> None:
+        self.receives.clear()
 
 
-class FakeQueuePair:
+class FakeQueuePair(OpenQueuePair):
     """Satisfies `QueuePair`."""
 
     def __init__(
@@ -579,7 +564,7 @@ class FakeQueuePair:
         self._freed = 0  # those whose room came back
         cq.users.append(self)
         device.fabric.attach(self)
-        device.ledger.add(Kind.QUEUE_PAIR, self, cq, srq)
+        super().__init__(device.ledger, cq, srq)
 
     def __repr__(self) -> str:
         return f"<FakeQueuePair {self.qp_num} of {self.device.name}, {self.current.name}>"
@@ -613,7 +598,7 @@ class FakeQueuePair:
     def connect(self, remote: QpAddress, path: PathAttributes) -> None:
         self._check()
         check_path(remote, path)
-        self.device.port(path.port)
+        max_message = self.device.port(path.port).max_msg_sz
         if self.current != QpState.RESET:
             raise OSError(errno.EINVAL, f"queue pair {self.qp_num} is in {self.current.name}; only RESET can connect")
         limits = self.device.attributes
@@ -622,6 +607,7 @@ class FakeQueuePair:
         if path.is_global and all(gid.index != path.gid_index for gid in self.device.nic.gids):
             raise OSError(errno.EINVAL, f"{self.device.name} has no GID {path.gid_index}")
         self.remote, self.path, self.current = remote, path, QpState.RTS
+        self._max_message = max_message
 
     def to_error(self) -> None:
         self._check()
@@ -631,7 +617,7 @@ class FakeQueuePair:
     def reset(self) -> None:
         self._check()
         self.current = QpState.RESET
-        self.remote = self.path = None
+        self.remote = self.path = self._max_message = None
         self._forget()
 
     def _forget(self) -> None:
@@ -644,13 +630,11 @@ class FakeQueuePair:
         return self.current
 
     def post_sends(self, sends: Sequence[Send]) -> None:
-        self._check_connected()
-        check_sends(sends, self.max_inline, self.device.nic.port.max_msg_sz)
+        check_sends(sends, self.max_inline, self._limit())
         self._post(Send(*send) for send in sends)
 
     def post_reads(self, reads: Sequence[Read]) -> None:
-        self._check_connected()
-        check_reads(reads, self.device.nic.port.max_msg_sz)
+        check_reads(reads, self._limit())
         self._post(Read(*read) for read in reads)
 
     def _post(self, requests: Iterable[Send | Read]) -> None:
@@ -669,16 +653,7 @@ class FakeQueuePair:
         finally:
             self.device.fabric.posted()
 
-    def _check(self) -> None:
-        check_not_closed(self not in self.device.ledger, "queue pair")
-
-    def _check_connected(self) -> None:
-        self._check()
-        if self.path is None:
-            raise VerbsError(f"queue pair {self.qp_num} is not connected")
-
-    def close(self) -> None:
-        if self.device.ledger.remove(Kind.QUEUE_PAIR, self):
-            self.device.fabric.detach(self)
-            self.cq.users.remove(self)
-            self._forget()
+    def _release(self) -> None:
+        self.device.fabric.detach(self)
+        self.cq.users.remove(self)
+        self._forget()

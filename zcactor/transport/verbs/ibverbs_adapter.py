@@ -14,35 +14,21 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.transport.verbs.base import (
-    Completion,
-    DeviceAttributes,
-    Gid,
-    PathAttributes,
-    PortAttributes,
-    QpAddress,
-    QpState,
-    Read,
-    Receive,
-    Send,
-    VerbsError,
-    check_depth,
-    check_not_closed,
-    check_path,
-    check_reads,
-    check_receives,
-    check_region,
-    check_sends,
-    registration_error,
+from zcactor.transport.verbs import base
+from zcactor.transport.verbs.adapter import (
+    Child,
+    DriverCompletionQueue,
+    DriverDevice,
+    DriverRegion,
+    OpenQueuePair,
+    device_attributes,
+    port_attributes,
 )
-from zcactor.transport.verbs.ledger import Kind, Ledger
-from zcactor.transport.verbs.sysfs import gid_table
+from zcactor.transport.verbs.ledger import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
-
-    from zcactor.transport.verbs.base import CompletionQueue, SharedReceiveQueue
 
 __all__ = ["IbverbsBinding", "load"]
 
@@ -83,127 +69,65 @@ class IbverbsBinding:
         raise OSError(errno.ENODEV, f"there is no RDMA device {name!r}")
 
 
-class IbverbsDevice:
+class IbverbsDevice(DriverDevice):
     """Satisfies `Device`."""
 
     def __init__(self, library: Any, name: str, context: Any) -> None:
-        self.name = name
+        super().__init__(name)
         self._library = library
         self._context = context
-        self._ledger = Ledger(name)
-        self._closed = False
         try:
             found = context.query_device()
             self._pd = context.alloc_pd()
         except OSError:
             context.close()
             raise
-        self.attributes = DeviceAttributes(
-            ports=found.phys_port_cnt,
-            max_qp_rd_atom=found.max_qp_rd_atom,
-            max_qp_init_rd_atom=found.max_qp_rd_atom,
-            max_qp_wr=found.max_qp_wr,
-            max_srq_wr=found.max_srq_wr,
-            max_cqe=found.max_cqe,
-        )
+        self.attributes = device_attributes(found, max_qp_init_rd_atom=found.max_qp_rd_atom)
 
-    def __repr__(self) -> str:
-        return f"<IbverbsDevice {self.name}, {'closed' if self._closed else 'open'}>"
-
-    def port(self, number: int) -> PortAttributes:
-        check_not_closed(self._closed, "device")
+    def port(self, number: int) -> base.PortAttributes:
+        self._check()
         if not 1 <= number <= self.attributes.ports:  # the package cuts the number to 8 bits
             raise OSError(errno.EINVAL, f"{self.name} has ports 1 to {self.attributes.ports}, not {number}")
-        found = self._context.query_port(number)
-        return PortAttributes(
-            number, int(found.state), int(found.active_mtu), found.max_msg_sz, found.lid, int(found.link_layer)
-        )
+        return port_attributes(number, self._context.query_port(number))
 
-    def gids(self, port: int) -> list[Gid]:
-        check_not_closed(self._closed, "device")
-        return gid_table(self.name, port)
-
-    def register(self, address: int, nbytes: int, *, remote_read: bool) -> IbverbsMemoryRegion:
-        check_not_closed(self._closed, "device")
-        check_region(address, nbytes)
+    def register(self, address: int, nbytes: int, *, remote_read: bool) -> DriverRegion:
+        self._check_region(address, nbytes)
         try:
             region = self._pd.reg_mr(address, nbytes, _LOCAL_WRITE | (_REMOTE_READ if remote_read else 0))
         except OSError as error:
-            raise registration_error(error.errno or errno.EIO, address, nbytes, self.name) from error
-        return IbverbsMemoryRegion(self._ledger, region, address, nbytes)
+            raise base.registration_error(error.errno or errno.EIO, address, nbytes, self.name) from error
+        return DriverRegion(self, region, address, nbytes)
 
     def create_completion_queue(self, depth: int) -> IbverbsCompletionQueue:
-        check_not_closed(self._closed, "device")
-        check_depth(depth, self.attributes.max_cqe, "the completion queue's depth", "max_cqe")
-        return IbverbsCompletionQueue(self._ledger, self._context, depth)
+        self._check_completion_queue(depth)
+        return IbverbsCompletionQueue(self, depth)
 
     def create_shared_receive_queue(self, depth: int) -> IbverbsSharedReceiveQueue:
-        check_not_closed(self._closed, "device")
-        check_depth(depth, self.attributes.max_srq_wr, "the shared receive queue's depth", "max_srq_wr")
-        return IbverbsSharedReceiveQueue(self._library, self._ledger, self._pd, depth)
+        self._check_shared_receive_queue(depth)
+        return IbverbsSharedReceiveQueue(self, depth)
 
     def create_queue_pair(
-        self,
-        cq: CompletionQueue,
-        srq: SharedReceiveQueue | None,
-        *,
-        max_send_wr: int,
-        max_inline: int,
+        self, cq: base.CompletionQueue, srq: base.SharedReceiveQueue | None, *, max_send_wr: int, max_inline: int
     ) -> IbverbsQueuePair:
-        check_not_closed(self._closed, "device")
-        if not isinstance(cq, IbverbsCompletionQueue) or cq not in self._ledger:
-            raise VerbsError("the completion queue is closed, or of another device")
-        if srq is not None and (not isinstance(srq, IbverbsSharedReceiveQueue) or srq not in self._ledger):
-            raise VerbsError("the shared receive queue is closed, or of another device")
-        check_depth(max_send_wr, self.attributes.max_qp_wr, "max_send_wr", "max_qp_wr")
-        return IbverbsQueuePair(self, cq, srq, max_send_wr, max_inline)
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        refused = self._ledger.close()
-        for handle in (self._pd, self._context):
-            try:
-                handle.close()
-            except OSError as error:
-                refused.append(error)
-        if refused:
-            raise refused[0]
+        self._check_queue_pair(max_send_wr)
+        own_cq = self._own(IbverbsCompletionQueue, cq)
+        own_srq = None if srq is None else self._own(IbverbsSharedReceiveQueue, srq)
+        return IbverbsQueuePair(self, own_cq, own_srq, max_send_wr, max_inline)
 
 
-class IbverbsMemoryRegion:
-    """Satisfies `MemoryRegion`."""
+class IbverbsCompletionQueue(DriverCompletionQueue):
+    """Satisfies `CompletionQueue`."""
 
-    def __init__(self, ledger: Ledger, region: Any, address: int, nbytes: int) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self.lkey: int = region.lkey
-        self.rkey: int = region.rkey
-        self._ledger = ledger
-        self._region = region
-        ledger.add(Kind.MEMORY_REGION, self)
-
-    def close(self) -> None:
-        if self._ledger.remove(Kind.MEMORY_REGION, self):
-            self._region.close()
-
-
-class IbverbsCompletionQueue:
-    """Satisfies `CompletionQueue`, with a channel of its own as the descriptor is to stand for this queue only."""
-
-    def __init__(self, ledger: Ledger, context: Any, depth: int) -> None:
-        self.depth = depth
-        self._ledger = ledger
-        self._channel = context.create_comp_channel()
+    def __init__(self, device: IbverbsDevice, depth: int) -> None:
+        channel = device._context.create_comp_channel()
         try:
-            self.fd: int = self._channel.fd
+            self.fd: int = channel.fd
             os.set_blocking(self.fd, False)
-            self.cq = context.create_cq(depth, self._channel, 0)
+            cq = device._context.create_cq(depth, channel, 0)
         except (OSError, ValueError):
-            self._channel.close()
+            channel.close()
             raise
-        ledger.add(Kind.COMPLETION_QUEUE, self)
+        super().__init__(device, depth, cq, channel)
 
     def arm(self) -> None:
         self._check()
@@ -222,46 +146,36 @@ class IbverbsCompletionQueue:
             self.cq.ack_events(1)
             count += 1
 
-    def poll(self, limit: int) -> list[Completion]:
+    def poll(self, limit: int) -> list[base.Completion]:
         self._check()
-        return [Completion(wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.qp_num) for wc in self.cq.poll(limit)]
-
-    def _check(self) -> None:
-        check_not_closed(self not in self._ledger, "completion queue")
-
-    def close(self) -> None:
-        if self._ledger.remove(Kind.COMPLETION_QUEUE, self):
-            try:
-                self.cq.close()
-            finally:
-                self._channel.close()
+        return [base.Completion(wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.qp_num) for wc in self.cq.poll(limit)]
 
 
-class IbverbsSharedReceiveQueue:
+class IbverbsSharedReceiveQueue(Child):
     """Satisfies `SharedReceiveQueue`."""
 
-    def __init__(self, library: Any, ledger: Ledger, pd: Any, depth: int) -> None:
-        self.depth = depth
-        self._entry = library.SGE
-        self._request = library.RecvWR
-        self._ledger = ledger
-        self.srq = pd.create_srq(depth, 1, 0)
-        ledger.add(Kind.SHARED_RECEIVE_QUEUE, self)
+    kind = Kind.SHARED_RECEIVE_QUEUE
 
-    def post_receives(self, receives: Sequence[Receive]) -> None:
-        check_not_closed(self not in self._ledger, "shared receive queue")
-        check_receives(receives)
+    def __init__(self, device: IbverbsDevice, depth: int) -> None:
+        self.depth = depth
+        self._entry = device._library.SGE
+        self._request = device._library.RecvWR
+        self.srq = device._pd.create_srq(depth, 1, 0)
+        super().__init__(device.ledger)
+
+    def post_receives(self, receives: Sequence[base.Receive]) -> None:
+        self._check()
+        base.check_receives(receives)
         entry, request = self._entry, self._request
         self.srq.post_recv(
             [request(wr_id, [entry(address, nbytes, lkey)]) for wr_id, address, nbytes, lkey in receives]
         )
 
-    def close(self) -> None:
-        if self._ledger.remove(Kind.SHARED_RECEIVE_QUEUE, self):
-            self.srq.close()
+    def _release(self) -> None:
+        self.srq.close()
 
 
-class IbverbsQueuePair:
+class IbverbsQueuePair(OpenQueuePair):
     """Satisfies `QueuePair`."""
 
     def __init__(
@@ -274,9 +188,7 @@ class IbverbsQueuePair:
     ) -> None:
         library = device._library
         self._library = library
-        self._ledger = device._ledger
         self._device = device
-        self._max_message: int | None = None  # unknown until it is connected through a port
         attributes = library.QPInitAttr(
             cq.cq,
             cq.cq,
@@ -295,11 +207,11 @@ class IbverbsQueuePair:
             self.max_inline = int(self._qp.query()[1].max_inline_data) if max_inline else 0
         except OSError:  # a provider that does not answer before the queue pair is connected
             self.max_inline = 0
-        self._ledger.add(Kind.QUEUE_PAIR, self, cq, srq)
+        super().__init__(device.ledger, cq, srq)
 
-    def connect(self, remote: QpAddress, path: PathAttributes) -> None:
+    def connect(self, remote: base.QpAddress, path: base.PathAttributes) -> None:
         self._check()
-        check_path(remote, path)
+        base.check_path(remote, path)
         max_message = self._device.port(path.port).max_msg_sz
         if path.is_global:
             vector = self._library.AHAttr(
@@ -315,7 +227,7 @@ class IbverbsQueuePair:
         mask = self._library.QPAttrMask
         self._modify(
             mask.STATE | mask.PKEY_INDEX | mask.PORT | mask.ACCESS_FLAGS,
-            qp_state=QpState.INIT,
+            qp_state=base.QpState.INIT,
             pkey_index=0,
             port_num=path.port,
             qp_access_flags=_REMOTE_READ if path.remote_read else 0,
@@ -329,7 +241,7 @@ class IbverbsQueuePair:
             | mask.MAX_DEST_RD_ATOMIC
             | mask.MIN_RNR_TIMER,
             vector,
-            qp_state=QpState.RTR,
+            qp_state=base.QpState.RTR,
             path_mtu=min(remote.mtu, path.mtu),
             dest_qp_num=remote.qpn,
             rq_psn=remote.psn,
@@ -338,7 +250,7 @@ class IbverbsQueuePair:
         )
         self._modify(
             mask.STATE | mask.TIMEOUT | mask.RETRY_CNT | mask.RNR_RETRY | mask.SQ_PSN | mask.MAX_QP_RD_ATOMIC,
-            qp_state=QpState.RTS,
+            qp_state=base.QpState.RTS,
             timeout=path.timeout,
             retry_cnt=path.retry_count,
             rnr_retry=path.rnr_retry,
@@ -349,27 +261,27 @@ class IbverbsQueuePair:
 
     def to_error(self) -> None:
         self._check()
-        self._modify(self._library.QPAttrMask.STATE, qp_state=QpState.ERR)
+        self._modify(self._library.QPAttrMask.STATE, qp_state=base.QpState.ERR)
 
     def reset(self) -> None:
         self._check()
-        self._modify(self._library.QPAttrMask.STATE, qp_state=QpState.RESET)
+        self._modify(self._library.QPAttrMask.STATE, qp_state=base.QpState.RESET)
         self._max_message = None
 
     def _modify(self, mask: int, vector: Any = None, **fields: int) -> None:
         try:
             self._qp.modify(int(mask), vector, **{name: int(value) for name, value in fields.items()})
         except OSError as error:
-            state = QpState(fields["qp_state"]).name
+            state = base.QpState(fields["qp_state"]).name
             text = f"{self._device.name}: queue pair {self.qp_num} to {state}: {error.strerror}"
             raise OSError(error.errno, text) from error
 
-    def state(self) -> QpState:
+    def state(self) -> base.QpState:
         self._check()
-        return QpState(self._qp.state)
+        return base.QpState(self._qp.state)
 
-    def post_sends(self, sends: Sequence[Send]) -> None:
-        check_sends(sends, self.max_inline, self._limit())
+    def post_sends(self, sends: Sequence[base.Send]) -> None:
+        base.check_sends(sends, self.max_inline, self._limit())
         entry, request = self._library.SGE, self._library.SendWR
         self._qp.post_send(
             [
@@ -383,8 +295,8 @@ class IbverbsQueuePair:
             ]
         )
 
-    def post_reads(self, reads: Sequence[Read]) -> None:
-        check_reads(reads, self._limit())
+    def post_reads(self, reads: Sequence[base.Read]) -> None:
+        base.check_reads(reads, self._limit())
         entry, request = self._library.SGE, self._library.SendWR
         self._qp.post_send(
             [
@@ -400,15 +312,5 @@ class IbverbsQueuePair:
             ]
         )
 
-    def _limit(self) -> int:
-        self._check()
-        if self._max_message is None:
-            raise VerbsError(f"queue pair {self.qp_num} is not connected")
-        return self._max_message
-
-    def _check(self) -> None:
-        check_not_closed(self not in self._ledger, "queue pair")
-
-    def close(self) -> None:
-        if self._ledger.remove(Kind.QUEUE_PAIR, self):
-            self._qp.close()
+    def _release(self) -> None:
+        self._qp.close()

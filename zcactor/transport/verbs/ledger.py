@@ -21,6 +21,11 @@ class Kind(IntEnum):
     MEMORY_REGION = 2
     COMPLETION_QUEUE = 3
 
+    @property
+    def words(self) -> str:
+        """As messages name it."""
+        return self.name.lower().replace("_", " ")
+
 
 class _Closable(Protocol):
     def close(self) -> None: ...
@@ -53,8 +58,8 @@ class Ledger:
             return False
         users = sum(any(used is child for used in uses) for by in self._open.values() for _, uses in by.values())
         if users:
-            what = kind.name.lower().replace("_", " ")
-            raise OSError(errno.EBUSY, f"{self._device}: {users} open queue pairs use the {what}: close them first")
+            text = f"{self._device}: {users} open queue pairs use the {kind.words}: close them first"
+            raise OSError(errno.EBUSY, text)
         del self._open[kind][id(child)]
         return True
 

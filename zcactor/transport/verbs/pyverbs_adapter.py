@@ -25,35 +25,21 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from zcactor.transport.verbs.base import (
-    Completion,
-    DeviceAttributes,
-    Gid,
-    PathAttributes,
-    PortAttributes,
-    QpAddress,
-    QpState,
-    Read,
-    Receive,
-    Send,
-    VerbsError,
-    check_depth,
-    check_not_closed,
-    check_path,
-    check_reads,
-    check_receives,
-    check_region,
-    check_sends,
-    registration_error,
+from zcactor.transport.verbs import base
+from zcactor.transport.verbs.adapter import (
+    Child,
+    DriverCompletionQueue,
+    DriverDevice,
+    DriverRegion,
+    OpenQueuePair,
+    device_attributes,
+    port_attributes,
 )
-from zcactor.transport.verbs.ledger import Kind, Ledger
-from zcactor.transport.verbs.sysfs import gid_table
+from zcactor.transport.verbs.ledger import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
-
-    from zcactor.transport.verbs.base import CompletionQueue, SharedReceiveQueue
 
 __all__ = ["PyverbsBinding", "load"]
 
@@ -170,15 +156,28 @@ def _event_fds() -> set[int]:
     return found
 
 
-class PyverbsDevice:
+def _fd_of(channel: Any, before: set[int]) -> int:
+    """A new channel's descriptor; `before` are the `_event_fds` before there was one."""
+    fd = getattr(channel, "fd", None)
+    if fd is not None:
+        return int(fd)
+    new = _event_fds() - before
+    if len(new) != 1:
+        raise OSError(
+            errno.EIO,
+            f"cannot tell the completion channel's descriptor: {len(new)} of that kind appeared; open devices from "
+            "one thread at a time, or use pyverbs 57 or later",
+        )
+    return new.pop()
+
+
+class PyverbsDevice(DriverDevice):
     """Satisfies `Device`."""
 
     def __init__(self, library: SimpleNamespace, name: str) -> None:
-        self.name = name
+        super().__init__(name)
         self._library = library
         self._guard = _Guard(library.error, name)
-        self._ledger = Ledger(name)
-        self._closed = False
         with self._guard("ibv_open_device", errno.EACCES):
             self._context = library.device.Context(name=name)
         try:
@@ -189,134 +188,64 @@ class PyverbsDevice:
         except OSError:
             self._context.close()
             raise
-        self.attributes = DeviceAttributes(
-            ports=found.phys_port_cnt,
-            max_qp_rd_atom=found.max_qp_rd_atom,
-            max_qp_init_rd_atom=found.max_qp_init_rd_atom,
-            max_qp_wr=found.max_qp_wr,
-            max_srq_wr=found.max_srq_wr,
-            max_cqe=found.max_cqe,
-        )
+        self.attributes = device_attributes(found, found.max_qp_init_rd_atom)
 
-    def __repr__(self) -> str:
-        return f"<PyverbsDevice {self.name}, {'closed' if self._closed else 'open'}>"
-
-    def port(self, number: int) -> PortAttributes:
-        check_not_closed(self._closed, "device")
+    def port(self, number: int) -> base.PortAttributes:
+        self._check()
         with self._guard(f"ibv_query_port {number}", errno.EINVAL):
             found = self._context.query_port(number)
-        return PortAttributes(
-            number, int(found.state), int(found.active_mtu), found.max_msg_sz, found.lid, int(found.link_layer)
-        )
+        return port_attributes(number, found)
 
-    def gids(self, port: int) -> list[Gid]:
-        check_not_closed(self._closed, "device")
-        return gid_table(self.name, port)
-
-    def register(self, address: int, nbytes: int, *, remote_read: bool) -> PyverbsMemoryRegion:
-        check_not_closed(self._closed, "device")
-        check_region(address, nbytes)
+    def register(self, address: int, nbytes: int, *, remote_read: bool) -> DriverRegion:
+        self._check_region(address, nbytes)
         e = self._library.e
         access = int(e.IBV_ACCESS_LOCAL_WRITE) | (int(e.IBV_ACCESS_REMOTE_READ) if remote_read else 0)
         try:
             region = self._library.mr.MR(self._pd, nbytes, access, address=address)
         except self._library.error as error:
-            raise registration_error(_errno(error, errno.EIO), address, nbytes, self.name) from error
-        return PyverbsMemoryRegion(self._guard, self._ledger, region, address, nbytes)
+            raise base.registration_error(_errno(error, errno.EIO), address, nbytes, self.name) from error
+        return DriverRegion(self, region, address, nbytes)
 
     def create_completion_queue(self, depth: int) -> PyverbsCompletionQueue:
-        check_not_closed(self._closed, "device")
-        check_depth(depth, self.attributes.max_cqe, "the completion queue's depth", "max_cqe")
-        return PyverbsCompletionQueue(self._library, self._guard, self._ledger, self._context, depth)
+        self._check_completion_queue(depth)
+        return PyverbsCompletionQueue(self, depth)
 
     def create_shared_receive_queue(self, depth: int) -> PyverbsSharedReceiveQueue:
-        check_not_closed(self._closed, "device")
-        check_depth(depth, self.attributes.max_srq_wr, "the shared receive queue's depth", "max_srq_wr")
-        return PyverbsSharedReceiveQueue(self._library, self._guard, self._ledger, self._pd, depth)
+        self._check_shared_receive_queue(depth)
+        return PyverbsSharedReceiveQueue(self, depth)
 
     def create_queue_pair(
-        self,
-        cq: CompletionQueue,
-        srq: SharedReceiveQueue | None,
-        *,
-        max_send_wr: int,
-        max_inline: int,
+        self, cq: base.CompletionQueue, srq: base.SharedReceiveQueue | None, *, max_send_wr: int, max_inline: int
     ) -> PyverbsQueuePair:
-        check_not_closed(self._closed, "device")
-        if not isinstance(cq, PyverbsCompletionQueue) or cq not in self._ledger:
-            raise VerbsError("the completion queue is closed, or of another device")
-        if srq is not None and (not isinstance(srq, PyverbsSharedReceiveQueue) or srq not in self._ledger):
-            raise VerbsError("the shared receive queue is closed, or of another device")
-        check_depth(max_send_wr, self.attributes.max_qp_wr, "max_send_wr", "max_qp_wr")
-        return PyverbsQueuePair(self, cq, srq, max_send_wr, max_inline)
+        self._check_queue_pair(max_send_wr)
+        own_cq = self._own(PyverbsCompletionQueue, cq)
+        own_srq = None if srq is None else self._own(PyverbsSharedReceiveQueue, srq)
+        return PyverbsQueuePair(self, own_cq, own_srq, max_send_wr, max_inline)
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        refused = self._ledger.close()
-        for what, handle in (("ibv_dealloc_pd", self._pd), ("ibv_close_device", self._context)):
-            try:
-                with self._guard(what):
-                    handle.close()
-            except OSError as error:
-                refused.append(error)
-        if refused:
-            raise refused[0]
+    def closing(self, what: str) -> _Guard:
+        """Around `what`, whose errors are pyverbs' own."""
+        return self._guard(what)
 
 
-class PyverbsMemoryRegion:
-    """Satisfies `MemoryRegion`."""
+class PyverbsCompletionQueue(DriverCompletionQueue):
+    """Satisfies `CompletionQueue`. Sharing a channel is no choice here: ``get_cq_event`` loses other queues' events."""
 
-    def __init__(self, guard: _Guard, ledger: Ledger, region: Any, address: int, nbytes: int) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self.lkey = int(region.lkey)
-        self.rkey = int(region.rkey)
-        self._guard = guard
-        self._ledger = ledger
-        self._region = region
-        ledger.add(Kind.MEMORY_REGION, self)
-
-    def close(self) -> None:
-        if self._ledger.remove(Kind.MEMORY_REGION, self):
-            with self._guard("ibv_dereg_mr"):
-                self._region.close()
-
-
-class PyverbsCompletionQueue:
-    """Satisfies `CompletionQueue`. It has a channel of its own: ``get_cq_event`` loses the events of other queues."""
-
-    def __init__(self, library: SimpleNamespace, guard: _Guard, ledger: Ledger, context: Any, depth: int) -> None:
-        self.depth = depth
-        self._guard = guard
-        self._ledger = ledger
+    def __init__(self, device: PyverbsDevice, depth: int) -> None:
+        self._guard = device._guard
+        library = device._library
         self._error = library.error
         before = set() if hasattr(library.cq.CompChannel, "fd") else _event_fds()
-        with guard("ibv_create_comp_channel"):
-            self._channel = library.cq.CompChannel(context)
+        with self._guard("ibv_create_comp_channel"):
+            channel = library.cq.CompChannel(device._context)
         try:
-            self.fd = self._find_fd(before)
+            self.fd = _fd_of(channel, before)
             os.set_blocking(self.fd, False)  # get_cq_event holds the GIL: blocking there freezes the interpreter
-            with guard(f"ibv_create_cq of depth {depth}"):
-                self.cq = library.cq.CQ(context, depth, None, self._channel, 0)
+            with self._guard(f"ibv_create_cq of depth {depth}"):
+                cq = library.cq.CQ(device._context, depth, None, channel, 0)
         except OSError:
-            self._channel.close()
+            channel.close()
             raise
-        ledger.add(Kind.COMPLETION_QUEUE, self)
-
-    def _find_fd(self, before: set[int]) -> int:
-        fd = getattr(self._channel, "fd", None)
-        if fd is not None:
-            return int(fd)
-        new = _event_fds() - before
-        if len(new) != 1:
-            raise OSError(
-                errno.EIO,
-                f"cannot tell the completion channel's descriptor: {len(new)} of that kind appeared; open devices from "
-                "one thread at a time, or use pyverbs 57 or later",
-            )
-        return new.pop()
+        super().__init__(device, depth, cq, channel)
 
     def arm(self) -> None:
         self._check()
@@ -336,22 +265,11 @@ class PyverbsCompletionQueue:
             self.cq.ack_events(1)  # destroying the queue waits for every event to be acknowledged
             count += 1
 
-    def poll(self, limit: int) -> list[Completion]:
+    def poll(self, limit: int) -> list[base.Completion]:
         self._check()
         with self._guard("ibv_poll_cq"):
             _, found = self.cq.poll(limit)
-        return [Completion(wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.qp_num) for wc in found]
-
-    def _check(self) -> None:
-        check_not_closed(self not in self._ledger, "completion queue")
-
-    def close(self) -> None:
-        if self._ledger.remove(Kind.COMPLETION_QUEUE, self):
-            with self._guard("ibv_destroy_cq"):
-                try:
-                    self.cq.close()
-                finally:
-                    self._channel.close()
+        return [base.Completion(wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.qp_num) for wc in found]
 
 
 class _WorkRequests:
@@ -383,22 +301,23 @@ class _WorkRequests:
         return request
 
 
-class PyverbsSharedReceiveQueue:
+class PyverbsSharedReceiveQueue(Child):
     """Satisfies `SharedReceiveQueue`."""
 
-    def __init__(self, library: SimpleNamespace, guard: _Guard, ledger: Ledger, pd: Any, depth: int) -> None:
-        self.depth = depth
-        self._library = library
-        self._guard = guard
-        self._ledger = ledger
-        attributes = library.srq.SrqInitAttr(library.srq.SrqAttr(max_wr=depth, max_sge=1))
-        with guard(f"ibv_create_srq of depth {depth}"):
-            self.srq = library.srq.SRQ(pd, attributes)
-        ledger.add(Kind.SHARED_RECEIVE_QUEUE, self)
+    kind = Kind.SHARED_RECEIVE_QUEUE
 
-    def post_receives(self, receives: Sequence[Receive]) -> None:
-        check_not_closed(self not in self._ledger, "shared receive queue")
-        check_receives(receives)
+    def __init__(self, device: PyverbsDevice, depth: int) -> None:
+        self.depth = depth
+        self._guard = device._guard
+        library = self._library = device._library
+        attributes = library.srq.SrqInitAttr(library.srq.SrqAttr(max_wr=depth, max_sge=1))
+        with self._guard(f"ibv_create_srq of depth {depth}"):
+            self.srq = library.srq.SRQ(device._pd, attributes)
+        super().__init__(device.ledger)
+
+    def post_receives(self, receives: Sequence[base.Receive]) -> None:
+        self._check()
+        base.check_receives(receives)
         if not receives:
             return
         request = None
@@ -409,13 +328,12 @@ class PyverbsSharedReceiveQueue:
             with self._guard(f"ibv_post_srq_recv of {len(receives)} receives", errno.ENOMEM):
                 self.srq.post_recv(request)
 
-    def close(self) -> None:
-        if self._ledger.remove(Kind.SHARED_RECEIVE_QUEUE, self):
-            with self._guard("ibv_destroy_srq"):
-                self.srq.close()
+    def _release(self) -> None:
+        with self._guard("ibv_destroy_srq"):
+            self.srq.close()
 
 
-class PyverbsQueuePair:
+class PyverbsQueuePair(OpenQueuePair):
     """Satisfies `QueuePair`."""
 
     def __init__(
@@ -429,9 +347,7 @@ class PyverbsQueuePair:
         library = device._library
         self._library = library
         self._guard = device._guard
-        self._ledger = device._ledger
         self._device = device
-        self._max_message: int | None = None  # unknown until it is connected through a port
         # One receive of its own where there is no shared queue: some providers refuse a queue of none.
         capacity = library.qp.QPCap(
             max_send_wr=max_send_wr, max_recv_wr=1, max_send_sge=1, max_recv_sge=1, max_inline_data=max_inline
@@ -448,11 +364,11 @@ class PyverbsQueuePair:
             self._qp = library.qp.QP(device._pd, attributes)
         self.qp_num = int(self._qp.qp_num)
         self.max_inline = int(attributes.max_inline_data)  # libibverbs writes back what was granted
-        self._ledger.add(Kind.QUEUE_PAIR, self, cq, srq)
+        super().__init__(device.ledger, cq, srq)
 
-    def connect(self, remote: QpAddress, path: PathAttributes) -> None:
+    def connect(self, remote: base.QpAddress, path: base.PathAttributes) -> None:
         self._check()
-        check_path(remote, path)
+        base.check_path(remote, path)
         library = self._library
         max_message = self._device.port(path.port).max_msg_sz
         attributes = library.qp.QPAttr(port_num=path.port, path_mtu=min(remote.mtu, path.mtu))
@@ -490,14 +406,14 @@ class PyverbsQueuePair:
         with self._guard(f"ibv_modify_qp of queue pair {self.qp_num} to {state}"):
             self._qp.modify(self._library.qp.QPAttr(qp_state=state), int(self._library.e.IBV_QP_STATE))
 
-    def state(self) -> QpState:
+    def state(self) -> base.QpState:
         self._check()
         with self._guard("ibv_query_qp"):
             attributes, _ = self._qp.query(int(self._library.e.IBV_QP_STATE))
-        return QpState(int(attributes.qp_state))
+        return base.QpState(int(attributes.qp_state))
 
-    def post_sends(self, sends: Sequence[Send]) -> None:
-        check_sends(sends, self.max_inline, self._limit())
+    def post_sends(self, sends: Sequence[base.Send]) -> None:
+        base.check_sends(sends, self.max_inline, self._limit())
         if not sends:
             return
         e = self._library.e
@@ -512,8 +428,8 @@ class PyverbsQueuePair:
                 )
             self._post(request, len(sends))
 
-    def post_reads(self, reads: Sequence[Read]) -> None:
-        check_reads(reads, self._limit())
+    def post_reads(self, reads: Sequence[base.Read]) -> None:
+        base.check_reads(reads, self._limit())
         if not reads:
             return
         e = self._library.e
@@ -533,16 +449,6 @@ class PyverbsQueuePair:
         with self._guard(f"ibv_post_send of {count} requests to queue pair {self.qp_num}", errno.ENOMEM):
             self._qp.post_send(request)
 
-    def _limit(self) -> int:
-        self._check()
-        if self._max_message is None:
-            raise VerbsError(f"queue pair {self.qp_num} is not connected")
-        return self._max_message
-
-    def _check(self) -> None:
-        check_not_closed(self not in self._ledger, "queue pair")
-
-    def close(self) -> None:
-        if self._ledger.remove(Kind.QUEUE_PAIR, self):
-            with self._guard("ibv_destroy_qp"):
-                self._qp.close()
+    def _release(self) -> None:
+        with self._guard("ibv_destroy_qp"):
+            self._qp.close()

@@ -1,4 +1,4 @@
-"""Who waits at the door of a local endpoint, how many, and how long."""
+"""Who waits at the door of an endpoint, how many, and how long."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 from tests.conformance.connection import Recorder, connect, finish, send, turns
 from tests.transport.local_arena import local_side, run_directory
 from zcactor.errors import ConnectionLost
-from zcactor.transport import local_listener
+from zcactor.transport import greeting, listener, unix
 from zcactor.transport.auth import Status, preamble, refusal
+from zcactor.transport.listener import LOG_INTERVAL, MAX_PENDING, Listener, Rebuff
 from zcactor.transport.local import LocalEndpoint
-from zcactor.transport.local_listener import LOG_INTERVAL, MAX_PENDING, Listener, Rebuff
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def test_strangers(endpoint: LocalEndpoint, path: str, opening: bytes, cap
 
 @pytest.mark.parametrize("sent", [b"", b"ZC", preamble(), preamble() + bytes(30)])
 async def test_silence_ends(path: str, sent: bytes, endpoint: LocalEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_listener, "HANDSHAKE_TIMEOUT", 0.02)
+    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 0.02)
     with call(path) as sock:
         sock.send(sent)
         assert await rest(sock) == b""
@@ -122,10 +122,10 @@ async def test_handshake_that_never_ran_is_closed(tmp_path: Path) -> None:
     async def greet(sock: socket.socket) -> None:
         sock.close()
 
-    listener = Listener(tmp_path / "a.sock", greet)
+    door = Listener(unix.listen(tmp_path / "a.sock"), greet)
     with call(str(tmp_path / "a.sock")) as sock:
-        listener._on_readable()
-        await listener.aclose()
+        door._on_readable()
+        await door.aclose()
         assert await rest(sock) == b""
 
 
@@ -137,15 +137,15 @@ async def test_defect_in_greeting_is_reported(tmp_path: Path) -> None:
         sock.close()
         raise KeyError("a defect")
 
-    listener = Listener(tmp_path / "a.sock", greet)
+    door = Listener(unix.listen(tmp_path / "a.sock"), greet)
     with call(str(tmp_path / "a.sock")):
         assert isinstance((await reported.get())["exception"], KeyError)
-    await listener.aclose()
+    await door.aclose()
 
 
 async def test_out_of_descriptors(path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Accepting pauses and is taken up again; the loop does not spin meanwhile."""
-    monkeypatch.setattr(local_listener, "PAUSE", 0.02)
+    monkeypatch.setattr(listener, "PAUSE", 0.02)
     with call(path) as sock, contextlib.ExitStack() as limited:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest_free = os.dup(0)

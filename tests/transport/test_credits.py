@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from zcactor.errors import ProtocolError
-from zcactor.rpc.credits import MAX_DEPTH, MIN_DEPTH, Credits
 from zcactor.rpc.messages import UNCREDITED, Kind
+from zcactor.transport.credits import MAX_DEPTH, MIN_DEPTH, Credits
 
 
 @pytest.mark.parametrize("depth", [-1, 0, MIN_DEPTH - 1, MAX_DEPTH + 1])

@@ -1,4 +1,4 @@
-"""The socket at which peers on this host arrive, and the bound on those who have not proved anything yet.
+"""The socket at which peers arrive, and the bound on those who have not proved anything yet.
 
 A process that connects and stays silent, or sends something else, costs one descriptor and one task for at most five
 seconds, and there are never more than 128 of them: beyond that a newcomer is told so and closed. Peers that are
@@ -15,20 +15,17 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ProtocolError
-from zcactor.transport import unix
+from zcactor.transport import greeting
 from zcactor.transport.auth import Status, refusal
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
-__all__ = ["HANDSHAKE_TIMEOUT", "MAX_PENDING", "Listener", "Rebuff"]
+__all__ = ["MAX_PENDING", "Listener", "Rebuff"]
 
 log = logging.getLogger("zcactor.transport")
 
-HANDSHAKE_TIMEOUT: Final = 5.0
-"""Seconds; a handshake takes under a millisecond, so this is for a peer that is stopped or swapped out."""
 MAX_PENDING: Final = 128
 """Handshakes at once: enough for a worker burst, and a small part of the usual 1,024 descriptors."""
 ACCEPTS_PER_TURN: Final = 64
@@ -38,6 +35,13 @@ PAUSE: Final = 1.0
 LOG_INTERVAL: Final = 10.0
 """Seconds between two log lines about refused connections."""
 
+_CALLERS_FAULT: Final = frozenset(
+    (
+        errno.ENETDOWN, errno.EPROTO, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.ENONET, errno.EHOSTUNREACH,
+        errno.EOPNOTSUPP, errno.ENETUNREACH, errno.EPERM, errno.ETIMEDOUT,
+    )
+)  # fmt: skip
+"""Errors of a new connection that accept(2) hands on; the next one may be sound."""
 _EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
@@ -59,34 +63,43 @@ class Rebuff:
 
 
 class Listener:
-    """Listens at `path` and runs `greet` for each connection of our own user.
+    """Accepts at a socket and runs `greet` for each connection that there is nothing to say against.
 
     Args:
-        path: where; the file is removed by `aclose`.
+        sock: non-blocking and listening; belongs to the listener from here.
         greet: does the handshake on a socket that it owns from here. What it raises of `ProtocolError` and `OSError`
             (which includes `TimeoutError`) is logged at a bounded rate; anything else goes to the loop's exception
             handler.
-
-    Raises:
-        OSError: the path exists, or its directory cannot be written to.
+        objection: why a connection is turned away before anything is read from it; None when it is not.
     """
 
-    def __init__(self, path: Path, greet: Callable[[socket.socket], Awaitable[None]]) -> None:
-        self._path = path
+    def __init__(
+        self,
+        sock: socket.socket,
+        greet: Callable[[socket.socket], Awaitable[None]],
+        objection: Callable[[socket.socket], str | None] = lambda _: None,
+    ) -> None:
+        self._sock = sock
         self._greet = greet
+        self._objection = objection
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
         self._pending: dict[asyncio.Task[None], socket.socket] = {}
         self._rebuff = Rebuff()
         self._pause: asyncio.TimerHandle | None = None
-        self._closed = False
-        self._sock = unix.listen(path)
+        self.closed = False
+        """Whether it listens no more."""
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     @property
     def pending(self) -> int:
         """Handshakes that are going on now."""
         return len(self._pending)
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process made it; a forked child did not."""
+        return os.getpid() == self._process
 
     def _on_readable(self) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -95,6 +108,8 @@ class Listener:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
+                if error.errno in _CALLERS_FAULT:
+                    continue
                 if error.errno not in _EXHAUSTED:
                     raise
                 self._rest(error)
@@ -112,9 +127,9 @@ class Listener:
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     def _admit(self, sock: socket.socket) -> None:
-        uid, ours = unix.peer_uid(sock), os.geteuid()
-        if uid != ours:
-            self._turn_away(sock, Status.AUTH, f"it comes from uid {uid}, we are uid {ours}")
+        objection = self._objection(sock)
+        if objection is not None:
+            self._turn_away(sock, Status.AUTH, objection)
         elif len(self._pending) >= MAX_PENDING:
             self._turn_away(sock, Status.FULL, f"{MAX_PENDING} handshakes are pending already")
         else:
@@ -129,10 +144,12 @@ class Listener:
 
     async def _welcome(self, sock: socket.socket) -> None:
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+            async with asyncio.timeout(greeting.HANDSHAKE_TIMEOUT):
                 await self._greet(sock)
         except TimeoutError:
-            self._rebuff.report(self._loop.time(), f"it did not finish the handshake in {HANDSHAKE_TIMEOUT:.0f} s")
+            self._rebuff.report(
+                self._loop.time(), f"it did not finish the handshake in {greeting.HANDSHAKE_TIMEOUT:.0f} s"
+            )
         except (ProtocolError, OSError) as error:
             self._rebuff.report(self._loop.time(), error)
 
@@ -147,25 +164,24 @@ class Listener:
 
     def abandon(self) -> None:
         """In a forked child: close its copy of the socket, so that nobody connects to a parent that is gone."""
-        self._closed = True
+        self.closed = True
         self._sock.close()
 
     async def aclose(self) -> None:
-        """Stop listening, end the pending handshakes, remove the socket's file. Idempotent.
+        """Stop listening and end the pending handshakes. Idempotent.
 
         In a forked child only the child's copy of the socket is closed.
         """
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
-        if os.getpid() != self._process:
+        self.closed = True
+        if not self.ours:
             self._sock.close()
             return
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        self._path.unlink(missing_ok=True)
         pending = list(self._pending)
         for task in pending:
             task.cancel()

@@ -1,0 +1,46 @@
+"""Reports of made-up hosts, for looking at and for rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from zcactor.cli.doctor import Report, examine
+from zcactor.config import Config
+from zcactor.transport.verbs.base import Binding
+from zcactor.transport.verbs.fake import FakeFabric
+from zcactor.transport.verbs.load import Absent, Reason
+
+Look = Callable[..., Report]
+"""``look(binding, memlock, **settings)``: the report of a host with that binding (by default none), that many bytes
+that may be pinned (by default any number), and a configuration of those settings."""
+
+NO_BINDING = Absent(
+    (
+        Reason("pyverbs", "not installed", "apt install"),
+        Reason("ibverbs", "this kernel has no RDMA", "modprobe rdma_rxe"),
+    )
+)
+
+
+@pytest.fixture
+def fabric() -> FakeFabric:
+    """Without adapters."""
+    return FakeFabric()
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Look:
+    """A host whose huge pages for shared memory are set to ``advise``."""
+    huge_pages = tmp_path / "shmem_enabled"
+    huge_pages.write_text("always within_size [advise] never deny force\n")
+
+    def report(binding: Binding | Absent = NO_BINDING, memlock: int | None = None, **settings: object) -> Report:
+        sources = {field.name: "argument" if field.name in settings else "default" for field in fields(Config)}
+        config = Config(**settings)  # type: ignore[arg-type]
+        return examine(config, sources, binding=binding, memlock=lambda: memlock, huge_pages=huge_pages)
+
+    return report

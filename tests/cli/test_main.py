@@ -1,0 +1,138 @@
+"""The command line as users run it: processes of their own, on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import zcactor
+from zcactor.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "5ec4e7" * 10
+NO_TYPER = "import runpy, sys; sys.modules['typer'] = None; runpy.run_module('zcactor', run_name='__main__')"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A working directory, whose ``zcactor.toml`` counts."""
+    return tmp_path
+
+
+def run(
+    here: Path, *arguments: str, environ: Mapping[str, str] | None = None, start: tuple[str, ...] = ("-m", "zcactor")
+) -> subprocess.CompletedProcess[str]:
+    """``python -m zcactor`` with `arguments`, away from this machine's own settings."""
+    own = {name for name in os.environ if name.startswith("ZCACTOR_") and name != "ZCACTOR_NATIVE"}
+    inherited = {name: value for name, value in os.environ.items() if name not in own}
+    return subprocess.run(
+        [sys.executable, *start, *arguments],
+        cwd=here,
+        env={**inherited, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(here / "user"), **(environ or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+
+
+def test_doctor(here: Path) -> None:
+    (here / "zcactor.toml").write_text("recv_depth = 77\n")
+    done = run(here, "doctor", environ={"ZCACTOR_NAMESPACE": "mine", "ZCACTOR_TOKEN": SECRET})
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["recv_depth", "77", "zcactor.toml"] in lines
+    assert ["namespace", "mine", "ZCACTOR_NAMESPACE"] in lines
+    assert ["peers", "on", "this", "host", "get", "local"] in lines
+    assert SECRET not in done.stdout
+
+
+def test_doctor_as_json(here: Path) -> None:
+    done = run(here, "doctor", "--json", environ={"ZCACTOR_TOKEN": SECRET})
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["version"] == zcactor.__version__
+    assert [setting["name"] for setting in report["settings"]] == [field.name for field in fields(Config)]
+    assert [transport["name"] for transport in report["transports"]] == ["local", "verbs", "tcp"]
+    assert report["usable"] is True
+    assert SECRET not in done.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_exit_status_where_nothing_is_usable(here: Path, options: tuple[str, ...]) -> None:
+    environ = {"ZCACTOR_TRANSPORTS": "verbs", "ZCACTOR_VERBS_BINDING": "none"}
+    done = run(here, "doctor", *options, environ=environ)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "asks for no RDMA" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "message"),
+    [
+        ({"ZCACTOR_ADRESS": SECRET}, "", "no setting 'ZCACTOR_ADRESS'; did you mean 'ZCACTOR_ADDRESS'"),
+        ({"ZCACTOR_NUM_CPUS": "many"}, "", "ZCACTOR_NUM_CPUS: num_cpus = 'many' must be int"),
+        ({}, "recv_depth = 0", "zcactor.toml: recv_depth = 0 must be int"),
+        ({}, f"token = '{SECRET}'", "there is no setting 'token'"),
+        ({}, "recv_depth =", "is not valid TOML"),
+    ],
+)
+def test_an_error_in_the_configuration_is_one_line(
+    here: Path, environ: Mapping[str, str], file: str, message: str
+) -> None:
+    (here / "zcactor.toml").write_text(file)
+    done = run(here, "doctor", environ=environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("zcactor: ")
+    assert message in line
+    assert SECRET not in line
+
+
+@pytest.mark.parametrize(
+    "arguments", [("doctor", "--frobnicate"), ("doctor", "extra"), ("surgeon",), ("--frobnicate",)]
+)
+def test_what_is_not_known_is_refused(here: Path, arguments: tuple[str, ...]) -> None:
+    done = run(here, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert arguments[-1] in done.stderr
+
+
+def test_version(here: Path) -> None:
+    done = run(here, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"zcactor {zcactor.__version__}\n", "")
+
+
+def test_help(here: Path) -> None:
+    done = run(here, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "doctor" in done.stdout
+    assert "--json" in run(here, "doctor", "--help").stdout
+
+
+def test_without_the_extra(here: Path) -> None:
+    done = run(here, "doctor", start=("-c", NO_TYPER))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "zcactor: the command line needs typer: pip install 'zcactor[cli]'\n"
+
+
+def test_importing_the_package_imports_none_of_it(here: Path) -> None:
+    program = "import sys, zcactor; print([n for n in sys.modules if n.partition('.')[0] in ('rich', 'typer', 'click')"
+    program += " or n.startswith(('zcactor.cli', 'zcactor.__main__'))])"
+    done = run(here, start=("-c", program))
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_the_script_is_the_module() -> None:
+    script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["zcactor"]
+    module, _, name = script.partition(":")
+    assert module == "zcactor.__main__"
+    assert callable(getattr(importlib.import_module(module), name))

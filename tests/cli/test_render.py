@@ -1,0 +1,106 @@
+"""Reports as text."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from tests.cli.conftest import Look
+from zcactor.cli.doctor import Report, Setting
+from zcactor.cli.render import nbytes, render
+from zcactor.transport.verbs.fake import FakeFabric
+
+
+def text(report: Report, width: int = 200) -> str:
+    """What is printed into a file, with one blank where columns have more."""
+    output = io.StringIO()
+    render(report, Console(file=output, width=width, highlight=False))
+    return "\n".join(" ".join(line.split()) for line in output.getvalue().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (None, "unlimited"),
+        (0, "0 bytes"),
+        (1023, "1,023 bytes"),
+        (1024, "1 KiB"),
+        (65536 * 3 // 2, "96 KiB"),
+        (1610612736, "1.5 GiB"),
+        (10 << 40, "10 TiB"),
+        (1 << 60, "1048576 TiB"),
+    ],
+)
+def test_nbytes(count: int | None, expected: str) -> None:
+    assert nbytes(count) == expected
+
+
+def test_without_rdma(look: Look) -> None:
+    shown = text(look(recv_depth=99))
+    for part in (
+        "zcactor ",
+        "setting value source",
+        "recv_depth 99 argument",
+        "store_capacity - default",
+        "30 % of memory",
+        "huge pages advise",
+        "pinned memory unlimited RLIMIT_MEMLOCK",
+        "binding none",
+        "works no",
+        "pyverbs not installed apt install",
+        "ibverbs this kernel has no RDMA modprobe rdma_rxe",
+        "local yes sockets in",
+        "verbs no pyverbs: not installed",
+        "tcp yes can listen at 127.0.0.1",
+        "peers on this host get local",
+        "peers on other hosts get none; host = 127.0.0.1 is reached from this host only",
+    ):
+        assert part in shown, part
+
+
+def test_with_a_device(look: Look, fabric: FakeFabric) -> None:
+    fabric.add_nic("mlx5_0", "10.0.0.1")
+    shown = text(look(fabric.binding(), host="0.0.0.0"))
+    for part in (
+        "binding fake",
+        "works yes",
+        "chosen mlx5_0 port 1, GID 1 (10.0.0.1); a READ through it was proven",
+        "device mlx5_0",
+        "READs at a time max_qp_rd_atom 128, max_qp_init_rd_atom 128",
+        "queues max_qp_wr 16,384, max_srq_wr 32,768, max_cqe 32,767",
+        "port 1 ACTIVE, Ethernet, MTU 4096, max_msg_sz 8 MiB, LID 0",
+        "port GID address type interface",
+        "1 1 10.0.0.1 RoCE v2 eth0",
+        "verbs yes a READ through mlx5_0 port 1",
+        "peers on other hosts get verbs",
+    ):
+        assert part in shown, part
+
+
+def test_with_a_device_that_does_not_work(look: Look, fabric: FakeFabric) -> None:
+    nic = fabric.add_nic("mlx5_0")
+    nic.attributes = replace(nic.attributes, ports=2)
+    nic.gids = ()
+    nic.set_active(False)
+    shown = text(look(fabric.binding()))
+    for part in ("works no", "reason mlx5_0 port 1 is DOWN", "fix connect the cable", "problem [Errno", "port 1 DOWN"):
+        assert part in shown, part
+    assert "GID address" not in shown
+
+
+def test_nothing_usable(look: Look) -> None:
+    shown = text(look(transports="verbs"))
+    assert "peers on this host get none" in shown
+    assert "peers on other hosts get none; add tcp to ZCACTOR_TRANSPORTS" in shown
+
+
+def test_nothing_is_cut_off_or_taken_for_markup(look: Look) -> None:
+    odd = Setting("namespace", "[red]:smile:[/red]", "/a/very/long/path/" * 20 + "zcactor.toml")
+    report = look()
+    shown = text(replace(report, settings=(odd,)), width=60)
+    assert "[red]:smile:[/red]" in shown
+    assert "…" not in shown
+    assert "zcactor.toml" in shown.replace("\n", "").replace(" ", "")

@@ -1,0 +1,21 @@
+"""Endpoints with arenas for the tests of connections over TCP."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import secrets
+from collections.abc import Iterator
+
+from tests.conformance.connection import ARENA_NBYTES, Side
+from tests.transport.local_arena import TOKEN, memfd
+from zcactor.transport.tcp import TcpEndpoint
+
+
+@contextlib.contextmanager
+def tcp_side(host: str = "127.0.0.1", nbytes: int = ARENA_NBYTES) -> Iterator[Side]:
+    """An endpoint at `host`, not started, with an arena of its own."""
+    with memfd(nbytes) as fd, mmap.mmap(fd, nbytes) as arena:
+        process = secrets.token_bytes(16)
+        with memoryview(arena) as view:
+            yield Side(TcpEndpoint(host, process, TOKEN, fd, nbytes), process, view)

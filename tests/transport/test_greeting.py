@@ -1,0 +1,90 @@
+"""The handshake's way over a socket: partial reads, full sockets, cancelling, time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.transport import greeting
+from zcactor.transport.auth import Handshake, Hello, Status, refusal
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    left, right = socket.socketpair()
+    with left, right:
+        left.setblocking(False)
+        right.setblocking(False)
+        yield left, right
+
+
+Ends = tuple[socket.socket, socket.socket]
+
+
+async def test_receive_exactly(ends: Ends) -> None:
+    receiving = asyncio.create_task(greeting.receive_exactly(ends[1], 5))
+    for part in (b"ab", b"cdefgh"):
+        await asyncio.sleep(0)
+        ends[0].send(part)
+    assert await receiving == b"abcde"
+    assert await greeting.receive_exactly(ends[1], 3) == b"fgh"
+    ends[0].send(b"x")
+    ends[0].close()
+    with pytest.raises(ConnectionLost):
+        await greeting.receive_exactly(ends[1], 2)
+
+
+async def test_send_all_waits_for_room(ends: Ends) -> None:
+    data = os.urandom(2 << 20)
+    sending = asyncio.create_task(greeting.send_all(ends[0], data))
+    assert await greeting.receive_exactly(ends[1], len(data)) == data
+    await sending
+
+
+async def test_cancelling_leaves_no_watch(ends: Ends) -> None:
+    receiving = asyncio.create_task(greeting.receive_exactly(ends[1], 5))
+    await asyncio.sleep(0)
+    receiving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await receiving
+    assert not asyncio.get_running_loop().remove_reader(ends[1].fileno())
+
+
+async def test_what_goes_wrong_is_said_in_our_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConnectionLost, match="process a cannot be reached there: Connection refused"):
+        async with greeting.answering("a", "there"):
+            raise ConnectionRefusedError(111, "in other words")
+    with pytest.raises(ConnectionLost, match="^as it is"):
+        async with greeting.answering("a", "there"):
+            raise ConnectionLost("as it is")
+    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 0.0)
+    with pytest.raises(ConnectionLost, match="process a did not answer"):
+        async with greeting.answering("a", "there"):
+            await asyncio.get_running_loop().create_future()
+
+
+async def test_introduces_itself_to_one_process_only(ends: Ends) -> None:
+    token, ours, theirs = bytes(32), Hello(b"o" * 16, 1, 0, 10, 1000), Hello(b"t" * 16, 2, 0, 10, 1000)
+    for process, right in [(theirs.process.hex(), True), ("ab" * 16, False)]:
+        accepting = asyncio.create_task(greeting.shake_hands(ends[1], Handshake(token, theirs, accepting=True)))
+        introducing = greeting.introduce(ends[0], Handshake(token, ours, accepting=False), process)
+        if right:
+            assert await introducing == theirs
+        else:
+            with pytest.raises(AuthenticationError, match="in the place of"):
+                await introducing
+        await accepting
+
+
+async def test_peer_that_refuses_has_said_why(ends: Ends) -> None:
+    ends[1].send(refusal(Status.FULL))
+    ends[1].shutdown(socket.SHUT_RDWR)
+    handshake = Handshake(bytes(32), Hello(b"o" * 16, 1, 0, 10, 1000), accepting=False)
+    with pytest.raises(ConnectionLost, match="too many pending"):
+        await greeting.introduce(ends[0], handshake, "ab" * 16)

@@ -1,0 +1,429 @@
+"""TCP endpoints: the shared suite, and who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.connection import (
+    ARENA_NBYTES,
+    Pair,
+    PullingSuite,
+    Recorder,
+    Side,
+    connect,
+    finish,
+    region,
+    send,
+    turns,
+)
+from tests.transport.local_arena import TOKEN
+from tests.transport.tcp_arena import tcp_side
+from zcactor.errors import AuthenticationError, ConnectionLost, ObjectLost, ProtocolError, VersionMismatch
+from zcactor.transport import greeting, tcp_pull
+from zcactor.transport.auth import Handshake, Hello, Purpose, Status, preamble, refusal
+from zcactor.transport.base import Connection, RemoteRegion
+from zcactor.transport.listener import MAX_PENDING
+from zcactor.transport.tcp import TcpEndpoint, parse_address
+from zcactor.transport.tcp_data import REQUEST, Answer
+
+
+class TestTcp(PullingSuite):
+    @pytest.fixture(params=["127.0.0.1", "::1"])
+    def sides(self, request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
+        with tcp_side(request.param) as left, tcp_side(request.param) as right:
+            yield left, right
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    with tcp_side() as left, tcp_side() as right:
+        pair = await connect(left, right)
+        yield pair
+        await finish(pair)
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[TcpEndpoint]:
+    """A listening endpoint that lets nobody stay."""
+    with tcp_side() as side:
+        endpoint = endpoint_of(side)
+        await endpoint.start(lambda connection: connection.abort())
+        yield endpoint
+        await endpoint.aclose()
+        await turns()
+
+
+def endpoint_of(side: Side) -> TcpEndpoint:
+    assert isinstance(side.endpoint, TcpEndpoint)
+    return side.endpoint
+
+
+def stranger(token: bytes = TOKEN) -> TcpEndpoint:
+    return TcpEndpoint("127.0.0.1", secrets.token_bytes(16), token, None, 0)
+
+
+def call(endpoint: TcpEndpoint) -> socket.socket:
+    """A bare socket, connected to `endpoint`."""
+    _, host, port = parse_address(endpoint.address)
+    sock = socket.create_connection((host, port))
+    sock.setblocking(False)
+    return sock
+
+
+async def rest(sock: socket.socket) -> bytes:
+    """What comes until the other end closes. Bytes it left unread make the system report a reset."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := await asyncio.get_running_loop().sock_recv(sock, 100):
+            received += part
+    return received
+
+
+async def authenticated(endpoint: TcpEndpoint, purpose: Purpose, process: bytes) -> socket.socket:
+    """A bare socket that has done the handshake."""
+    sock = call(endpoint)
+    hello = Hello(process, os.getpid(), 0, 16, 1024, purpose)
+    await greeting.introduce(sock, Handshake(TOKEN, hello, accepting=False), endpoint.process.hex())
+    return sock
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize(("host", "written"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("0:0::1", "[::1]")])
+async def test_address(host: str, written: str) -> None:
+    with tcp_side(host) as side:
+        assert side.endpoint.address == ""
+        await side.endpoint.start(lambda _: None)
+        process, place, port = parse_address(side.endpoint.address)
+        assert side.endpoint.address == f"{side.process.hex()}@{written}:{port}"
+        assert (process, place) == (side.process.hex(), written.strip("[]"))
+        with pytest.raises(RuntimeError, match="listens already"):
+            await side.endpoint.start(lambda _: None)
+        await side.endpoint.aclose()
+
+
+async def test_port_of_ones_choice(endpoint: TcpEndpoint) -> None:
+    port = parse_address(endpoint.address)[2]
+    await endpoint.aclose()
+    again = TcpEndpoint("127.0.0.1", bytes(16), TOKEN, None, 0, port=port)
+    await again.start(lambda _: None)
+    assert again.address.endswith(f"@127.0.0.1:{port}")
+    with pytest.raises(OSError, match="in use"):
+        await TcpEndpoint("127.0.0.1", bytes(16), TOKEN, None, 0, port=port).start(lambda _: None)
+    await again.aclose()
+
+
+NAME = "a" * 32
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", NAME, f"{NAME}@", f"{NAME}@127.0.0.1", f"{NAME}@127.0.0.1:", f"{NAME}@127.0.0.1:0", f"{NAME}@127.0.0.1:65536",
+     f"{NAME}@127.0.0.256:80", f"{NAME}@localhost:80", f"{NAME}@::1:80", f"{NAME}@[::1:80", f"{NAME}@[127.0.0.1]x:80",
+     f"{NAME[1:]}@127.0.0.1:80", f"{NAME.upper()}@127.0.0.1:80", f"{NAME}@127.0.0.1:80\n"],
+)  # fmt: skip
+async def test_malformed_address(address: str) -> None:
+    with pytest.raises(ConnectionLost, match="is no address of a process") as lost:
+        await stranger().connect(address)
+    assert repr(address) in str(lost.value)
+
+
+async def test_nobody_there(endpoint: TcpEndpoint) -> None:
+    await endpoint.aclose()
+    with pytest.raises(ConnectionLost, match=f"{endpoint.address} cannot be reached over TCP: Connection refused"):
+        await stranger().connect(endpoint.address)
+
+
+async def test_peer_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"{NAME}@127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConnectionLost, match=f"{address} did not answer"):
+            await stranger().connect(address)
+
+
+def test_arguments() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        TcpEndpoint("127.0.0.1", b"short", TOKEN, None, 0)
+    with pytest.raises(ValueError, match="descriptor and a size"):
+        TcpEndpoint("127.0.0.1", bytes(16), TOKEN, None, 4096)
+    with pytest.raises(ValueError, match="localhost"):
+        TcpEndpoint("localhost", bytes(16), TOKEN, None, 0)
+    for wildcard in ("0.0.0.0", "::"):
+        with pytest.raises(ValueError, match="wildcard"):
+            TcpEndpoint(wildcard, bytes(16), TOKEN, None, 0)
+
+
+async def test_address_of_another_machine() -> None:
+    elsewhere = TcpEndpoint("203.0.113.7", bytes(16), TOKEN, None, 0)
+    assert "cannot listen at 203.0.113.7" in str(elsewhere.viability())
+    with pytest.raises(OSError, match="assign"):
+        await elsewhere.start(lambda _: None)
+
+
+# ---- who is let in
+
+
+async def test_wrong_token(endpoint: TcpEndpoint) -> None:
+    with pytest.raises(AuthenticationError, match="refused this process"):
+        await stranger(secrets.token_bytes(32)).connect(endpoint.address)
+
+
+async def test_impostor_at_the_address(endpoint: TcpEndpoint) -> None:
+    with pytest.raises(AuthenticationError, match="in the place of"):
+        await stranger().connect(f"{NAME}@{endpoint.address.split('@')[1]}")
+
+
+VERSION_2 = bytes.fromhex("5a434143 0200 03 0b".replace(" ", ""))
+
+
+async def test_connector_of_another_version(endpoint: TcpEndpoint) -> None:
+    with call(endpoint) as sock:
+        sock.send(VERSION_2 + bytes(200))
+        assert await rest(sock) in (refusal(Status.VERSION), b"")  # the reset may overtake the reason
+
+
+async def test_acceptor_of_another_version() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8 + 69)
+        writer.write(VERSION_2 + bytes((Status.VERSION,)))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    with pytest.raises(VersionMismatch, match="protocol 2 "):
+        await stranger().connect(f"{NAME}@127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    server.close()
+    await turns()
+
+
+STRANGERS = [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", os.urandom(100_000), bytes(8), preamble() + b"\xff" * 69]
+
+
+@pytest.mark.parametrize("opening", STRANGERS, ids=["http", "random", "zeros", "bad hello"])
+async def test_strangers(endpoint: TcpEndpoint, opening: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        with call(endpoint) as sock:
+            with contextlib.suppress(BlockingIOError):
+                sock.send(opening)
+            assert await rest(sock) == b""
+    while endpoint.pending:
+        await asyncio.sleep(0)
+    assert len(caplog.records) == 1
+
+
+async def test_no_more_half_open_handshakes_than_so_many(endpoint: TcpEndpoint) -> None:
+    with contextlib.ExitStack() as crowd:
+        for _ in range(MAX_PENDING):
+            crowd.enter_context(call(endpoint))
+        while endpoint.pending < MAX_PENDING:
+            await asyncio.sleep(0)
+        with call(endpoint) as late:
+            assert await rest(late) == refusal(Status.FULL)
+        with pytest.raises(ConnectionLost):
+            await stranger().connect(endpoint.address)
+        crowd.close()
+        while endpoint.pending:
+            await asyncio.sleep(0)
+    (await stranger().connect(endpoint.address)).abort()
+
+
+async def test_silence_ends(endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 0.02)
+    for sent in (b"", preamble() + bytes(30)):
+        with call(endpoint) as sock:
+            sock.send(sent)
+            assert await rest(sock) == b""
+
+
+async def test_purpose_of_another_transport(endpoint: TcpEndpoint) -> None:
+    with await authenticated(endpoint, Purpose.WRITABLE_ARENA, b"s" * 16) as sock:
+        assert await rest(sock) == b""
+
+
+# ---- connections
+
+
+async def test_sockets_notice_within_seconds_that_a_host_is_gone(pair: Pair) -> None:
+    wanted = {
+        socket.TCP_NODELAY: 1,
+        socket.TCP_KEEPIDLE: 2,
+        socket.TCP_KEEPINTVL: 1,
+        socket.TCP_KEEPCNT: 3,
+        socket.TCP_USER_TIMEOUT: 5000,
+    }
+    for connection in (pair.left, pair.right):
+        sock = connection._sock  # type: ignore[attr-defined]
+        assert {option: sock.getsockopt(socket.IPPROTO_TCP, option) for option in wanted} == wanted
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+async def test_truncated_frame(pair: Pair) -> None:
+    left, right = Recorder(), Recorder()
+    pair.left.start(left)
+    pair.right.start(right)
+    send(pair.left, [b"whole"])
+    buffer, offset = pair.left.reserve(20)
+    buffer[offset : offset + 20] = b"\x64\0\0\0" + bytes(16)
+    pair.left.commit(20)
+    await pair.left.aclose()
+    assert isinstance(await right.wait_lost(), ConnectionLost)
+    assert right.frames == [b"whole"]
+
+
+async def test_smaller_numbers_hold() -> None:
+    sides = [
+        Side(TcpEndpoint("127.0.0.1", process, TOKEN, None, 0, depth, limit), process, bytearray())
+        for process, depth, limit in [(b"a" * 16, 100, 40_000), (b"b" * 16, 300, 10_000)]
+    ]
+    pair = await connect(*sides)
+    assert pair.left.recv_depth == pair.right.recv_depth == 100
+    assert pair.left.eager_limit == pair.right.eager_limit == 10_000
+    with pytest.raises(ProtocolError):
+        await pair.left.pull(region(0, 1), 0, None)
+    await finish(pair)
+
+
+async def test_endpoint_that_goes_on_by_other_means() -> None:
+    class Talking(TcpEndpoint):
+        heard = b""
+
+        async def _make_connection(self, sock: socket.socket, hello: Hello, *, accepting: bool) -> Connection:
+            await greeting.send_all(sock, b"B" if accepting else b"A")
+            self.heard = await greeting.receive_exactly(sock, 1)
+            return await super()._make_connection(sock, hello, accepting=accepting)
+
+    sides = [
+        Side(Talking("127.0.0.1", process, TOKEN, None, 0), process, bytearray()) for process in (b"a" * 16, b"b" * 16)
+    ]
+    pair = await connect(*sides)
+    assert [endpoint_of(side).__dict__["heard"] for side in sides] == [b"B", b"A"]
+    recorder = Recorder()
+    pair.right.start(recorder)
+    send(pair.left, [b"over TCP after all"])
+    await recorder.wait_frames(1)
+    await finish(pair)
+
+
+# ---- pulls
+
+
+async def test_owner_refuses(pair: Pair) -> None:
+    asked: list[tuple[bytes, int, int, int]] = []
+    threads: set[int] = set()
+
+    def authorize(*request: object) -> bool:
+        asked.append(request)  # type: ignore[arg-type]
+        threads.add(threading.get_ident())
+        return False
+
+    endpoint_of(pair.sides[1]).authorize = authorize
+    side = pair.sides[0]
+    for _ in range(3):
+        with pytest.raises(ObjectLost):
+            await pair.left.pull(region(3, 10), side.address, side)
+    assert asked == [(side.process, 1, 3, 10)] * 3
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+    endpoint_of(pair.sides[1]).authorize = lambda *_: True
+    pair.sides[1].arena[3:13] = b"0123456789"
+    await pair.left.pull(region(3, 10), side.address, side)
+    assert bytes(side.arena[:10]) == b"0123456789"
+
+
+async def test_object_in_pieces(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_pull, "PARALLEL_NBYTES", 10_000)
+    monkeypatch.setattr(tcp_pull, "PIECE_NBYTES", 1001)
+    pair.sides[1].arena[:] = os.urandom(ARENA_NBYTES)
+    side = pair.sides[0]
+    await pair.left.pull(region(0, ARENA_NBYTES), side.address, side)
+    assert bytes(side.arena) == bytes(pair.sides[1].arena)
+
+
+async def test_peer_that_does_not_listen_cannot_be_pulled_from(endpoint: TcpEndpoint) -> None:
+    with tcp_side() as left, tcp_side() as right:
+        accepted: asyncio.Queue[Connection] = asyncio.Queue()
+        await right.endpoint.start(accepted.put_nowait)
+        connection = await left.endpoint.connect(right.endpoint.address)
+        other = await accepted.get()
+        await connection.pull(region(0, 10), left.address, left)
+        with pytest.raises(ConnectionLost):
+            await other.pull(region(0, 10), right.address, right)
+        connection.abort()
+        other.abort()
+        await right.endpoint.aclose()
+        await turns()
+
+
+async def test_data_socket_without_a_connection(endpoint: TcpEndpoint, pair: Pair) -> None:
+    key = next(iter(endpoint_of(pair.sides[1])._servers.keys()))
+    for process, shown in [(pair.sides[0].process, bytes(16)), (b"s" * 16, key)]:
+        with await authenticated(endpoint_of(pair.sides[1]), Purpose.DATA, process) as sock:
+            sock.send(shown)
+            assert await rest(sock) == bytes((Status.AUTH,))
+    with await authenticated(endpoint_of(pair.sides[1]), Purpose.DATA, pair.sides[0].process) as sock:
+        sock.send(key)
+        loop = asyncio.get_running_loop()
+        assert await loop.sock_recv(sock, 10) == bytes((Status.OK,))
+        sock.send(b"\xff" * REQUEST.size)
+        assert await loop.sock_recv(sock, 10) == bytes((Answer.REFUSED,))
+        sock.send(b"garbage" * 5)
+        assert await loop.sock_recv(sock, 10) == bytes((Answer.REFUSED,))
+        pair.right.abort()
+        assert await rest(sock) == b""
+
+
+# ---- a process that is killed
+
+VICTIM = """
+import asyncio, os, signal
+from tests.transport.tcp_arena import tcp_side
+from tests.conformance.connection import Recorder, send
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    with tcp_side() as side:
+        side.endpoint.authorize = lambda process, object_id, offset, nbytes: object_id == 1 or die()
+        def accepted(connection):
+            connection.start(Recorder())
+            send(connection, [b"hello"])
+        await side.endpoint.start(accepted)
+        print(side.endpoint.address, flush=True)
+        await asyncio.get_running_loop().create_future()
+
+asyncio.run(main())
+"""
+
+
+async def test_peer_is_killed_during_a_pull() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", VICTIM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as victim, tcp_side() as side:
+        assert victim.stdout is not None
+        address = (await asyncio.to_thread(victim.stdout.readline)).decode().strip()
+        connection, recorder = await side.endpoint.connect(address), Recorder()
+        connection.start(recorder)
+        assert await recorder.wait_frames(1) == [b"hello"]
+        await connection.pull(region(0, ARENA_NBYTES), side.address, side)
+        fatal = RemoteRegion(2, 0, ARENA_NBYTES)
+        with pytest.raises(ConnectionLost):
+            await connection.pull(fatal, side.address, side)
+        cause = await recorder.wait_lost()
+        assert isinstance(cause, ConnectionLost)
+        assert str(victim.pid) in str(cause)
+        with pytest.raises(ConnectionLost):
+            await connection.pull(region(0, 10), side.address, side)

@@ -1,0 +1,93 @@
+"""Two sides that reach each other by RDMA, for the tests of connections: on a fake fabric, or on real devices."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.conformance.connection import ARENA_NBYTES, Side
+from tests.transport.local_arena import TOKEN, memfd
+from zcactor.transport.verbs.base import Binding
+from zcactor.transport.verbs.endpoint import VerbsEndpoint
+from zcactor.transport.verbs.fake import FakeFabric
+from zcactor.transport.verbs.load import Absent, bindings
+
+
+class Arena:
+    """What a side lets others read: a mapped memfd, all of it in memory."""
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.memory = mmap.mmap(fd, nbytes)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.pinned: list[tuple[int, int]] = []
+
+    def pin(self, offset: int, nbytes: int) -> None:
+        """Touch every page."""
+        self.pinned.append((offset, nbytes))
+        for at in range(offset, offset + nbytes, mmap.PAGESIZE):
+            self.memory[at] = self.memory[at]
+
+
+@dataclass
+class Whole:
+    """The object that is the whole arena, whatever its id."""
+
+    offset: int
+    nbytes: int
+
+    __hash__ = object.__hash__
+
+
+@contextlib.contextmanager
+def verbs_side(
+    binding: Callable[[], Binding | Absent], nbytes: int = ARENA_NBYTES, **settings: object
+) -> Iterator[Side]:
+    """An endpoint, not started, with an arena of its own."""
+    with memfd(nbytes) as fd:
+        arena = Arena(fd, nbytes)
+        process = secrets.token_bytes(16)
+        whole = Whole(0, nbytes)
+        endpoint = VerbsEndpoint(
+            "127.0.0.1", process, TOKEN, arena, fd, binding=binding, lookup=lambda _: whole, **settings,  # type: ignore[arg-type]
+        )  # fmt: skip
+        with memoryview(arena.memory) as view:
+            yield Side(endpoint, process, view)
+        endpoint.dispose()
+
+
+@contextlib.contextmanager
+def fake_sides(fabric: FakeFabric | None = None) -> Iterator[tuple[Side, Side]]:
+    """Two hosts with an adapter each."""
+    fabric = fabric or FakeFabric()
+    for name in ("fake0", "fake1"):
+        fabric.add_nic(name)
+    with (
+        verbs_side(lambda: fabric.binding("fake0")) as left,
+        verbs_side(lambda: fabric.binding("fake1")) as right,
+    ):
+        yield left, right
+
+
+@contextlib.contextmanager
+def device_sides(name: str) -> Iterator[tuple[Side, Side]]:
+    """Two processes' worth of the first real device, through the binding of that name."""
+    binding = bindings(name)
+    if isinstance(binding, Absent):
+        pytest.skip(str(binding))
+    with verbs_side(lambda: binding) as left, verbs_side(lambda: binding) as right:
+        yield left, right
+
+
+SIDES: dict[str, Callable[[], contextlib.AbstractContextManager[tuple[Side, Side]]]] = {
+    "fake": fake_sides,
+    "pyverbs": lambda: device_sides("pyverbs"),
+    "ibverbs": lambda: device_sides("ibverbs"),
+}
+"""By what the tests are run with; the last two skip where there is no device."""

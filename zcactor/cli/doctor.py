@@ -1,0 +1,373 @@
+"""What ``python -m zcactor doctor`` finds: the settings, the store's limits, RDMA, and which transports can work.
+
+`examine` looks and returns plain data; nothing is printed here, and nothing that is found wrong is raised. It opens
+RDMA devices and one listening socket, and closes them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import platform
+import resource
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import zcactor
+from zcactor.config import TRANSPORTS
+from zcactor.runtime.directory import base_directory
+from zcactor.transport.verbs import load
+from zcactor.transport.verbs.base import DeviceAttributes, LinkLayer, PortState
+from zcactor.transport.verbs.load import Absent, Reason
+from zcactor.transport.verbs.viability import NotViable, memlock_limit, viability
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from zcactor.config import Config
+    from zcactor.transport.verbs.base import Binding, Gid, PortAttributes
+
+__all__ = [
+    "DeviceInfo",
+    "GidInfo",
+    "PortInfo",
+    "Rdma",
+    "Report",
+    "Setting",
+    "Store",
+    "Transport",
+    "Verdict",
+    "default_capacity",
+    "examine",
+]
+
+HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_SHARE: Final = 0.3
+"""Of the machine's memory, as `Config.store_capacity` says of its default."""
+_WITH_HUGE_PAGES: Final = frozenset({"always", "within_size", "advise", "force"})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value of the configuration."""
+
+    name: str
+    value: str | float | bool | None
+    source: str
+    """``"default"``, the variable's name or the file's path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What bounds the store of one process."""
+
+    memory: int
+    """Bytes of the machine."""
+    capacity: int
+    """Bytes one arena may grow to."""
+    capacity_from: str
+    """``"30 % of memory"``, or the source of the setting."""
+    huge_pages: str
+    """The kernel's choice for shared memory (``"advise"``); empty where it has no such setting."""
+    huge_pages_fix: str
+    """What switches them on; empty where they are."""
+    descriptors: int | None
+    """RLIMIT_NOFILE, None for any number; `zc.init` raises it towards `descriptors_hard`."""
+    descriptors_hard: int | None
+    memlock: int | None
+    """Bytes that may be pinned for RDMA: RLIMIT_MEMLOCK, None for any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class GidInfo:
+    """One address of a port."""
+
+    index: int
+    address: str
+    kind: str
+    """``"RoCE v1"``, ``"RoCE v2"`` or ``"InfiniBand"``."""
+    interface: str
+    """The network interface, empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortInfo:
+    """One port of a device."""
+
+    number: int
+    state: str
+    """As `PortState` spells it, or the number of another."""
+    link_layer: str
+    mtu: int
+    """Bytes."""
+    max_msg_sz: int
+    """Bytes."""
+    lid: int
+    """0 on Ethernet."""
+    gids: tuple[GidInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One RDMA device."""
+
+    name: str
+    attributes: DeviceAttributes | None
+    """None where it cannot be opened."""
+    ports: tuple[PortInfo, ...]
+    problem: str
+    """What failed when it was looked at; empty otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether RDMA works here."""
+
+    works: bool
+    """A READ through the port was done and its bytes compared."""
+    device: str
+    port: int
+    """0 where nothing works."""
+    gid_index: int | None
+    """None where nothing works, and on InfiniBand, where the LID is used."""
+    address: str
+    """Of that GID."""
+    reason: str
+    """Why not."""
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rdma:
+    """What there is of RDMA."""
+
+    binding: str
+    """Of libibverbs; empty where none can be used."""
+    missing: tuple[Reason, ...]
+    """Then, why each of those that were tried cannot."""
+    devices: tuple[DeviceInfo, ...]
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """One way to reach a peer."""
+
+    name: str
+    usable: bool
+    """It is configured, and this host has what it needs."""
+    reason: str
+    """What was found, or why it is not usable."""
+    fix: str
+    """Empty where it is usable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of it."""
+
+    version: str
+    python: str
+    system: str
+    settings: tuple[Setting, ...]
+    store: Store
+    rdma: Rdma
+    transports: tuple[Transport, ...]
+    """Those configured, in their order, then the others."""
+    same_host: str
+    """What a peer on this host gets; empty for nothing."""
+    other_host: str
+    """What a peer on another host gets, if it has it too; empty for nothing."""
+    other_host_fix: str
+    """What would let peers on other hosts in; empty where they are."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether any transport is."""
+        return any(transport.usable for transport in self.transports)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it: numbers, strings, lists and dictionaries, with the attributes' names."""
+        return {**asdict(self), "usable": self.usable}
+
+
+def default_capacity(memory: int) -> int:
+    """Bytes of an arena where no setting says: whole pages, 30 % of `memory`."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return int(memory * _SHARE) // page * page
+
+
+def _setting(config: Config, name: str, source: str) -> Setting:
+    return Setting(name, getattr(config, name), source)
+
+
+def _limit(value: int) -> int | None:
+    return None if value == resource.RLIM_INFINITY else value
+
+
+def _store(config: Config, source: str, huge_pages: Path, memlock: Callable[[], int | None]) -> Store:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        chosen = huge_pages.read_text().partition("[")[2].partition("]")[0]
+    except OSError:  # a kernel without transparent huge pages, or a container that hides them
+        chosen = ""
+    fix = "" if chosen in _WITH_HUGE_PAGES else f"echo advise > {huge_pages}" if chosen else "a kernel that has them"
+    return Store(
+        memory,
+        config.store_capacity or default_capacity(memory),
+        source if config.store_capacity else "30 % of memory",
+        chosen,
+        fix,
+        _limit(soft),
+        _limit(hard),
+        memlock(),
+    )
+
+
+def _gid(gid: Gid, link_layer: int) -> GidInfo:
+    kind = "RoCE v2" if gid.roce_v2 else "RoCE v1" if link_layer == LinkLayer.ETHERNET else "InfiniBand"
+    return GidInfo(gid.index, gid.address, kind, gid.netdev)
+
+
+def _port(port: PortAttributes, gids: Sequence[Gid]) -> PortInfo:
+    states = {state.value: state.name for state in PortState}
+    return PortInfo(
+        port.port,
+        states.get(port.state, str(port.state)),
+        "Ethernet" if port.link_layer == LinkLayer.ETHERNET else "InfiniBand",
+        128 << port.active_mtu,  # enum ibv_mtu: 1 is 256 bytes
+        port.max_msg_sz,
+        port.lid,
+        tuple(_gid(gid, port.link_layer) for gid in gids),
+    )
+
+
+def _device(binding: Binding, name: str) -> DeviceInfo:
+    """What `name` says of itself, as far as it can be asked."""
+    attributes: DeviceAttributes | None = None
+    ports: list[PortInfo] = []
+    try:
+        with contextlib.closing(binding.open(name)) as device:
+            attributes = device.attributes
+            ports.extend(_port(device.port(n), device.gids(n)) for n in range(1, attributes.ports + 1))
+    except OSError as error:
+        return DeviceInfo(name, attributes, tuple(ports), str(error))
+    return DeviceInfo(name, attributes, tuple(ports), "")
+
+
+def _rdma(config: Config, binding: Binding | Absent, arena_nbytes: int, memlock: Callable[[], int | None]) -> Rdma:
+    answer = viability(
+        binding,
+        arena_nbytes=arena_nbytes,
+        device=config.verbs_device,
+        port=config.verbs_port,
+        gid_index=config.verbs_gid_index,
+        local_address=config.host,
+        memlock=memlock,
+    )
+    if isinstance(answer, NotViable):
+        verdict = Verdict(False, "", 0, None, "", answer.reason, answer.fix)
+    else:
+        index, address = (None, "") if answer.gid is None else (answer.gid.index, answer.gid.address)
+        verdict = Verdict(True, answer.device, answer.port.port, index, address, "", "")
+    if isinstance(binding, Absent):
+        return Rdma("", binding.reasons, (), verdict)
+    devices: list[DeviceInfo] = []
+    with contextlib.suppress(OSError):  # the verdict names it
+        devices.extend(_device(binding, name) for name in binding.devices())
+    return Rdma(binding.name, (), tuple(devices), verdict)
+
+
+def _listening_problem(host: str) -> str:
+    """Why this process cannot listen at `host`; empty when it can."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind((host, 0))
+    except OSError as error:
+        return f"cannot listen at {host}: {error.strerror}"
+    return ""
+
+
+def _local() -> Transport:
+    try:
+        base = base_directory()
+    except OSError as error:
+        return Transport("local", False, f"no directory for sockets: {error}", "set XDG_RUNTIME_DIR to one of yours")
+    if os.access(base, os.W_OK | os.X_OK):
+        return Transport("local", True, f"sockets in {base}, arrays are mapped", "")
+    return Transport("local", False, f"{base} cannot be written to", "set XDG_RUNTIME_DIR to a directory of yours")
+
+
+def _tcp(host: str) -> Transport:
+    problem = _listening_problem(host)
+    if problem:
+        return Transport("tcp", False, problem, "set ZCACTOR_HOST to an address of this host (ip addr)")
+    return Transport("tcp", True, f"can listen at {host}, arrays are copied", "")
+
+
+def _verbs(verdict: Verdict, tcp: Transport) -> Transport:
+    """RDMA connections are made over a socket, so what TCP lacks RDMA lacks as well."""
+    if not verdict.works:
+        return Transport("verbs", False, verdict.reason, verdict.fix)
+    if not tcp.usable:
+        return Transport("verbs", False, tcp.reason, tcp.fix)
+    with_gid = f" with GID {verdict.gid_index} ({verdict.address})" if verdict.address else " with its LID"
+    return Transport("verbs", True, f"a READ through {verdict.device} port {verdict.port}{with_gid} was done", "")
+
+
+def _transports(config: Config, verdict: Verdict) -> tuple[Transport, ...]:
+    wanted = config.transports.split(",")
+    tcp = _tcp(config.host)
+    found = {"local": _local(), "verbs": _verbs(verdict, tcp), "tcp": tcp}
+    left_out = [
+        Transport(name, False, f"not among transports = {config.transports}", f"add {name} to ZCACTOR_TRANSPORTS")
+        for name in TRANSPORTS
+        if name not in wanted
+    ]
+    return (*(found[name] for name in wanted), *left_out)
+
+
+def examine(
+    config: Config,
+    sources: Mapping[str, str],
+    *,
+    binding: Binding | Absent | None = None,
+    memlock: Callable[[], int | None] = memlock_limit,
+    huge_pages: Path = HUGE_PAGES,
+) -> Report:
+    """Look at this host.
+
+    Args:
+        config: as `load_config` returns it.
+        sources: likewise.
+        binding: of libibverbs; None looks for the one that `config` names.
+        memlock: bytes that may be pinned, None for any number.
+        huge_pages: the kernel's setting for shared memory.
+    """
+    if binding is None:
+        binding = load.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
+    store = _store(config, sources["store_capacity"], huge_pages, memlock)
+    rdma = _rdma(config, binding, store.capacity, memlock)
+    transports = _transports(config, rdma.verdict)
+    usable = [transport.name for transport in transports if transport.usable]
+    between_hosts = [name for name in usable if name != "local"]
+    fix = "" if between_hosts else next(transport.fix for transport in transports if transport.name == "tcp")
+    if between_hosts and ipaddress.ip_address(config.host).is_loopback:
+        between_hosts = []
+        fix = f"host = {config.host} is reached from this host only: set ZCACTOR_HOST to an address that they reach"
+    return Report(
+        zcactor.__version__,
+        f"{platform.python_implementation()} {platform.python_version()}",
+        platform.platform(),
+        tuple(_setting(config, name, source) for name, source in sources.items()),
+        store,
+        rdma,
+        transports,
+        next(iter(usable), ""),
+        next(iter(between_hosts), ""),
+        fix,
+    )

@@ -1,0 +1,130 @@
+"""A `Report` as text: titles, and tables without frames, which a terminal and a file show alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+    from zcactor.cli.doctor import DeviceInfo, PortInfo, Rdma, Report, Store, Transport
+
+__all__ = ["nbytes", "render"]
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_UNSET = "-"
+
+
+def nbytes(count: int | None) -> str:
+    """A number of bytes with its unit, None for any number."""
+    if count is None:
+        return "unlimited"
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{count:,} bytes" if unit == 0 else f"{value:.1f} {_UNITS[unit]}".replace(".0 ", " ")
+
+
+def _table(rows: Iterable[tuple[object, ...]], header: tuple[str, ...] = ()) -> Table:
+    """Cells are texts, so that what was found is shown as it is: no markup, no colours of numbers, nothing cut off."""
+    table = Table(box=None, show_header=bool(header), header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    rows = list(rows)
+    for number in range(len(rows[0]) if rows else len(header)):
+        table.add_column(header[number] if header else "", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return table
+
+
+def _yes(good: bool) -> Text:
+    return Text("yes", "green") if good else Text("no", "red")
+
+
+def _store(store: Store) -> Iterable[tuple[object, ...]]:
+    yield "memory", nbytes(store.memory), ""
+    yield "capacity", nbytes(store.capacity), store.capacity_from
+    fix = f"slower for arrays of some MiB; to have them: {store.huge_pages_fix}" if store.huge_pages_fix else ""
+    yield "huge pages", store.huge_pages or "none", fix
+    hard = "unlimited" if store.descriptors_hard is None else f"{store.descriptors_hard:,}"
+    soft = "unlimited" if store.descriptors is None else f"{store.descriptors:,}"
+    yield "open files", soft, f"RLIMIT_NOFILE; {hard} are possible"
+    yield "pinned memory", nbytes(store.memlock), "RLIMIT_MEMLOCK; only RDMA needs it"
+
+
+def _rdma(console: Console, rdma: Rdma) -> None:
+    rows: list[tuple[object, ...]] = [("binding", rdma.binding or "none")]
+    verdict = rdma.verdict
+    if verdict.works:
+        gid = f", GID {verdict.gid_index} ({verdict.address})" if verdict.address else ", by LID"
+        rows.append(("works", Text("yes", "green")))
+        rows.append(("chosen", f"{verdict.device} port {verdict.port}{gid}; a READ through it was proven"))
+    else:
+        rows.append(("works", Text("no", "red")))
+        if not rdma.missing:  # those reasons have a table of their own
+            rows += [("reason", verdict.reason), ("fix", verdict.fix)]
+    console.print(_table(rows))
+    if rdma.missing:
+        console.print()
+        reasons = [(reason.binding, reason.cause, reason.fix) for reason in rdma.missing]
+        console.print(_table(reasons, ("binding", "cannot be used", "fix")))
+    for device in rdma.devices:
+        console.print()
+        _device(console, device)
+
+
+def _device(console: Console, device: DeviceInfo) -> None:
+    rows: list[tuple[object, ...]] = [("device", device.name)]
+    if device.problem:
+        rows.append(("problem", Text(device.problem, "red")))
+    found = device.attributes
+    if found is not None:
+        reads = f"max_qp_rd_atom {found.max_qp_rd_atom}, max_qp_init_rd_atom {found.max_qp_init_rd_atom}"
+        queues = f"max_qp_wr {found.max_qp_wr:,}, max_srq_wr {found.max_srq_wr:,}, max_cqe {found.max_cqe:,}"
+        rows += [("READs at a time", reads), ("queues", queues)]
+    rows += [(f"port {port.number}", _port(port)) for port in device.ports]
+    console.print(_table(rows))
+    gids = [
+        (port.number, gid.index, gid.address, gid.kind, gid.interface or _UNSET)
+        for port in device.ports
+        for gid in port.gids
+    ]
+    if gids:
+        console.print(_table(gids, ("port", "GID", "address", "type", "interface")))
+
+
+def _port(port: PortInfo) -> str:
+    limits = f"MTU {port.mtu}, max_msg_sz {nbytes(port.max_msg_sz)}, LID {port.lid}"
+    return f"{port.state}, {port.link_layer}, {limits}"
+
+
+def _transport(transport: Transport) -> tuple[object, ...]:
+    return transport.name, _yes(transport.usable), transport.reason, transport.fix
+
+
+def render(report: Report, console: Console) -> None:
+    """Print all of it."""
+
+    def title(text: str) -> None:
+        console.print()
+        console.print(Text(text, "bold"))
+
+    console.print(Text(f"zcactor {report.version}", "bold"))
+    console.print(Text(f"{report.python} on {report.system}"))
+    title("Configuration")
+    settings = [(one.name, _UNSET if one.value is None else one.value, one.source) for one in report.settings]
+    console.print(_table(settings, ("setting", "value", "source")))
+    title("Store")
+    console.print(_table(_store(report.store)))
+    title("RDMA")
+    _rdma(console, report.rdma)
+    title("Transports, in the order of preference")
+    console.print(_table(map(_transport, report.transports), ("transport", "usable", "why", "fix")))
+    console.print()
+    other = report.other_host or (f"none; {report.other_host_fix}" if report.other_host_fix else "none")
+    rows = [("peers on this host get", report.same_host or "none"), ("peers on other hosts get", other)]
+    console.print(_table(rows))

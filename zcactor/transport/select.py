@@ -1,0 +1,122 @@
+"""The way to each peer: the first of the allowed transports that works for the pair, and why the others do not.
+
+Processes of one host find each other in the run directory: the unix socket of each lies there, and, where it listens
+for peers by TCP, a file with its address, which only its user can read. A peer that cannot be reached one way is tried
+the next; `Connection.rejected` keeps why. (UCX decides likewise, per peer and by capability: Shamis et al., "UCX: An
+Open Source Framework for HPC Network APIs and Beyond", HOTI 2015.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import TYPE_CHECKING, Final, Self
+
+from zcactor.errors import ConnectionLost, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from zcactor.transport.base import Connection, Endpoint
+
+__all__ = ["SelectingEndpoint"]
+
+_NAME: Final = re.compile(r"[0-9a-f]{32}")
+
+
+class SelectingEndpoint:
+    """Several endpoints as one. Satisfies `zcactor.transport.base.Endpoint`; addresses are processes' names.
+
+    Args:
+        directory: where addresses are published; ours, mode 0700.
+        process: 16 random bytes that name this process.
+        ways: the endpoints in the order of preference. One of kind ``"local"`` is connected to by the process's name,
+            the others by the address that is published.
+    """
+
+    kind = "any"
+
+    def __init__(self, directory: Path, process: bytes, ways: Sequence[Endpoint]) -> None:
+        self.address = process.hex()
+        self.ways = tuple(ways)
+        self._directory = directory
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def viability(self) -> str | None:
+        """None when one of the ways can work here, else the reasons against all."""
+        problems = {way.kind: way.viability() for way in self.ways}
+        if None in problems.values():
+            return None
+        return "; ".join(f"{kind}: {problem}" for kind, problem in problems.items())
+
+    async def start(self, accepted: Callable[[Connection], None]) -> None:
+        """Listen in all ways. See `zcactor.transport.base.Endpoint.start`."""
+        for way in self.ways:
+            await way.start(accepted)
+            if way.kind != "local":
+                self._publish(way)
+
+    def _publish(self, way: Endpoint) -> None:
+        path = self._path(self.address, way.kind)
+        part = path.with_suffix(".part")  # nobody reads half an address
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(way.address)
+        part.rename(path)
+
+    def _path(self, process: str, kind: str) -> Path:
+        if not _NAME.fullmatch(process):
+            raise ProtocolError(f"{process!r} is no name of a process: it must be 32 hexadecimal digits")
+        return self._directory / f"{process}.{kind}"
+
+    async def connect(self, address: str) -> Connection:
+        """Connect in the first way that works. See `zcactor.transport.base.Endpoint.connect`.
+
+        Raises:
+            ConnectionLost: none works; the message has the reason against each.
+        """
+        rejected: dict[str, str] = {}
+        for way in self.ways:
+            try:
+                connection = await way.connect(address if way.kind == "local" else self._address(address, way.kind))
+            except ConnectionLost as error:
+                rejected[way.kind] = str(error.args[0])
+                continue
+            connection.rejected = {**rejected, **connection.rejected}
+            return connection
+        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in rejected.items())
+        raise ConnectionLost(f"process {address} cannot be reached: {reasons}")
+
+    def _address(self, process: str, kind: str) -> str:
+        try:
+            return self._path(process, kind).read_text("ascii")
+        except FileNotFoundError:
+            raise ConnectionLost(f"process {process} does not listen by {kind}, or has ended") from None
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's."""
+        for way in self.ways:
+            way.abandon()
+
+    async def aclose(self) -> None:
+        """Stop listening and remove what was published. Connections stay open. Idempotent."""
+        for way in self.ways:
+            if way.kind != "local":
+                with contextlib.suppress(FileNotFoundError):
+                    self._path(self.address, way.kind).unlink()
+            await way.aclose()
+
+    def dispose(self) -> None:
+        """See `zcactor.transport.base.Endpoint.dispose`."""
+        for way in self.ways:
+            way.dispose()

@@ -1,0 +1,366 @@
+"""Peers on any host: a TCP socket for frames, authenticated, and further ones through which bytes are pulled.
+
+An endpoint's address is its process's name in hexadecimal and where it listens: ``name@host:port``. Before any frame
+both sides prove that they hold the cluster's token (`zcactor.transport.auth`), and the connector checks that the one
+who answers is the process that it wanted. Then `TcpEndpoint._make_connection` makes a connection of the socket; a
+transport that begins over TCP and goes on by other means overrides it.
+
+Nothing is encrypted: the token keeps strangers out, not from listening on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import re
+import secrets
+import socket
+import struct
+import sys
+import weakref
+from typing import TYPE_CHECKING, Final, Self
+
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.auth import Handshake, Hello, Purpose, Status
+from zcactor.transport.base import Connection, PeerInfo
+from zcactor.transport.greeting import answering, introduce, receive_exactly, send_all, shake_hands
+from zcactor.transport.listener import Listener
+from zcactor.transport.tcp_connection import TcpConnection
+from zcactor.transport.tcp_data import KEY_NBYTES
+from zcactor.transport.tcp_serve import DataServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+__all__ = ["TcpEndpoint", "parse_address", "tune"]
+
+BACKLOG: Final = 1024
+"""Connections the kernel holds for us while the loop is busy."""
+KEEPALIVE: Final = (2, 1, 3)
+"""Seconds of silence until the peer's system is asked whether it is there, seconds between questions, and how many go
+unanswered: five seconds after a host has vanished its connections end."""
+USER_TIMEOUT: Final = 5000
+"""Milliseconds that bytes may stay unconfirmed, or unsent because the peer does not read; the same five seconds for a
+connection that is in use, of which keepalive says nothing (tcp(7), TCP_USER_TIMEOUT)."""
+NO_UID: Final = -1
+"""`PeerInfo.uid` of a peer whose user nobody can vouch for, because it may be on another host."""
+
+_ADDRESS: Final = re.compile(r"([0-9a-f]{32})@(?:\[([0-9a-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})")
+_LINK: Final = struct.Struct(f"<{KEY_NBYTES}s16sH")
+"""What each end of a connection tells the other: the key for data sockets, and where it listens (port 0: nowhere)."""
+_MAPPED: Final = bytes(10) + b"\xff\xff"
+"""What an address of version 4 begins with among those of version 6 (RFC 4291, 2.5.5.2)."""
+
+
+def parse_address(address: str) -> tuple[str, str, int]:
+    """The process's name in hexadecimal, the IP address and the port of ``name@host:port``.
+
+    Raises:
+        ConnectionLost: it has another form, so nobody can be reached there.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is not None:
+        host, port = match[2] or match[3], int(match[4])
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(host)
+            if 0 < port < 1 << 16:
+                return match[1], host, port
+    raise ConnectionLost(
+        f"{address!r} is no address of a process: it must be 32 hexadecimal digits, @, an IP address (of version 6 in "
+        "brackets), a colon and a port"
+    )
+
+
+def _written(process: str, host: str, port: int) -> str:
+    return f"{process}@[{host}]:{port}" if ":" in host else f"{process}@{host}:{port}"
+
+
+def tune(sock: socket.socket) -> None:
+    """Send small frames at once, and notice within seconds that a host is gone."""
+    idle, interval, count = KEEPALIVE
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT)
+
+
+def _new_socket(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return sock
+
+
+class TcpEndpoint:
+    """Listens for peers at an IP address and connects to theirs. Satisfies `zcactor.transport.base.Endpoint`.
+
+    Args:
+        host: the IP address at which this process listens and peers find it; not a wildcard, which is no place.
+        process: 16 random bytes that name this process.
+        token: the cluster's secret, 32 bytes.
+        arena_fd: this process's memfd, open for reading; stays the caller's and must outlive the endpoint and its
+            connections. None for a process without an arena.
+        arena_nbytes: its size; 0 without one.
+        recv_depth: frames this process can take in. A connection uses the smaller of both sides' numbers.
+        eager_limit: bytes of the largest payload inside a frame. Likewise the smaller one.
+        port: where to listen; 0 lets the system choose.
+
+    Attributes:
+        address: what a peer passes to `connect`; empty until `start`.
+        authorize: ``authorize(process, object_id, offset, nbytes)``: whether that peer may pull these bytes, which lie
+            inside the arena. Called from serving threads, under no lock. By default it may.
+
+    Raises:
+        ValueError: `process` has not 16 bytes, `host` is no IP address or a wildcard, or an arena is given without its
+            size or the other way round.
+    """
+
+    kind = "tcp"
+
+    def __init__(
+        self,
+        host: str,
+        process: bytes,
+        token: bytes,
+        arena_fd: int | None,
+        arena_nbytes: int,
+        recv_depth: int = 1024,
+        eager_limit: int = 16384,
+        *,
+        port: int = 0,
+    ) -> None:
+        if len(process) != 16:
+            raise ValueError(f"a process's name has 16 bytes, this one has {len(process)}")
+        if (arena_fd is None) != (arena_nbytes == 0):
+            raise ValueError(f"an arena has a descriptor and a size: got {arena_fd} and {arena_nbytes}")
+        place = ipaddress.ip_address(host)
+        if place.is_unspecified or "%" in host:
+            raise ValueError(f"{host} is a wildcard or has a scope: peers need an address that leads to this host")
+        self.address = ""
+        self.process = process
+        self.authorize: Callable[[bytes, int, int, int], bool] = _anything
+        self._host = str(place)
+        self._port = port
+        self._token = token
+        self._arena_fd = arena_fd
+        self._arena_nbytes = arena_nbytes
+        self._recv_depth = recv_depth
+        self._eager_limit = eager_limit
+        self._listener: Listener | None = None
+        self._accepted: Callable[[Connection], None] | None = None
+        # by the key that a data socket shows; each is its connection's
+        self._servers: weakref.WeakValueDictionary[bytes, DataServer] = weakref.WeakValueDictionary()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def viability(self) -> str | None:
+        """None when this endpoint can work here, else the reason and the remedy."""
+        if sys.platform != "linux":
+            return f"connections over TCP need Linux (memfd, sendfile from it), this is {sys.platform}"
+        if self._listener is not None:
+            return None
+        try:
+            with _new_socket(self._host) as sock:
+                sock.bind((self._host, 0))
+        except OSError as error:
+            return f"cannot listen at {self._host}: {error.strerror}; set host to an address of this machine"
+        return None
+
+    async def start(self, accepted: Callable[[Connection], None]) -> None:
+        """Listen; `accepted` is called on the loop with each authenticated connection, not yet started.
+
+        Raises:
+            RuntimeError: the endpoint listens already.
+            OSError: the address is not one of this host's, or the port is in use.
+        """
+        if self._listener is not None:
+            raise RuntimeError(f"the endpoint {self.address} listens already")
+        with contextlib.ExitStack() as undo:
+            sock = undo.enter_context(_new_socket(self._host))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended may still hold the port
+            sock.bind((self._host, self._port))
+            sock.listen(BACKLOG)
+            self._accepted = accepted
+            self._port = sock.getsockname()[1]
+            self.address = _written(self.process.hex(), self._host, self._port)
+            self._listener = Listener(sock, self._greet)
+            undo.pop_all()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the listening socket."""
+        if self._listener is not None:
+            self._listener.abandon()
+
+    @property
+    def pending(self) -> int:
+        """Peers that have connected and not authenticated themselves yet."""
+        return 0 if self._listener is None else self._listener.pending
+
+    async def connect(self, address: str) -> Connection:
+        """Connect to the process that listens at `address` and authenticate both ways.
+
+        Cancelling closes the socket; the peer sees a connection that ended, or an accepted one that is lost at once.
+
+        Raises:
+            ConnectionLost: `address` is malformed, nobody listens there, the peer went away, has too many pending
+                handshakes, or did not answer within 5 s. The message names the address and the reason.
+            AuthenticationError: the peer refused us, does not hold the token, or is not the process named by `address`.
+            VersionMismatch: the peer speaks another protocol or Python version.
+            ProtocolError: what answers there does not speak zcactor's protocol.
+        """
+        sock, hello = await self._introduce(address, Purpose.PEER)
+        async with answering(address, "over TCP"):
+            return await self._make_connection(sock, hello, accepting=False)
+
+    async def aclose(self) -> None:
+        """Stop listening. Connections stay open, but peers can open no data sockets for them any more. Idempotent."""
+        if self._listener is not None:
+            await self._listener.aclose()
+
+    def dispose(self) -> None:
+        """Connections share nothing."""
+
+    # ---- for transports that begin over TCP
+
+    async def _make_connection(self, sock: socket.socket, hello: Hello, *, accepting: bool) -> Connection:
+        """Make a connection of an authenticated socket. To be overridden; both ends run it, within the time that a
+        handshake has, and what either end sends here the other must receive.
+
+        It owns `sock` and closes it when it raises or is cancelled.
+
+        Args:
+            sock: non-blocking; nothing has been read from it beyond the handshake.
+            hello: what the peer said about itself, authenticated.
+            accepting: whether the peer connected.
+
+        Raises:
+            ConnectionLost: the peer went away.
+            OSError: the system reports the connection broken.
+        """
+        del accepting  # both ends do the same here
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(sock)
+            key = secrets.token_bytes(KEY_NBYTES)
+            server = DataServer(hello.process, self._arena_fd, self._arena_nbytes, self._authorized)
+            self._servers[key] = server  # before the peer knows the key
+            await send_all(sock, self._link(key))
+            peer_key, place, port = _LINK.unpack(await receive_exactly(sock, _LINK.size))
+            address = _written(hello.process.hex(), _unpacked(place), port)
+            recv_depth, eager_limit = self._agreed(hello)
+            connection = TcpConnection(
+                sock,
+                self._peer(hello),
+                recv_depth=recv_depth,
+                eager_limit=eager_limit,
+                where=f" at {sock.getpeername()[0]}",
+                connect_data=lambda: self._connect_data(address, peer_key),
+                server=server,
+            )
+            undo.pop_all()
+        return connection
+
+    def _peer(self, hello: Hello) -> PeerInfo:
+        """The peer, as a connection knows it."""
+        return PeerInfo(hello.process, hello.pid, NO_UID, hello.arena_nbytes)
+
+    def _agreed(self, hello: Hello) -> tuple[int, int]:
+        """The receive depth and the eager limit that hold for both ends."""
+        return min(hello.recv_depth, self._recv_depth), min(hello.eager_limit, self._eager_limit)
+
+    # ---- the handshake
+
+    def _hello(self, purpose: Purpose) -> Hello:
+        return Hello(self.process, os.getpid(), self._arena_nbytes, self._recv_depth, self._eager_limit, purpose)
+
+    async def _introduce(self, address: str, purpose: Purpose) -> tuple[socket.socket, Hello]:
+        """Connect and shake hands; the socket is the caller's."""
+        process, host, port = parse_address(address)
+        with contextlib.ExitStack() as undo:
+            async with answering(address, "over TCP"):
+                sock = undo.enter_context(_new_socket(host))
+                tune(sock)
+                await asyncio.get_running_loop().sock_connect(sock, (host, port))
+                if sock.getsockname() == sock.getpeername():
+                    # where nobody listens, TCP connects a socket to itself if its own port happens to be that one
+                    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+                hello = await introduce(sock, Handshake(self._token, self._hello(purpose), accepting=False), process)
+            undo.pop_all()
+        return sock, hello
+
+    async def _greet(self, sock: socket.socket) -> None:
+        """The accepting side of `connect` and of `_connect_data`; owns `sock`."""
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(sock)
+            tune(sock)
+            handshake = Handshake(self._token, self._hello(Purpose.PEER), accepting=True)
+            await shake_hands(sock, handshake)
+            hello = handshake.peer
+            if hello.purpose is Purpose.DATA:
+                await self._adopt(sock, hello)
+            elif hello.purpose is not Purpose.PEER:
+                raise ProtocolError(f"nobody connects over TCP for {hello.purpose.name}")
+            undo.pop_all()
+        if hello.purpose is Purpose.PEER:
+            connection = await self._make_connection(sock, hello, accepting=True)
+            if self._accepted is not None:
+                self._accepted(connection)
+
+    # ---- data sockets
+
+    def _authorized(self, process: bytes, object_id: int, offset: int, nbytes: int) -> bool:
+        return self.authorize(process, object_id, offset, nbytes)
+
+    def _link(self, key: bytes) -> bytes:
+        listening = self._listener is not None and not self._listener.closed
+        return _LINK.pack(key, _packed(self._host), self._port if listening else 0)
+
+    async def _connect_data(self, address: str, key: bytes) -> socket.socket:
+        """A data socket to the peer that listens at `address`, for the connection to which it gave us `key`."""
+        sock, _ = await self._introduce(address, Purpose.DATA)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(sock)
+            async with answering(address, "over TCP"):
+                await send_all(sock, key)
+                status = await receive_exactly(sock, 1)
+            if status[0] != Status.OK:
+                raise ConnectionLost(f"process {address} has no connection to this one any more", maybe_executed=True)
+            undo.pop_all()
+        return sock
+
+    async def _adopt(self, sock: socket.socket, hello: Hello) -> None:
+        server = self._servers.get(await receive_exactly(sock, KEY_NBYTES))
+        if server is None or server.process != hello.process or server.full:
+            with contextlib.suppress(OSError):  # the reason for closing is the one being raised
+                sock.send(bytes((Status.AUTH,)))
+            raise ProtocolError(f"process {hello.process.hex()} wants a data socket and has no connection for it")
+        await send_all(sock, bytes((Status.OK,)))
+        server.adopt(sock)
+
+
+def _anything(process: bytes, object_id: int, offset: int, nbytes: int) -> bool:
+    """The default of `TcpEndpoint.authorize`."""
+    del process, object_id, offset, nbytes
+    return True
+
+
+def _packed(host: str) -> bytes:
+    """16 bytes for an address of either version."""
+    place = ipaddress.ip_address(host)
+    return _MAPPED + place.packed if place.version == 4 else place.packed
+
+
+def _unpacked(place: bytes) -> str:
+    return str(ipaddress.ip_address(place.removeprefix(_MAPPED)))

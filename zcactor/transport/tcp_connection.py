@@ -1,0 +1,137 @@
+"""One peer on any host: frames through a TCP socket, and its bytes pulled through sockets of their own."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import termios
+from typing import TYPE_CHECKING, Final
+
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.stream_connection import StreamConnection
+from zcactor.transport.tcp_pull import DataPuller
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable
+
+    from zcactor.transport.base import PeerInfo, RemoteRegion
+    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.tcp_serve import DataServer
+
+__all__ = ["TcpConnection"]
+
+LINGER: Final = 5.0
+"""Seconds that closing waits for the peer's system to confirm the last bytes; after that it is as good as gone."""
+_FIRST_LOOK: Final = 0.001
+_LAST_LOOK: Final = 0.05
+
+
+class TcpConnection(StreamConnection):
+    """A connected and authenticated TCP socket. Satisfies `zcactor.transport.base.Connection`.
+
+    Args:
+        sock: non-blocking; belongs to the connection from here.
+        peer: who is at the other end.
+        recv_depth: frames either side may have outstanding, the same number on both.
+        eager_limit: bytes, the same number on both.
+        where: the peer's place, for messages.
+        connect_data: gives a data socket to the peer, authenticated and blocking or not; what `pull` opens.
+        server: answers the peer's pulls; belongs to the connection from here.
+
+    Raises:
+        OSError: no descriptor is left (EMFILE); `sock` stays the caller's.
+    """
+
+    kind = "tcp"
+    maps = False
+    mapping: Mapping | None = None
+    """None: the arena of another host cannot be mapped."""
+    writable_mapping: Mapping | None = None
+    export: Callable[[int, int, int], tuple[int, int]] | None = None
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: PeerInfo,
+        *,
+        recv_depth: int,
+        eager_limit: int,
+        where: str,
+        connect_data: Callable[[], Awaitable[socket.socket]],
+        server: DataServer,
+    ) -> None:
+        super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, where=where)
+        self._puller = DataPuller(self.name, connect_data)
+        self._server = server
+
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
+        """0: the arena cannot be mapped.
+
+        Raises:
+            ProtocolError: the range does not lie inside the peer's arena.
+            LookupError: `writable`; there is no write access to another host's arena.
+        """
+        self._check(offset, nbytes)
+        if writable:
+            raise LookupError(f"the arena of {self.name} cannot be mapped: pull from it")
+        return 0
+
+    async def open_writable(self) -> None:
+        """Never needed here.
+
+        Raises:
+            RuntimeError: always; nothing is mapped, and moved arrays are pulled like others.
+        """
+        raise RuntimeError(f"the arena of {self.name} cannot be mapped: moved arrays are pulled from it")
+
+    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+        """Bring bytes of the peer's arena to `address`. Several pulls may run at once.
+
+        Cancelling ends the data socket that was in use; other pulls go on.
+
+        Args:
+            region: which bytes.
+            address: where they go.
+            keep: held until no thread can write to `address` any more, which is soon after this has raised or was
+                cancelled.
+
+        Raises:
+            ConnectionLost: the connection has ended, or the peer cannot be reached for a data socket.
+            ObjectLost: the peer does not have them any more.
+            ProtocolError: the range does not lie inside the peer's arena.
+        """
+        if self._lost:
+            raise ConnectionLost(f"the connection to {self.name} is closed")
+        self._check(region.offset, region.nbytes)
+        try:
+            if region.nbytes:
+                await self._puller.pull(region, address, keep)
+        finally:
+            del keep  # an exception that somebody keeps has this frame
+
+    def _check(self, offset: int, nbytes: int) -> None:
+        size = self.peer.arena_nbytes
+        if offset < 0 or nbytes < 0 or offset + nbytes > size:
+            raise ProtocolError(f"{self.name} named {nbytes} bytes at {offset} of its arena, which has {size} bytes")
+
+    async def _linger(self) -> None:
+        # Closing a TCP socket with unread bytes, or to which more come, resets it (RFC 2525, 2.17), and what the peer's
+        # system has not confirmed is lost. Nothing reports that it has, so one has to look.
+        delay, unconfirmed = _FIRST_LOOK, array.array("i", [0])
+        until = self._loop.time() + LINGER
+        while not self._lost and self._loop.time() < until:
+            fcntl.ioctl(self._fd, termios.TIOCOUTQ, unconfirmed)
+            if unconfirmed[0] == 0:
+                return
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LAST_LOOK)
+
+    def _fence(self, then: Callable[[], None]) -> None:
+        self._puller.close()
+        self._server.close(then)
+
+    def _abandon(self) -> None:
+        self._puller.abandon()
+        self._server.abandon()

@@ -1,0 +1,106 @@
+"""Bulk bytes over TCP: what is said on a data socket, and the socket itself.
+
+Control frames and bulk bytes never share a socket. On a data socket the puller sends requests of a fixed size and the
+owner answers each one, in order, by a status byte and, where that is `Answer.OK`, the bytes. Both ends work in threads
+with blocking calls that hold no interpreter lock, so neither end's event loop notices.
+
+A data socket belongs to a connection, which the puller names by a key of 16 random bytes that the owner gave it there.
+When the connection ends the owner resets its data sockets: bytes that the network has not taken yet are dropped, not
+delivered late, because the memory that they are read from may be used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+from enum import IntEnum
+from typing import Final
+
+__all__ = ["KEY_NBYTES", "REQUEST", "Answer", "Channel"]
+
+KEY_NBYTES: Final = 16
+"""Bytes of the key that says which connection a data socket belongs to."""
+REQUEST: Final = struct.Struct("<QQQ")
+"""The object's id, the offset in the owner's arena, the number of bytes."""
+PATIENCE: Final = 60.0
+"""Seconds without a single byte until a blocking call gives up. A peer's host that is gone is noticed by the system
+after seconds; this is for a process that is there and does nothing, and for data sockets that nobody uses any more."""
+
+_TIMEVAL: Final = struct.Struct("@ll")
+_RESET_ON_CLOSE: Final = struct.pack("@ii", 1, 0)
+
+
+class Answer(IntEnum):
+    """What the owner answers to a request."""
+
+    OK = 0
+    """The bytes follow."""
+    REFUSED = 1
+    """The object is not there any more, the bytes do not lie in the arena, or the process may not have them."""
+
+
+class Channel:
+    """A data socket that one thread works with, and that any thread may end.
+
+    Args:
+        sock: connected and authenticated; belongs to the channel from here.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # and not Python's, which costs a poll for each call
+            sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(*divmod(round(PATIENCE * 1e6), 10**6)))
+        self.sock = sock
+        self._lock = threading.Lock()
+        self._ended = False
+        self._closed = False
+        self._poll = select.poll()
+        self._poll.register(sock.fileno(), select.POLLRDHUP)
+
+    def receive(self, view: memoryview) -> bool:
+        """Fill `view` from the socket. False when the stream ends before its first byte.
+
+        Raises:
+            OSError: the stream ends or breaks inside it, or nothing came for `PATIENCE` seconds.
+        """
+        filled, nbytes = 0, len(view)
+        while filled < nbytes:
+            received = self.sock.recv_into(view[filled:], nbytes - filled, socket.MSG_WAITALL)
+            if received == 0:
+                if filled:
+                    raise ConnectionResetError("a data socket ended inside a message")
+                return False
+            filled += received
+        return True
+
+    def check_alive(self) -> None:
+        """Make sure that the other end had not closed the socket when the last bytes were received.
+
+        Raises:
+            ConnectionResetError: it had, and may have written to the memory behind bytes that were still on their way.
+        """
+        if self._poll.poll(0):
+            raise ConnectionResetError("the other end closed the data socket")
+
+    def end(self) -> None:
+        """From any thread: blocking calls return now, and `close` drops what is on its way. Idempotent."""
+        with self._lock:  # the number of a descriptor that was closed meanwhile may be another socket's
+            self._ended = True
+            if not self._closed:
+                with contextlib.suppress(OSError):  # it has ended already
+                    self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """By the thread that works with the socket, when it does so no longer. Idempotent."""
+        with self._lock:
+            if self._ended and not self._closed:
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._closed = True
+            self.sock.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close its copy of the descriptor, without the lock that a thread may have held."""
+        self.sock.close()

@@ -1,0 +1,215 @@
+"""What two processes tell each other over TCP before and beside their queue pairs, and how they agree.
+
+A message is its length (u32) and MessagePack. It comes from a peer that has proved to hold the cluster's token, and is
+checked all the same: every field has a type and a range. Limits are agreed on by the smaller one, because unequal MTUs
+lose messages, and more READs outstanding than the responder serves fail.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Final
+
+import msgspec
+
+from zcactor.errors import ProtocolError
+from zcactor.transport.verbs.base import MAX_U24, MAX_U32, MAX_U64
+
+__all__ = [
+    "MAX_MESSAGE",
+    "Agreement",
+    "Ask",
+    "Exported",
+    "Message",
+    "Offer",
+    "QpName",
+    "Rebuild",
+    "Rebuilt",
+    "Resume",
+    "Verdict",
+    "agree",
+    "decode",
+    "encode",
+    "split",
+]
+
+MAX_MESSAGE: Final = 4096
+"""Bytes; ten times the longest."""
+
+_U16 = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+_U24 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U24)]
+_U32 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U32)]
+_U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgspec limits constants to 63 bits; `_check` knows the rest
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_U32)]
+_Text = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class QpName(msgspec.Struct, frozen=True, array_like=True):
+    """One queue pair."""
+
+    qpn: _U24
+    psn: _U24
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer", forbid_unknown_fields=True):
+    """A process can do RDMA, and this is its end."""
+
+    device: _Text
+    gid: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    """Zeros where the LID counts."""
+    is_global: bool
+    lid: _U16
+    mtu: Annotated[int, msgspec.Meta(ge=1, le=5)]
+    max_msg_sz: _Positive
+    reads_out: _Positive
+    """READs that it can have outstanding on one queue pair."""
+    reads_in: _Positive
+    """READs that it can serve at a time on one queue pair."""
+    control: QpName
+    bulk: QpName
+    depth: Annotated[int, msgspec.Meta(ge=4, le=4096)]
+    """Messages that it has receives for."""
+    slot_nbytes: Annotated[int, msgspec.Meta(ge=256, le=1 << 21)]
+    """Bytes of each."""
+    arena_address: _U64
+    seals: tuple[_U64, _U32, _U32]
+    """Address, rkey and entries of its table of seals."""
+    proof: tuple[_U64, _U32, _U32, _U32]
+    """Address, rkey, bytes and CRC-32 of memory to prove the path with."""
+    eager_limit: Annotated[int, msgspec.Meta(ge=64, le=1 << 20)]
+
+
+class Verdict(msgspec.Struct, frozen=True, tag="verdict", forbid_unknown_fields=True):
+    """Whether a step has succeeded: an empty reason."""
+
+    reason: _Text = ""
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
+    """The reader of an object has no rkey for it. Answered by `Exported`."""
+
+    number: _U32
+    object_id: _U64
+    offset: _U64
+    nbytes: _U64
+
+
+class Exported(msgspec.Struct, frozen=True, tag="exported", forbid_unknown_fields=True):
+    """Its rkey and seal; or why there is none."""
+
+    number: _U32
+    rkey: _U32 = 0
+    seal: _U16 = 0
+    reason: _Text = ""
+
+
+class Rebuild(msgspec.Struct, frozen=True, tag="rebuild", forbid_unknown_fields=True):
+    """The bulk queue pairs are to be connected anew. `psn` is the sender's new one; from the end that accepted the
+    connection it is a request only, because the other one leads."""
+
+    generation: _U32
+    """Of the pair that is to be; one that is not the next is old news."""
+    psn: _U24
+
+
+class Rebuilt(msgspec.Struct, frozen=True, tag="rebuilt", forbid_unknown_fields=True):
+    """The sender has drained and connected its queue pair, with this psn of its own."""
+
+    generation: _U32
+    psn: _U24
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume", forbid_unknown_fields=True):
+    """Both are connected: the receiver may post."""
+
+    generation: _U32
+
+
+Message = Offer | Verdict | Ask | Exported | Rebuild | Rebuilt | Resume
+
+_LENGTH: Final = struct.Struct("<I")
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """The message as it goes over the wire."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes | bytearray | memoryview) -> Message:
+    """The message in `body`, its length cut off.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        message: Message = _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the peer sent a message about RDMA that makes no sense: {error}") from error
+    addresses = {
+        Offer: lambda m: (m.arena_address, m.seals[0], m.proof[0]),
+        Ask: lambda m: (m.object_id, m.offset, m.nbytes),
+    }.get(type(message))
+    if addresses is not None and max(addresses(message)) > MAX_U64:
+        raise ProtocolError("the peer sent a message about RDMA with a number above 64 bits")
+    return message
+
+
+def split(buffer: bytearray) -> list[Message]:
+    """Take all whole messages from the start of `buffer`.
+
+    Raises:
+        ProtocolError: one is too long, or none.
+    """
+    found: list[Message] = []
+    at = 0
+    while len(buffer) - at >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(buffer, at)
+        if length > MAX_MESSAGE:
+            raise ProtocolError(f"the peer announced a message of {length} bytes about RDMA; {MAX_MESSAGE} are allowed")
+        if len(buffer) - at - _LENGTH.size < length:
+            break
+        at += _LENGTH.size
+        found.append(decode(memoryview(buffer)[at : at + length]))
+        at += length
+    del buffer[:at]
+    return found
+
+
+class Agreement(msgspec.Struct, frozen=True):
+    """What holds for both ends."""
+
+    mtu: int
+    max_msg_sz: int
+    reads_out: int
+    """READs that this end may have outstanding."""
+    reads_in: int
+    """READs that this end serves at a time."""
+    depth: int
+    slot_nbytes: int
+    eager_limit: int
+
+
+def agree(ours: Offer, theirs: Offer) -> Agreement:
+    """The smaller of everything.
+
+    Raises:
+        ProtocolError: the ends address each other in different ways.
+    """
+    if ours.is_global != theirs.is_global:
+        how = {True: "a GID (Ethernet)", False: "a LID (InfiniBand)"}
+        raise ProtocolError(
+            f"{ours.device} here has {how[ours.is_global]} and the peer's {theirs.device} {how[theirs.is_global]}: "
+            "they are on different fabrics"
+        )
+    return Agreement(
+        mtu=min(ours.mtu, theirs.mtu),
+        max_msg_sz=min(ours.max_msg_sz, theirs.max_msg_sz),
+        reads_out=min(ours.reads_out, theirs.reads_in),
+        reads_in=min(ours.reads_in, theirs.reads_out),
+        depth=min(ours.depth, theirs.depth),
+        slot_nbytes=min(ours.slot_nbytes, theirs.slot_nbytes),
+        eager_limit=min(ours.eager_limit, theirs.eager_limit),
+    )

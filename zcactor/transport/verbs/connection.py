@@ -1,0 +1,699 @@
+"""A connection over RDMA: frames by SEND through one queue pair, arrays by READ through another, and a TCP socket.
+
+There are two queue pairs because a READ that fails, for a stale key say, puts the queue pair into ERR at *both* ends.
+The bulk pair can then be connected anew while the control pair goes on. The TCP socket over which the ends met stays
+open: its end is the first sign of a dead peer (an idle queue pair never notices), and the bulk pair is rebuilt over it.
+
+The end. Closing says goodbye by a last message, waits until that has arrived, and then closes the socket; the peer
+takes what its completion queue holds before it believes the socket. When a connection ends, the bulk pair is fenced
+first, so that the peer reads nothing any more, and only then is the loss reported, which ends the peer's leases. Queue
+pairs are destroyed when everything in them has come back, as only then the memory that they use is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import threading
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
+from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
+from zcactor.transport.credits import Credits
+from zcactor.transport.framing import max_frame_for, whole_frames
+from zcactor.transport.verbs.base import CompletionStatus, QpState, Read, Send, describe_status
+from zcactor.transport.verbs.bootstrap import Ask, Exported, Message, Rebuild, Rebuilt, Resume, encode, split
+from zcactor.transport.verbs.engine import PROOF_NBYTES, SEND_DEPTH
+from zcactor.transport.verbs.pair import QueuePairs, new_psn
+from zcactor.transport.verbs.pulling import LAST, PIECE_NBYTES, Puller
+from zcactor.transport.verbs.sending import SEND_ID, SlotSender
+from zcactor.transport.verbs.slots import BYE, DATA, HEADER_NBYTES, PROBE, read_header
+
+if TYPE_CHECKING:
+    import socket
+    from collections import abc
+    from collections.abc import Callable, Coroutine
+
+    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.verbs.base import Completion
+    from zcactor.transport.verbs.extents import ExtentTable
+
+__all__ = ["VerbsConnection"]
+
+_MARK: Final = SEND_ID | 1 << 61
+"""``wr_id`` of a request that is posted to be flushed: when it has come back, so has everything before it."""
+_PROOF: Final = LAST | 1 << 60
+"""``wr_id`` of the READ that proves the path."""
+_RECEIVE_NBYTES: Final = 8192
+
+
+class VerbsConnection:
+    """One peer over RDMA. Satisfies `zcactor.transport.base.Connection`. Made by `VerbsEndpoint`; `prove` comes first.
+
+    Args:
+        pairs: connected at this end and at the peer's; belong to the connection from here.
+        sock: the socket over which it was made, non-blocking; the connection's from `adopt` on.
+        peer: who is at the other end.
+        recv_depth: frames either side may have outstanding, the same number on both.
+        leads: whether this end connected, and so leads when the bulk pair is connected anew.
+        lookup: ``lookup(object_id)``: the object of ours with that id, which has `offset` and `nbytes`, or None; from
+            any thread.
+    """
+
+    kind = "verbs"
+    maps = False
+    mapping: Mapping | None = None
+    writable_mapping: Mapping | None = None
+
+    def __init__(
+        self,
+        pairs: QueuePairs,
+        peer: PeerInfo,
+        *,
+        recv_depth: int,
+        leads: bool,
+        lookup: Callable[[int], Any],
+    ) -> None:
+        agreed = pairs.agreed
+        self.peer = peer
+        self.rejected: abc.Mapping[str, str] = {}
+        self.recv_depth = recv_depth
+        self.eager_limit = agreed.eager_limit
+        self.max_frame = max_frame_for(agreed.eager_limit)
+        self.export: Callable[[int, int, int], tuple[int, int]] | None = self._export
+        self.pairs: Final = pairs
+        self._engine = pairs.engine
+        self._leads = leads
+        self._lookup = lookup
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._process = os.getpid()
+        self._credits = Credits(agreed.depth)
+        self._sender = SlotSender(
+            pairs.control, pairs.send_area, SEND_DEPTH, self.max_frame + LENGTH_PREFIX, self._credits, self._wake,
+            self._post_failed,
+        )  # fmt: skip
+        # bound here because the rpc layer calls them for every frame: one call less each
+        self.reserve = self._sender.reserve
+        self.commit = self._sender.commit
+        self.flush = self._sender.flush
+        theirs = pairs.theirs
+        self.puller: Final = Puller(
+            pairs.bulk, pairs.seal_area, min(agreed.max_msg_sz, PIECE_NBYTES), theirs.arena_address, theirs.seals,
+            self._bulk_drained,
+        )  # fmt: skip
+        self._bulk = _Bulk(self)
+        self._sock: socket.socket | None = None
+        self._expected = 0  # the number of the peer's next message
+        self._early: list[tuple[int, int]] = []  # messages that came before `start`: slot, bytes of frames
+        self._generation = 0  # of the bulk pair
+        self._next_psn = -1  # ours of the next generation, while it is being agreed on
+        self._peer_psn = -1  # the peer's of the next generation, where the peer leads
+        self._asked: dict[int, asyncio.Future[Exported]] = {}
+        self._asks = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in = bytearray()
+        self._out = bytearray()
+        self._probed: asyncio.Future[str] = self._loop.create_future()
+        self._read: asyncio.Future[str] = self._loop.create_future()
+        self._started = False
+        self._receiver: Receiver | None = None
+        self._closing = False
+        self._lost = False
+        self._lingering = False  # lost here, and the last messages are still on their way
+        self._marked = False
+        self._control_drained = False
+        self._bye = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._engine.watch(pairs.control, self)
+        self._engine.watch(pairs.bulk, self._bulk)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._lost else "closing" if self._closing else "open"
+        return f"<VerbsConnection to process {self.peer.pid} through {self._engine.device.name}, {state}>"
+
+    # ---- setting up
+
+    async def prove(self) -> str:
+        """Send a message and READ memory of the peer's, which does the same. Both ends are connected.
+
+        Returns:
+            Nothing where both worked, else what did not.
+
+        Raises:
+            OSError: the device takes no requests.
+        """
+        address, rkey, nbytes, checksum = self.pairs.theirs.proof
+        area = self.pairs.seal_area  # in no other use yet
+        target = area.address(0)
+        if not 0 < nbytes <= PROOF_NBYTES:
+            return f"the peer offers {nbytes} bytes to prove the path with, and at most {PROOF_NBYTES} are usable"
+        ctypes.memset(target, 0, nbytes)
+        self._sender.probe()
+        self.pairs.bulk.post_reads([Read(_PROOF, target, nbytes, area.lkey, address, rkey)])
+        wrong = await self._read
+        if not wrong and zlib.crc32(ctypes.string_at(target, nbytes)) != checksum:
+            wrong = f"a READ of {nbytes} bytes succeeded and delivered other bytes"
+        return wrong or await self._probed
+
+    def adopt(self, sock: socket.socket) -> None:
+        """The path is proven at both ends: the socket is this connection's from here."""
+        self._sock = sock
+        self.puller.up = True
+        self._loop.add_reader(sock.fileno(), self._on_readable)
+
+    def give_up(self) -> None:
+        """The path does not work: take the queue pairs down; the socket stays the caller's."""
+        self._sender.close("the path by RDMA could not be proven")
+        self._lost = True
+        for future in (self._probed, self._read):
+            if not future.done():
+                future.set_result("given up")
+        self._forget_early()
+        self._fence_control()
+        self._fence_bulk()
+        self._gone.set()
+
+    def start(self, receiver: Receiver) -> None:
+        """Begin to deliver to `receiver`; what arrived before waits until now.
+
+        Raises:
+            RuntimeError: it was called before.
+        """
+        if self._started:
+            raise RuntimeError("the connection has been started already")
+        self._started = True
+        self._receiver = receiver
+        if self._lost:
+            self._loop.call_soon(self._report, None)
+        else:
+            self._loop.call_soon(self._deliver_early)
+
+    # ---- completions; see `zcactor.transport.verbs.engine.Completions`
+
+    def completed(self, completion: Completion) -> None:
+        """A message has arrived at the peer, or failed."""
+        if completion.wr_id == _MARK:
+            self._control_drained = True
+            self._destroy_when_drained()
+        elif completion.status == CompletionStatus.SUCCESS:
+            number = completion.wr_id & ~SEND_ID
+            self._sender.done(number)
+            if number == self._sender.bye:
+                self._bye.set()
+                if self._lingering:
+                    self._stop_lingering()
+        elif self._lingering:
+            self._stop_lingering()
+        elif not self._lost:
+            failed = f"a message failed: {describe_status(completion.status)} ({self.pairs.describe()})"
+            self._probe_failed(failed)
+            self._lose(self._ended(f"broke: {failed}"), broken=True)
+
+    def received(self, view: memoryview, completion: Completion, slot: int) -> bool:
+        """A message of the peer's has arrived."""
+        if self._lost:
+            return True
+        if completion.status != CompletionStatus.SUCCESS:
+            text = f"a message could not be received: {describe_status(completion.status)}"
+            self._probe_failed(text)
+            self._lose(self._ended(f"broke: {text}"), broken=True)
+            return True
+        try:
+            kind, credits, nbytes = read_header(view, completion.byte_len, self._expected)
+            self._expected += 1
+            if credits:
+                self._credits.returned(credits)
+            if kind == DATA:
+                if self._receiver is None or self._early:
+                    if len(self._early) >= self._credits.window:
+                        raise ProtocolError(f"the peer sent more than its window of {self._credits.window} messages")
+                    self._early.append((slot, nbytes))
+                    return False
+                self._deliver(view, nbytes)
+            elif kind == PROBE:
+                self._credits.consumed()
+                if not self._probed.done():
+                    self._probed.set_result("")
+            elif kind == BYE:
+                self._lose(self._ended("was closed by the peer"))
+        except ProtocolError as error:
+            self._lose(error)
+        return True
+
+    def turn_ended(self) -> None:
+        """All completions of this turn have been told: send what they allow."""
+        if not self._lost:
+            self._sender.pump()
+            self._sender.return_credits()
+
+    def device_failed(self, error: OSError) -> None:
+        """There will be no further completions."""
+        self._control_drained = True
+        self._bye.set()
+        self._probe_failed(str(error))
+        self._lose(self._ended(f"broke: {error}"), broken=True)
+
+    def _deliver(self, view: memoryview, nbytes: int) -> None:
+        """Hand whole frames to the receiver.
+
+        Raises:
+            ProtocolError: they are not whole, the receiver refuses one, or they came without a credit.
+        """
+        receiver = self._receiver
+        self._credits.consumed()
+        frames = view[HEADER_NBYTES : HEADER_NBYTES + nbytes]
+        done = whole_frames(frames, nbytes, self.max_frame)
+        try:
+            if done and receiver is not None:
+                receiver.frames_received(frames[:done])
+        except ProtocolError:
+            raise
+        except Exception as error:
+            # A defect of the receiver. It goes to the loop's handler and not up through the engine, which is at work
+            # for other connections as well; frames were skipped, so this connection ends.
+            self._lose(self._ended("has no receiver any more: it failed"))
+            self._loop.call_exception_handler({"message": "a receiver of frames failed", "exception": error})
+        if done < nbytes and not self._lost:
+            raise ProtocolError(f"a message of {nbytes} bytes is whole frames only up to byte {done}")
+
+    def _deliver_early(self) -> None:
+        while self._early and not self._lost:
+            slot, nbytes = self._early[0]
+            try:
+                self._deliver(self._engine.slot_view(slot), nbytes)
+            except ProtocolError as error:
+                self._lose(error)
+                return
+            if self._early:  # else the receiver has ended the connection
+                del self._early[0]
+                self._engine.give_back(slot)
+        self.turn_ended()
+
+    def _forget_early(self) -> None:
+        for slot, _ in self._early:
+            self._engine.give_back(slot)
+        self._early.clear()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is on its way out
+            self._loop.call_soon_threadsafe(self._sender.pump)
+
+    def _post_failed(self, error: OSError) -> None:
+        # Completions that wait say more, and what the peer sent before is still to be delivered.
+        self._engine.poll_now()
+        self._lose(self._ended(f"broke: a message could not be posted: {error}"), broken=True)
+
+    def _probe_failed(self, text: str) -> None:
+        for future in (self._probed, self._read):
+            if not future.done():
+                future.set_result(text)
+
+    # ---- the peer's arena
+
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
+        """Nothing is mapped: 0.
+
+        Raises:
+            ProtocolError: the range does not lie inside the peer's arena.
+        """
+        self._check_bounds(offset, nbytes)
+        del writable
+        return 0
+
+    def _check_bounds(self, offset: int, nbytes: int) -> None:
+        size = self.peer.arena_nbytes
+        if offset < 0 or nbytes < 0 or nbytes > size or offset > size - nbytes:
+            raise ProtocolError(
+                f"process {self.peer.pid} named {nbytes} bytes at {offset} of its arena, which has {size} bytes"
+            )
+
+    async def open_writable(self) -> None:
+        """Never needed here.
+
+        Raises:
+            RuntimeError: always; what is moved is pulled.
+        """
+        raise RuntimeError(f"the arena of process {self.peer.pid} is not mapped: moved arrays are pulled from it")
+
+    def _export(self, object_id: int, offset: int, nbytes: int) -> tuple[int, int]:
+        """See `zcactor.transport.base.Connection.export`."""
+        engine = self._engine
+        region = engine.extents.find(offset, nbytes)
+        if region is None:  # the reader will ask, by when it may be there
+            with contextlib.suppress(RuntimeError):  # as in `_wake`
+                self._loop.call_soon_threadsafe(engine.extents.ahead, offset, nbytes)
+        return self._seal_of(object_id), 0 if region is None else region.rkey
+
+    def _seal_of(self, object_id: int) -> int:
+        seals = self._engine.seals
+        found = seals.find(object_id)
+        if not found:
+            holder = self._lookup(object_id)
+            if holder is not None:
+                found = seals.seal(object_id, holder.offset, holder.nbytes, holder)
+        return found
+
+    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+        """Bring bytes of the peer's arena to `address` of ours by READ. See `zcactor.transport.base.Connection.pull`.
+
+        Raises:
+            ConnectionLost: the connection is or gets lost, or READs fail again and again.
+            ObjectLost: the peer does not have the object any more.
+            ProtocolError: the range does not lie inside the peer's arena.
+            OSError: our own memory cannot be registered; the message has the remedy.
+            OutOfMemory: the system has no memory for the extent around the destination.
+        """
+        self._check_bounds(region.offset, region.nbytes)
+        if self._lost:
+            raise self._ended("is closed")
+        extents = self._engine.extents
+        local = await extents.get(address - self._engine.arena.address, region.nbytes)
+        asked = not region.rkey
+        seal, rkey = (region.seal, region.rkey) if not asked else await self._ask(region)
+        while True:
+            named = RemoteRegion(region.object_id, region.offset, region.nbytes, seal, rkey)
+            try:
+                await self.puller.pull(named, address, local.lkey, keep)
+                return
+            except ObjectLost:
+                if asked:
+                    raise
+                asked = True
+                seal, fresh = await self._ask(region)
+                if (seal, fresh) == (named.seal, named.rkey):
+                    raise
+                rkey = fresh
+
+    async def _ask(self, region: RemoteRegion) -> tuple[int, int]:
+        """The seal and rkey of `region`, from the peer.
+
+        Raises:
+            ObjectLost: it does not have the object.
+            ConnectionLost: the connection is or gets lost.
+        """
+        if self._lost:
+            raise self._ended("is closed")
+        self._asks = number = self._asks + 1 & 0xFFFFFFFF
+        future = self._asked[number] = self._loop.create_future()
+        try:
+            self._tell(Ask(number, region.object_id, region.offset, region.nbytes))
+            await asyncio.wait((future,))  # which no cancelling of ours makes look like the connection's end
+        finally:
+            self._asked.pop(number, None)
+        if future.cancelled():
+            raise self._ended("was lost")
+        answer = future.result()
+        if answer.reason:
+            raise ObjectLost(f"process {self.peer.pid} cannot let {region.nbytes} bytes be read: {answer.reason}")
+        return answer.seal, answer.rkey
+
+    async def _answer(self, ask: Ask) -> None:
+        holder = self._lookup(ask.object_id)
+        if holder is None:
+            self._tell(Exported(ask.number, reason="it has no such object any more"))
+            return
+        low, high = holder.offset, holder.offset + holder.nbytes
+        if not low <= ask.offset <= ask.offset + ask.nbytes <= high:
+            self._tell(Exported(ask.number, reason=f"they are not inside the object's {holder.nbytes} bytes"))
+            return
+        try:
+            found = await self._engine.extents.get(ask.offset, ask.nbytes)
+        except OSError as error:
+            self._tell(Exported(ask.number, reason=str(error)[:900]))
+            return
+        self._tell(Exported(ask.number, rkey=found.rkey, seal=self._seal_of(ask.object_id)))
+
+    # ---- the socket
+
+    def _tell(self, message: Message) -> None:
+        if self._lost or self._sock is None:
+            return
+        self._out += encode(message)
+        self._write()
+
+    def _write(self) -> None:
+        sock = self._sock
+        if sock is None or not self._out:
+            return
+        try:
+            sent = sock.send(self._out)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._lose(self._ended(f"broke: {error.strerror}"), broken=True)
+            return
+        del self._out[:sent]
+        if self._out:
+            self._loop.add_writer(sock.fileno(), self._write)
+        else:
+            self._loop.remove_writer(sock.fileno())
+
+    def _on_readable(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(_RECEIVE_NBYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._socket_ended(f"broke: {error.strerror}")
+            return
+        if not data:
+            self._socket_ended("was closed by the peer")
+            return
+        if self._lost:
+            return
+        self._in += data
+        try:
+            for message in split(self._in):
+                self._take(message)
+        except ProtocolError as error:
+            self._lose(error)
+
+    def _socket_ended(self, how: str) -> None:
+        self._engine.poll_now()  # what the peer sent before comes first
+        if self._lingering:
+            self._stop_lingering()
+        else:
+            self._lose(self._ended(how), broken=True)
+
+    def _take(self, message: Message) -> None:
+        if self._lost:
+            return
+        if isinstance(message, Ask):
+            self._start(self._answer(message))
+        elif isinstance(message, Exported):
+            future = self._asked.get(message.number)
+            if future is not None and not future.done():
+                future.set_result(message)
+        elif isinstance(message, Rebuild):
+            self._rebuild_wanted(message)
+        elif isinstance(message, Rebuilt):
+            if self._leads and message.generation == self._generation + 1 and self._next_psn >= 0:
+                self._connect_bulk(self._next_psn, message.psn)
+                self._tell(Resume(self._generation))
+                self.puller.resume()
+        elif isinstance(message, Resume):
+            if not self._leads and message.generation == self._generation:
+                self.puller.resume()
+        else:
+            raise ProtocolError(f"the peer sent {type(message).__name__.lower()!r} where it has no place")
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- the bulk pair, anew
+
+    def _bulk_drained(self) -> None:
+        """The bulk queue pair is in ERR, and nothing is under way in it."""
+        if self._lost:
+            self._destroy_when_drained()
+        elif self._leads:
+            if self._next_psn < 0:
+                self._next_psn = new_psn()
+                self._tell(Rebuild(self._generation + 1, self._next_psn))
+        elif self._peer_psn >= 0:
+            ours, theirs = new_psn(), self._peer_psn
+            self._connect_bulk(ours, theirs)
+            self._tell(Rebuilt(self._generation, ours))
+        else:
+            self._tell(Rebuild(self._generation + 1, 0))
+
+    def _rebuild_wanted(self, message: Rebuild) -> None:
+        if message.generation != self._generation + 1:  # old news
+            return
+        if self._leads:
+            if self._next_psn >= 0:
+                return
+        else:
+            self._peer_psn = message.psn
+        try:
+            self.puller.fence()
+        except OSError as error:
+            self._lose(self._ended(f"broke: {error}"), broken=True)
+            return
+        if self.puller.drained:
+            self._bulk_drained()
+
+    def _connect_bulk(self, ours: int, theirs: int) -> None:
+        try:
+            self.pairs.rebuild(ours, theirs)
+        except OSError as error:
+            self._lose(self._ended(f"broke: the bulk queue pair cannot be connected again: {error}"), broken=True)
+            return
+        self._generation += 1
+        self._next_psn = self._peer_psn = -1
+
+    @property
+    def extents(self) -> ExtentTable:
+        """What of our arena is registered."""
+        return self._engine.extents
+
+    @property
+    def generation(self) -> int:
+        """How often the bulk pair has been connected anew."""
+        return self._generation
+
+    # ---- ending
+
+    async def aclose(self) -> None:
+        """Send what is committed, then close; `reserve` refuses from the first moment. Idempotent.
+
+        Frames that arrive meanwhile are still delivered. Cancelling drops what was not sent and closes at once.
+        """
+        if not self._lost:
+            self._closing = True
+            self._sender.refuse(f"the connection to process {self.peer.pid} is closing")
+            self._sender.say_bye()
+            try:
+                await self._bye.wait()
+            finally:
+                self._lose(None)
+        await self._gone.wait()
+
+    def abort(self) -> None:
+        """Close at once, dropping what was not sent. Idempotent.
+
+        In a forked child it closes the child's copy of the socket only: everything else is the parent's, and nothing
+        is reported.
+        """
+        if os.getpid() != self._process:
+            self._lost = True
+            self._sender.refuse("this connection belongs to the process that forked this one")
+            self._engine.abandon()
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.pairs))  # never collected, see `Engine.abandon`
+            if self._sock is not None:
+                self._sock.close()
+        elif threading.get_ident() == self._thread:
+            self._lose(None)
+        else:
+            self._loop.call_soon_threadsafe(self._lose, None)
+
+    def _ended(self, how: str) -> ConnectionLost:
+        # nobody here knows which of the frames that were sent the peer has acted on
+        return ConnectionLost(f"the connection to process {self.peer.pid} by RDMA {how}", maybe_executed=True)
+
+    def _lose(self, cause: Exception | None, *, broken: bool = False) -> None:
+        """Close, and report it in the loop's next turn. Only the first call has an effect.
+
+        Args:
+            cause: what the receiver is told.
+            broken: there is no use in waiting for what is still on its way.
+        """
+        if self._lost:
+            return
+        self._lost = True
+        ended = self._ended(f"ended: {cause}" if cause is not None else "was closed here")
+        self._fence_bulk()  # first: from here the peer reads nothing
+        self.puller.lose(ended)
+        self._sender.drop(f"the connection to process {self.peer.pid} is closed")
+        for future in self._asked.values():
+            if not future.done():
+                future.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._forget_early()
+        if broken or self._bye.is_set():
+            self._stop_lingering()
+        else:
+            # What was posted is still the peer's to get. Its arrival, or failure, is certain: retries are finite.
+            self._lingering = True
+            self._sender.say_bye()
+        if self._receiver is None:
+            self._gone.set()
+        else:
+            # later, because the caller may hold the lock that its receiver takes
+            self._loop.call_soon(self._report, None if self._closing else cause)
+
+    def _stop_lingering(self) -> None:
+        self._lingering = False
+        self._bye.set()
+        self._sender.close("")
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+            self._loop.remove_writer(sock.fileno())
+            sock.close()
+        self._fence_control()
+
+    def _fence_control(self) -> None:
+        """Let everything in the control queue pair come back: put it into ERR, and add one request to wait for."""
+        if self._marked:
+            return
+        self._marked = True
+        try:
+            control = self.pairs.control
+            control.to_error()
+            area = self.pairs.send_area
+            control.post_sends([Send(_MARK, area.address(0), 0, area.lkey)])
+        except OSError:  # a device that has failed gives nothing back
+            self._control_drained = True
+        self._loop.call_soon(self._destroy_when_drained)
+
+    def _fence_bulk(self) -> None:
+        with contextlib.suppress(OSError):  # a device that has failed serves no READs either
+            if self.pairs.bulk.state() != QpState.ERR:
+                self.puller.fence()
+
+    def _destroy_when_drained(self) -> None:
+        if self._control_drained and self.puller.drained:
+            self.pairs.close()
+
+    def _report(self, cause: Exception | None) -> None:
+        self._gone.set()
+        # let go of it: a closed connection that waits for the garbage collector would keep what the receiver keeps
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.connection_lost(cause)
+
+    def bulk_completed(self, completion: Completion) -> None:
+        """A READ has ended."""
+        if completion.wr_id == _PROOF:
+            if not self._read.done():
+                wrong = completion.status != CompletionStatus.SUCCESS
+                self._read.set_result(f"a READ failed: {describe_status(completion.status)}" if wrong else "")
+        else:
+            self.puller.completed(completion)
+
+
+class _Bulk:
+    """The bulk queue pair of a connection, as the engine sees it."""
+
+    def __init__(self, connection: VerbsConnection) -> None:
+        self.completed = connection.bulk_completed
+
+    def received(self, view: memoryview, completion: Completion, slot: int) -> bool:
+        """Never called: the bulk queue pair receives nothing."""
+        del view, completion, slot
+        return True
+
+    def turn_ended(self) -> None:
+        """Nothing waits for it."""
+
+    def device_failed(self, error: OSError) -> None:
+        """The control queue pair is told, and ends the connection."""

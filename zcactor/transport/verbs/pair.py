@@ -1,0 +1,161 @@
+"""The two queue pairs of one connection, and how they are made, connected, proven and taken down."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from zcactor.transport.base import LENGTH_PREFIX
+from zcactor.transport.framing import max_frame_for
+from zcactor.transport.verbs.base import MAX_U24, Gid, PathAttributes, QpAddress
+from zcactor.transport.verbs.bootstrap import Agreement, Offer, QpName
+from zcactor.transport.verbs.engine import DEPTH, SEND_DEPTH, SEND_REQUESTS, Engine
+from zcactor.transport.verbs.pulling import MAX_READS
+from zcactor.transport.verbs.seals import SEAL_NBYTES
+from zcactor.transport.verbs.slots import HEADER_NBYTES, SlotArea
+
+if TYPE_CHECKING:
+    from zcactor.transport.verbs.base import QueuePair
+
+__all__ = ["QueuePairs", "new_psn", "slot_nbytes_for"]
+
+_MAX_INLINE: Final = 256
+"""Bytes wished for: a small call and its answer fit. What the driver grants is used."""
+_MAX_RD_ATOMIC: Final = 16
+"""READs under way at a time on one queue pair; more gain nothing, and cost the responder resources."""
+
+
+def slot_nbytes_for(eager_limit: int) -> int:
+    """Bytes of a slot that holds the largest frame."""
+    return (HEADER_NBYTES + LENGTH_PREFIX + max_frame_for(eager_limit) + 63) & -64
+
+
+def new_psn() -> int:
+    """A random first packet sequence number."""
+    return secrets.randbelow(MAX_U24 + 1)  # the only thing that a forger of packets would have to guess
+
+
+class QueuePairs:
+    """One end: `control` and `bulk`, with the memory that they use.
+
+    Args:
+        engine: where they are made.
+        eager_limit: bytes of the largest payload in a frame, as this process would have it.
+
+    Raises:
+        OSError: there is no room for another connection, or the device cannot make them; nothing is left over.
+    """
+
+    def __init__(self, engine: Engine, eager_limit: int) -> None:
+        self.engine: Final = engine
+        self.theirs: Offer
+        """Of the peer, once connected."""
+        self.agreed: Agreement
+        self.send_area: SlotArea
+        self._closed = False
+        engine.join()
+        self._pairs: list[QueuePair] = []
+        self._areas: list[SlotArea] = []
+        try:
+            self.control = self._keep(
+                engine.device.create_queue_pair(
+                    engine.cq, engine.srq, max_send_wr=SEND_REQUESTS, max_inline=_MAX_INLINE
+                )
+            )
+            self.bulk = self._keep(
+                engine.device.create_queue_pair(engine.cq, None, max_send_wr=MAX_READS, max_inline=0)
+            )
+            self.seal_area = SlotArea(engine.device, MAX_READS, SEAL_NBYTES)
+            self._areas.append(self.seal_area)
+        except OSError:
+            self.close()
+            raise
+        found = engine.found
+        limits = found.attributes
+        self._control_psn, self._bulk_psn = new_psn(), new_psn()
+        self.ours: Final = Offer(
+            device=engine.device.name,
+            gid=bytes(16) if found.gid is None else found.gid.raw,
+            is_global=found.is_global,
+            lid=found.port.lid,
+            mtu=found.port.active_mtu,
+            max_msg_sz=found.port.max_msg_sz,
+            reads_out=max(1, min(_MAX_RD_ATOMIC, limits.max_qp_init_rd_atom)),
+            reads_in=max(1, min(_MAX_RD_ATOMIC, limits.max_qp_rd_atom)),
+            control=QpName(self.control.qp_num, self._control_psn),
+            bulk=QpName(self.bulk.qp_num, self._bulk_psn),
+            depth=DEPTH,
+            slot_nbytes=engine.slot_nbytes,
+            arena_address=engine.arena.address,
+            seals=(engine.seals.address, engine.seals.rkey, engine.seals.count),
+            proof=engine.proof,
+            eager_limit=eager_limit,
+        )
+
+    def _keep(self, qp: QueuePair) -> QueuePair:
+        self._pairs.append(qp)
+        return qp
+
+    def connect(self, theirs: Offer, agreed: Agreement) -> None:
+        """Connect both to those of `theirs`. The peer does the same; neither posts before both have.
+
+        Raises:
+            OSError: there is no way to the peer's address, or the device failed.
+        """
+        self.theirs, self.agreed = theirs, agreed
+        self.send_area = SlotArea(self.engine.device, SEND_DEPTH + 2, slot_nbytes_for(agreed.eager_limit))
+        self._areas.append(self.send_area)
+        self.control.connect(self._address(theirs.control), self._path(self._control_psn, remote_read=False))
+        self.bulk.connect(self._address(theirs.bulk), self._path(self._bulk_psn, remote_read=True))
+
+    def rebuild(self, our_psn: int, their_psn: int) -> None:
+        """Connect the bulk pair, which is drained, anew.
+
+        Raises:
+            OSError: the device failed.
+        """
+        self.bulk.reset()
+        name = QpName(self.theirs.bulk.qpn, their_psn)
+        self.bulk.connect(self._address(name), self._path(our_psn, remote_read=True))
+
+    def _address(self, name: QpName) -> QpAddress:
+        theirs = self.theirs
+        return QpAddress(name.qpn, name.psn, theirs.gid, theirs.lid, theirs.mtu)
+
+    def _path(self, psn: int, *, remote_read: bool) -> PathAttributes:
+        found, agreed = self.engine.found, self.agreed
+        return PathAttributes(
+            found.port.port,
+            0 if found.gid is None else found.gid.index,
+            psn,
+            agreed.mtu,
+            is_global=found.is_global,
+            max_rd_atomic=agreed.reads_out,
+            max_dest_rd_atomic=agreed.reads_in,
+            remote_read=remote_read,
+        )
+
+    def describe(self) -> str:
+        """Both ends, for messages about the path."""
+        theirs, mtu = self.theirs, 128 << self.agreed.mtu
+        return (
+            f"queue pairs {self.control.qp_num} and {self.bulk.qp_num} of {self.engine.device.name} "
+            f"({self._host(self.ours)}) to {theirs.control.qpn} and {theirs.bulk.qpn} of {theirs.device} "
+            f"({self._host(theirs)}), MTU {mtu}"
+        )
+
+    @staticmethod
+    def _host(offer: Offer) -> str:
+        return f"GID {Gid(0, offer.gid, True).address}" if offer.is_global else f"LID {offer.lid}"
+
+    def close(self) -> None:
+        """Destroy both and unregister their memory. They are drained, or the process ends. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for qp in self._pairs:
+            self.engine.unwatch(qp)
+            qp.close()
+        for area in self._areas:
+            area.close()
+        self.engine.leave()
