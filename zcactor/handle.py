@@ -92,8 +92,11 @@ class RemoteActor:
         call = Call(process.process, process.loop, process.thread)
         call.label = spec.label
         call.retrieved = True  # until its reference exists: the call may fail before that, here or on the loop's thread
+        # What another connection may carry than the one that there is now must fit all of them.
+        session = None if retries else self.session
+        eager_limit = 0 if session is None else session.connection.eager_limit
         try:
-            payload, parts, flags = process.marshaller.pack_call(args, kwargs)
+            payload, parts, flags = process.marshaller.pack_call(args, kwargs, eager_limit)
         except FailedArgumentError as error:
             call.fail(error.failure)
             return call
@@ -120,7 +123,8 @@ class RemoteActor:
                 return True
 
             call.resend = resend
-        session = self.session
+        if session is None:
+            session = self.session
         if session is not None:
             try:
                 session.send_call(call, self.location[1], spec.code, flags, timeout_ns, payload, parts)
@@ -128,6 +132,8 @@ class RemoteActor:
                 pass
             else:
                 return call
+        if eager_limit:
+            payload, parts, flags = process.marshaller.fit((payload, parts, flags))
         self._queue((call, spec.code, flags, timeout_ns, payload, parts))
         return call
 

@@ -451,53 +451,67 @@ class Marshaller:
         self.store.export(block)
         return block
 
-    def pack_call(self, args: tuple[Any, ...], kwargs: MappingABC[str, Any]) -> Packed:
+    def pack_call(self, args: tuple[Any, ...], kwargs: MappingABC[str, Any], eager_limit: int = 0) -> Packed:
         """Pack the arguments of a call, in order; with keywords the last element is their mapping.
+
+        Args:
+            args: by position.
+            kwargs: by name.
+            eager_limit: bytes, of the connection that is to carry them; 0: as for all.
 
         Raises whatever pickling an argument raises, and `OutOfMemory` when an array does not fit the store.
         """
+        limit = eager_limit or self.eager_limit
         if not kwargs and SCALARS.issuperset(map(type, args)):
             try:
                 payload = encode(args)
             except (OverflowError, UnicodeEncodeError):  # an integer or a string that needs an extension
                 pass
             else:
-                if len(payload) <= self.eager_limit:
+                if len(payload) <= limit:
                     return payload, (), 0
-        packing = Packing(self.store, self.copies, self.eager_limit)
+        packing = Packing(self.store, self.copies, limit)
         lowered = [packing.lower_argument(value) for value in args]
         if kwargs:
             lowered.append({name: packing.lower_argument(value) for name, value in kwargs.items()})
         return self._finish(packing, lowered, Flags.KWARGS if kwargs else 0)
 
-    def pack(self, value: Any) -> Packed:
-        """Pack one value (a result, an item, what is put)."""
+    def pack(self, value: Any, eager_limit: int = 0) -> Packed:
+        """Pack one value (a result, an item, what is put). `eager_limit` as in `pack_call`."""
+        limit = eager_limit or self.eager_limit
         if type(value) in SCALARS:
             try:
                 payload = encode(value)
             except (OverflowError, UnicodeEncodeError):
                 pass
             else:
-                if len(payload) <= self.eager_limit:
+                if len(payload) <= limit:
                     return payload, (), 0
-        packing = Packing(self.store, self.copies, self.eager_limit)
+        packing = Packing(self.store, self.copies, limit)
         return self._finish(packing, packing.lower(value), 0)
 
     def _finish(self, packing: Packing, lowered: Any, flags: int) -> Packed:
         payload = encode(lowered)
-        if len(payload) > self.eager_limit:
-            block = self.store.allocate(len(payload))
-            root = np.asarray(block)
-            self.copies.copy_into(
-                root[: len(payload)], np.frombuffer(payload, np.uint8), "payload above the eager limit"
-            )
-            self.store.seal(block, root)
-            packing.parts.insert(0, Part(RegionKind.ARRAY, block, block.offset, len(payload)))
-            payload = b""
-            flags |= Flags.SPILLED
+        packed: Packed = payload, packing.parts, flags
+        if len(payload) > packing.eager_limit:
+            packed = self._spilled(payload, packing.parts, flags)
         for move in packing.moved:
             retire(move)
-        return payload, packing.parts, flags
+        return packed
+
+    def fit(self, packed: Packed) -> Packed:
+        """What was packed for a connection with an eager limit of its own, so that any connection can carry it."""
+        payload, parts, flags = packed
+        return packed if len(payload) <= self.eager_limit else self._spilled(payload, list(parts), flags)
+
+    def _spilled(self, payload: bytes, parts: list[Part], flags: int) -> Packed:
+        """With the payload in an object of its own, which comes first."""
+        block = self.store.allocate(len(payload))
+        root = np.asarray(block)
+        self.copies.copy_into(root[: len(payload)], np.frombuffer(payload, np.uint8), "payload above the eager limit")
+        self.store.seal(block, root)
+        parts.insert(0, Part(RegionKind.ARRAY, block, block.offset, len(payload)))
+        return b"", parts, flags | Flags.SPILLED
 
     def unpack(self, payload: Any, parts: Sequence[Part], flags: int) -> Any:
         """The inverse of `pack`; for a call's arguments a list, its last element the keywords under `Flags.KWARGS`.

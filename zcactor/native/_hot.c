@@ -147,33 +147,51 @@ static PyTypeObject CountersType = {
     .tp_basicsize = sizeof(Counters), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
     .tp_members = counters_members, .tp_doc = "zcactor.rpc.counters.Counters, where the native part counts too."};
 
-/* ---------------------------------------------------------------- SendBuffer: zcactor.transport.sendbuffer, on a socket */
+/* ---------------------------------------------------------------- SendBuffer: zcactor.transport.sendbuffer, on a socket; or on
+ * the slots of a zcactor.transport.verbs.sending.SlotSender, whose memory it writes to and whose Python does the rest */
 
 typedef struct {
     PyObject_HEAD
-    int fd, blocked;
+    int fd, blocked, on_slots;
     Py_ssize_t max_reserve, head, tail, room;
     char *data;
     PyObject *scratch, *refused; /* a bytearray that Python encodes into; why nothing more is accepted, or NULL */
+    PyObject *slots;             /* on slots and not closed: `data` is one of them, full() gives a new one, flush() sends it */
 } SendBuffer;
+static PyObject *str_full, *str_flush;
 
 static int buffer_init(SendBuffer *self, PyObject *args, PyObject *kwargs) {
     if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "SendBuffer takes no keywords"); return -1; }
-    if (!PyArg_ParseTuple(args, "ni", &self->max_reserve, &self->fd)) return -1;
-    self->room = 4096;
-    self->data = PyMem_Malloc((size_t)self->room);
-    if (!self->data) { PyErr_NoMemory(); return -1; }
+    if (!PyArg_ParseTuple(args, "ni|O", &self->max_reserve, &self->fd, &self->slots)) return -1;
+    Py_XINCREF(self->slots);
+    self->on_slots = self->slots != NULL;
+    if (!self->on_slots) {
+        self->room = 4096;
+        self->data = PyMem_Malloc((size_t)self->room);
+        if (!self->data) { PyErr_NoMemory(); return -1; }
+    }
     self->scratch = PyByteArray_FromStringAndSize(NULL, self->max_reserve);
     return self->scratch ? 0 : -1;
 }
 static void buffer_dealloc(SendBuffer *self) {
-    PyMem_Free(self->data);
+    if (!self->on_slots) PyMem_Free(self->data);
+    Py_XDECREF(self->slots);
     Py_XDECREF(self->scratch);
     Py_XDECREF(self->refused);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 /* Room for n bytes at the tail: NULL with an exception when there is no memory. */
 static char *buffer_room(SendBuffer *self, Py_ssize_t n) {
+    if (self->on_slots) {
+        while (self->tail + n > self->room) { /* once, unless another thread fills the new slot meanwhile */
+            if (self->refused && !self->slots) { PyErr_SetObject(connection_lost, self->refused); return NULL; }
+            PyObject *done = n > self->max_reserve ? PyErr_Format(PyExc_ValueError, "a frame of %zd bytes", n)
+                                                   : PyObject_CallMethodNoArgs(self->slots, str_full);
+            if (!done) return NULL;
+            Py_DECREF(done);
+        }
+        return self->data + self->tail;
+    }
     if (self->tail + n > self->room) {
         if (self->head) {
             memmove(self->data, self->data + self->head, (size_t)(self->tail - self->head));
@@ -213,6 +231,11 @@ static PyObject *buffer_commit(SendBuffer *self, PyObject *arg) {
 }
 /* Send what is there: 0 all gone, 1 the socket is full, -1 an exception is set. */
 static int buffer_drain(SendBuffer *self) {
+    if (self->on_slots) {
+        PyObject *done = self->slots ? PyObject_CallMethodNoArgs(self->slots, str_flush) : Py_NewRef(Py_None);
+        Py_XDECREF(done);
+        return done ? 0 : -1;
+    }
     while (self->head < self->tail) {
         ssize_t sent = send(self->fd, self->data + self->head, (size_t)(self->tail - self->head), MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent < 0) {
@@ -247,7 +270,21 @@ static PyObject *buffer_close(SendBuffer *self, PyObject *why) {
     if (!self->refused) self->refused = Py_NewRef(why);
     self->head = self->tail = 0;
     self->blocked = 1;
+    if (self->on_slots) self->room = 0;
+    Py_CLEAR(self->slots); /* which leads back here */
     Py_RETURN_NONE;
+}
+/* swap(view, tail): write to another slot from now on, from `tail`; where the frames in the former one end. */
+static PyObject *buffer_swap(SendBuffer *self, PyObject *const *args, Py_ssize_t nargs) {
+    Py_buffer view;
+    Py_ssize_t tail = nargs == 2 ? PyLong_AsSsize_t(args[1]) : -1, end = self->tail;
+    if (tail < 0 || !self->on_slots) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "swap(view, tail)");
+    if (PyObject_GetBuffer(args[0], &view, PyBUF_WRITABLE) < 0) return NULL;
+    self->data = view.buf;
+    self->room = view.len;
+    self->head = self->tail = tail;
+    PyBuffer_Release(&view); /* its owner keeps it for as long as it is written to */
+    return PyLong_FromSsize_t(end);
 }
 static PyObject *buffer_pending(SendBuffer *self, void *Py_UNUSED(closure)) { return PyLong_FromSsize_t(self->tail - self->head); }
 static PyMethodDef buffer_methods[] = {
@@ -257,6 +294,7 @@ static PyMethodDef buffer_methods[] = {
     {"resume", (PyCFunction)buffer_resume, METH_NOARGS, "Go on sending; True when nothing is left."},
     {"refuse", (PyCFunction)buffer_refuse, METH_O, "Accept nothing more, and say why."},
     {"close", (PyCFunction)buffer_close, METH_O, "Accept nothing more and drop what was not sent."},
+    {"swap", (PyCFunction)(void (*)(void))buffer_swap, METH_FASTCALL, "Write to another slot; where the frames in this one end."},
     {NULL, NULL, 0, NULL}};
 static PyGetSetDef buffer_getset[] = {
     {"pending", (getter)buffer_pending, NULL, "Bytes committed and not sent.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
@@ -1230,7 +1268,8 @@ PyMODINIT_FUNC PyInit__hot(void) {
     struct { PyObject **to; const char *text; } names[] = {
         {&str_complete_plain, "complete_plain"}, {&str_grant, "grant"}, {&str_release, "release"}, {&str_sealed, "sealed"},
         {&str_exported, "exported"}, {&str_id, "id"}, {&str_offset, "offset"}, {&str_address, "address"},
-        {&str_session, "session"}, {&str_state, "state"}, {&str_receive_plain, "receive_plain"}};
+        {&str_session, "session"}, {&str_state, "state"}, {&str_receive_plain, "receive_plain"},
+        {&str_full, "full"}, {&str_flush, "flush"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].to = PyUnicode_InternFromString(names[i].text))) return NULL;
     struct { PyTypeObject *type; const char *name; } types[] = {

@@ -42,7 +42,9 @@ class Stats:
     leases: int
     """Leases on objects of this process (and pins) that peers hold."""
     registrations: int
-    """Memory regions registered with a network card."""
+    """Extents of the arena registered with a network card, ever: it stands still while a program goes round."""
+    placements: int
+    """Arrays pulled into the destination of an earlier one: nothing was allocated or registered for them."""
     connections: int
     """Open connections to other processes."""
 
@@ -78,6 +80,7 @@ def stats_of(process: Process) -> Stats:
         store_used=store.used,
         store_capacity=store.capacity,
         leases=sum(session.leases.total for session in sessions),
-        registrations=0,
+        registrations=0 if process.registrar is None else process.registrar.registrations,
+        placements=process.placements.reused,
         connections=sum(session.peer_process != process.process for session in sessions),
     )

@@ -57,6 +57,10 @@ if hot is not None:
     hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT)
 
 
+def _share_nothing(*_: object) -> None:
+    return None
+
+
 def _place(parts: list[Part], index: int, arrived: asyncio.Future[Part]) -> None:
     parts[index] = arrived.result()
 
@@ -176,8 +180,9 @@ class Session:
             "on_blocked": connection.send_blocked,
             "on_broken": connection.send_failed,
             "schedule_flush": self._schedule_flush,
-            "share": hub.share,
-            "block_type": Block,
+            # References that carry a key are Python's to write.
+            "share": hub.share if connection.export is None else _share_nothing,
+            "block_type": Block if connection.export is None else None,
             "codes": hub.dtype_codes,
             "dtypes": hub.dtypes,
         }

@@ -57,7 +57,7 @@ def _between_hosts(config: Config, names: list[str], process: bytes, token: byte
             config.host, process, token, arena, arena.fd, config.recv_depth, config.eager_limit,
             binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding),
             lookup=store.lookup, device=config.verbs_device, device_port=config.verbs_port,
-            gid_index=config.verbs_gid_index, falls_back="tcp" in names,
+            gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit, falls_back="tcp" in names,
         )  # fmt: skip
 
     def may_read(peer: bytes, object_id: int, offset: int, nbytes: int) -> bool:

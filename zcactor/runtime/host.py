@@ -476,7 +476,7 @@ class ActorHost:
         """Answer with a result. Raises what packing it raises, and then nothing was sent."""
         session = incoming.session
         if session.wire is None or not session.wire.respond(incoming.id, value, more):
-            payload, parts, flags = self._pack(value)
+            payload, parts, flags = self._pack(value, incoming.session.connection.eager_limit)
             del value
             session.respond(incoming, _OK, payload, parts, flags, more=more)
         if self.stopping:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
+from zcactor.config import TRANSPORTS
 from zcactor.context import current
 from zcactor.handle import ActorHandle
 from zcactor.observe.stats import Stats, stats_of
@@ -149,11 +150,31 @@ async def explain(handle: object) -> PeerPath:
         await process.ask(session, "ping")
         times.append(time.perf_counter() - before)
     connection = session.connection
+    rejected = _not_tried(connection.kind, process.config.transports.split(",")) | connection.rejected
+    return PeerPath(connection.kind, _why(connection), rejected, sorted(times)[len(times) // 2], connection.eager_limit)
+
+
+def _why(connection: Any) -> str:
+    """What a path is, for people."""
     if connection.kind == "loopback":
-        reason = "the actor lives in this process"
-        rejected = {"local": "not needed inside one process"}
-    else:
-        reason = "same host: frames over a unix socket, arrays mapped in place"
-        rejected = {}
-    rejected |= {"verbs": "not in this version", "tcp": "not in this version; both processes are on one host"}
-    return PeerPath(connection.kind, reason, rejected, sorted(times)[len(times) // 2], connection.eager_limit)
+        return "the actor lives in this process"
+    if connection.kind == "local":
+        return "same host: frames over a unix socket, arrays mapped in place"
+    if connection.kind == "verbs":
+        return f"RDMA, proven by a message and a READ: {connection.describe()}"
+    return "frames over TCP, arrays received into the store over further sockets"
+
+
+def _not_tried(kind: str, allowed: list[str]) -> dict[str, str]:
+    """The transports other than `kind`, each with why it was not even tried."""
+    reasons = {}
+    for name in TRANSPORTS:
+        if name == kind:
+            continue
+        if kind == "loopback":
+            reasons[name] = "not needed inside one process"
+        elif name not in allowed:
+            reasons[name] = f"not allowed: transports is {','.join(allowed)!r}"
+        else:
+            reasons[name] = f"not tried: {kind} works and comes first"
+    return reasons

@@ -20,6 +20,8 @@ class Extents(Protocol):
 
     extent_nbytes: int
     """Bytes to whose multiples it rounds."""
+    registrations: int
+    """How often it has."""
 
     def ahead(self, offset: int, nbytes: int) -> None:
         """Register what is around these bytes of the arena, in the background."""
@@ -54,6 +56,11 @@ class Registrar:
         self._seen = 0  # what lies below is registered, or being registered
         loop.add_reader(self._fd, self._grown)
         self._register()
+
+    @property
+    def registrations(self) -> int:
+        """How often memory was registered."""
+        return self._extents.registrations
 
     def _grown(self) -> None:
         os.eventfd_read(self._fd)

@@ -100,6 +100,7 @@ class VerbsConnection:
         self.reserve = self._sender.reserve
         self.commit = self._sender.commit
         self.flush = self._sender.flush
+        self.native_out = self._sender.native
         theirs = pairs.theirs
         self.puller: Final = Puller(
             pairs.bulk, pairs.seal_area, min(agreed.max_msg_sz, PIECE_NBYTES), theirs.arena_address, theirs.seals,
@@ -306,6 +307,13 @@ class VerbsConnection:
         # Completions that wait say more, and what the peer sent before is still to be delivered.
         self._engine.poll_now()
         self._lose(self._ended(f"broke: a message could not be posted: {error}"), broken=True)
+
+    def send_blocked(self) -> None:
+        """Never called by the native part: what cannot leave waits here."""
+
+    def send_failed(self, error: OSError) -> None:
+        """Never called by the native part, for the same reason; the connection would be broken."""
+        self._post_failed(error)
 
     def _probe_failed(self, text: str) -> None:
         for future in (self._probed, self._read):
@@ -548,6 +556,10 @@ class VerbsConnection:
             return
         self._generation += 1
         self._next_psn = self._peer_psn = -1
+
+    def describe(self) -> str:
+        """Both ends of the path, and from which size on arrays go by reference and why."""
+        return f"{self.pairs.describe()}; {self._engine.eager_reason}"
 
     @property
     def extents(self) -> ExtentTable:

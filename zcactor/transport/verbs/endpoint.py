@@ -20,11 +20,12 @@ from zcactor.transport.greeting import receive_exactly, send_all
 from zcactor.transport.tcp import TcpEndpoint
 from zcactor.transport.verbs.base import VerbsError
 from zcactor.transport.verbs.bootstrap import MAX_MESSAGE, Message, Offer, Verdict, agree, decode, encode
+from zcactor.transport.verbs.calibration import calibrate
 from zcactor.transport.verbs.connection import VerbsConnection
 from zcactor.transport.verbs.engine import Engine
 from zcactor.transport.verbs.load import Absent
 from zcactor.transport.verbs.pair import QueuePairs, slot_nbytes_for
-from zcactor.transport.verbs.viability import NotViable, viability
+from zcactor.transport.verbs.viability import NotViable, Viable, viability
 
 if TYPE_CHECKING:
     import socket
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 
     from zcactor.transport.auth import Hello
     from zcactor.transport.base import Connection
-    from zcactor.transport.verbs.base import Binding
+    from zcactor.transport.verbs.base import Binding, Device
     from zcactor.transport.verbs.extents import PinnableArena
 
 __all__ = ["PROOF_SECONDS", "VerbsEndpoint"]
 
+MAX_VERBS_EAGER_LIMIT: Final = 65536
+"""Bytes; a slot has room for that and for the rest of a frame."""
 PROOF_SECONDS: Final = 1.5
 """How long an end tries to prove a path. The retries of a request that nobody answers take 0.45 s."""
 
@@ -51,6 +54,7 @@ class VerbsEndpoint(TcpEndpoint):
         binding: gives the binding of libibverbs, or why there is none; called by `start`.
         lookup: as of `VerbsConnection`.
         device, device_port, gid_index: which to use, None for the first that works.
+        verbs_eager_limit: bytes of the largest payload in a frame by RDMA; None measures it with the device.
         falls_back: whether a peer with which RDMA does not work is served over TCP, instead of refused.
     """
 
@@ -72,6 +76,7 @@ class VerbsEndpoint(TcpEndpoint):
         device: str | None = None,
         device_port: int | None = None,
         gid_index: int | None = None,
+        verbs_eager_limit: int | None = None,
         falls_back: bool = True,
     ) -> None:
         super().__init__(host, process, token, arena_fd, arena.nbytes, recv_depth, eager_limit, port=port)
@@ -84,6 +89,7 @@ class VerbsEndpoint(TcpEndpoint):
         self._lookup = lookup
         self._wanted = (device, device_port, gid_index)
         self._falls_back = falls_back
+        self._verbs_eager_limit = verbs_eager_limit
         self._opened = False
 
     def open_engine(self) -> Engine | None:
@@ -101,12 +107,26 @@ class VerbsEndpoint(TcpEndpoint):
             else:
                 try:
                     opened = binding.open(found.device)
-                    slot = slot_nbytes_for(self._eager_limit)
+                    limit, reason = self._choose_limit(opened, found)
+                    slot = slot_nbytes_for(limit)
                     self.engine = Engine(opened, found, self._arena, slot, asyncio.get_running_loop())
+                    self.engine.eager_limit, self.engine.eager_reason = limit, reason
                 except (OSError, VerbsError) as error:
                     self.problem = f"{found.device} cannot be used: {error}"
             logger.info("RDMA: %s", self.problem or f"{self.engine}")
         return self.engine
+
+    def _choose_limit(self, device: Device, found: Viable) -> tuple[int, str]:
+        """The eager limit by RDMA, and why it is that."""
+        if self._verbs_eager_limit is not None:
+            limit = min(self._verbs_eager_limit, MAX_VERBS_EAGER_LIMIT)
+            return limit, f"arrays of at least {limit} bytes by reference: verbs_eager_limit says so"
+        try:
+            model = calibrate(device, found.port, found.gid, high=MAX_VERBS_EAGER_LIMIT)
+        except OSError as error:
+            limit = self._eager_limit
+            return limit, f"arrays of at least {limit} bytes by reference: nothing could be measured ({error})"
+        return model.eager_limit, model.reason
 
     async def start(self, accepted: Callable[[Connection], None]) -> None:
         """See `TcpEndpoint.start`. The device is opened first: that takes longer than a handshake should."""
@@ -175,7 +195,7 @@ class VerbsEndpoint(TcpEndpoint):
         if engine is None:
             return None, self.problem
         try:
-            return QueuePairs(engine, self._eager_limit), ""
+            return QueuePairs(engine, engine.eager_limit), ""
         except (OSError, VerbsError) as error:
             return None, f"queue pairs cannot be made: {error}"
 

@@ -90,6 +90,10 @@ class Engine:
         self.loop = loop
         self.thread = threading.get_ident()
         self.slot_nbytes = (slot_nbytes + 63) & -64
+        self.eager_limit = 0
+        """Bytes of the largest payload in a frame by RDMA; see `zcactor.transport.cost`."""
+        self.eager_reason = ""
+        """Why it is that, for people."""
         self.connections = 0
         self.events = 0
         """Wake-ups by the completion channel."""

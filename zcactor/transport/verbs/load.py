@@ -28,6 +28,7 @@ _INSTALL: Final = {
     "pyverbs": "apt install python3-pyverbs (its CPython must be this one's: Debian's is for Debian's python3)",
     "ibverbs": "pip install ibverbs",
 }
+_NOT_INSTALLED: Final = "the package is not installed"
 _NO_KERNEL: Final = (
     "load the adapter's driver and ib_uverbs (modprobe ib_uverbs; rdma link shows the result); without hardware: "
     "modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0"
@@ -57,6 +58,12 @@ class Absent:
 
     reasons: tuple[Reason, ...]
 
+    @property
+    def fix(self) -> str:
+        """What to do first: about a binding that is there, if any is, rather than to install another one."""
+        there = [one for one in self.reasons if one.cause != _NOT_INSTALLED]
+        return (there or self.reasons)[0].fix
+
     def __str__(self) -> str:
         return "no RDMA: " + "\n".join(map(str, self.reasons))
 
@@ -65,7 +72,7 @@ def _why_not_imported(name: str, error: Exception) -> Reason:
     """The cause behind a failed import."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == name:
-        return Reason(name, "the package is not installed", _INSTALL[name])
+        return Reason(name, _NOT_INSTALLED, _INSTALL[name])
     if "IBVERBS_PRIVATE" in text or "version `" in text:
         return Reason(
             name,

@@ -16,8 +16,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from zcactor.errors import ConnectionLost, ObjectLost
-from zcactor.transport.verbs.base import CompletionStatus, Read, describe_status
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
+from zcactor.transport.verbs.base import MAX_U32, MAX_U64, CompletionStatus, Read, describe_status
 from zcactor.transport.verbs.seals import SEAL_NBYTES, read_seal
 
 if TYPE_CHECKING:
@@ -136,9 +136,11 @@ class Puller:
         Raises:
             ObjectLost: the peer has no such memory under that rkey, or there lies another object by now.
             ConnectionLost: `lose` was called.
+            ProtocolError: `region`, or what the peer has said about its arena and seals, leaves the address space.
         """
         if self._lost is not None:
             raise self._again(self._lost)
+        self._check(region)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         pull = Pull(region, address, lkey, keep, future)
         self._ready.append(pull)
@@ -147,28 +149,41 @@ class Puller:
             await future
         except asyncio.CancelledError:
             pull.abandoned = True
+            if pull.lists == 0:  # else `_ended` does it
+                self._finish(pull)
             raise
+
+    def _check(self, region: RemoteRegion) -> None:
+        """What no request can carry would be refused when it is posted, in the middle of others' requests."""
+        address, rkey, entries = self._seals
+        inside = self._arena_address + region.offset + region.nbytes <= MAX_U64
+        sealed = region.seal < entries and address + entries * SEAL_NBYTES <= MAX_U64 and rkey <= MAX_U32
+        if not inside or region.rkey > MAX_U32 or (region.seal and not sealed):
+            raise ProtocolError(
+                f"the peer named {region.nbytes} bytes at {region.offset} of its arena at {self._arena_address:#x}, with "
+                f"rkey {region.rkey:#x} and seal {region.seal} of {entries} at {address:#x}: nothing can lie there"
+            )
 
     def pump(self) -> None:
         """Post what there is room for, a list of each pull in turn."""
         while self.up and self._ready and self._under_way + LIST_READS + 1 <= MAX_READS:
             pull = self._ready.popleft()
-            if pull.abandoned:
-                self._finish(pull)
+            if pull.abandoned:  # finished already, or by `_ended` once its lists have come back
                 continue
-            if pull.seal_slot < 0 and pull.region.seal:
-                if not self._free_seals:
-                    self._ready.appendleft(pull)
-                    return
-                pull.seal_slot = self._free_seals.pop()
             reads = self._next_list(pull)
-            if pull.posted < pull.region.nbytes:
-                self._ready.append(pull)
             try:
                 self._qp.post_reads(reads)
             except OSError:  # the queue pair is in no state to take requests: its failure has not been polled yet
+                self._lists.pop()
+                self._under_way -= len(reads)
+                pull.lists -= 1
+                pull.flushed = True
+                if pull.lists == 0:
+                    self._ended(pull)
                 self._fail()
                 return
+            if pull.posted < pull.region.nbytes:
+                self._ready.append(pull)
 
     def _next_list(self, pull: Pull) -> list[Read]:
         region, at = pull.region, pull.posted
@@ -186,7 +201,9 @@ class Puller:
         if at == region.nbytes and region.seal:
             address, rkey, _ = self._seals
             entry = address + region.seal * SEAL_NBYTES
-            slot = pull.seal_slot
+            # Taken no sooner: pulls that wait for their turn with a slot could keep each other from it. Each one in use
+            # belongs to a list of two requests or more, so there are enough.
+            slot = pull.seal_slot = self._free_seals.pop()
             reads.append(Read(number, self._area.address(slot), SEAL_NBYTES, self._area.lkey, entry, rkey))
         reads[-1] = reads[-1]._replace(signalled=True, wr_id=number | LAST)
         pull.lists += 1
@@ -210,7 +227,8 @@ class Puller:
         self._lists.popleft()
         self._under_way -= count
         pull.lists -= 1
-        if pull.lists == 0 and (pull.posted == pull.region.nbytes or pull.fault or pull.flushed or pull.abandoned):
+        over = pull.posted == pull.region.nbytes or pull.fault or pull.flushed or pull.abandoned or self._lost is not None
+        if pull.lists == 0 and over:
             self._ended(pull)
         if self._failed and not self._lists:
             self._broken()
@@ -253,12 +271,11 @@ class Puller:
             self._check_seal(pull)
         elif pull.fault in _FAULTS:
             self._finish(pull, ObjectLost(self._told(pull, describe_status(pull.fault))))
-        elif self._lost is not None:
-            self._finish(pull, self._again(self._lost))
         elif pull.attempts == _ATTEMPTS:
             what = describe_status(pull.fault) if pull.fault else "it was flushed along with others"
             self._finish(pull, ConnectionLost(self._told(pull, f"{what}, {pull.attempts} times")))
         else:
+            self._free_seal(pull)
             pull.attempts += 1
             pull.posted = pull.fault = 0
             pull.flushed = False
@@ -280,10 +297,13 @@ class Puller:
                 return
         self._finish(pull)
 
-    def _finish(self, pull: Pull, error: Exception | None = None) -> None:
+    def _free_seal(self, pull: Pull) -> None:
         if pull.seal_slot >= 0:
             self._free_seals.append(pull.seal_slot)
             pull.seal_slot = -1
+
+    def _finish(self, pull: Pull, error: Exception | None = None) -> None:
+        self._free_seal(pull)
         pull.keep = None
         if pull.done.done():
             return
@@ -298,10 +318,14 @@ class Puller:
         return ConnectionLost(*lost.args)
 
     def lose(self, error: ConnectionLost) -> None:
-        """The connection is gone: everything that is not under way fails now, and the rest when it has come back."""
+        """The connection is gone: every pull fails now. Of those that are under way, `keep` is held until they have come
+        back, which with a device that has failed they never do."""
         self._lost = error
         self.up = False
-        waiting = [pull for pull in self._ready if pull.lists == 0]
+        pulls = dict.fromkeys((*self._ready, *(pull for pull, _, _ in self._lists)))
         self._ready.clear()
-        for pull in waiting:
-            self._finish(pull, self._again(error))
+        for pull in pulls:
+            if pull.lists == 0:
+                self._finish(pull, self._again(error))
+            elif not pull.done.done():
+                pull.done.set_exception(self._again(error))

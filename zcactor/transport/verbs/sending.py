@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from zcactor.errors import ConnectionLost
+from zcactor.native import hot
 from zcactor.transport.verbs.base import Send
 from zcactor.transport.verbs.slots import BYE, CREDIT, DATA, HEADER_NBYTES, PROBE, SlotArea, pack_header
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from zcactor.transport.credits import Credits
     from zcactor.transport.verbs.base import QueuePair
 
-__all__ = ["SEND_ID", "SIGNAL_EVERY", "SlotSender"]
+__all__ = ["SEND_ID", "SIGNAL_EVERY", "SlotSender", "SlotWriter"]
 
 SIGNAL_EVERY: Final = 16
 """Messages. A completion costs more than a small SEND; at a quarter of the slots they never run out waiting for one."""
@@ -33,6 +34,99 @@ SEND_ID: Final = 1 << 62
 """Bit of the ``wr_id`` of messages sent; the other bits are the message's number. Receives have their slot's."""
 _NONE: Final = -1
 """No slot; no message."""
+
+
+class _Writer(Protocol):
+    """What frames are encoded into: the native send buffer, or `SlotWriter`."""
+
+    def reserve(self, nbytes: int, /) -> tuple[bytearray | memoryview, int]: ...
+    def commit(self, nbytes: int, /) -> None: ...
+    @property
+    def pending(self) -> int:
+        """Bytes in the slot behind its header."""
+
+    def swap(self, view: memoryview, tail: int, /) -> int:
+        """Write to `view` from now on; where the frames in the former slot end, or -1: a frame is being written."""
+
+    def refuse(self, reason: str, /) -> None: ...
+    def close(self, reason: str, /) -> None: ...
+
+
+class SlotWriter:
+    """The native send buffer on slots, in Python.
+
+    Args:
+        max_reserve: bytes of the largest frame with its prefix.
+        slots: whose `full` gives it another slot.
+    """
+
+    def __init__(self, max_reserve: int, slots: SlotSender) -> None:
+        self._max_reserve = max_reserve
+        self._slots = slots
+        self._lock = threading.Lock()
+        self._view = memoryview(b"")
+        self._head = self._tail = 0
+        self._open = False  # a reservation is being written
+        self._refused = ""
+
+    def reserve(self, nbytes: int) -> tuple[memoryview, int]:
+        """Room for one frame with its prefix: a buffer and the offset in it.
+
+        Raises:
+            ValueError: `nbytes` is more than a slot holds.
+            ConnectionLost: `refuse` or `close` was called.
+        """
+        if nbytes > self._max_reserve:
+            raise ValueError(
+                f"a frame of {nbytes} bytes with its prefix is too large: the limit is {self._max_reserve}; pass large "
+                "values by reference"
+            )
+        while True:
+            with self._lock:
+                if self._refused:
+                    raise ConnectionLost(self._refused)
+                if self._tail + nbytes <= len(self._view):
+                    self._open = True
+                    return self._view, self._tail
+                self._open = False
+            self._slots.full()
+
+    def commit(self, nbytes: int) -> None:
+        """The first `nbytes` of the last reservation are a frame."""
+        with self._lock:
+            self._tail += nbytes
+            self._open = False
+
+    @property
+    def pending(self) -> int:
+        """Bytes of frames in the slot."""
+        return self._tail - self._head
+
+    def swap(self, view: memoryview, tail: int) -> int:
+        """Write to `view` from now on; where the frames in the former slot end, or -1: a frame is being written, whose
+        writer will flush."""
+        with self._lock:
+            if self._open:
+                return -1
+            end = self._tail
+            self._view = view
+            self._head = self._tail = tail
+            return end
+
+    def flushed(self) -> None:
+        """The writer has no reservation that it will still commit."""
+        self._open = False
+
+    def refuse(self, reason: str) -> None:
+        """Accept nothing more. Takes no lock: safe in a forked child."""
+        self._refused = self._refused or reason
+
+    def close(self, reason: str) -> None:
+        """Accept nothing more, and forget the slot."""
+        self.refuse(reason)
+        with self._lock:
+            self._view = memoryview(b"")
+            self._head = self._tail = 0
 
 
 class SlotSender:
@@ -74,52 +168,40 @@ class SlotSender:
         self._free = list(range(area.count))  # slots
         self._flight: deque[tuple[int, int]] = deque()  # posted and not known to be done: number of the message, slot
         self._waiting: deque[tuple[memoryview, int, int]] = deque()  # full and not posted: buffer, its end, slot
-        self._slot = self._free.pop()  # what the writer fills; _NONE for ordinary memory
-        self._view = area.views[self._slot]
-        self._tail = HEADER_NBYTES
-        self._open = False  # a reservation is being written
         self._flushed = False  # what is committed is to leave
         self._inline: list[int] = []  # slots of messages that are carried inline and not posted yet
         self._last = _NONE  # kind of the header-only message that is to follow: CREDIT, or BYE behind all frames
-        self._refused = ""
         self._closed = False
+        self.native: Any = None if hot is None else hot.SendBuffer(max_reserve, -1, self)
+        """The native send buffer, where there is one: whoever writes whole frames may do so without `reserve`."""
+        self._python = SlotWriter(max_reserve, self) if hot is None else None
+        writer: Any = self._python or self.native
+        self._writer: _Writer = writer
+        self.reserve = self._writer.reserve
+        self.commit = self._writer.commit
+        self._slot = self._free.pop()  # what the writer fills; _NONE for ordinary memory
+        self._view = area.views[self._slot]
+        self._writer.swap(self._view, HEADER_NBYTES)
 
     # ---- the writer
 
-    def reserve(self, nbytes: int) -> tuple[memoryview, int]:
-        """Room for one frame with its prefix: a buffer and the offset in it.
-
-        Raises:
-            ValueError: `nbytes` is more than a slot holds.
-            ConnectionLost: `refuse` or `close` was called.
-        """
-        if nbytes > self.max_reserve:
-            raise ValueError(
-                f"a frame of {nbytes} bytes with its prefix is too large: the limit is {self.max_reserve}; pass large "
-                "values by reference"
-            )
+    def full(self) -> None:
+        """The writer's slot has no room for the next frame: give it another one."""
         with self._lock:
-            if self._refused:
-                raise ConnectionLost(self._refused)
-            if self._tail + nbytes > self._area.nbytes:
-                self._waiting.append((self._view, self._tail, self._slot))
-                self._next_buffer()
-            self._open = True
-            return self._view, self._tail
-
-    def commit(self, nbytes: int) -> None:
-        """The first `nbytes` of the last reservation are a frame."""
-        with self._lock:
-            self._tail += nbytes
-            self._open = False
+            view, slot = self._view, self._slot
+            end = self._next_buffer()
+            if end > HEADER_NBYTES:
+                self._waiting.append((view, end, slot))
+            elif slot != _NONE:
+                self._free.append(slot)
 
     def flush(self) -> None:
         """Let what is committed leave as soon as it can. Never blocks."""
-        with self._lock:
-            self._open = False
-            if self._closed or not self.pending:
-                return
-            self._flushed = True
+        if self._python is not None:
+            self._python.flushed()
+        if self._closed or not self.pending:
+            return
+        self._flushed = True
         if threading.get_ident() == self._thread:
             self.pump()
         else:
@@ -128,7 +210,7 @@ class SlotSender:
     @property
     def pending(self) -> bool:
         """Whether anything that is committed has not been posted."""
-        return bool(self._waiting) or self._tail > HEADER_NBYTES
+        return bool(self._waiting) or self._writer.pending > 0
 
     @property
     def under_way(self) -> bool:
@@ -137,30 +219,31 @@ class SlotSender:
 
     def refuse(self, reason: str) -> None:
         """Accept nothing more; what is committed still leaves. Takes no lock: safe in a forked child."""
-        self._refused = self._refused or reason
+        self._writer.refuse(reason)
 
     def drop(self, reason: str) -> None:
         """Accept nothing more, and forget what was not posted."""
-        self.refuse(reason)
+        self._writer.close(reason)
         with self._lock:
             self._free += [slot for _, _, slot in self._waiting if slot != _NONE]
             self._waiting.clear()
-            self._tail = HEADER_NBYTES
 
     def close(self, reason: str) -> None:
         """`drop`, and post nothing more either."""
         self.drop(reason)
         self._closed = True
 
-    def _next_buffer(self) -> None:
-        """A fresh buffer for the writer: a slot, unless they are needed for what waits already."""
-        if self._free and not self._waiting:
-            self._slot = self._free.pop()
-            self._view = self._area.views[self._slot]
-        else:
-            self._slot = _NONE
-            self._view = memoryview(bytearray(self._area.nbytes))
-        self._tail = HEADER_NBYTES
+    def _next_buffer(self) -> int:
+        """A fresh buffer for the writer: a slot, unless they are needed for what waits already. Returns where the
+        frames in the former one end; -1: it cannot be left now, and nothing has changed. Called under the lock."""
+        slot = self._free.pop() if self._free and not self._waiting else _NONE
+        view = self._area.views[slot] if slot != _NONE else memoryview(bytearray(self._area.nbytes))
+        end = self._writer.swap(view, HEADER_NBYTES)
+        if end >= 0:
+            self._slot, self._view = slot, view
+        elif slot != _NONE:
+            self._free.append(slot)
+        return end
 
     # ---- the loop's thread
 
@@ -180,15 +263,20 @@ class SlotSender:
             if self._waiting:
                 if not self._may_leave(self._waiting[0][2]):
                     break
+                self._credits.take()
                 sends.append(self._message(DATA, *self._waiting.popleft()))
-            elif self._open or self._tail == HEADER_NBYTES:
-                self._flushed = self._tail > HEADER_NBYTES  # a writer that is at work flushes when it is done
+                continue
+            if not self._writer.pending:
+                self._flushed = False
                 break
-            else:
-                if not self._may_leave(self._slot):
-                    break
-                sends.append(self._message(DATA, self._view, self._tail, self._slot))
-                self._next_buffer()
+            if not self._may_leave(self._slot):
+                break
+            view, slot = self._view, self._slot
+            end = self._next_buffer()
+            if end < 0:  # a writer that is at work flushes when it is done
+                break
+            self._credits.take()
+            sends.append(self._message(DATA, view, end, slot))
         if self._last != _NONE and self._free and len(self._flight) < self._depth + 1:
             if self._last == CREDIT:
                 if self._credits.due:
@@ -201,8 +289,8 @@ class SlotSender:
         return sends
 
     def _may_leave(self, slot: int) -> bool:
-        """Whether there is a slot for the next message, whose frames lie in `slot`, and a credit, which is taken."""
-        return (slot != _NONE or bool(self._free)) and self._credits.take()
+        """Whether there is a credit, and a slot for the next message, whose frames lie in `slot`."""
+        return self._credits.available > 0 and (slot != _NONE or bool(self._free))
 
     def _message(self, kind: int, view: memoryview | None, end: int, slot: int) -> Send:
         """The request for the next message, written to its slot. Called under the lock."""

@@ -1,0 +1,297 @@
+"""Ends of connections over a real device: in the test's own process, and in others that it may kill.
+
+A `Node` is an endpoint with an arena. A `Peer` is a node in a process of its own: its methods are called by name, and
+their results come back through a pipe. Such processes are forked from a server that has everything imported, because
+to import takes seconds in a guest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import random
+import secrets
+import struct
+import weakref
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.conformance.connection import Keeper, Recorder, send
+from tests.transport.local_arena import TOKEN, memfd
+from tests.transport.verbs.sides import Arena, Whole
+from zcactor.transport import Connection, RemoteRegion
+from zcactor.transport.verbs.connection import VerbsConnection
+from zcactor.transport.verbs.endpoint import VerbsEndpoint
+from zcactor.transport.verbs.load import bindings
+
+ALL = 1
+"""Id of the object that is all of a node's arena."""
+
+NUMBER = struct.Struct("<I")
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["pytest", "tests.vm.peers", "zcactor.transport.verbs.pyverbs_adapter"])
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def pattern(seed: int, nbytes: int) -> bytes:
+    """Bytes that are the same for the same seed, and repeat themselves only after an odd number of bytes."""
+    piece = random.Random(seed).randbytes((1 << 20) - 3)
+    return (piece * (nbytes // len(piece) + 1))[:nbytes]
+
+
+class Link(Recorder):
+    """One connection of a node, and what came through it."""
+
+    def __init__(self, node: Node, connection: Connection) -> None:
+        super().__init__()
+        self.node = node
+        self.connection = connection
+        connection.start(self)
+
+    @property
+    def verbs(self) -> VerbsConnection:
+        """The connection, which is by RDMA."""
+        assert isinstance(self.connection, VerbsConnection), self.connection.rejected
+        return self.connection
+
+    def connection_lost(self, cause: Exception | None) -> None:
+        """The node forgets it."""
+        super().connection_lost(cause)
+        self.node.links.remove(self)
+
+
+class Node:
+    """An endpoint with an arena.
+
+    Args:
+        nbytes: bytes of the arena.
+        host, port: where it listens.
+        process: its name, 16 bytes; random by default.
+        binding: as `zcactor.transport.verbs.load.bindings` takes it.
+        falls_back: serve peers over TCP where RDMA does not work.
+    """
+
+    def __init__(
+        self,
+        nbytes: int = 1 << 20,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        process: bytes | None = None,
+        binding: str | None = None,
+        falls_back: bool = False,
+    ) -> None:
+        self._stack = contextlib.ExitStack()
+        fd = self._stack.enter_context(memfd(nbytes))
+        self.arena = Arena(fd, nbytes)
+        self.objects: dict[int, Whole] = {ALL: Whole(0, nbytes)}
+        self.endpoint = VerbsEndpoint(
+            host, process or secrets.token_bytes(16), TOKEN, self.arena, fd, port=port,
+            binding=lambda: bindings(binding), lookup=self.objects.get, falls_back=falls_back,
+        )  # fmt: skip
+        self.links: list[Link] = []
+        """Those that are open, the oldest first."""
+        self.accepted: asyncio.Queue[Link] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    async def start(self) -> None:
+        """Listen."""
+        await self.endpoint.start(lambda connection: self.accepted.put_nowait(self.link(connection)))
+
+    def link(self, connection: Connection) -> Link:
+        """Take a connection in."""
+        link = Link(self, connection)
+        self.links.append(link)
+        return link
+
+    async def connect(self, address: str) -> Link:
+        """A connection to the node that listens at `address`."""
+        return self.link(await self.endpoint.connect(address))
+
+    async def close(self) -> None:
+        """Everything."""
+        for link in list(self.links):
+            await link.connection.aclose()
+        await self.endpoint.aclose()
+        self.endpoint.dispose()
+        self._stack.close()
+
+    # ---- what a peer is told to do; `link` is the number of a connection, the oldest first
+
+    async def accept(self) -> None:
+        """Wait for a connection that a peer makes."""
+        await self.accepted.get()
+
+    async def fill(self, seed: int) -> None:
+        """Write `pattern` to the arena."""
+        self.arena.memory[:] = pattern(seed, self.arena.nbytes)
+
+    async def free(self, object_id: int) -> None:
+        """Forget an object."""
+        del self.objects[object_id]
+
+    async def make(self, object_id: int, offset: int, nbytes: int) -> None:
+        """An object of these bytes."""
+        self.objects[object_id] = Whole(offset, nbytes)
+
+    async def export(self, object_id: int, link: int = 0) -> tuple[int, int]:
+        """The seal and the rkey of an object, once it is registered."""
+        found, connection = self.objects[object_id], self.links[link].verbs
+        await connection.extents.get(found.offset, found.nbytes)
+        assert connection.export is not None
+        return connection.export(object_id, found.offset, found.nbytes)
+
+    async def revoke(self, offset: int, nbytes: int) -> None:
+        """Unregister the memory around these bytes under everybody's feet."""
+        assert self.endpoint.engine is not None
+        region = self.endpoint.engine.extents.find(offset, nbytes)
+        assert region is not None
+        region.close()
+
+    async def send(self, count: int, nbytes: int = 0, link: int = 0) -> None:
+        """Numbered frames."""
+        connection = self.links[link].connection
+        for number in range(count):
+            send(connection, [NUMBER.pack(number) + bytes(nbytes)])
+            if number % 16 == 15:
+                await asyncio.sleep(0)
+
+    async def numbers(self, count: int, link: int = 0) -> list[int]:
+        """Wait for that many frames; their numbers."""
+        return [NUMBER.unpack_from(frame)[0] for frame in await self.links[link].wait_frames(count)]
+
+    async def flood(self, link: int = 0) -> None:
+        """Send frames without end, from now on."""
+        connection = self.links[link].verbs
+
+        async def endlessly() -> None:
+            while True:
+                while connection._sender.pending:
+                    await asyncio.sleep(0)
+                send(connection, [bytes(connection.max_frame)] * 16)
+
+        self._tasks.append(asyncio.create_task(endlessly()))
+        while connection._sender.messages < 100:  # more than the peer has receives for
+            await asyncio.sleep(0)
+
+    async def block(self, fifo: str) -> None:
+        """Stand still, in a system call, until somebody writes to the file; from the next turn of the loop on."""
+        asyncio.get_running_loop().call_soon(lambda: Path(fifo).read_bytes())
+
+    async def begin_pull(self, offset: int, nbytes: int, address: int = 0, link: int = 0) -> None:
+        """Return when READs are under way."""
+        connection = self.links[link].verbs
+        target = self.arena.address + address
+        pull = asyncio.create_task(connection.pull(RemoteRegion(ALL, offset, nbytes), target, self))
+        self._tasks.append(pull)
+        while not connection.puller.reads:
+            assert not pull.done(), pull
+            await asyncio.sleep(0)
+
+    async def connections(self) -> int:
+        """How many use the device."""
+        assert self.endpoint.engine is not None
+        return self.endpoint.engine.connections
+
+    async def resident(self) -> tuple[int, int]:
+        """Bytes of memory and open descriptors of this process."""
+        return resident(), len(os.listdir("/proc/self/fd"))
+
+
+def pull_of(node: Node, link: Link, offset: int, nbytes: int, address: int = 0) -> tuple[asyncio.Task[None], Any]:
+    """A pull of the peer's memory, and a weak reference to what it keeps while memory here may be written to."""
+    keeper = Keeper()
+    target = node.arena.address + address
+    coroutine = link.connection.pull(RemoteRegion(ALL, offset, nbytes), target, keeper)
+    return asyncio.create_task(coroutine), weakref.ref(keeper)
+
+
+def same(node: Node, seed: int, nbytes: int) -> bool:
+    """Whether the first bytes of the arena are those of `pattern`."""
+    with memoryview(node.arena.memory) as view:
+        return zlib.crc32(view[:nbytes]) == zlib.crc32(pattern(seed, nbytes))
+
+
+# ---- in processes of their own
+
+
+class Peer:
+    """A node in a process of its own, which ends with the block. Takes the arguments of `Node`."""
+
+    def __init__(self, nbytes: int = 1 << 20, **settings: Any) -> None:
+        self._pipe, theirs = _context.Pipe()
+        self.process = _context.Process(target=_serve, args=(theirs, nbytes, settings), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.address: str = self._pipe.recv()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._pipe.close()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.join()
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """The result of a method of the node."""
+        self._pipe.send((method, arguments))
+        return await asyncio.to_thread(self._pipe.recv)
+
+    async def connected(self, node: Node) -> Link:
+        """A connection from `node`, which this end has taken in as well."""
+        link = await node.connect(self.address)
+        await self.ask("accept")
+        return link
+
+
+def _serve(pipe: multiprocessing.connection.Connection, nbytes: int, settings: dict[str, Any]) -> None:
+    asyncio.run(_answer(pipe, Node(nbytes, **settings)))
+
+
+async def _answer(pipe: multiprocessing.connection.Connection, node: Node) -> None:
+    await node.start()
+    pipe.send(node.endpoint.address)
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_reader(pipe.fileno(), asked.set)
+    while True:
+        await asked.wait()
+        asked.clear()
+        while pipe.poll():
+            method, arguments = pipe.recv()
+            pipe.send(await getattr(node, method)(*arguments))
+
+
+@contextlib.asynccontextmanager
+async def listening(nbytes: int = 1 << 20, **settings: Any) -> AsyncIterator[Node]:
+    """A node of this process."""
+    node = Node(nbytes, **settings)
+    await node.start()
+    yield node
+    await node.close()
+
+
+@contextlib.contextmanager
+def fifo(folder: Path) -> Iterator[str]:
+    """A file on which somebody waits; leaving the block lets them go on."""
+    path = folder / "fifo"
+    os.mkfifo(path)
+    yield str(path)
+    path.write_bytes(b"")

@@ -1,0 +1,237 @@
+"""Endpoints over a real device, against a process that may be killed, blocked, or let down by its own memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.connection import put, send
+from tests.vm.guest import RETRIES, counters, guest_only, resources
+from tests.vm.peers import ALL, NUMBER, Link, Node, Peer, fifo, listening, pattern, pull_of, resident, same
+from zcactor.errors import ConnectionLost, ObjectLost
+from zcactor.transport import RemoteRegion
+
+pytestmark = guest_only
+
+MIB = 1 << 20
+BIG = 64 * MIB
+CONNECTS = 1000
+WARM = 50
+"""Connections after which everything that is kept for later ones is there."""
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    async with listening(BIG) as node:
+        yield node
+
+
+async def settled(node: Node) -> None:
+    """Wait until the connections that ended have given everything back."""
+    engine = node.endpoint.engine
+    assert engine is not None
+    while engine.connections > len(node.links):
+        await asyncio.sleep(0)
+
+
+async def works(node: Node, link: Link, peer: Peer, nbytes: int = MIB) -> None:
+    """Frames go both ways, and bytes come."""
+    await peer.ask("fill", 7)
+    before = len(link.frames)
+    received = peer.ask("numbers", 100)
+    for number in range(100):
+        send(link.connection, [NUMBER.pack(number)])
+    assert (await received)[-100:] == list(range(100))
+    await peer.ask("send", 100)
+    frames = await link.wait_frames(before + 100)
+    assert [NUMBER.unpack_from(frame)[0] for frame in frames[before:]] == list(range(100))
+    pull, _ = pull_of(node, link, 0, nbytes)
+    await pull
+    assert same(node, 7, nbytes)
+
+
+@pytest.mark.timeout(400)
+async def test_a_thousand_connections_leave_nothing() -> None:
+    with Peer() as peer:
+        async with listening() as node:
+            taken = {}
+            for number in range(1, CONNECTS + 1):
+                link = await peer.connected(node)
+                await link.connection.aclose()
+                if number in (WARM, CONNECTS):
+                    await settled(node)
+                    while await peer.ask("connections"):
+                        pass
+                    fds, own = len(os.listdir("/proc/self/fd")), resident()
+                    peers_own, peers_fds = await peer.ask("resident")
+                    taken[number] = (resources(), fds, peers_fds), (own, peers_own)
+            (things, memory), (things_after, memory_after) = taken[WARM], taken[CONNECTS]
+            assert things_after == things
+            for before, after in zip(memory, memory_after, strict=True):
+                # the send slots of a single connection are 1 MiB: 950 of them that stay would be 950 MiB
+                assert after - before < 32 * MIB
+            await works(node, await peer.connected(node), peer)
+
+
+@pytest.mark.parametrize("sender", ["we", "they"])
+async def test_a_peer_killed_during_sends(node: Node, sender: str) -> None:
+    before = resources()
+    with Peer() as peer:
+        link = await peer.connected(node)
+        if sender == "we":
+            await node.flood()
+        else:
+            await peer.ask("flood")
+            await link.wait_frames(1000)
+        peer.kill()
+        assert isinstance(await link.wait_lost(), ConnectionLost)
+        with pytest.raises(ConnectionLost):
+            link.connection.reserve(1)
+        await settled(node)
+        assert {**resources(), "mr": 0} == {**before, "mr": 0}  # registering the arena may not be done yet
+    with Peer() as other:
+        await works(node, await other.connected(node), other)
+
+
+async def test_an_owner_killed_during_a_read(node: Node) -> None:
+    with Peer(BIG) as peer:
+        link = await peer.connected(node)
+        pull, keeper = pull_of(node, link, 0, BIG)
+        while not link.verbs.puller.reads:
+            await asyncio.sleep(0)
+        peer.kill()
+        with pytest.raises(ConnectionLost):
+            await pull
+        assert isinstance(await link.wait_lost(), ConnectionLost)
+        while keeper() is not None:
+            await asyncio.sleep(0)
+        await settled(node)
+    with Peer(BIG) as other:
+        await works(node, await other.connected(node), other, BIG)
+
+
+async def test_a_reader_killed_during_a_read(node: Node) -> None:
+    before = resources()
+    with Peer(BIG) as peer:
+        link = await peer.connected(node)
+        await peer.ask("begin_pull", 0, BIG)
+        peer.kill()
+        assert isinstance(await link.wait_lost(), ConnectionLost)
+        await settled(node)
+        after = resources()
+        assert (after["qp"], after["cq"], after["ctx"]) == (before["qp"], before["cq"], before["ctx"])
+    with Peer() as other:
+        await works(node, await other.connected(node), other)
+
+
+class TestKeys:
+    """A READ that the device refuses breaks the queue pair for READs, and nothing else."""
+
+    PLACE = 3 * MIB, MIB
+    """An object's, beside the one that is all of the arena."""
+
+    async def test_a_forged_rkey_for_what_is_not_there(self, node: Node) -> None:
+        with Peer(BIG) as peer:
+            link = await peer.connected(node)
+            seal, rkey = await peer.ask("export", ALL)
+            sent = asyncio.create_task(peer.ask("send", 500))
+            for number, forged in enumerate((rkey ^ 0xFF, rkey + 0x100, 0xFFFFFFFF)):
+                with pytest.raises(ObjectLost, match="no such object"):
+                    await link.connection.pull(RemoteRegion(99, 0, MIB, seal, forged), node.arena.address, node)
+                assert link.verbs.generation == number + 1
+            await sent
+            await link.wait_frames(500)
+            await works(node, link, peer)
+
+    async def test_a_wrong_rkey_is_asked_for_anew(self, node: Node) -> None:
+        with Peer(BIG) as peer:
+            link = await peer.connected(node)
+            await peer.ask("fill", 3)
+            seal, rkey = await peer.ask("export", ALL)
+            await link.connection.pull(RemoteRegion(ALL, 0, MIB, seal, rkey ^ 0xFF), node.arena.address, node)
+            assert same(node, 3, MIB)
+            assert link.verbs.generation == 1
+
+    async def test_beside_others_pulls(self, node: Node) -> None:
+        with Peer(BIG) as peer:
+            link = await peer.connected(node)
+            await peer.ask("fill", 5)
+            _, rkey = await peer.ask("export", ALL)
+            pull, _ = pull_of(node, link, 0, BIG // 2)
+            with pytest.raises(ObjectLost):
+                bad = RemoteRegion(99, 0, MIB, 0, rkey ^ 0xFF)
+                await link.connection.pull(bad, node.arena.address + BIG // 2, node)
+            await pull
+            assert same(node, 5, BIG // 2)
+
+    async def test_a_revoked_rkey(self, node: Node) -> None:
+        with Peer(2 * BIG) as peer:
+            link = await peer.connected(node)
+            await peer.ask("make", 2, BIG, MIB)
+            seal, rkey = await peer.ask("export", 2)
+            region = RemoteRegion(2, BIG, MIB, seal, rkey)
+            await link.connection.pull(region, node.arena.address, node)
+            await peer.ask("revoke", BIG, MIB)
+            with pytest.raises(ObjectLost, match="REM_ACCESS"):
+                await link.connection.pull(region, node.arena.address, node)
+            await works(node, link, peer)  # in the extent that is still registered
+
+    async def test_a_stale_seal(self, node: Node) -> None:
+        with Peer(BIG) as peer:
+            link = await peer.connected(node)
+            offset, nbytes = self.PLACE
+            await peer.ask("make", 2, offset, nbytes)
+            seal, rkey = await peer.ask("export", 2)
+            region = RemoteRegion(2, offset, nbytes, seal, rkey)
+            await link.connection.pull(region, node.arena.address, node)
+            await peer.ask("free", 2)
+            with pytest.raises(ObjectLost, match="no such object"):
+                await link.connection.pull(region, node.arena.address, node)
+            await peer.ask("make", 3, offset, nbytes)
+            assert await peer.ask("export", 3) == (seal, rkey)  # the place in the table is another object's now
+            with pytest.raises(ObjectLost, match="no such object"):
+                await link.connection.pull(region, node.arena.address, node)
+            assert link.verbs.generation == 0
+            await works(node, link, peer)
+
+
+async def test_a_receiver_that_stands_still_loses_nothing(node: Node, tmp_path: Path) -> None:
+    count = 600  # largest frames: the peer has receives for 64 messages
+    before = counters()
+    with Peer() as peer:
+        link = await peer.connected(node)
+        connection = link.verbs
+        filler = bytes(connection.max_frame - NUMBER.size)
+        with fifo(tmp_path) as path:
+            await peer.ask("block", path)
+            for number in range(count):
+                put(connection, NUMBER.pack(number) + filler)
+                connection.flush()
+                if number % 16 == 15:
+                    await asyncio.sleep(0)
+            while connection._credits.available:
+                await asyncio.sleep(0)
+            for number in range(count, count + 5000):  # small ones, which gather behind those
+                send(connection, [NUMBER.pack(number)])
+            assert connection._sender.pending
+        assert await peer.ask("numbers", count + 5000) == list(range(count + 5000))
+        await works(node, link, peer)
+    after = counters()
+    assert {name: after[name] - before[name] for name in RETRIES} == dict.fromkeys(RETRIES, 0)
+
+
+@pytest.mark.parametrize("nbytes", [BIG, BIG - 4097])
+async def test_many_pieces_arrive_exactly(nbytes: int) -> None:
+    seed = nbytes % 1000
+    async with listening(BIG) as node:
+        with Peer(BIG) as peer:
+            link = await peer.connected(node)
+            await peer.ask("fill", seed)
+            pull, _ = pull_of(node, link, BIG - nbytes, nbytes)
+            await pull
+            expected = pattern(seed, BIG)[BIG - nbytes :]
+            assert node.arena.memory[:nbytes] == expected

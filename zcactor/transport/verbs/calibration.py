@@ -1,0 +1,242 @@
+"""How long copies, messages and READs take on this device, and the eager limit that follows.
+
+Everything goes through one queue pair that is connected to itself, so no peer is needed, and completions are waited for
+as the engine waits for them: by the completion channel's descriptor. So a measured READ has the cost of being posted
+and of one wake-up in it, and a seal behind it, as every pull has.
+
+What it does not have is the Python around a pull that a payload in a frame spares: a task, a place for the object, a
+future, the lease that is taken and given back. That runs on the event loop and cannot be measured beside it in the few
+milliseconds there are. So it is modelled: as `PULL_STEPS` times a small piece of such work, which *is* measured, and is
+slow where Python is slow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import secrets
+import select
+import time
+from contextlib import ExitStack
+from ctypes import memmove
+from functools import partial
+from types import coroutine
+from typing import TYPE_CHECKING, Final
+
+from zcactor.transport.cost import HIGHEST, LOWEST, CostModel, calibrated
+from zcactor.transport.verbs.base import (
+    MAX_U24,
+    CompletionStatus,
+    PathAttributes,
+    QpAddress,
+    Read,
+    Receive,
+    Send,
+    describe_status,
+)
+from zcactor.transport.verbs.seals import SEAL_NBYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from zcactor.transport.verbs.base import CompletionQueue, Device, Gid, PortAttributes, QueuePair, SharedReceiveQueue
+
+__all__ = ["COPIES", "PULL_STEPS", "READS", "SENDS", "calibrate"]
+
+COPIES: Final = (4 << 10, 16 << 10, 64 << 10)
+"""Bytes of the copies that are measured."""
+READS: Final = (4 << 10, 1 << 20)
+"""Of the READs: the constant shows in one, the rate in the other."""
+SENDS: Final = (4 << 10, 16 << 10)
+"""Of the messages."""
+PULL_STEPS: Final = 100
+"""The Python of a pull beside its READ, in runs of `_step`."""
+
+_BUDGET: Final = 1e-3
+"""Seconds after which no further sample of a size is taken. Eight sizes and steps, so 10 ms or so on real hardware."""
+_FEWEST: Final = 3
+"""Samples of each size even so: what a median needs. A READ in an emulated machine takes 50 ms."""
+_MOST: Final = 15
+_STEPS: Final = 50
+"""Runs of `_step` in one sample."""
+_SECONDS: Final = 5.0
+"""Of waiting for one completion. A request that nobody answers fails after 0.45 s with the usual retries."""
+_AREA: Final = READS[-1]
+"""Bytes of the source and of the target. Copies and messages walk through them, so they meet caches as data does that
+has been written some time ago."""
+_SEND, _RECEIVE, _READ = 1, 2, 3
+
+
+def calibrate(
+    device: Device,
+    port: PortAttributes,
+    gid: Gid | None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    high: int = HIGHEST,
+) -> CostModel:
+    """Measure, through a queue pair of `device` that is connected to itself. Blocks for some milliseconds.
+
+    Everything made for it is closed when it returns or raises. READs and messages are no longer than the port takes.
+
+    Args:
+        device: opened.
+        port: to go through.
+        gid: the address to use; None on an InfiniBand port, where the LID is used.
+        clock: seconds.
+        high: bytes of the largest limit.
+
+    Raises:
+        OSError: a verb failed, or a request did; the message names it.
+        ValueError: `high` is less than 64.
+    """
+    with ExitStack() as stack:  # closes the queue pair before the memory that it may still write to
+        rig = _Rig(device, port, gid, stack)
+        steps = _sampled(_steps, clock)
+        around = PULL_STEPS * sorted(steps)[len(steps) // 2] / _STEPS
+        copies = _measured(rig.copy, COPIES, clock)
+        sends = _measured(rig.send, SENDS, clock, port.max_msg_sz)
+        small, large = (
+            [(nbytes, seconds + around) for nbytes, seconds in _measured(rig.read, (nbytes,), clock, port.max_msg_sz)]
+            for nbytes in READS
+        )
+    return calibrated(copies, small, large, sends=sends, low=min(LOWEST, high), high=high)
+
+
+def _measured(
+    run: Callable[[int], None], sizes: tuple[int, ...], clock: Callable[[], float], limit: int = _AREA
+) -> list[tuple[int, float]]:
+    """Seconds of some runs of each size, which is cut to `limit`."""
+    return [(n, seconds) for size in sizes for n in (min(size, limit),) for seconds in _sampled(partial(run, n), clock)]
+
+
+def _sampled(run: Callable[[], None], clock: Callable[[], float]) -> list[float]:
+    """Seconds of a few runs of `run`: fewer of one that takes long."""
+    run()  # first runs fault pages in and fill caches
+    samples: list[float] = []
+    spent = 0.0
+    while len(samples) < _FEWEST or (len(samples) < _MOST and spent < _BUDGET):
+        before = clock()
+        run()
+        samples.append(clock() - before)
+        spent += samples[-1]
+    return samples
+
+
+class _Rig:
+    """A queue pair to itself, memory on both of its sides, and what is run through it.
+
+    Raises:
+        OSError: a verb failed. What was made is closed by `stack`.
+    """
+
+    def __init__(self, device: Device, port: PortAttributes, gid: Gid | None, stack: ExitStack) -> None:
+        self._name = device.name
+        self._source = _memory()
+        self._target = _memory()
+        self._at = 0
+        from_region = device.register(ctypes.addressof(self._source), _AREA + SEAL_NBYTES, remote_read=True)
+        stack.callback(from_region.close)
+        to_region = device.register(ctypes.addressof(self._target), _AREA + SEAL_NBYTES, remote_read=False)
+        stack.callback(to_region.close)
+        self._from, self._to = from_region, to_region
+        self._cq: CompletionQueue = device.create_completion_queue(8)
+        stack.callback(self._cq.close)
+        self._srq: SharedReceiveQueue = device.create_shared_receive_queue(1)
+        stack.callback(self._srq.close)
+        self._qp: QueuePair = device.create_queue_pair(self._cq, self._srq, max_send_wr=4, max_inline=0)
+        stack.callback(self._qp.close)
+        psn = secrets.randbelow(MAX_U24 + 1)
+        reads = max(1, min(16, device.attributes.max_qp_rd_atom, device.attributes.max_qp_init_rd_atom))
+        self._qp.connect(
+            QpAddress(self._qp.qp_num, psn, bytes(16) if gid is None else gid.raw, port.lid, port.active_mtu),
+            PathAttributes(
+                port.port,
+                0 if gid is None else gid.index,
+                psn,
+                port.active_mtu,
+                is_global=gid is not None,
+                max_rd_atomic=reads,
+                max_dest_rd_atomic=reads,
+            ),
+        )
+        self._poller = select.poll()
+        self._poller.register(self._cq.fd, select.POLLIN)
+        self._cq.arm()
+
+    def _walk(self, nbytes: int) -> int:
+        """Offset of the next piece."""
+        at = self._at if self._at + nbytes <= _AREA else 0
+        self._at = at + nbytes
+        return at
+
+    def copy(self, nbytes: int) -> None:
+        """From the source into the target."""
+        at = self._walk(nbytes)
+        memmove(self._to.address + at, self._from.address + at, nbytes)
+
+    def send(self, nbytes: int) -> None:
+        """A message, until it has arrived."""
+        at = self._walk(nbytes)
+        self._srq.post_receives([Receive(_RECEIVE, self._to.address + at, nbytes, self._to.lkey)])
+        self._qp.post_sends([Send(_SEND, self._from.address + at, nbytes, self._from.lkey)])
+        self._wait(f"a message of {nbytes} bytes to itself", 2)
+
+    def read(self, nbytes: int) -> None:
+        """READs as one pull has them: the bytes, and a seal behind them."""
+        to, source = self._to, self._from
+        self._qp.post_reads(
+            [
+                Read(_READ, to.address, nbytes, to.lkey, source.address, source.rkey, signalled=False),
+                Read(_READ, to.address + _AREA, SEAL_NBYTES, to.lkey, source.address + _AREA, source.rkey),
+            ]
+        )
+        self._wait(f"a READ of {nbytes} bytes from itself", 1)
+
+    def _wait(self, what: str, completions: int) -> None:
+        """Until so many completions have come, in the order of `zcactor.transport.verbs.engine`."""
+        cq = self._cq
+        while True:
+            if not self._poller.poll(_SECONDS * 1000):
+                raise OSError(errno.ETIMEDOUT, f"{self._name}: {what} did not complete in {_SECONDS:g} s")
+            cq.drain_events()
+            cq.arm()
+            while found := cq.poll(completions):
+                for completion in found:
+                    if completion.status != CompletionStatus.SUCCESS:
+                        raise OSError(errno.EIO, f"{self._name}: {what} failed: {describe_status(completion.status)}")
+                completions -= len(found)
+                if not completions:
+                    return
+
+
+def _memory() -> ctypes.Array[ctypes.c_char]:
+    """Fresh pages, which live as long as the array does."""
+    nbytes = _AREA + SEAL_NBYTES
+    return (ctypes.c_char * nbytes).from_buffer(mmap.mmap(-1, nbytes))
+
+
+@coroutine
+def _pause() -> Generator[None, None, None]:
+    """What a coroutine awaits that has to wait for something."""
+    yield
+
+
+async def _step(waiting: dict[int, object], number: int) -> None:
+    """Python of the kind that a pull consists of: a coroutine that notes something, waits, and is found again."""
+    waiting[number] = Read(number, number, number, number, number, number)
+    await _pause()
+    del waiting[number]
+
+
+def _steps() -> None:
+    """Run it some times."""
+    waiting: dict[int, object] = {}
+    for number in range(_STEPS):
+        step = _step(waiting, number)
+        step.send(None)
+        try:
+            step.send(None)
+        except StopIteration:
+            continue
