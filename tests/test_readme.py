@@ -71,3 +71,12 @@ def test_the_fragments_run(tmp_path: Path) -> None:
 def test_links_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\((?!https?://)([^)#]+)\)", (ROOT / page).read_text())
     assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []
+
+
+def test_the_program_that_prefers_rdma_runs_without_it_too(tmp_path: Path) -> None:
+    (block,) = [block for block in FRAGMENTS if "async def by_rdma" in block]
+    definitions = PROGRAMS[0].replace("zc.run(main())", "")
+    transport, figures = run(f"{definitions}\n{block}\nzc.run(by_rdma())", tmp_path).splitlines()
+    read, registered, placed = map(int, figures.split())
+    assert transport in ("verbs", "tcp") and placed == 1
+    assert (read > 0) == (registered > 0) == (transport == "verbs")

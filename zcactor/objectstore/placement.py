@@ -73,6 +73,12 @@ class Placements:
         self._living[number] = ref(block, partial(self._given_back, key, hold, number))
         return block
 
+    @property
+    def idle_nbytes(self) -> int:
+        """Bytes of destinations that wait for the next object."""
+        self._collect()
+        return self._idle_nbytes
+
     def _given_back(self, key: _Key, hold: Hold, number: int, _: object) -> None:
         self._living.pop(number, None)
         self._back.append((key, hold))

@@ -77,7 +77,7 @@ def stats_of(process: Process) -> Stats:
         bytes_received=counters.bytes_received,
         bytes_copied=sum(count.nbytes for count in copies.values()),
         copies=copies,
-        store_used=store.used,
+        store_used=store.used - process.placements.idle_nbytes,
         store_capacity=store.capacity,
         leases=sum(session.leases.total for session in sessions),
         registrations=0 if process.registrar is None else process.registrar.registrations,

@@ -45,6 +45,8 @@ _MAX_REGIONS = 128
 """Regions in one frame: 7 KiB of its room. A message with more sends them ahead in REGIONS frames."""
 _MAX_RELEASES = 128
 _HELLO_ROOM = 4096
+_RELEASE_DELAY = 0.01
+"""Seconds that the peer's memory may stay leased for the sake of a frame saved."""
 
 # Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
 _CALL, _RESPONSE, _ITEM, _RELEASE, _CREDIT, _GOODBYE = (
@@ -395,6 +397,14 @@ class Session:
         if not self._release_scheduled and self.closed is None:
             self._release_scheduled = True
             self._on_loop(self._send_releases)
+
+    def release_later(self, object_id: int) -> None:
+        """The same for a lease that ends while a call is being served, whose answer may take it along: what no frame
+        has taken within `_RELEASE_DELAY` is sent by itself. On the loop's thread."""
+        self._note_release(object_id)
+        if not self._release_scheduled and self.closed is None:
+            self._release_scheduled = True
+            self.loop.call_later(_RELEASE_DELAY, self._send_releases)
 
     def hold_releases(self) -> bool:
         """Promise that a frame follows at once and takes the releases noted meanwhile; see `unhold_releases`."""

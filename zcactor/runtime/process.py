@@ -31,6 +31,7 @@ from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
 from zcactor.runtime.host import ActorHost
+from zcactor.runtime.parting import Parting
 from zcactor.runtime.registering import Registrar
 from zcactor.runtime.system import SystemActor
 from zcactor.runtime.trimming import Trimmer
@@ -141,6 +142,8 @@ class Process:
         self._next_index = FIRST_ACTOR_INDEX
         self._next_export = 1
         self._hello = Hello(PROTOCOL_VERSION, process, os.getpid(), socket.gethostname(), sys.version.split()[0], role)
+        self.parting: Parting | None = None
+        """Closes idle connections, once there are any by RDMA."""
         self._system = Interface.of(SystemActor)
         self.system = SystemActor(self)
         self.add_host(SYSTEM_INDEX, SystemActor, "system").adopt(self.system)
@@ -194,6 +197,8 @@ class Process:
     def _start_session(self, connection: Connection) -> Session:
         if connection.kind == "verbs" and self.registrar is None:
             self.registrar = Registrar(self.store.heap, self.loop, cast("VerbsConnection", connection).extents)
+            if self.config.verbs_idle_timeout:
+                self.parting = Parting(self, self.config.verbs_idle_timeout)
         session = Session(self, connection, self.loop)
         self._all.add(session)
         session.start()
@@ -264,6 +269,10 @@ class Process:
     def watch(self, session: Session, actor: RemoteActor) -> None:
         """Tell `actor` when `session` is lost."""
         self._watchers.setdefault(session, weakref.WeakSet()).add(actor)
+
+    def watched(self, session: Session) -> bool:
+        """Whether a handle here stands for an actor at the other end of `session`."""
+        return bool(self._watchers.get(session))
 
     # ---------------------------------------------------------------- hub
 
@@ -349,7 +358,7 @@ class Process:
         except (ZcactorError, OSError) as error:
             return Part(kind, LostPart(f"it could not be brought here: {error}"), 0, 0)
         finally:
-            owner.release(object_id)
+            owner.release_later(object_id)
         if connection.kind == "verbs":
             self.counters.bytes_read += nbytes
         else:
@@ -497,6 +506,8 @@ class Process:
         self.hosts.clear()
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=1)
+        if self.parting is not None:
+            self.parting.close()
         if self.registrar is not None:
             self.registrar.close()
         self.endpoint.dispose()

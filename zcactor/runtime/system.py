@@ -54,6 +54,11 @@ class SystemActor:
             session.leases.grant(object_id, holder)
         return True
 
+    async def part(self) -> bool:
+        """Whether the caller may close its connection to us, which we do not need either."""
+        parting = self._process.parting
+        return parting is not None and parting.agree(current_call.get().session)
+
     async def fetch(self, object_id: int) -> Sealed:
         """The outcome of a promise of ours, when it is known, without opening it."""
         call = self._process.exports.get(object_id)

@@ -44,7 +44,7 @@ _Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_U32)]
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-class QpName(msgspec.Struct, frozen=True, array_like=True):
+class QpName(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One queue pair."""
 
     qpn: _U24
@@ -146,7 +146,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     """
     try:
         message: Message = _decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec reports text that is no UTF-8 by the latter
         raise ProtocolError(f"the peer sent a message about RDMA that makes no sense: {error}") from error
     addresses = {
         Offer: lambda m: (m.arena_address, m.seals[0], m.proof[0]),

@@ -19,12 +19,12 @@ import secrets
 import select
 import time
 from contextlib import ExitStack
-from ctypes import memmove
+from ctypes import memmove, memset
 from functools import partial
 from types import coroutine
 from typing import TYPE_CHECKING, Final
 
-from zcactor.transport.cost import HIGHEST, LOWEST, CostModel, calibrated
+from zcactor.transport.cost import HIGHEST, LOWEST, STEP, CostModel, calibrated
 from zcactor.transport.verbs.base import (
     MAX_U24,
     CompletionStatus,
@@ -101,7 +101,7 @@ def calibrate(
             [(nbytes, seconds + around) for nbytes, seconds in _measured(rig.read, (nbytes,), clock, port.max_msg_sz)]
             for nbytes in READS
         )
-    return calibrated(copies, small, large, sends=sends, low=min(LOWEST, high), high=high)
+    return calibrated(copies, small, large, sends=sends, low=min(LOWEST, high // STEP * STEP), high=high)
 
 
 def _measured(
@@ -212,9 +212,11 @@ class _Rig:
 
 
 def _memory() -> ctypes.Array[ctypes.c_char]:
-    """Fresh pages, which live as long as the array does."""
+    """Pages of our own, which live as long as the array does. They are there: nobody measures faults."""
     nbytes = _AREA + SEAL_NBYTES
-    return (ctypes.c_char * nbytes).from_buffer(mmap.mmap(-1, nbytes))
+    memory = (ctypes.c_char * nbytes).from_buffer(mmap.mmap(-1, nbytes))
+    memset(memory, 1, nbytes)
+    return memory
 
 
 @coroutine

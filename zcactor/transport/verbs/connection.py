@@ -557,6 +557,11 @@ class VerbsConnection:
         self._generation += 1
         self._next_psn = self._peer_psn = -1
 
+    @property
+    def activity(self) -> int:
+        """Changes with every message and every READ."""
+        return self._sender.messages + self._expected + self.puller.reads
+
     def describe(self) -> str:
         """Both ends of the path, and from which size on arrays go by reference and why."""
         return f"{self.pairs.describe()}; {self._engine.eager_reason}"

@@ -17,6 +17,7 @@ import mmap
 import os
 import threading
 import zlib
+from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from zcactor.transport.verbs.base import MAX_U32, Receive
@@ -100,6 +101,7 @@ class Engine:
         self.polls = 0
         self._closed = False
         self._polling = False
+        self._found: deque[Completion] = deque()  # polled, and nobody has been told yet
         self._owners: dict[int, Completions] = {}
         self._slots: list[tuple[SlotArea, int]] = []  # of receives, all of them posted or being looked at
         self._needed = 0  # receives that connections count on
@@ -129,6 +131,8 @@ class Engine:
     @property
     def room(self) -> str:
         """Empty, or why no further connection can be made."""
+        if self._closed:
+            return f"{self.device.name} has failed, or is closed"
         cqe = self._needed + DEPTH + (self.connections + 1) * (SEND_REQUESTS + MAX_READS)
         if cqe > self.cq.depth:
             return f"{self.device.name}: {self.connections} connections fill its completion queue of {self.cq.depth}"
@@ -215,13 +219,16 @@ class Engine:
                 pass
 
     def _poll(self) -> int:
-        found = self.cq.poll(_POLL)
+        found = self._found
+        found.extend(self.cq.poll(_POLL))
         self.polls += 1
         if not found:
             return 0
+        count = len(found)
         told: dict[int, Completions] = {}
         again: list[Receive] = []
-        for completion in found:
+        while found:  # an owner may poll as well (`poll_now`), and must not be told of later ones before these
+            completion = found.popleft()
             owner = self._owners.get(completion.qp_num)
             slot = completion.wr_id
             if slot <= MAX_U32:
@@ -236,7 +243,7 @@ class Engine:
             self.srq.post_receives(again)
         for owner in told.values():
             owner.turn_ended()
-        return len(found)
+        return count
 
     def _broken(self, error: OSError) -> None:
         """The device has failed: whoever uses it learns of it."""

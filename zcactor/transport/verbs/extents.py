@@ -12,6 +12,7 @@ of them.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol
@@ -83,12 +84,14 @@ class ExtentTable:
         Cancelling leaves the registration under way, for whoever needs it next.
 
         Raises:
-            OSError: the device cannot (ENOMEM above RLIMIT_MEMLOCK).
+            OSError: the device cannot (ENOMEM above RLIMIT_MEMLOCK), or the table is closed.
             OutOfMemory: the system has no memory for the rest of the extent.
         """
         found = self.find(offset, nbytes)
         if found is not None:
             return found
+        if self._closed:
+            raise OSError(errno.ESHUTDOWN, f"nothing is registered with {self._device.name} any more: it is closed")
         extent = self.extent_nbytes
         low = offset // extent * extent
         high = min(-(-(offset + nbytes) // extent) * extent, self._arena.nbytes)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from typing import TYPE_CHECKING, Final
 
+from zcactor.errors import ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.framing import max_frame_for
-from zcactor.transport.verbs.base import MAX_U24, Gid, PathAttributes, QpAddress
+from zcactor.transport.verbs.base import MAX_U24, Gid, PathAttributes, QpAddress, VerbsError
 from zcactor.transport.verbs.bootstrap import Agreement, Offer, QpName
 from zcactor.transport.verbs.engine import DEPTH, SEND_DEPTH, SEND_REQUESTS, Engine
 from zcactor.transport.verbs.pulling import MAX_READS
@@ -44,6 +46,7 @@ class QueuePairs:
 
     Raises:
         OSError: there is no room for another connection, or the device cannot make them; nothing is left over.
+        VerbsError: the device has queues that are too short; likewise.
     """
 
     def __init__(self, engine: Engine, eager_limit: int) -> None:
@@ -67,7 +70,7 @@ class QueuePairs:
             )
             self.seal_area = SlotArea(engine.device, MAX_READS, SEAL_NBYTES)
             self._areas.append(self.seal_area)
-        except OSError:
+        except (OSError, VerbsError):
             self.close()
             raise
         found = engine.found
@@ -101,9 +104,16 @@ class QueuePairs:
 
         Raises:
             OSError: there is no way to the peer's address, or the device failed.
+            ProtocolError: the largest frame does not fit the peer's receives, or one message of the port.
         """
         self.theirs, self.agreed = theirs, agreed
-        self.send_area = SlotArea(self.engine.device, SEND_DEPTH + 2, slot_nbytes_for(agreed.eager_limit))
+        slot_nbytes = slot_nbytes_for(agreed.eager_limit)
+        if slot_nbytes > min(agreed.slot_nbytes, agreed.max_msg_sz):
+            raise ProtocolError(
+                f"messages have up to {slot_nbytes} bytes; {theirs.device} has receives of {theirs.slot_nbytes}, and "
+                f"{agreed.max_msg_sz} bytes go into a message"
+            )
+        self.send_area = SlotArea(self.engine.device, SEND_DEPTH + 2, slot_nbytes)
         self._areas.append(self.send_area)
         self.control.connect(self._address(theirs.control), self._path(self._control_psn, remote_read=False))
         self.bulk.connect(self._address(theirs.bulk), self._path(self._bulk_psn, remote_read=True))
@@ -149,13 +159,18 @@ class QueuePairs:
         return f"GID {Gid(0, offer.gid, True).address}" if offer.is_global else f"LID {offer.lid}"
 
     def close(self) -> None:
-        """Destroy both and unregister their memory. They are drained, or the process ends. Idempotent."""
+        """Destroy both and unregister their memory. They are drained, or the process ends. Idempotent.
+
+        Raises:
+            OSError: the device failed; whatever did not refuse is closed all the same.
+        """
         if self._closed:
             return
         self._closed = True
-        for qp in self._pairs:
-            self.engine.unwatch(qp)
-            qp.close()
-        for area in self._areas:
-            area.close()
-        self.engine.leave()
+        with contextlib.ExitStack() as last_first:
+            last_first.callback(self.engine.leave)
+            for area in self._areas:
+                last_first.callback(area.close)
+            for qp in self._pairs:
+                self.engine.unwatch(qp)
+                last_first.callback(qp.close)

@@ -37,7 +37,7 @@ LIST_READS: Final = 8
 MAX_READS: Final = 64
 """Requests of the bulk queue pair: those of all pulls together."""
 _ATTEMPTS: Final = 3
-"""How often a pull is begun, when others' failures take it along."""
+"""How often a pull is begun that fails by itself, for a reason that may pass."""
 
 _FAULTS: Final = frozenset(
     (
@@ -160,8 +160,8 @@ class Puller:
         sealed = region.seal < entries and address + entries * SEAL_NBYTES <= MAX_U64 and rkey <= MAX_U32
         if not inside or region.rkey > MAX_U32 or (region.seal and not sealed):
             raise ProtocolError(
-                f"the peer named {region.nbytes} bytes at {region.offset} of its arena at {self._arena_address:#x}, with "
-                f"rkey {region.rkey:#x} and seal {region.seal} of {entries} at {address:#x}: nothing can lie there"
+                f"the peer named {region.nbytes} bytes at {region.offset} of its arena at {self._arena_address:#x}, "
+                f"with rkey {region.rkey:#x} and seal {region.seal} of {entries} at {address:#x}: nothing can lie there"
             )
 
     def pump(self) -> None:
@@ -177,7 +177,7 @@ class Puller:
                 self._lists.pop()
                 self._under_way -= len(reads)
                 pull.lists -= 1
-                pull.flushed = True
+                pull.fault = pull.fault or CompletionStatus.GENERAL
                 if pull.lists == 0:
                     self._ended(pull)
                 self._fail()
@@ -227,7 +227,9 @@ class Puller:
         self._lists.popleft()
         self._under_way -= count
         pull.lists -= 1
-        over = pull.posted == pull.region.nbytes or pull.fault or pull.flushed or pull.abandoned or self._lost is not None
+        over = (
+            pull.posted == pull.region.nbytes or pull.fault or pull.flushed or pull.abandoned or self._lost is not None
+        )
         if pull.lists == 0 and over:
             self._ended(pull)
         if self._failed and not self._lists:
@@ -271,12 +273,12 @@ class Puller:
             self._check_seal(pull)
         elif pull.fault in _FAULTS:
             self._finish(pull, ObjectLost(self._told(pull, describe_status(pull.fault))))
-        elif pull.attempts == _ATTEMPTS:
-            what = describe_status(pull.fault) if pull.fault else "it was flushed along with others"
-            self._finish(pull, ConnectionLost(self._told(pull, f"{what}, {pull.attempts} times")))
-        else:
+        elif pull.fault and pull.attempts == _ATTEMPTS:
+            what = f"{describe_status(pull.fault)}, {pull.attempts} times"
+            self._finish(pull, ConnectionLost(self._told(pull, what)))
+        else:  # others' faults do not count: each of them ends a pull, so there is an end to them
             self._free_seal(pull)
-            pull.attempts += 1
+            pull.attempts += bool(pull.fault)
             pull.posted = pull.fault = 0
             pull.flushed = False
             self._ready.append(pull)
@@ -318,8 +320,8 @@ class Puller:
         return ConnectionLost(*lost.args)
 
     def lose(self, error: ConnectionLost) -> None:
-        """The connection is gone: every pull fails now. Of those that are under way, `keep` is held until they have come
-        back, which with a device that has failed they never do."""
+        """The connection is gone: every pull fails now. Of those that are under way, `keep` is held until all READs have
+        come back, which on a device that has failed they never do."""
         self._lost = error
         self.up = False
         pulls = dict.fromkeys((*self._ready, *(pull for pull, _, _ in self._lists)))

@@ -1,0 +1,210 @@
+"""Two processes in this one that reach each other by RDMA, on a fake fabric: what calls with arrays cost there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zcactor as zc
+from tests.runtime.test_process import PATIENCE, Sums, _call, _settled
+from zcactor import context
+from zcactor.handle import RemoteActor
+from zcactor.interface import Interface
+from zcactor.objectstore.store import Store
+from zcactor.observe.stats import stats_of
+from zcactor.runtime.process import Process
+from zcactor.transport.verbs.base import Binding
+from zcactor.transport.verbs.endpoint import VerbsEndpoint
+from zcactor.transport.verbs.fake import FakeFabric
+from zcactor.transport.verbs.load import Absent, Reason
+from zcactor.transport.verbs.pulling import PIECE_NBYTES
+
+MIB = 1 << 20
+TOKEN = bytes(32)
+
+
+def _same(binding: Binding | Absent) -> Binding | Absent:
+    return binding
+
+
+class ByAddress:
+    """Connects to processes by name, whose addresses it is told; what a run directory does for real processes."""
+
+    addresses: dict[str, str]
+
+    def __init__(self, endpoint: VerbsEndpoint) -> None:
+        self._endpoint = endpoint
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint, name)
+
+    async def connect(self, address: str) -> Any:
+        """By the address of the process of that name."""
+        return await self._endpoint.connect(self.addresses[address])
+
+
+class Pair:
+    """A caller and an owner of the actor `Sums`, with an adapter each; `rdma` says which of them has a device."""
+
+    def __init__(self, rdma: tuple[bool, bool] = (True, True), capacity: int = 160 * MIB) -> None:
+        self.fabric = FakeFabric()
+        self._rdma = rdma
+        self._capacity = capacity
+
+    async def __aenter__(self) -> tuple[Process, Process, RemoteActor]:
+        addresses: dict[str, str] = {}
+        made = []
+        for number, has in enumerate(self._rdma):
+            nic = f"fake{number}"
+            self.fabric.add_nic(nic)
+            binding: Binding | Absent = (
+                self.fabric.binding(nic) if has else Absent((Reason("fake", "no device", "buy one"),))
+            )
+            name = os.urandom(16)
+            store = Store(self._capacity, name)
+            endpoint = ByAddress(
+                VerbsEndpoint(
+                    "127.0.0.1", name, TOKEN, store.arena, store.arena.fd, 64, 4096, binding=partial(_same, binding),
+                    lookup=store.lookup, verbs_eager_limit=4096,
+                )
+            )  # fmt: skip
+            endpoint.addresses = addresses
+            config = zc.Config(eager_limit=4096, recv_depth=64)
+            process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
+            await endpoint.start(process.accepted)
+            addresses[name.hex()] = endpoint.address
+            made.append(process)
+        self.made = caller, owner = made
+        context.set_current(caller)  # both: what is unpacked does not ask whose it is
+        index = owner.take_index()
+        owner.add_host(index, Sums, "Sums").adopt(Sums())
+        place = (owner.process, index)
+        return caller, owner, RemoteActor(caller, b"a" * 16, Interface.of(Sums), place, None, "default", 100, 0)
+
+    async def __aexit__(self, *_: object) -> None:
+        context.clear_current()
+        for process in self.made:
+            await process.close()
+
+
+def frames(process: Process) -> int:
+    """Sent and received."""
+    return process.counters.frames_sent + process.counters.frames_received
+
+
+async def ready(caller: Process, actor: RemoteActor) -> Any:
+    """The connection over RDMA, with what is registered in the background registered."""
+    await _call(actor, "total", caller.store.empty(4096))
+    (session,) = (s for s in caller.all_sessions() if s.peer_process == actor.location[0])
+    return session.connection
+
+
+@pytest.mark.parametrize("nbytes", [8192, MIB, MIB + 8, 20 * MIB])
+async def test_an_array_is_one_frame_each_way_and_one_list_of_reads(nbytes: int) -> None:
+    pair = Pair()
+    async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
+        connection = await ready(caller, actor)
+        assert connection.kind == "verbs"
+        array = caller.store.empty(nbytes // 8)
+        array[...] = 2
+        (theirs,) = (s.connection for s in owner.all_sessions())
+        before = frames(caller), theirs.puller.reads, pair.fabric.statistics()
+        assert await _call(actor, "total", array) == (nbytes / 4, False, True)
+        seal = 1
+        assert frames(caller) - before[0] == 2
+        assert theirs.puller.reads - before[1] == -(-nbytes // PIECE_NBYTES)
+        assert pair.fabric.statistics().reads - before[2].reads == -(-nbytes // PIECE_NBYTES) + seal
+        assert owner.counters.bytes_read >= nbytes and owner.counters.bytes_mapped == 0
+        assert owner.counters.bytes_received == 0
+        assert not caller.copies.snapshot() and not owner.copies.snapshot(), "no byte was touched"
+        assert pair.fabric.statistics().rnr == pair.fabric.statistics().retries == 0
+        owner.hosts[max(owner.hosts)].instance.kept = None
+        await _settled(lambda: [s.leases.total for s in caller.all_sessions()], [0])
+
+
+async def test_repeated_calls_use_one_destination_and_register_nothing() -> None:
+    pair = Pair()
+    async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
+        await ready(caller, actor)
+        array = caller.store.empty(MIB)
+        array[...] = 1
+        for _ in range(3):
+            await _call(actor, "total", array)
+        before, registered = stats_of(owner), pair.fabric.statistics().registrations
+        assert before.registrations >= 1
+        for _ in range(20):
+            assert (await _call(actor, "total", array))[0] == MIB
+        after = stats_of(owner)
+        assert after.placements - before.placements == 20
+        assert after.registrations == before.registrations
+        assert pair.fabric.statistics().registrations == registered
+        assert after.store_used <= before.store_used, "what is kept for the next one is not in use"
+
+
+async def test_memory_that_grows_is_registered_before_it_is_asked_for() -> None:
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
+        connection = await ready(caller, actor)
+        await _settled(lambda: stats_of(caller).registrations, 1)
+        array = caller.store.empty(70 * MIB, "u1")
+        array[:] = 1
+        await _settled(lambda: connection.extents.find(0, 1) is not None, True)
+        await _settled(lambda: stats_of(caller).registrations, 2)
+        block = caller.store.block_of(array)
+        assert block is not None
+        assert connection.extents.find(block[0].offset, 70 * MIB) is not None
+        assert (await _call(actor, "total", array))[0] == 70 * MIB
+
+
+async def test_a_moved_array_is_read_and_comes_back_writable() -> None:
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
+        array = caller.store.empty(50_000)
+        array[...] = 3
+        result = await _call(actor, "doubled", zc.move(array))
+        assert float(result.sum()) == 300_000 and not result.flags.writeable
+        del array, result
+        gc.collect()
+        await _settled(lambda: (caller.store.stats().used, owner.store.stats().used), (0, 0))
+
+
+async def test_an_array_of_numpys_own_is_read_in_place() -> None:
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
+        await ready(caller, actor)
+        caller.use_numpy()
+        array = np.arange(100_000.0)
+        assert (await _call(actor, "total", array))[0] == array.sum()
+        assert not caller.copies.snapshot() and not owner.copies.snapshot()
+
+
+@pytest.mark.parametrize("rdma", [(True, False), (False, True), (False, False)])
+async def test_where_one_end_has_no_device_arrays_come_over_tcp(rdma: tuple[bool, bool]) -> None:
+    async with asyncio.timeout(PATIENCE), Pair(rdma) as (caller, owner, actor):
+        connection = await ready(caller, actor)
+        assert connection.kind == "tcp"
+        assert "no device" in connection.rejected["verbs"]
+        array = caller.store.empty(MIB)
+        array[...] = 1
+        assert (await _call(actor, "total", array))[0] == MIB
+        assert owner.counters.bytes_received >= array.nbytes and owner.counters.bytes_read == 0
+
+
+async def test_a_key_that_is_revoked_loses_the_array_and_nothing_else() -> None:
+    pair = Pair()
+    async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
+        connection = await ready(caller, actor)
+        array = caller.store.empty(MIB)
+        array[...] = 1
+        assert (await _call(actor, "total", array))[0] == MIB
+        (region,) = connection.extents._regions
+        region.revoke()
+        with pytest.raises(zc.ObjectLost, match="rkey"):
+            await _call(actor, "total", array)
+        (theirs,) = (s.connection for s in owner.all_sessions())
+        await _settled(lambda: theirs.generation, 1)
+        region.device.regions[region.lkey] = region  # as it was
+        assert (await _call(actor, "total", array))[0] == MIB
