@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks.eager import plot
+from benchmarks.eager import from_plain, main, plain, plot
 from zcactor.transport.cost import CostModel, Line, choose
+from zcactor.transport.verbs.load import Absent, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = choose(Line(165e-9, 5000 * 2**20), Line(3605e-9, 11794 * 2**20))
@@ -53,6 +55,32 @@ def test_plot_without_points(tmp_path: Path, model: CostModel) -> None:
     path = tmp_path / "eager.svg"
     plot(model, [], [(0, 1e-6), (1, 2e-6), (1 << 30, 0.1)], path)
     assert "in the frame, measured" not in texts(path)
+
+
+@pytest.mark.parametrize("model", [MODEL, choose(Line(0, math.inf), Line(1e-6, math.inf))])
+def test_figures_survive_the_file(model: CostModel) -> None:
+    points = ([(1024, 1e-6), (4096, -2e-6)], [(1024, 3e-6)])
+    text = json.dumps(plain(model, *points), allow_nan=False)
+    assert from_plain(json.loads(text)) == (model, *points)
+
+
+def test_plot_of_a_file_leaves_out_what_has_no_logarithm(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figures, svg = tmp_path / "figures.json", tmp_path / "eager.svg"
+    figures.write_text(json.dumps(plain(MODEL, [(1024, -1e-6)], [(1024, -1e-6), (2048, 4e-6)])))
+    assert main(["plot", str(figures), str(svg)]) == 0
+    shown = texts(svg)
+    assert "by READ, measured" in shown
+    assert "in the frame, measured" not in shown
+
+
+def test_measuring_needs_a_device(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Absent((Reason("pyverbs", "the package is not installed", "apt"),))
+    monkeypatch.setattr("benchmarks.eager.bindings", lambda _: absent)
+    assert main(["measure"]) == 2
+    shown = capsys.readouterr()
+    assert "the package is not installed" in shown.err
+    assert not shown.out
 
 
 def test_matplotlib_is_imported_for_drawing_only() -> None:

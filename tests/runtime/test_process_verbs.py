@@ -148,7 +148,7 @@ async def test_repeated_calls_use_one_destination_and_register_nothing() -> None
 
 
 async def test_memory_that_grows_is_registered_before_it_is_asked_for() -> None:
-    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, _, actor):
         connection = await ready(caller, actor)
         await _settled(lambda: stats_of(caller).registrations, 1)
         array = caller.store.empty(70 * MIB, "u1")

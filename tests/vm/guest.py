@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,9 @@ RETRIES = (
 TOLD = "counters of rxe0:"
 """How the line with the counters begins that a run in a guest ends with."""
 
+TELL = f'cd {COUNTERS}; echo "{TOLD}" $(for one in *; do echo $one=$(cat $one); done)'
+"""Shell commands that print it."""
+
 guest_only = [
     pytest.mark.skipif("VM_HOST" not in os.environ, reason="runs in a guest, started by tests/vm/test_rdma.py"),
     pytest.mark.timeout(150),  # a watchdog: a guest is 10 to 20 times slower than the machine, and shares it
@@ -38,20 +43,24 @@ def counters() -> dict[str, int]:
     return {file.name: int(file.read_text()) for file in COUNTERS.iterdir()}
 
 
-def resources() -> dict[str, int]:
-    """How many of each kind of object the device has: ``qp``, ``mr``, ``cq``, ``srq``, ``pd``, ``ctx``."""
-    words = subprocess.run(["rdma", "resource", "show", "rxe0"], capture_output=True, text=True, check=True).stdout
-    return {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", words.partition("rxe0:")[2])}
+def resources(pid: int) -> dict[str, int]:
+    """How many of each kind of object a process has on the device."""
+    found = {}
+    for kind in ("qp", "mr", "cq"):
+        command = ["rdma", "-j", "resource", "show", kind]
+        listed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        found[kind] = sum(one.get("pid") == pid for one in listed)
+    return found
 
 
 def run_pytest(
-    *arguments: str, expected: int, timeout: float, memory_mib: int = 2048, env: Mapping[str, str] | None = None
+    *runs: Sequence[str], expected: int, timeout: float, memory_mib: int = 2048, env: Mapping[str, str] | None = None
 ) -> dict[str, int]:
     """Have pytest run tests in a guest, and fail unless all of them pass.
 
     Args:
-        arguments: of pytest.
-        expected: how many tests there are, at least; not one may be skipped.
+        runs: arguments of pytest, for each of the runs, which go on side by side: a guest has two processors.
+        expected: how many tests there are in all, at least; not one may be skipped.
         timeout: seconds until the guest is given up, a watchdog.
         memory_mib: of the guest.
         env: further variables.
@@ -59,18 +68,26 @@ def run_pytest(
     Returns:
         What the device has counted.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=12", *arguments]
-    told = f'"$@"; status=$?; cd {COUNTERS}; echo "{TOLD}" $(for one in *; do echo $one=$(cat $one); done); exit $status'
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--loops", "uvloop", "--durations=8"]
+    pytest_ += ["-p", "no:hypothesispytest"]  # takes seconds to import in a guest
+    started = [f'{shlex.join([*pytest_, *arguments])} & pids="$pids $!"' for arguments in runs]
+    script = "\n".join([*started, "for pid in $pids; do wait $pid || status=$?; done", TELL, "exit ${status:-0}"])
     result = vm.run(
-        ["sh", "-c", told, "sh", *command],
+        ["sh", "-c", script],
         cwd=ROOT, env={"PYTHONPATH": str(ROOT), **(env or {})}, timeout=timeout, memory_mib=memory_mib,
         on_line=lambda host, line: print(line),
     )  # fmt: skip
     assert result.status == 0, result.output
-    (summary,) = re.findall(r"^(.* passed.*) in [\d.]+s.*$", result.output, re.MULTILINE)
-    assert "skipped" not in summary, result.output
-    assert int(summary.split()[0]) >= expected, result.output
-    words = result.output.rpartition(TOLD)[2].split()
+    summaries = re.findall(r"^(.* passed.*) in [\d.]+s.*$", result.output, re.MULTILINE)
+    assert len(summaries) == len(runs), result.output
+    assert not any("skipped" in summary for summary in summaries), result.output
+    assert sum(int(summary.split()[0]) for summary in summaries) >= expected, result.output
+    return told_counters(result.output)
+
+
+def told_counters(output: str) -> dict[str, int]:
+    """What `TELL` has printed at the end of `output`."""
+    words = output.rpartition(TOLD)[2].split()
     return {name: int(value) for name, _, value in (word.partition("=") for word in words)}
 
 

@@ -14,10 +14,11 @@ import multiprocessing.connection
 import os
 import random
 import secrets
+import signal
 import struct
 import weakref
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,9 +27,12 @@ from tests.conformance.connection import Keeper, Recorder, send
 from tests.transport.local_arena import TOKEN, memfd
 from tests.transport.verbs.sides import Arena, Whole
 from zcactor.transport import Connection, RemoteRegion
+from zcactor.transport.verbs.base import Read
 from zcactor.transport.verbs.connection import VerbsConnection
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
 from zcactor.transport.verbs.load import bindings
+
+MADV_POPULATE_WRITE = 23  # of Linux 5.14; madvise(2)
 
 ALL = 1
 """Id of the object that is all of a node's arena."""
@@ -50,6 +54,14 @@ def pattern(seed: int, nbytes: int) -> bytes:
     return (piece * (nbytes // len(piece) + 1))[:nbytes]
 
 
+class Resident(Arena):
+    """An arena that another thread may write to while it is being pinned."""
+
+    def pin(self, offset: int, nbytes: int) -> None:
+        """Have all pages in memory, and leave what is in them alone."""
+        self.memory.madvise(MADV_POPULATE_WRITE, offset, nbytes)
+
+
 class Link(Recorder):
     """One connection of a node, and what came through it."""
 
@@ -69,6 +81,13 @@ class Link(Recorder):
         """The node forgets it."""
         super().connection_lost(cause)
         self.node.links.remove(self)
+
+    async def take(self, count: int) -> list[bytes]:
+        """The next frames that came, and did not come out of this before."""
+        await self.wait_frames(count)
+        taken = self.frames[:count]
+        del self.frames[:count]
+        return taken
 
 
 class Node:
@@ -94,7 +113,7 @@ class Node:
     ) -> None:
         self._stack = contextlib.ExitStack()
         fd = self._stack.enter_context(memfd(nbytes))
-        self.arena = Arena(fd, nbytes)
+        self.arena = Resident(fd, nbytes)
         self.objects: dict[int, Whole] = {ALL: Whole(0, nbytes)}
         self.endpoint = VerbsEndpoint(
             host, process or secrets.token_bytes(16), TOKEN, self.arena, fd, port=port,
@@ -121,8 +140,14 @@ class Node:
 
     async def close(self) -> None:
         """Everything."""
+        for task in self._tasks:
+            task.cancel()
         for link in list(self.links):
-            await link.connection.aclose()
+            link.connection.abort()
+            await link.wait_lost()
+        engine = self.endpoint.engine
+        while engine is not None and engine.connections:
+            await asyncio.sleep(0)
         await self.endpoint.aclose()
         self.endpoint.dispose()
         self._stack.close()
@@ -133,9 +158,9 @@ class Node:
         """Wait for a connection that a peer makes."""
         await self.accepted.get()
 
-    async def fill(self, seed: int) -> None:
-        """Write `pattern` to the arena."""
-        self.arena.memory[:] = pattern(seed, self.arena.nbytes)
+    async def fill(self, seed: int, nbytes: int) -> None:
+        """Write `pattern` to the start of the arena."""
+        self.arena.memory[:nbytes] = pattern(seed, nbytes)
 
     async def free(self, object_id: int) -> None:
         """Forget an object."""
@@ -168,8 +193,8 @@ class Node:
                 await asyncio.sleep(0)
 
     async def numbers(self, count: int, link: int = 0) -> list[int]:
-        """Wait for that many frames; their numbers."""
-        return [NUMBER.unpack_from(frame)[0] for frame in await self.links[link].wait_frames(count)]
+        """Wait for the next frames; their numbers."""
+        return [NUMBER.unpack_from(frame)[0] for frame in await self.links[link].take(count)]
 
     async def flood(self, link: int = 0) -> None:
         """Send frames without end, from now on."""
@@ -189,15 +214,11 @@ class Node:
         """Stand still, in a system call, until somebody writes to the file; from the next turn of the loop on."""
         asyncio.get_running_loop().call_soon(lambda: Path(fifo).read_bytes())
 
-    async def begin_pull(self, offset: int, nbytes: int, address: int = 0, link: int = 0) -> None:
-        """Return when READs are under way."""
-        connection = self.links[link].verbs
-        target = self.arena.address + address
-        pull = asyncio.create_task(connection.pull(RemoteRegion(ALL, offset, nbytes), target, self))
-        self._tasks.append(pull)
-        while not connection.puller.reads:
-            assert not pull.done(), pull
-            await asyncio.sleep(0)
+    async def die_reading(self, nbytes: int, link: int = 0) -> None:
+        """Pull, and be killed in the middle."""
+        link_ = self.links[link]
+        in_the_middle_of_reads(link_.verbs, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        await pull_of(self, link_, 0, nbytes)[0]
 
     async def connections(self) -> int:
         """How many use the device."""
@@ -209,6 +230,28 @@ class Node:
         return resident(), len(os.listdir("/proc/self/fd"))
 
 
+def in_the_middle_of_reads(connection: VerbsConnection, action: Callable[[], None]) -> None:
+    """Call `action` when some of the next pull's READs have been posted, and others have not.
+
+    From outside that moment cannot be met: on a small machine the device may do all of them before the loop goes on.
+    """
+    puller = connection.puller
+    pair = puller._qp
+    posted = []
+
+    class Counting:
+        def post_reads(self, reads: Sequence[Read]) -> None:
+            pair.post_reads(reads)
+            posted.append(reads)
+            if len(posted) == 2:
+                action()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(pair, name)
+
+    puller._qp = Counting()
+
+
 def pull_of(node: Node, link: Link, offset: int, nbytes: int, address: int = 0) -> tuple[asyncio.Task[None], Any]:
     """A pull of the peer's memory, and a weak reference to what it keeps while memory here may be written to."""
     keeper = Keeper()
@@ -217,10 +260,10 @@ def pull_of(node: Node, link: Link, offset: int, nbytes: int, address: int = 0) 
     return asyncio.create_task(coroutine), weakref.ref(keeper)
 
 
-def same(node: Node, seed: int, nbytes: int) -> bool:
-    """Whether the first bytes of the arena are those of `pattern`."""
+def same(node: Node, seed: int, nbytes: int, at: int = 0) -> bool:
+    """Whether these bytes of the arena are those of `pattern`."""
     with memoryview(node.arena.memory) as view:
-        return zlib.crc32(view[:nbytes]) == zlib.crc32(pattern(seed, nbytes))
+        return zlib.crc32(view[at : at + nbytes]) == zlib.crc32(pattern(seed, nbytes))
 
 
 # ---- in processes of their own
@@ -283,9 +326,11 @@ async def _answer(pipe: multiprocessing.connection.Connection, node: Node) -> No
 async def listening(nbytes: int = 1 << 20, **settings: Any) -> AsyncIterator[Node]:
     """A node of this process."""
     node = Node(nbytes, **settings)
-    await node.start()
-    yield node
-    await node.close()
+    try:
+        await node.start()
+        yield node
+    finally:  # a failing test shall not leave the device's objects to the garbage collector
+        await node.close()
 
 
 @contextlib.contextmanager

@@ -10,8 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.connection import put, send
-from tests.vm.guest import RETRIES, counters, guest_only, resources
-from tests.vm.peers import ALL, NUMBER, Link, Node, Peer, fifo, listening, pattern, pull_of, resident, same
+from tests.vm.guest import counters, guest_only, resources
+from tests.vm.peers import (
+    ALL,
+    NUMBER,
+    Link,
+    Node,
+    Peer,
+    fifo,
+    in_the_middle_of_reads,
+    listening,
+    pattern,
+    pull_of,
+    resident,
+    same,
+)
 from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.transport import RemoteRegion
 
@@ -26,6 +39,13 @@ WARM = 50
 
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
+    async with listening(4 * MIB) as node:
+        yield node
+
+
+@pytest.fixture
+async def large() -> AsyncIterator[Node]:
+    """One with room for what takes seconds to READ in a guest."""
     async with listening(BIG) as node:
         yield node
 
@@ -40,15 +60,12 @@ async def settled(node: Node) -> None:
 
 async def works(node: Node, link: Link, peer: Peer, nbytes: int = MIB) -> None:
     """Frames go both ways, and bytes come."""
-    await peer.ask("fill", 7)
-    before = len(link.frames)
-    received = peer.ask("numbers", 100)
+    await peer.ask("fill", 7, nbytes)
     for number in range(100):
         send(link.connection, [NUMBER.pack(number)])
-    assert (await received)[-100:] == list(range(100))
+    assert await peer.ask("numbers", 100) == list(range(100))
     await peer.ask("send", 100)
-    frames = await link.wait_frames(before + 100)
-    assert [NUMBER.unpack_from(frame)[0] for frame in frames[before:]] == list(range(100))
+    assert [NUMBER.unpack_from(frame)[0] for frame in await link.take(100)] == list(range(100))
     pull, _ = pull_of(node, link, 0, nbytes)
     await pull
     assert same(node, 7, nbytes)
@@ -68,18 +85,20 @@ async def test_a_thousand_connections_leave_nothing() -> None:
                         pass
                     fds, own = len(os.listdir("/proc/self/fd")), resident()
                     peers_own, peers_fds = await peer.ask("resident")
-                    taken[number] = (resources(), fds, peers_fds), (own, peers_own)
-            (things, memory), (things_after, memory_after) = taken[WARM], taken[CONNECTS]
-            assert things_after == things
-            for before, after in zip(memory, memory_after, strict=True):
+                    assert peer.process.pid is not None
+                    things = resources(os.getpid()), resources(peer.process.pid)
+                    taken[number] = (things, fds, peers_fds), (own, peers_own)
+            (before, memory), (after, memory_after) = taken[WARM], taken[CONNECTS]
+            assert after == before
+            for earlier, later in zip(memory, memory_after, strict=True):
                 # the send slots of a single connection are 1 MiB: 950 of them that stay would be 950 MiB
-                assert after - before < 32 * MIB
+                assert later - earlier < 32 * MIB
             await works(node, await peer.connected(node), peer)
 
 
 @pytest.mark.parametrize("sender", ["we", "they"])
 async def test_a_peer_killed_during_sends(node: Node, sender: str) -> None:
-    before = resources()
+    before = resources(os.getpid())
     with Peer() as peer:
         link = await peer.connected(node)
         if sender == "we":
@@ -92,40 +111,38 @@ async def test_a_peer_killed_during_sends(node: Node, sender: str) -> None:
         with pytest.raises(ConnectionLost):
             link.connection.reserve(1)
         await settled(node)
-        assert {**resources(), "mr": 0} == {**before, "mr": 0}  # registering the arena may not be done yet
+        assert {**resources(os.getpid()), "mr": 0} == {**before, "mr": 0}  # the arena may be registered by now, or not
     with Peer() as other:
         await works(node, await other.connected(node), other)
 
 
-async def test_an_owner_killed_during_a_read(node: Node) -> None:
+async def test_an_owner_killed_during_a_read(large: Node) -> None:
+    node = large
     with Peer(BIG) as peer:
         link = await peer.connected(node)
+        in_the_middle_of_reads(link.verbs, peer.kill)
         pull, keeper = pull_of(node, link, 0, BIG)
-        while not link.verbs.puller.reads:
-            await asyncio.sleep(0)
-        peer.kill()
         with pytest.raises(ConnectionLost):
             await pull
         assert isinstance(await link.wait_lost(), ConnectionLost)
         while keeper() is not None:
             await asyncio.sleep(0)
         await settled(node)
-    with Peer(BIG) as other:
-        await works(node, await other.connected(node), other, BIG)
-
-
-async def test_a_reader_killed_during_a_read(node: Node) -> None:
-    before = resources()
-    with Peer(BIG) as peer:
-        link = await peer.connected(node)
-        await peer.ask("begin_pull", 0, BIG)
-        peer.kill()
-        assert isinstance(await link.wait_lost(), ConnectionLost)
-        await settled(node)
-        after = resources()
-        assert (after["qp"], after["cq"], after["ctx"]) == (before["qp"], before["cq"], before["ctx"])
     with Peer() as other:
         await works(node, await other.connected(node), other)
+
+
+async def test_a_reader_killed_during_a_read(large: Node) -> None:
+    before = resources(os.getpid())
+    with Peer(BIG) as peer:
+        link = await peer.connected(large)
+        with pytest.raises((EOFError, ConnectionResetError)):
+            await peer.ask("die_reading", BIG)
+        assert isinstance(await link.wait_lost(), ConnectionLost)
+        await settled(large)
+        assert resources(os.getpid())["qp"] == before["qp"]
+    with Peer() as other:
+        await works(large, await other.connected(large), other)
 
 
 class TestKeys:
@@ -135,7 +152,7 @@ class TestKeys:
     """An object's, beside the one that is all of the arena."""
 
     async def test_a_forged_rkey_for_what_is_not_there(self, node: Node) -> None:
-        with Peer(BIG) as peer:
+        with Peer(4 * MIB) as peer:
             link = await peer.connected(node)
             seal, rkey = await peer.ask("export", ALL)
             sent = asyncio.create_task(peer.ask("send", 500))
@@ -144,29 +161,29 @@ class TestKeys:
                     await link.connection.pull(RemoteRegion(99, 0, MIB, seal, forged), node.arena.address, node)
                 assert link.verbs.generation == number + 1
             await sent
-            await link.wait_frames(500)
+            await link.take(500)
             await works(node, link, peer)
 
     async def test_a_wrong_rkey_is_asked_for_anew(self, node: Node) -> None:
-        with Peer(BIG) as peer:
+        with Peer(4 * MIB) as peer:
             link = await peer.connected(node)
-            await peer.ask("fill", 3)
+            await peer.ask("fill", 3, MIB)
             seal, rkey = await peer.ask("export", ALL)
             await link.connection.pull(RemoteRegion(ALL, 0, MIB, seal, rkey ^ 0xFF), node.arena.address, node)
             assert same(node, 3, MIB)
             assert link.verbs.generation == 1
 
-    async def test_beside_others_pulls(self, node: Node) -> None:
+    async def test_beside_others_pulls(self, large: Node) -> None:
         with Peer(BIG) as peer:
-            link = await peer.connected(node)
-            await peer.ask("fill", 5)
+            link = await peer.connected(large)
+            await peer.ask("fill", 5, BIG // 4)
             _, rkey = await peer.ask("export", ALL)
-            pull, _ = pull_of(node, link, 0, BIG // 2)
+            pull, _ = pull_of(large, link, 0, BIG // 4)
             with pytest.raises(ObjectLost):
                 bad = RemoteRegion(99, 0, MIB, 0, rkey ^ 0xFF)
-                await link.connection.pull(bad, node.arena.address + BIG // 2, node)
+                await link.connection.pull(bad, large.arena.address + BIG // 2, large)
             await pull
-            assert same(node, 5, BIG // 2)
+            assert same(large, 5, BIG // 4)
 
     async def test_a_revoked_rkey(self, node: Node) -> None:
         with Peer(2 * BIG) as peer:
@@ -181,7 +198,7 @@ class TestKeys:
             await works(node, link, peer)  # in the extent that is still registered
 
     async def test_a_stale_seal(self, node: Node) -> None:
-        with Peer(BIG) as peer:
+        with Peer(4 * MIB) as peer:
             link = await peer.connected(node)
             offset, nbytes = self.PLACE
             await peer.ask("make", 2, offset, nbytes)
@@ -221,7 +238,9 @@ async def test_a_receiver_that_stands_still_loses_nothing(node: Node, tmp_path: 
         assert await peer.ask("numbers", count + 5000) == list(range(count + 5000))
         await works(node, link, peer)
     after = counters()
-    assert {name: after[name] - before[name] for name in RETRIES} == dict.fromkeys(RETRIES, 0)
+    # of the whole device: tests that run beside this one lose messages to killed processes, but never for lack of room
+    for name in ("send_rnr_err", "rcvd_rnr_err", "retry_rnr_exceeded_err"):
+        assert after[name] == before[name], name
 
 
 @pytest.mark.parametrize("nbytes", [BIG, BIG - 4097])
@@ -230,7 +249,7 @@ async def test_many_pieces_arrive_exactly(nbytes: int) -> None:
     async with listening(BIG) as node:
         with Peer(BIG) as peer:
             link = await peer.connected(node)
-            await peer.ask("fill", seed)
+            await peer.ask("fill", seed, BIG)
             pull, _ = pull_of(node, link, BIG - nbytes, nbytes)
             await pull
             expected = pattern(seed, BIG)[BIG - nbytes :]

@@ -8,7 +8,7 @@ cleared cannot be made writable again, and neither can any view of it.
 from __future__ import annotations
 
 import operator
-import secrets
+import os
 import threading
 from dataclasses import dataclass
 from math import prod
@@ -217,7 +217,9 @@ class Store:
 
         Its id is a new one, so that a reader of the former object can tell.
         """
-        block = self._blocks[hold.offset] = Block(self, hold, nbytes, secrets.randbits(62) | 1 << 62)
+        block = self._blocks[hold.offset] = Block(
+            self, hold, nbytes, int.from_bytes(os.urandom(8), "little") >> 2 | 1 << 62
+        )
         return block
 
     def block_of(self, array: object) -> tuple[Block, NDArray[np.uint8]] | None:

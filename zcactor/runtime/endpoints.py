@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zcactor.transport.base import Endpoint
     from zcactor.transport.tcp import TcpEndpoint
 
-__all__ = ["make_endpoint"]
+__all__ = ["make_endpoint", "preload"]
 
 
 def make_endpoint(config: Config, directory: Path, process: bytes, token: bytes, store: Store) -> Endpoint:
@@ -25,19 +25,24 @@ def make_endpoint(config: Config, directory: Path, process: bytes, token: bytes,
     """
     names = config.transports.split(",")
     arena = store.arena
-    ways: list[Endpoint] = []
-    for name in names:
-        if name == "local":
-            ways.append(
-                LocalEndpoint(directory, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit)
-            )
-        elif not any(way.kind != "local" for way in ways):  # RDMA and TCP share one endpoint, which does the first
-            ways.append(_between_hosts(config, names, process, token, store))
+    local = LocalEndpoint(directory, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit)
     if names[0] == "local":
-        return ways[0]
+        return local
     from zcactor.transport.select import SelectingEndpoint
 
+    # What comes behind `local` is of no use on one host; RDMA and TCP before it share an endpoint.
+    first = names[: names.index("local")] if "local" in names else names
+    ways: list[Endpoint] = [_between_hosts(config, first, process, token, store)]
+    if "local" in names:
+        ways.append(local)
     return SelectingEndpoint(directory, process, ways)
+
+
+def preload(transports: str) -> None:
+    """Import what an endpoint for these `transports` needs, so that a process that is forked has it."""
+    if not transports.startswith("local"):
+        import zcactor.transport.select
+        import zcactor.transport.verbs.endpoint  # noqa: F401
 
 
 def _between_hosts(config: Config, names: list[str], process: bytes, token: bytes, store: Store) -> TcpEndpoint:

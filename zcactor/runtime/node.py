@@ -135,7 +135,9 @@ def main(fd: int, lock_fd: int) -> None:
         import numpy.random  # noqa: F401
 
         import zcactor.runtime.inspection  # noqa: F401
+        from zcactor.runtime.endpoints import preload
 
+        preload(setup["config"]["transports"])
         search_here(sys.path)
         zygote.run_zygote(theirs, worker_module.become_worker)
         os._exit(0)

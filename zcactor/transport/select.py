@@ -87,6 +87,10 @@ class SelectingEndpoint:
         """
         rejected: dict[str, str] = {}
         for way in self.ways:
+            problem = None if way.kind == "local" else way.viability()
+            if problem is not None:
+                rejected[way.kind] = problem
+                continue
             try:
                 connection = await way.connect(address if way.kind == "local" else self._address(address, way.kind))
             except ConnectionLost as error:

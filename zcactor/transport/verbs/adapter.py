@@ -48,7 +48,8 @@ class Child(ABC):
         ledger.add(self.kind, self, *uses)
 
     def _check(self) -> None:
-        base.check_not_closed(self not in self._ledger, self.kind.words)
+        if self not in self._ledger:
+            base.check_not_closed(True, self.kind.words)
 
     def close(self) -> None:
         if self._ledger.remove(self.kind, self):

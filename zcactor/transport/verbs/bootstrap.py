@@ -17,6 +17,7 @@ from zcactor.transport.verbs.base import MAX_U24, MAX_U32, MAX_U64
 
 __all__ = [
     "MAX_MESSAGE",
+    "MAX_REASON",
     "Agreement",
     "Ask",
     "Exported",
@@ -41,7 +42,9 @@ _U24 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U24)]
 _U32 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U32)]
 _U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgspec limits constants to 63 bits; `_check` knows the rest
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_U32)]
-_Text = Annotated[str, msgspec.Meta(max_length=1000)]
+MAX_REASON: Final = 1000
+"""Characters of a reason that is told."""
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 
 
 class QpName(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -20,15 +20,16 @@ import threading
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
+from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
 from zcactor.transport.credits import Credits
 from zcactor.transport.framing import max_frame_for, whole_frames
-from zcactor.transport.verbs.base import CompletionStatus, QpState, Read, Send, describe_status
-from zcactor.transport.verbs.bootstrap import Ask, Exported, Message, Rebuild, Rebuilt, Resume, encode, split
+from zcactor.transport.verbs.base import CompletionStatus, Read, Send, describe_status
+from zcactor.transport.verbs.bootstrap import MAX_REASON, Ask, Exported, Message, Rebuild, Rebuilt, Resume
+from zcactor.transport.verbs.bulk import BulkPair
 from zcactor.transport.verbs.engine import PROOF_NBYTES, SEND_DEPTH
-from zcactor.transport.verbs.pair import QueuePairs, new_psn
-from zcactor.transport.verbs.pulling import LAST, PIECE_NBYTES, Puller
+from zcactor.transport.verbs.link import Link
+from zcactor.transport.verbs.pulling import LAST
 from zcactor.transport.verbs.sending import SEND_ID, SlotSender
 from zcactor.transport.verbs.slots import BYE, DATA, HEADER_NBYTES, PROBE, read_header
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from zcactor.transport.mapping import Mapping
     from zcactor.transport.verbs.base import Completion
     from zcactor.transport.verbs.extents import ExtentTable
+    from zcactor.transport.verbs.pair import QueuePairs
 
 __all__ = ["VerbsConnection"]
 
@@ -47,7 +49,6 @@ _MARK: Final = SEND_ID | 1 << 61
 """``wr_id`` of a request that is posted to be flushed: when it has come back, so has everything before it."""
 _PROOF: Final = LAST | 1 << 60
 """``wr_id`` of the READ that proves the path."""
-_RECEIVE_NBYTES: Final = 8192
 
 
 class VerbsConnection:
@@ -86,7 +87,6 @@ class VerbsConnection:
         self.export: Callable[[int, int, int], tuple[int, int]] | None = self._export
         self.pairs: Final = pairs
         self._engine = pairs.engine
-        self._leads = leads
         self._lookup = lookup
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -101,23 +101,16 @@ class VerbsConnection:
         self.commit = self._sender.commit
         self.flush = self._sender.flush
         self.native_out = self._sender.native
-        theirs = pairs.theirs
-        self.puller: Final = Puller(
-            pairs.bulk, pairs.seal_area, min(agreed.max_msg_sz, PIECE_NBYTES), theirs.arena_address, theirs.seals,
-            self._bulk_drained,
-        )  # fmt: skip
-        self._bulk = _Bulk(self)
-        self._sock: socket.socket | None = None
+        self._bulk = BulkPair(
+            pairs, leads=leads, tell=self._tell, broken=self._bulk_broken, drained=self._destroy_when_drained
+        )
+        self.puller: Final = self._bulk.puller
+        self._link: Link | None = None
         self._expected = 0  # the number of the peer's next message
         self._early: list[tuple[int, int]] = []  # messages that came before `start`: slot, bytes of frames
-        self._generation = 0  # of the bulk pair
-        self._next_psn = -1  # ours of the next generation, while it is being agreed on
-        self._peer_psn = -1  # the peer's of the next generation, where the peer leads
         self._asked: dict[int, asyncio.Future[Exported]] = {}
         self._asks = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in = bytearray()
-        self._out = bytearray()
         self._probed: asyncio.Future[str] = self._loop.create_future()
         self._read: asyncio.Future[str] = self._loop.create_future()
         self._started = False
@@ -130,7 +123,7 @@ class VerbsConnection:
         self._bye = asyncio.Event()
         self._gone = asyncio.Event()
         self._engine.watch(pairs.control, self)
-        self._engine.watch(pairs.bulk, self._bulk)
+        self._engine.watch(pairs.bulk, _Proving(self._bulk, self._read))
 
     def __repr__(self) -> str:
         state = "closed" if self._lost else "closing" if self._closing else "open"
@@ -162,12 +155,14 @@ class VerbsConnection:
 
     def adopt(self, sock: socket.socket) -> None:
         """The path is proven at both ends: the socket is this connection's from here."""
-        self._sock = sock
+        self._engine.watch(self.pairs.bulk, self._bulk)
+        self._link = Link(sock, self._loop, self._take, self._lose, self._socket_ended)
         self.puller.up = True
-        self._loop.add_reader(sock.fileno(), self._on_readable)
 
     def give_up(self) -> None:
         """The path does not work: take the queue pairs down; the socket stays the caller's."""
+        if self._lost:  # a message has failed, and everything been taken down
+            return
         self._sender.close("the path by RDMA could not be proven")
         self._lost = True
         for future in (self._probed, self._read):
@@ -430,56 +425,16 @@ class VerbsConnection:
             return
         try:
             found = await self._engine.extents.get(ask.offset, ask.nbytes)
-        except OSError as error:
-            self._tell(Exported(ask.number, reason=str(error)[:900]))
+        except (OSError, OutOfMemory) as error:
+            self._tell(Exported(ask.number, reason=str(error)[:MAX_REASON]))
             return
         self._tell(Exported(ask.number, rkey=found.rkey, seal=self._seal_of(ask.object_id)))
 
     # ---- the socket
 
     def _tell(self, message: Message) -> None:
-        if self._lost or self._sock is None:
-            return
-        self._out += encode(message)
-        self._write()
-
-    def _write(self) -> None:
-        sock = self._sock
-        if sock is None or not self._out:
-            return
-        try:
-            sent = sock.send(self._out)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            self._lose(self._ended(f"broke: {error.strerror}"), broken=True)
-            return
-        del self._out[:sent]
-        if self._out:
-            self._loop.add_writer(sock.fileno(), self._write)
-        else:
-            self._loop.remove_writer(sock.fileno())
-
-    def _on_readable(self) -> None:
-        assert self._sock is not None
-        try:
-            data = self._sock.recv(_RECEIVE_NBYTES)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._socket_ended(f"broke: {error.strerror}")
-            return
-        if not data:
-            self._socket_ended("was closed by the peer")
-            return
-        if self._lost:
-            return
-        self._in += data
-        try:
-            for message in split(self._in):
-                self._take(message)
-        except ProtocolError as error:
-            self._lose(error)
+        if self._link is not None and not self._lost:
+            self._link.tell(message)
 
     def _socket_ended(self, how: str) -> None:
         self._engine.poll_now()  # what the peer sent before comes first
@@ -497,16 +452,8 @@ class VerbsConnection:
             future = self._asked.get(message.number)
             if future is not None and not future.done():
                 future.set_result(message)
-        elif isinstance(message, Rebuild):
-            self._rebuild_wanted(message)
-        elif isinstance(message, Rebuilt):
-            if self._leads and message.generation == self._generation + 1 and self._next_psn >= 0:
-                self._connect_bulk(self._next_psn, message.psn)
-                self._tell(Resume(self._generation))
-                self.puller.resume()
-        elif isinstance(message, Resume):
-            if not self._leads and message.generation == self._generation:
-                self.puller.resume()
+        elif isinstance(message, Rebuild | Rebuilt | Resume):
+            self._bulk.take(message)
         else:
             raise ProtocolError(f"the peer sent {type(message).__name__.lower()!r} where it has no place")
 
@@ -515,47 +462,10 @@ class VerbsConnection:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ---- the bulk pair, anew
+    def _bulk_broken(self, error: OSError) -> None:
+        self._lose(self._ended(f"broke: the bulk queue pair cannot be connected again: {error}"), broken=True)
 
-    def _bulk_drained(self) -> None:
-        """The bulk queue pair is in ERR, and nothing is under way in it."""
-        if self._lost:
-            self._destroy_when_drained()
-        elif self._leads:
-            if self._next_psn < 0:
-                self._next_psn = new_psn()
-                self._tell(Rebuild(self._generation + 1, self._next_psn))
-        elif self._peer_psn >= 0:
-            ours, theirs = new_psn(), self._peer_psn
-            self._connect_bulk(ours, theirs)
-            self._tell(Rebuilt(self._generation, ours))
-        else:
-            self._tell(Rebuild(self._generation + 1, 0))
-
-    def _rebuild_wanted(self, message: Rebuild) -> None:
-        if message.generation != self._generation + 1:  # old news
-            return
-        if self._leads:
-            if self._next_psn >= 0:
-                return
-        else:
-            self._peer_psn = message.psn
-        try:
-            self.puller.fence()
-        except OSError as error:
-            self._lose(self._ended(f"broke: {error}"), broken=True)
-            return
-        if self.puller.drained:
-            self._bulk_drained()
-
-    def _connect_bulk(self, ours: int, theirs: int) -> None:
-        try:
-            self.pairs.rebuild(ours, theirs)
-        except OSError as error:
-            self._lose(self._ended(f"broke: the bulk queue pair cannot be connected again: {error}"), broken=True)
-            return
-        self._generation += 1
-        self._next_psn = self._peer_psn = -1
+    # ---- seeing
 
     @property
     def activity(self) -> int:
@@ -574,7 +484,7 @@ class VerbsConnection:
     @property
     def generation(self) -> int:
         """How often the bulk pair has been connected anew."""
-        return self._generation
+        return self._bulk.generation
 
     # ---- ending
 
@@ -604,8 +514,8 @@ class VerbsConnection:
             self._sender.refuse("this connection belongs to the process that forked this one")
             self._engine.abandon()
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.pairs))  # never collected, see `Engine.abandon`
-            if self._sock is not None:
-                self._sock.close()
+            if self._link is not None:
+                self._link.abandon()
         elif threading.get_ident() == self._thread:
             self._lose(None)
         else:
@@ -651,11 +561,9 @@ class VerbsConnection:
         self._lingering = False
         self._bye.set()
         self._sender.close("")
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            self._loop.remove_reader(sock.fileno())
-            self._loop.remove_writer(sock.fileno())
-            sock.close()
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
         self._fence_control()
 
     def _fence_control(self) -> None:
@@ -674,8 +582,7 @@ class VerbsConnection:
 
     def _fence_bulk(self) -> None:
         with contextlib.suppress(OSError):  # a device that has failed serves no READs either
-            if self.pairs.bulk.state() != QpState.ERR:
-                self.puller.fence()
+            self._bulk.end()
 
     def _destroy_when_drained(self) -> None:
         if self._control_drained and self.puller.drained:
@@ -688,29 +595,16 @@ class VerbsConnection:
         if receiver is not None:
             receiver.connection_lost(cause)
 
-    def bulk_completed(self, completion: Completion) -> None:
-        """A READ has ended."""
-        if completion.wr_id == _PROOF:
-            if not self._read.done():
-                wrong = completion.status != CompletionStatus.SUCCESS
-                self._read.set_result(f"a READ failed: {describe_status(completion.status)}" if wrong else "")
-        else:
-            self.puller.completed(completion)
 
+class _Proving:
+    """The bulk queue pair while only the path is proven: nothing but one READ goes through it."""
 
-class _Bulk:
-    """The bulk queue pair of a connection, as the engine sees it."""
+    def __init__(self, bulk: BulkPair, read: asyncio.Future[str]) -> None:
+        self._read = read
+        self.received, self.turn_ended, self.device_failed = bulk.received, bulk.turn_ended, bulk.device_failed
 
-    def __init__(self, connection: VerbsConnection) -> None:
-        self.completed = connection.bulk_completed
-
-    def received(self, view: memoryview, completion: Completion, slot: int) -> bool:
-        """Never called: the bulk queue pair receives nothing."""
-        del view, completion, slot
-        return True
-
-    def turn_ended(self) -> None:
-        """Nothing waits for it."""
-
-    def device_failed(self, error: OSError) -> None:
-        """The control queue pair is told, and ends the connection."""
+    def completed(self, completion: Completion) -> None:
+        """The READ has ended."""
+        if not self._read.done():
+            wrong = completion.status != CompletionStatus.SUCCESS
+            self._read.set_result(f"a READ failed: {describe_status(completion.status)}" if wrong else "")

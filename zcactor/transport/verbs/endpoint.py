@@ -19,7 +19,7 @@ from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.greeting import receive_exactly, send_all
 from zcactor.transport.tcp import TcpEndpoint
 from zcactor.transport.verbs.base import VerbsError
-from zcactor.transport.verbs.bootstrap import MAX_MESSAGE, Message, Offer, Verdict, agree, decode, encode
+from zcactor.transport.verbs.bootstrap import MAX_MESSAGE, MAX_REASON, Message, Offer, Verdict, agree, decode, encode
 from zcactor.transport.verbs.calibration import calibrate
 from zcactor.transport.verbs.connection import VerbsConnection
 from zcactor.transport.verbs.engine import Engine
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PROOF_SECONDS", "VerbsEndpoint"]
 
-MAX_VERBS_EAGER_LIMIT: Final = 65536
-"""Bytes; a slot has room for that and for the rest of a frame."""
+MAX_VERBS_EAGER_LIMIT: Final = 32768
+"""Bytes; slots have room for that and for the rest of a frame, and each peer takes 68 of them."""
 PROOF_SECONDS: Final = 1.5
 """How long an end tries to prove a path. The retries of a request that nobody answers take 0.45 s."""
 
@@ -91,6 +91,11 @@ class VerbsEndpoint(TcpEndpoint):
         self._falls_back = falls_back
         self._verbs_eager_limit = verbs_eager_limit
         self._opened = False
+
+    def viability(self) -> str | None:
+        """None when this endpoint can work here, else the reason and the remedy. Where it falls back to TCP, that is
+        enough."""
+        return super().viability() or (None if self._falls_back else self.problem or None)
 
     def open_engine(self) -> Engine | None:
         """The engine, made at the first call; None where RDMA cannot be used, and `problem` says why."""
@@ -153,7 +158,7 @@ class VerbsEndpoint(TcpEndpoint):
         with contextlib.ExitStack() as undo:
             if pairs is not None:
                 undo.callback(pairs.close)
-            await _tell(sock, Verdict(reason) if pairs is None else pairs.ours)
+            await _tell(sock, Verdict(reason[:MAX_REASON]) if pairs is None else pairs.ours)
             theirs = await _told(sock)
             if pairs is None:
                 return reason
@@ -247,7 +252,7 @@ async def _told(sock: socket.socket) -> Message:
 
 async def _both(sock: socket.socket, reason: str) -> str:
     """Exchange verdicts: empty when both ends succeeded, else what went wrong at one."""
-    await _tell(sock, Verdict(reason[:900]))
+    await _tell(sock, Verdict(reason[:MAX_REASON]))
     theirs = await _told(sock)
     if not isinstance(theirs, Verdict):
         raise ProtocolError(f"the peer sent {type(theirs).__name__.lower()!r} in the place of a verdict")

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DEPTH", "PROOF_NBYTES", "SEND_DEPTH", "Completions", "Engine"]
 
-DEPTH: Final = 64
+DEPTH: Final = 34
 """Messages that a peer may send before it hears of credits, with the two that take none. More than one loop's turn
 brings: several frames share a message."""
-SEND_DEPTH: Final = 64
+SEND_DEPTH: Final = 32
 """Messages of one connection that may be under way."""
 SEND_REQUESTS: Final = SEND_DEPTH + 4
 """Requests of a control queue pair: its messages, and those that end it."""
@@ -201,16 +201,19 @@ class Engine:
         """Poll, and come again in the next turn of the loop if that brought anything."""
         if self._closed:
             return
+        more = True  # also when whoever is told raises: that goes on to the loop's handler, and the polling as well
         try:
-            if not self._poll():
+            more = self._poll() > 0
+            if not more:
                 self.cq.arm()
-                if not self._poll():
-                    self._polling = False
-                    return
+                more = self._poll() > 0
         except OSError as error:
+            more = False
             self._broken(error)
-            return
-        self.loop.call_soon(self._turn)
+        finally:
+            self._polling = more
+            if more:
+                self.loop.call_soon(self._turn)
 
     def poll_now(self) -> None:
         """Take everything that waits, without waiting for the event."""

@@ -102,7 +102,10 @@ class ExtentTable:
                 self._thread = ThreadPoolExecutor(1, "zcactor-register")
             future = self._under_way[low, high] = loop.run_in_executor(self._thread, self._register, low, high)
             future.add_done_callback(lambda done: self._registered((low, high), done))
-        return await asyncio.shield(future)
+        try:
+            return await asyncio.shield(future)
+        finally:
+            del future  # else what is raised leads back to itself by its traceback, and holds what the callers hold
 
     def ahead(self, offset: int, nbytes: int) -> None:
         """Register what is around these bytes in the background. A failure is logged: whoever needs it meets it."""

@@ -38,15 +38,18 @@ class Ledger:
         self._device = device
         self._open: dict[Kind, dict[int, tuple[_Closable, tuple[object, ...]]]] = {kind: {} for kind in Kind}
 
+        self._ids: set[int] = set()  # of all: what is asked before each request
+
     def __len__(self) -> int:
-        return sum(map(len, self._open.values()))
+        return len(self._ids)
 
     def __contains__(self, child: object) -> bool:
-        return any(id(child) in entries for entries in self._open.values())
+        return id(child) in self._ids
 
     def add(self, kind: Kind, child: _Closable, *uses: object) -> None:
         """`child` is open, and needs everything in `uses` to stay so."""
         self._open[kind][id(child)] = (child, uses)
+        self._ids.add(id(child))
 
     def remove(self, kind: Kind, child: _Closable) -> bool:
         """`child` is about to be closed. False when that happened before.
@@ -61,6 +64,7 @@ class Ledger:
             text = f"{self._device}: {users} open queue pairs use the {kind.words}: close them first"
             raise OSError(errno.EBUSY, text)
         del self._open[kind][id(child)]
+        self._ids.discard(id(child))
         return True
 
     def close(self) -> list[OSError]:
@@ -74,4 +78,5 @@ class Ledger:
                 except OSError as error:
                     refused.append(error)
                 self._open[kind].pop(id(child), None)
+                self._ids.discard(id(child))
         return refused

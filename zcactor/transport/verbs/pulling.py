@@ -143,6 +143,7 @@ class Puller:
         self._check(region)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         pull = Pull(region, address, lkey, keep, future)
+        del keep  # which the traceback of what is raised would hold for longer than `Pull` does
         self._ready.append(pull)
         self.pump()
         try:
@@ -152,6 +153,10 @@ class Puller:
             if pull.lists == 0:  # else `_ended` does it
                 self._finish(pull)
             raise
+        finally:
+            # What is raised leads by its traceback to this frame, and from here to itself: a cycle that would hold what
+            # the callers hold, the destination for one, until the garbage collector comes by.
+            del future, pull
 
     def _check(self, region: RemoteRegion) -> None:
         """What no request can carry would be refused when it is posted, in the middle of others' requests."""
@@ -320,8 +325,8 @@ class Puller:
         return ConnectionLost(*lost.args)
 
     def lose(self, error: ConnectionLost) -> None:
-        """The connection is gone: every pull fails now. Of those that are under way, `keep` is held until all READs have
-        come back, which on a device that has failed they never do."""
+        """The connection is gone: every pull fails now. Of those that are under way, `keep` is held until all READs
+        have come back, which on a device that has failed they never do."""
         self._lost = error
         self.up = False
         pulls = dict.fromkeys((*self._ready, *(pull for pull, _, _ in self._lists)))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SEND_ID", "SIGNAL_EVERY", "SlotSender", "SlotWriter"]
 
-SIGNAL_EVERY: Final = 16
+SIGNAL_EVERY: Final = 8
 """Messages. A completion costs more than a small SEND; at a quarter of the slots they never run out waiting for one."""
 
 SEND_ID: Final = 1 << 62
@@ -324,7 +324,7 @@ class SlotSender:
 
     def return_credits(self) -> None:
         """Send them by themselves unless a frame has taken them along."""
-        if self._credits.due:
+        if self._credits.due and self.bye < 0:  # nothing follows the last message
             if self._last != BYE:
                 self._last = CREDIT
             self.pump()

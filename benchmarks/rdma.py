@@ -1,0 +1,669 @@
+"""RDMA between two processes, where there is a device, next to the least that the same binding allows.
+
+::
+
+    python -m benchmarks.rdma                          # on a machine with a device
+    python tools/vm.py run --timeout 900 -- python -m benchmarks.rdma --quick       # in a virtual machine
+    python -m benchmarks.rdma --binding fake --quick   # the pulls only, in one process: whether this program works
+
+The floors are loops of this module's own over `zcactor.transport.verbs.base`: READs with the piece size and as many
+under way as `zcactor.transport.verbs.pulling` has, and small messages to and fro, each waiting for completions by the
+descriptor of the completion channel on the event loop. So what is above them is zcactor's. A guest's device is
+emulated along with its processor, so its ratios are of use and its times are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import json
+import mmap
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import uvloop
+
+import zcactor as zc
+from benchmarks.harness import (
+    Measurement,
+    Sample,
+    Scale,
+    at_least,
+    at_most,
+    exactly,
+    interleave,
+    medians,
+    show,
+)
+from zcactor import context
+from zcactor.objectstore.arena import Arena
+from zcactor.rpc.codec import frame_size
+from zcactor.transport.base import LENGTH_PREFIX, RemoteRegion
+from zcactor.transport.verbs.base import (
+    MAX_U24,
+    CompletionStatus,
+    PathAttributes,
+    QpAddress,
+    Read,
+    Receive,
+    Send,
+    describe_status,
+)
+from zcactor.transport.verbs.connection import VerbsConnection
+from zcactor.transport.verbs.endpoint import VerbsEndpoint
+from zcactor.transport.verbs.fake import FakeFabric
+from zcactor.transport.verbs.load import NAMES, Absent, bindings
+from zcactor.transport.verbs.pulling import LIST_READS, MAX_READS, PIECE_NBYTES, pieces_of
+from zcactor.transport.verbs.slots import HEADER_NBYTES
+from zcactor.transport.verbs.viability import NotViable, viability
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from zcactor.transport.base import Connection
+    from zcactor.transport.verbs.base import Binding, Completion, Device
+    from zcactor.transport.verbs.viability import Viable
+
+__all__ = ["Echoer", "Wire", "main"]
+
+MIB: Final = 1 << 20
+SIZES: Final = (1, 4, 16, 64)
+"""MiB of the pulls."""
+ARENA_NBYTES: Final = 64 * MIB
+SHARE_OF_RATE, TIMES_PING_PONG, REUSED = 0.9, 2.5, 0.9
+"""Budgets: of the rate of bare READs; times a bare ping-pong; and of all pulls, those into a used destination."""
+PASSES: Final = 8
+"""Calls with an array whose frames, READs and copies are counted."""
+SECONDS: Final = {True: 0.25, False: 1.0}
+"""Of one sample of calls, quick or not."""
+
+FULL, QUICK = Scale(9, 1.0), Scale(5, 0.25)
+
+Array = npt.NDArray[np.float64]
+
+
+# ---- the floor
+
+
+class Wire:
+    """A bare queue pair and what belongs to it, on the running loop. Closed by `stack`.
+
+    Args:
+        device: makes everything.
+        found: the port and GID.
+        nbytes: of a message.
+        stack: closes it.
+    """
+
+    RING: Final = 16
+
+    def __init__(self, device: Device, found: Viable, nbytes: int, stack: ExitStack) -> None:
+        self._found = found
+        self._loop = asyncio.get_running_loop()
+        self._memory = mmap.mmap(-1, (self.RING + 1) * nbytes)
+        anchor = ctypes.c_char.from_buffer(self._memory)
+        self._region = device.register(ctypes.addressof(anchor), len(self._memory), remote_read=False)
+        stack.callback(self._region.close)
+        self._cq = cq = device.create_completion_queue(256)
+        stack.callback(cq.close)
+        self._srq = device.create_shared_receive_queue(self.RING)
+        stack.callback(self._srq.close)
+        self._qp = device.create_queue_pair(cq, self._srq, max_send_wr=MAX_READS, max_inline=nbytes)
+        stack.callback(self._qp.close)
+        address, lkey = self._region.address, self._region.lkey
+        self._receives = [[Receive(i, address + i * nbytes, nbytes, lkey)] for i in range(self.RING)]
+        for receive in self._receives:
+            self._srq.post_receives(receive)
+        # signalled now and then, so that the queue's room comes back
+        self._sends = [[Send(1 << 32, address + self.RING * nbytes, nbytes, lkey, i == 0, True)] for i in range(16)]
+        self._sent = 0
+        self._psn = secrets.randbelow(MAX_U24 + 1)
+        self._left: list[list[Read]] = []
+        self._under_way = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._echoes = False
+        cq.arm()
+        self._loop.add_reader(cq.fd, self._on_event)
+        stack.callback(self._loop.remove_reader, cq.fd)
+
+    @property
+    def address(self) -> QpAddress:
+        """For the other end."""
+        found = self._found
+        gid = bytes(16) if found.gid is None else found.gid.raw
+        return QpAddress(self._qp.qp_num, self._psn, gid, found.port.lid, found.port.active_mtu)
+
+    def connect(self, remote: QpAddress, *, echoes: bool) -> None:
+        """To the other end; with `echoes` every message goes back."""
+        found = self._found
+        reads = max(1, min(16, found.attributes.max_qp_rd_atom, found.attributes.max_qp_init_rd_atom))
+        self._echoes = echoes
+        self._qp.connect(
+            remote,
+            PathAttributes(
+                found.port.port,
+                0 if found.gid is None else found.gid.index,
+                self._psn,
+                found.port.active_mtu,
+                is_global=found.is_global,
+                max_rd_atomic=reads,
+                max_dest_rd_atomic=reads,
+            ),
+        )
+
+    def ping(self) -> asyncio.Future[None]:
+        """Send a message. The future is done when one has come back."""
+        self._waiter = waiter = self._loop.create_future()
+        self._send()
+        return waiter
+
+    def _send(self) -> None:
+        self._qp.post_sends(self._sends[self._sent & 15])
+        self._sent += 1
+
+    def read(self, lists: Sequence[list[Read]]) -> asyncio.Future[None]:
+        """Post lists of READs, as many as `Puller` has under way. The future is done when all have ended."""
+        self._waiter = waiter = self._loop.create_future()
+        self._left = list(reversed(lists))
+        self._pump()
+        return waiter
+
+    def _pump(self) -> None:
+        while self._left and self._under_way + LIST_READS + 1 <= MAX_READS:
+            reads = self._left.pop()
+            self._under_way += len(reads)
+            self._qp.post_reads(reads)
+
+    def _on_event(self) -> None:
+        cq = self._cq
+        cq.drain_events()
+        cq.arm()
+        while found := cq.poll(16):
+            for completion in found:
+                self._completed(completion)
+
+    def _completed(self, completion: Completion) -> None:
+        number, status = completion.wr_id, completion.status
+        waiter = self._waiter
+        if status != CompletionStatus.SUCCESS:
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(OSError(f"a bare request failed: {describe_status(status)}"))
+        elif number < self.RING:
+            self._srq.post_receives(self._receives[number])
+            if self._echoes:
+                self._send()
+            elif waiter is not None:
+                waiter.set_result(None)
+        elif number != 1 << 32:
+            self._under_way -= number - (1 << 33)
+            if self._left:
+                self._pump()
+            elif not self._under_way and waiter is not None:
+                waiter.set_result(None)
+
+
+def lists_of(target: int, lkey: int, source: int, rkey: int, nbytes: int, piece: int) -> list[list[Read]]:
+    """The READs of `nbytes`, in lists of which the last one asks for a completion; its number has the list's length."""
+    reads = [
+        Read(0, target + at, min(piece, nbytes - at), lkey, source + at, rkey, signalled=False)
+        for at in range(0, nbytes, piece)
+    ]
+    lists = [reads[first : first + LIST_READS] for first in range(0, len(reads), LIST_READS)]
+    for one in lists:
+        one[-1] = one[-1]._replace(signalled=True, wr_id=(1 << 33) + len(one))
+    return lists
+
+
+# ---- the two ends
+
+
+class _Whole:
+    """The one object of an arena."""
+
+    offset = 0
+    nbytes = ARENA_NBYTES
+
+
+class _Nobody:
+    """Satisfies `Receiver`: no frames come."""
+
+    def frames_received(self, data: memoryview) -> None:
+        """Never called."""
+
+    def connection_lost(self, cause: Exception | None) -> None:
+        """Of no interest."""
+
+
+class End:
+    """One process's arena and endpoint, and a bare queue pair beside its connection. Closed by `stack`."""
+
+    def __init__(self, binding: Binding, token: bytes, stack: ExitStack) -> None:
+        self._stack = stack
+        self.arena = Arena(ARENA_NBYTES)
+        self._whole = _Whole()
+        self.process = secrets.token_bytes(16)
+        self.endpoint = VerbsEndpoint(
+            "127.0.0.1",
+            self.process,
+            token,
+            self.arena,
+            self.arena.fd,
+            binding=lambda: binding,
+            lookup=lambda _: self._whole,
+            verbs_eager_limit=16384,
+            falls_back=False,
+        )
+        stack.callback(self.endpoint.dispose)
+        self.accepted: asyncio.Queue[Connection] = asyncio.Queue()
+        self.wire: Wire | None = None
+
+    async def start(self) -> None:
+        """Listen, with all of the arena registered."""
+        await self.endpoint.start(self.accepted.put_nowait)
+        engine = self.endpoint.engine
+        if engine is None:
+            raise OSError(self.endpoint.problem)
+        self.engine = engine
+        self.region = await engine.extents.get(0, ARENA_NBYTES)
+
+    def open_wire(self, nbytes: int) -> Wire:
+        """The bare queue pair."""
+        self.wire = Wire(self.engine.device, self.engine.found, nbytes, self._stack)
+        return self.wire
+
+    async def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """What the other process asks for."""
+        if command["do"] == "start":
+            await self.start()
+            return {"address": self.endpoint.address, "arena": self.arena.address, "rkey": self.region.rkey}
+        if command["do"] == "export":
+            connection = await self.accepted.get()
+            connection.start(_Nobody())
+            assert connection.export is not None
+            seal, rkey = connection.export(1, 0, ARENA_NBYTES)
+            return {"seal": seal, "rkey": rkey}
+        if command["do"] == "processor":
+            return {"seconds": time.process_time()}
+        wire = self.open_wire(command["nbytes"])
+        wire.connect(address_from(command["wire"]), echoes=True)
+        return {"wire": plain(wire.address)}
+
+
+def plain(address: QpAddress) -> dict[str, Any]:
+    """As JSON has it."""
+    return {**asdict(address), "gid": address.gid.hex()}
+
+
+def address_from(fields: dict[str, Any]) -> QpAddress:
+    """The inverse of `plain`."""
+    return QpAddress(**{**fields, "gid": bytes.fromhex(fields["gid"])})
+
+
+class Peer(Protocol):
+    """The other end, wherever it is."""
+
+    async def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Its `End.answer`."""
+
+
+class HerePeer:
+    """In this process."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+        self.ask = end.answer
+
+
+class ProcessPeer:
+    """In a process of its own."""
+
+    def __init__(self, binding: str, token: bytes, stack: ExitStack) -> None:
+        command = [sys.executable, "-m", "benchmarks.rdma", "serve", binding, token.hex()]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        stack.enter_context(self._process)
+        stack.callback(self._process.kill)
+
+    async def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Over its pipes."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        line = await asyncio.get_running_loop().run_in_executor(None, self._process.stdout.readline)
+        if not line:
+            raise OSError("the other process has ended; it says why above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+async def serve(binding: str, token: str) -> None:
+    """The other process: answer commands until there are no more."""
+    loop = asyncio.get_running_loop()
+    with ExitStack() as stack:
+        end = End(usable(binding), bytes.fromhex(token), stack)
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            print(json.dumps(await end.answer(json.loads(line))), flush=True)
+
+
+def usable(name: str) -> Binding:
+    """The binding of that name.
+
+    Raises:
+        OSError: it finds no device.
+    """
+    found = bindings(name)
+    if isinstance(found, Absent):
+        raise OSError(str(found))
+    return found
+
+
+# ---- pulls
+
+
+async def pulls(binding: str, scale: Scale) -> list[Measurement]:
+    """`VerbsConnection.pull` against bare READs of the same pieces of the same memory into the same memory."""
+    token = secrets.token_bytes(32)
+    found = []
+    with ExitStack() as stack:
+        peer: Peer
+        if binding == "fake":
+            fabric = FakeFabric()
+            for nic in ("fake0", "fake1"):
+                fabric.add_nic(nic)
+            peer = HerePeer(End(fabric.binding("fake1"), token, stack))
+            end = End(fabric.binding("fake0"), token, stack)
+        else:
+            peer = ProcessPeer(binding, token, stack)
+            end = End(usable(binding), token, stack)
+        about = await peer.ask({"do": "start"})
+        await end.start()
+        connection = await end.endpoint.connect(about["address"])
+        assert isinstance(connection, VerbsConnection)
+        connection.start(_Nobody())
+        exported = await peer.ask({"do": "export"})
+        wire = end.open_wire(64)
+        answer = await peer.ask({"do": "wire", "wire": plain(wire.address), "nbytes": 64})
+        wire.connect(address_from(answer["wire"]), echoes=False)
+        piece = min(connection.pairs.agreed.max_msg_sz, PIECE_NBYTES)
+        keep = object()
+        for mib in SIZES if scale.share >= 1 else SIZES[:-1]:
+            nbytes = mib * MIB
+            times = max(1, round(16 * scale.share) // mib)
+            lists = lists_of(end.arena.address, end.region.lkey, about["arena"], about["rkey"], nbytes, piece)
+            region = RemoteRegion(1, 0, nbytes, exported["seal"], exported["rkey"])
+            pull = partial(connection.pull, region, end.arena.address, keep)
+            subjects: dict[str, Sample] = {
+                "bare": partial(_rate, partial(wire.read, lists), nbytes, times),
+                "pull": partial(_rate, pull, nbytes, times),
+            }
+            rates = medians(await interleave(scale.runs, subjects))
+            name = f"pull of {mib} MiB ({pieces_of(nbytes, piece)} READs)"
+            budget = at_least(SHARE_OF_RATE)
+            found.append(
+                Measurement("rdma", name, rates["pull"], "MiB/s", rates["bare"], "bare READs", budget, scale.runs)
+            )
+        connection.abort()
+        await asyncio.sleep(0.05)  # until its queue pairs have drained
+        await end.endpoint.aclose()
+        if isinstance(peer, HerePeer):
+            await peer.end.endpoint.aclose()
+    return found
+
+
+async def _rate(read: Callable[[], Any], nbytes: int, times: int) -> float:
+    before = time.perf_counter()
+    for _ in range(times):
+        await read()
+    return times * nbytes / MIB / (time.perf_counter() - before)
+
+
+def perftest(port: Viable, count: int) -> list[Measurement]:
+    """The rate of perftest's READs of a piece; nothing where it is not installed or fails."""
+    program = shutil.which("ib_read_bw")
+    if program is None:
+        return []
+    nbytes = min(PIECE_NBYTES, port.port.max_msg_sz)
+    command = [program, "-d", port.device, "-i", str(port.port.port), "-F", "-s", str(nbytes), "-n", str(count)]
+    if port.gid is not None:
+        command += ["-x", str(port.gid.index)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            deadline = time.monotonic() + 20
+            while server.poll() is None and time.monotonic() < deadline:
+                client = subprocess.run(
+                    [*command, "127.0.0.1"], capture_output=True, text=True, timeout=120, check=False
+                )
+                for words in map(str.split, client.stdout.splitlines()):
+                    if len(words) >= 4 and words[0] == str(nbytes):  # bytes, iterations, peak, average in MiB/s
+                        return [Measurement("rdma", f"ib_read_bw, {nbytes >> 10} KiB each", float(words[3]), "MiB/s")]
+                time.sleep(0.2)  # it does not listen yet
+        finally:
+            server.kill()
+    return []
+
+
+# ---- calls
+
+
+@zc.actor
+class Echoer:
+    """Returns what it gets, and tells what its process has done."""
+
+    @zc.method
+    def sync(self, value: int) -> int:
+        """In the actor's thread."""
+        return value
+
+    @zc.method
+    async def coro(self, value: int) -> int:
+        """As a task."""
+        return value
+
+    @zc.method(inline=True)
+    def inline(self, value: int) -> int:
+        """On the loop at once."""
+        return value
+
+    @zc.method
+    def first(self, array: Array) -> float:
+        """Proof that the array is here."""
+        return float(array[0])
+
+    @zc.method
+    async def processor(self) -> float:
+        """Seconds of processor time that this process has used."""
+        return time.process_time()
+
+    @zc.method
+    async def reads(self) -> tuple[int, int]:
+        """READs of arrays posted so far, and bytes of a piece."""
+        found, piece = 0, PIECE_NBYTES
+        for session in context.current().all_sessions():
+            connection = session.connection
+            if isinstance(connection, VerbsConnection):
+                found += connection.puller.reads
+                piece = min(piece, connection.pairs.agreed.max_msg_sz)
+        return found, piece
+
+
+async def _each(call: Callable[[], Any], times: int) -> float:
+    before = time.perf_counter()
+    for _ in range(times):
+        await call()
+    return (time.perf_counter() - before) / times * 1e6
+
+
+async def calls(binding: str, scale: Scale, *, quick: bool) -> list[Measurement]:
+    """Small calls against a bare ping-pong, and what calls with arrays cost in frames, READs and copies."""
+    found: list[Measurement] = []
+    library = usable(binding)
+    config = zc.Config(verbs_binding=binding)  # type: ignore[arg-type]
+    async with AsyncExitStack() as outer:
+        await outer.enter_async_context(zc.init(transports=("verbs",), config=config))
+        stack = outer.enter_context(ExitStack())
+        echoer = await Echoer.spawn()
+        await echoer.sync(1)
+        before = zc.stats()
+        for _ in range(4):
+            await echoer.sync(1)
+        after = zc.stats()
+        payload = (after.bytes_eager - before.bytes_eager) // (after.calls - before.calls)
+        nbytes = HEADER_NBYTES + LENGTH_PREFIX + frame_size(0, 0, payload)
+        wire, peer = await _ping_pong(binding, library, nbytes, stack)
+        subjects: dict[str, Callable[[], Any]] = {
+            "bare": wire.ping,
+            "sync": partial(echoer.sync, 1),
+            "async": partial(echoer.coro, 1),
+            "inline": partial(echoer.inline, 1),
+        }
+        least = min([await _each(call, 4) for call in subjects.values()])
+        times = max(8, round(SECONDS[quick] / (least / 1e6) / 4))
+        taken = medians(await interleave(scale.runs, {k: partial(_each, call, times) for k, call in subjects.items()}))
+        for kind in ("sync", "async", "inline"):
+            name, floor = f"{kind} call with an int", f"bare ping-pong of {nbytes} B"
+            budget = at_most(TIMES_PING_PONG)
+            found.append(Measurement("rdma", name, taken[kind], "us", taken["bare"], floor, budget, scale.runs * times))
+
+        async def peers() -> float:
+            return float((await peer.ask({"do": "processor"}))["seconds"])
+
+        # Asking costs processor time as well, so there are more calls to an ask than to a sample above.
+        busy = medians(
+            await interleave(
+                scale.runs,
+                {
+                    k: partial(_busy, call, peers if k == "bare" else echoer.processor, 4 * times)
+                    for k, call in subjects.items()
+                },
+            )
+        )
+        for kind in ("sync", "async", "inline"):
+            name = f"{kind} call with an int, processor time of both ends"
+            found.append(Measurement("rdma", name, busy[kind], "us", busy["bare"], floor, None, scale.runs * times * 4))
+        for nbytes in (256 << 10, 5 * MIB + 4096):
+            found += await _passes(echoer, nbytes)
+    return found
+
+
+async def _busy(call: Callable[[], Any], theirs: Callable[[], Awaitable[float]], times: int) -> float:
+    """Microseconds of processor time for each call, of both processes together, the kernel's work for them included."""
+    before = time.process_time() + await theirs()
+    for _ in range(times):
+        await call()
+    return (time.process_time() + await theirs() - before) / times * 1e6
+
+
+async def _ping_pong(binding: str, library: Binding, nbytes: int, stack: ExitStack) -> tuple[Wire, Peer]:
+    """A bare queue pair that is connected to one of another process, which sends messages back; and that process."""
+    token = secrets.token_bytes(32)
+    peer = ProcessPeer(binding, token, stack)
+    await peer.ask({"do": "start"})
+    found = viability(library, arena_nbytes=0)
+    if isinstance(found, NotViable):
+        raise OSError(str(found))
+    device = library.open(found.device)
+    stack.callback(device.close)
+    wire = Wire(device, found, nbytes, stack)
+    answer = await peer.ask({"do": "wire", "wire": plain(wire.address), "nbytes": nbytes})
+    wire.connect(address_from(answer["wire"]), echoes=False)
+    return wire, peer
+
+
+async def _passes(echoer: Any, nbytes: int) -> list[Measurement]:
+    """What is counted while an array is passed some times."""
+    array = zc.ones(nbytes // 8)
+    for _ in range(3):  # from the third on destinations are used again
+        await echoer.first(array)
+    (reads, piece), there, here = await echoer.reads(), await zc.stats(echoer), zc.stats()
+    for _ in range(PASSES):
+        await echoer.first(array)
+    last_here = zc.stats()
+    (last_reads, _), last_there = await echoer.reads(), await zc.stats(echoer)
+    copied = last_here.bytes_copied - here.bytes_copied + last_there.bytes_copied - there.bytes_copied
+    frames = last_here.frames_sent - here.frames_sent + last_here.frames_received - here.frames_received
+    expected = pieces_of(nbytes, piece)
+    label = f"array of {nbytes >> 10} KiB"
+    figures: list[tuple[str, float, Any]] = [
+        ("bytes copied", copied, exactly(0)),
+        (f"READs of each (pieces of {piece >> 10} KiB)", (last_reads - reads) / PASSES, exactly(expected)),
+        ("frames of each call", frames / PASSES, exactly(2)),
+        (
+            "share into used destinations",
+            (last_there.placements - there.placements) / PASSES,
+            at_least(REUSED, "value"),
+        ),
+        ("memory regions registered", last_there.registrations - there.registrations, exactly(0)),
+    ]
+    return [Measurement("rdma", f"{label}: {name}", value, "", budget=budget) for name, value, budget in figures]
+
+
+# ---- the program
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rdma", description="RDMA next to its floors.")
+    parser.add_argument("--binding", choices=[*NAMES, "fake"], help="default: the first that finds a device")
+    parser.add_argument("--quick", action="store_true", help="fewer runs, smaller arrays")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, one JSON object a line")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
+    parser.add_argument("--only", choices=["pulls", "calls"], help="measure only that")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and show.
+
+    Returns:
+        0; 1 with ``--strict`` when a budget does not hold; 2 where there is no device.
+    """
+    options = parse(arguments)
+    scale = QUICK if options.quick else FULL
+    found: list[Measurement] = []
+    if options.binding == "fake":
+        found = uvloop.run(pulls("fake", scale))
+        show("Pulls through no device", found)
+    else:
+        library = bindings(options.binding)
+        if isinstance(library, Absent):
+            print(library, file=sys.stderr)
+            return 2
+        port = viability(library, arena_nbytes=0)
+        if isinstance(port, NotViable):
+            print(port, file=sys.stderr)
+            return 2
+        print(f"{library.name}, {port.device}\n", flush=True)
+        if options.only != "calls":
+            part = [*uvloop.run(pulls(library.name, scale)), *perftest(port, scale.count(64))]
+            show("Pulls through the device", part)
+            found += part
+        if options.only != "pulls":
+            part = zc.run(calls(library.name, scale, quick=options.quick))
+            show("Calls through the device", part)
+            found += part
+    if options.json is not None:
+        options.json.write_text("".join(json.dumps(measurement.plain()) + "\n" for measurement in found))
+    with_budget = [m for m in found if m.budget is not None]
+    missed = [m for m in with_budget if m.verdict == "FAIL"]
+    print(f"{len(with_budget) - len(missed)} of {len(with_budget)} budgets hold")
+    return int(options.strict and bool(missed))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        uvloop.run(serve(*sys.argv[2:4]))
+    else:
+        from benchmarks import rdma  # not as __main__, whose actors a worker would look for in vain
+
+        sys.exit(rdma.main())

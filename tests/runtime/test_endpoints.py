@@ -1,0 +1,119 @@
+"""Which endpoint a process gets, by what the configuration allows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.transport.local_arena import TOKEN, run_directory
+from zcactor.config import Config
+from zcactor.objectstore.store import Store
+from zcactor.runtime.endpoints import make_endpoint
+from zcactor.transport.local import LocalEndpoint
+from zcactor.transport.select import SelectingEndpoint
+from zcactor.transport.tcp import TcpEndpoint
+from zcactor.transport.verbs.endpoint import VerbsEndpoint
+
+NAME = bytes(range(16))
+CONFIG = replace(Config(), host="127.0.0.1", verbs_binding="none")
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = Store(1 << 20, NAME)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return run_directory(tmp_path)
+
+
+def make(directory: Path, store: Store, transports: str, **more: Any) -> Any:
+    return make_endpoint(replace(CONFIG, transports=transports, **more), directory, NAME, TOKEN, store)
+
+
+@pytest.mark.parametrize("transports", ["local", "local,tcp", "local,verbs,tcp", "local,verbs"])
+def test_local_first_is_local_only(directory: Path, store: Store, transports: str) -> None:
+    endpoint = make(directory, store, transports)
+    assert type(endpoint) is LocalEndpoint
+
+
+@pytest.mark.parametrize(
+    ("transports", "kinds"),
+    [
+        ("tcp", ["tcp"]),
+        ("verbs", ["verbs"]),
+        ("verbs,tcp", ["verbs"]),
+        ("tcp,verbs", ["tcp"]),
+        ("verbs,tcp,local", ["verbs", "local"]),
+        ("tcp,local", ["tcp", "local"]),
+        ("tcp,local,verbs", ["tcp", "local"]),
+        ("verbs,local,tcp", ["verbs", "local"]),
+    ],
+)
+def test_ways(directory: Path, store: Store, transports: str, kinds: list[str]) -> None:
+    endpoint = make(directory, store, transports)
+    assert isinstance(endpoint, SelectingEndpoint)
+    assert [way.kind for way in endpoint.ways] == kinds
+    assert endpoint.address == NAME.hex()
+    assert {"local": LocalEndpoint, "tcp": TcpEndpoint, "verbs": VerbsEndpoint}[kinds[0]] is type(endpoint.ways[0])
+
+
+@pytest.mark.parametrize(("transports", "falls_back"), [("verbs", False), ("verbs,tcp", True), ("verbs,local", False)])
+def test_falling_back_is_allowed_where_tcp_is(directory: Path, store: Store, transports: str, falls_back: bool) -> None:
+    (endpoint, *_) = make(directory, store, transports).ways
+    assert endpoint._falls_back is falls_back
+
+
+def test_settings_are_handed_on(directory: Path, store: Store) -> None:
+    (endpoint,) = make(
+        directory, store, "verbs,tcp", verbs_device="mlx5_7", verbs_port=2, verbs_gid_index=5, recv_depth=77,
+        eager_limit=4096,
+    ).ways  # fmt: skip
+    assert endpoint._wanted == ("mlx5_7", 2, 5)
+    assert (endpoint._recv_depth, endpoint._eager_limit) == (77, 4096)
+    assert endpoint.process == NAME
+
+
+async def test_binding_that_is_switched_off(directory: Path, store: Store) -> None:
+    (endpoint,) = make(directory, store, "verbs,tcp").ways
+    assert endpoint.open_engine() is None
+    assert endpoint.problem
+
+
+@pytest.mark.parametrize("transports", ["tcp", "verbs,tcp"])
+def test_peers_may_read_what_is_exported_and_no_more(directory: Path, store: Store, transports: str) -> None:
+    (endpoint,) = make(directory, store, transports).ways
+    block = store.allocate(1000)
+    low, high = block.offset, block.offset + 1000
+
+    def may(number: int, offset: int, nbytes: int) -> bool:
+        return bool(endpoint.authorize(b"anyone", number, offset, nbytes))
+
+    assert not may(block.id, low, 1000), "it has not been exported"
+    store.export(block)
+    assert may(block.id, low, 1000) and may(block.id, high - 1, 1)
+    assert not may(block.id, low, 1001) and not may(block.id, low - 1, 2) and not may(block.id, high, 1)
+    assert not may(block.id + 1, low, 1)
+    number = block.id
+    del block
+    assert not may(number, low, 1)
+
+
+def test_a_process_with_local_peers_only_never_loads_the_rest() -> None:
+    program = (
+        "import sys; from zcactor.runtime import endpoints; from zcactor.config import Config\n"
+        "from pathlib import Path; from zcactor.objectstore.store import Store\n"
+        "s = Store(1 << 20, bytes(16)); endpoints.make_endpoint(Config(), Path('/tmp'), bytes(16), bytes(32), s)\n"
+        "print([m for m in sys.modules if 'verbs' in m or m.endswith(('transport.tcp', 'transport.select'))])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

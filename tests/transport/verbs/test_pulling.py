@@ -1,0 +1,667 @@
+"""Pulls on a pair of queue pairs: which READs are posted, what arrives, and whatever fails in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conformance.connection import turns
+from tests.transport.verbs.parts import Memory, Wire
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
+from zcactor.transport.base import RemoteRegion
+from zcactor.transport.verbs.base import MAX_U32, MAX_U64, CompletionStatus, QpState, Read
+from zcactor.transport.verbs.fake import FakeFabric
+from zcactor.transport.verbs.pulling import LIST_READS, MAX_READS, Puller, pieces_of
+from zcactor.transport.verbs.seals import SEAL_NBYTES, Seals
+from zcactor.transport.verbs.slots import SlotArea
+
+PIECE = 64
+NBYTES = 1 << 16
+LIST = LIST_READS * PIECE
+"""Bytes of one list."""
+
+FATAL = (
+    CompletionStatus.LOC_LEN, CompletionStatus.LOC_QP_OP, CompletionStatus.LOC_PROT, CompletionStatus.LOC_ACCESS,
+    CompletionStatus.REM_INV_REQ, CompletionStatus.REM_ACCESS, CompletionStatus.REM_OP,
+)  # fmt: skip
+"""Statuses that say that the request itself is wrong."""
+PASSING = (
+    CompletionStatus.RETRY_EXC, CompletionStatus.RNR_RETRY_EXC, CompletionStatus.GENERAL, CompletionStatus.FATAL,
+    CompletionStatus.RESP_TIMEOUT, CompletionStatus.REM_ABORT, CompletionStatus.BAD_RESP,
+)  # fmt: skip
+
+
+class Keeper:
+    """What a pull is given to hold."""
+
+
+class Desk:
+    """A puller at the left end of a wire, the owner's memory at the right one. Nothing moves unless it is told to."""
+
+    def __init__(self, *, piece: int = PIECE, seed: int = 0) -> None:
+        self.fabric = FakeFabric(seed=seed, manual=True)
+        self.wire = Wire(self.fabric, max_send_wr=MAX_READS)
+        here, there = self.wire.devices
+        self.target, self.source = Memory(NBYTES), Memory(NBYTES)
+        self.data = self.source.bytes[:] = random.Random(seed).randbytes(NBYTES)
+        self.local = here.register(self.target.address, NBYTES, remote_read=False)
+        self.remote = there.register(self.source.address, NBYTES, remote_read=True)
+        self.seals = Seals(there)
+        self.area = SlotArea(here, MAX_READS, SEAL_NBYTES)
+        self.posted: list[list[Read]] = []
+        self.broken = 0
+        told = (self.seals.address, self.seals.rkey, self.seals.count)
+        self.puller = Puller(self.wire.left, self.area, piece, self.source.address, told, self._broken)
+        self.puller.up = True
+        post = self.wire.left.post_reads
+
+        def note(reads: Sequence[Read]) -> None:
+            self.posted.append(list(reads))
+            post(reads)
+
+        self.wire.left.post_reads = note  # type: ignore[method-assign]
+
+    def _broken(self) -> None:
+        assert self.puller.drained
+        self.broken += 1
+
+    def region(self, offset: int, nbytes: int, **more: int) -> RemoteRegion:
+        """Bytes of the owner's, without a seal."""
+        return replace(RemoteRegion(7, offset, nbytes, 0, self.remote.rkey), **more)
+
+    def start(self, region: RemoteRegion, at: int | None = None, keep: object = None) -> asyncio.Task[None]:
+        """Pull to the same place, or to `at`."""
+        address = self.target.address + (region.offset if at is None else at)
+        return asyncio.ensure_future(self.puller.pull(region, address, self.local.lkey, keep))
+
+    def tell(self) -> int:
+        """Hand on what has completed."""
+        found = self.wire.completions()
+        for completion in found:
+            self.puller.completed(completion)
+        return len(found)
+
+    def run(self) -> None:
+        """Let everything happen that can, and connect anew whenever that is called for."""
+        while True:
+            self.fabric.drain()
+            if not self.tell():
+                if not self.broken:
+                    return
+                self.rebuild()
+
+    def rebuild(self) -> None:
+        """What a connection does about a failure."""
+        assert self.broken == 1, "told twice"
+        assert self.wire.left.state() == QpState.ERR
+        self.broken = 0
+        self.wire.rejoin()
+        self.puller.resume()
+
+    def arrived(self, region: RemoteRegion, at: int | None = None) -> bool:
+        """Whether exactly its bytes are here."""
+        start = region.offset if at is None else at
+        return self.target.bytes[start : start + region.nbytes] == self.data[region.offset :][: region.nbytes]
+
+    def drained(self) -> bool:
+        """Whether no memory is written to any more."""
+        return self.puller.drained
+
+    def unused(self) -> bool:
+        """Whether all is as in the beginning."""
+        puller: Any = self.puller
+        return bool(
+            self.drained() and not puller._ready and not puller._under_way and len(puller._free_seals) == MAX_READS
+        )
+
+
+@pytest.mark.parametrize(("nbytes", "count"), [(1, 1), (63, 1), (64, 1), (65, 2), (512, 8), (513, 9), (2**40, 2**34)])
+def test_pieces(nbytes: int, count: int) -> None:
+    assert pieces_of(nbytes, 64) == count
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("nbytes", [1, PIECE - 1, PIECE, PIECE + 1, LIST - 1, LIST, LIST + 1, 5 * LIST + 7, 40 * LIST])
+async def test_reads_of_one_pull(nbytes: int, sealed: bool) -> None:
+    desk, holder = Desk(), Keeper()
+    region = desk.region(13, nbytes)
+    if sealed:
+        region = replace(region, seal=desk.seals.seal(7, 0, NBYTES, holder))
+    pull = desk.start(region, at=1)
+    await turns()
+    desk.run()
+    await pull
+    assert desk.arrived(region, at=1)
+    assert desk.target.bytes[0] == 0 == desk.target.bytes[nbytes + 1], "wrote beside it"
+    pieces = -(-nbytes // PIECE)
+    reads = [read for posted in desk.posted for read in posted]
+    assert desk.puller.reads == pieces == len(reads) - sealed
+    assert desk.fabric.statistics().reads == pieces + sealed
+    assert sum(read.nbytes for read in reads) == nbytes + sealed * SEAL_NBYTES
+    for posted in desk.posted:
+        assert [read.signalled for read in posted] == [False] * (len(posted) - 1) + [True]
+    if sealed:
+        assert reads[-1].remote_address == desk.seals.address + region.seal * SEAL_NBYTES
+    assert desk.unused()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 3000)), min_size=1, max_size=20),
+    st.sampled_from([1, 7, 64, 1000, 1 << 20]),
+    st.integers(0, 2**32),
+)
+def test_exact_bytes(spans: list[tuple[int, int]], piece: int, seed: int) -> None:
+    async def check() -> None:
+        desk = Desk(piece=piece, seed=seed)
+        at, pulls = 0, []
+        for offset, nbytes in spans:
+            pulls.append((desk.region(offset, nbytes), at))
+            at += nbytes
+        tasks = [desk.start(region, at=start) for region, start in pulls]
+        await turns(2)
+        desk.run()
+        await asyncio.gather(*tasks)
+        expected = b"".join(desk.data[offset : offset + nbytes] for offset, nbytes in spans)
+        assert desk.target.bytes[:] == expected + bytes(NBYTES - len(expected))
+        assert desk.puller.reads == sum(-(-nbytes // piece) for _, nbytes in spans)
+        assert desk.unused()
+
+    asyncio.run(check())
+
+
+async def test_never_more_requests_than_the_queue_takes() -> None:
+    desk, holder = Desk(), Keeper()
+    seal = desk.seals.seal(7, 0, NBYTES, holder)
+    tasks = [desk.start(desk.region(i * 1000, 1000, seal=seal)) for i in range(60)]
+    await turns()
+    assert len(desk.wire.left.work) <= MAX_READS
+    while desk.fabric.step():
+        desk.tell()
+        assert len(desk.wire.left.work) <= MAX_READS
+    await asyncio.gather(*tasks)
+    assert desk.unused()
+
+
+async def test_several_take_turns() -> None:
+    desk = Desk()
+    large = desk.start(desk.region(0, 30 * LIST))
+    await turns()
+    small = desk.start(desk.region(40_000, PIECE))
+    await turns()
+    before = desk.puller.reads
+    while not small.done():
+        assert desk.fabric.step() == 1
+        desk.tell()
+        await turns(1)
+    more = desk.puller.reads - before
+    assert more <= MAX_READS + LIST_READS, "the small one waited for more than one turn of the large one"
+    assert not large.done()
+    desk.run()
+    await large
+
+
+async def test_many_large_sealed_pulls_at_once() -> None:
+    desk, holder = Desk(piece=8), Keeper()
+    seal = desk.seals.seal(7, 0, NBYTES, holder)
+    regions = [desk.region(i * 200, 200, seal=seal) for i in range(3 * MAX_READS)]  # each takes four lists
+    tasks = [desk.start(region) for region in regions]
+    await turns()
+    desk.run()
+    await asyncio.gather(*tasks)
+    assert all(map(desk.arrived, regions))
+    assert desk.unused()
+
+
+async def test_nothing_is_posted_before_it_is_up() -> None:
+    desk = Desk()
+    desk.puller.up = False
+    pull = desk.start(desk.region(0, 10))
+    await turns()
+    assert not desk.posted
+    desk.puller.resume()
+    desk.run()
+    await pull
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize("position", [0, 1, 7, 8, 9, 20])
+@pytest.mark.parametrize("status", FATAL, ids=lambda status: status.name)
+async def test_the_pull_at_fault_fails_and_the_others_are_repeated(status: CompletionStatus, position: int) -> None:
+    desk, holder = Desk(), Keeper()
+    seal = desk.seals.seal(7, 0, NBYTES, holder)
+    regions = [desk.region(i * 2000, 2 * LIST + PIECE, seal=seal) for i in range(3)]
+    tasks = [desk.start(region) for region in regions]
+    await turns()
+    assert desk.fabric.step(position) == position
+    at_fault = [reads for reads in desk.posted for _ in reads][position]
+    desk.fabric.inject(desk.wire.left.qp_num, status)
+    desk.run()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    failed = [i for i, outcome in enumerate(outcomes) if outcome is not None]
+    assert len(failed) == 1
+    (number,) = failed
+    place = at_fault[0].remote_address - desk.source.address
+    assert regions[number].offset <= place < regions[number].offset + regions[number].nbytes
+    assert isinstance(outcomes[number], ObjectLost) and status.name in str(outcomes[number])
+    assert all(desk.arrived(region) for i, region in enumerate(regions) if i != number)
+    assert desk.unused()
+
+
+@pytest.mark.parametrize("position", [0, 1, 7, 8, 9, 20])
+@pytest.mark.parametrize("status", PASSING, ids=lambda status: status.name)
+async def test_what_may_pass_is_repeated(status: CompletionStatus, position: int) -> None:
+    desk, holder = Desk(), Keeper()
+    seal = desk.seals.seal(7, 0, NBYTES, holder)
+    regions = [desk.region(i * 2000, 2 * LIST + PIECE, seal=seal) for i in range(3)]
+    tasks = [desk.start(region) for region in regions]
+    await turns()
+    desk.fabric.step(position)
+    desk.fabric.inject(desk.wire.left.qp_num, status)
+    desk.run()
+    await asyncio.gather(*tasks)
+    assert all(map(desk.arrived, regions))
+    assert desk.unused()
+
+
+async def test_what_fails_again_and_again_ends() -> None:
+    desk = Desk()
+    pull = desk.start(desk.region(0, 10))
+    await turns()
+    for _ in range(3):
+        desk.fabric.inject(desk.wire.left.qp_num, CompletionStatus.RETRY_EXC)
+        desk.fabric.drain()
+        desk.tell()
+        desk.rebuild()
+    with pytest.raises(ConnectionLost, match="RETRY_EXC .*, 3 times"):
+        await pull
+    assert desk.unused()
+
+
+async def test_others_faults_do_not_count() -> None:
+    desk = Desk()
+    good = desk.region(0, 6 * LIST)
+    pull = desk.start(good)
+    for _ in range(10):
+        bad = desk.start(desk.region(0, 10, rkey=1), at=60_000)
+        await turns(2)
+        while not desk.broken:
+            desk.fabric.drain()
+            desk.tell()
+        desk.rebuild()
+        with pytest.raises(ObjectLost, match="REM_ACCESS"):
+            await bad
+    desk.run()
+    await pull
+    assert desk.arrived(good) and desk.unused()
+
+
+@pytest.mark.parametrize("why", ["key", "beyond", "revoked"])
+async def test_the_peer_has_no_such_memory(why: str) -> None:
+    desk = Desk()
+    region = {
+        "key": desk.region(0, 10, rkey=desk.remote.rkey ^ 1),
+        "beyond": desk.region(NBYTES - 5, 10),
+        "revoked": desk.region(0, 10),
+    }[why]
+    if why == "revoked":
+        desk.remote.close()
+    pull = desk.start(region, at=0)
+    await turns()
+    desk.run()
+    with pytest.raises(ObjectLost, match=f"reading 10 bytes at {region.offset} of the peer's arena failed: REM_ACCESS"):
+        await pull
+    assert desk.unused()
+
+
+async def test_queue_pair_takes_no_requests() -> None:
+    desk = Desk()
+    first = desk.start(desk.region(0, LIST))
+    await turns()
+    post = desk.wire.left.post_reads
+
+    def refuse(reads: Sequence[Read]) -> None:
+        raise OSError(22, "the queue pair is in ERR")
+
+    desk.wire.left.post_reads = refuse  # type: ignore[method-assign]
+    second = desk.start(desk.region(LIST, LIST))
+    await turns()
+    assert desk.wire.left.state() == QpState.ERR
+    desk.wire.left.post_reads = post  # type: ignore[method-assign]
+    desk.run()
+    await asyncio.gather(first, second)
+    assert desk.arrived(desk.region(0, 2 * LIST)) and desk.unused()
+
+
+async def test_queue_pair_never_takes_requests() -> None:
+    desk = Desk()
+
+    def refuse(reads: Sequence[Read]) -> None:
+        raise OSError(22, "the queue pair is in ERR")
+
+    desk.wire.left.post_reads = refuse  # type: ignore[method-assign]
+    pull = desk.start(desk.region(0, LIST))
+    await turns()
+    desk.run()
+    with pytest.raises(ConnectionLost, match="3 times"):
+        await pull
+    assert desk.unused()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 8, 9, 30])
+async def test_fence(steps: int) -> None:
+    desk = Desk()
+    region = desk.region(0, 10 * LIST)
+    pull = desk.start(region)
+    await turns()
+    for _ in range(steps):
+        desk.fabric.step()
+        desk.tell()
+    desk.puller.fence()
+    assert desk.wire.left.state() == QpState.ERR
+    assert not desk.drained()
+    desk.fabric.drain()
+    desk.tell()
+    assert desk.drained() and desk.broken == 1
+    assert not pull.done()
+    desk.rebuild()
+    desk.run()
+    await pull
+    assert desk.arrived(region) and desk.unused()
+
+
+async def test_fence_with_nothing_under_way() -> None:
+    desk = Desk()
+    desk.puller.fence()
+    assert desk.puller.drained and not desk.broken
+    pull = desk.start(desk.region(0, 10))
+    await turns()
+    assert not desk.posted
+    desk.wire.rejoin()
+    desk.puller.resume()
+    desk.run()
+    await pull
+
+
+# ---- what is kept
+
+
+async def gone(held: weakref.ref[Keeper]) -> bool:
+    """Whether nobody keeps it any more."""
+    await turns(2)
+    return held() is None
+
+
+@pytest.mark.parametrize("lists", [1, 3, 20])
+@pytest.mark.parametrize("before", [0, 1, 5])
+async def test_keep_is_held_until_the_last_completion_though_cancelled(lists: int, before: int) -> None:
+    desk, keeper = Desk(), Keeper()
+    held = weakref.ref(keeper)
+    pull = desk.start(desk.region(0, lists * LIST), keep=keeper)
+    del keeper
+    await turns()
+    desk.fabric.step(before)
+    desk.tell()
+    pull.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pull
+    del pull
+    beside = desk.start(desk.region(50_000, PIECE))  # makes the puller look for what to post next
+    await turns()
+    mine = [w for w in desk.wire.left.work if w.request.address < desk.target.address + 50_000]
+    assert mine, "nothing left to wait for"
+    while [w for w in desk.wire.left.work if w.request.address < desk.target.address + 50_000]:
+        assert not await gone(held), "READs may still write there"
+        desk.fabric.step()
+    assert not await gone(held), "nobody has seen the last completion yet"
+    desk.run()
+    assert await gone(held)
+    await beside
+    assert desk.unused()
+
+
+async def test_cancelled_before_anything_was_posted() -> None:
+    desk, keeper = Desk(), Keeper()
+    desk.puller.up = False
+    held = weakref.ref(keeper)
+    pull = desk.start(desk.region(0, 10), keep=keeper)
+    del keeper
+    await turns()
+    pull.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pull
+    del pull
+    assert await gone(held)
+    desk.puller.resume()
+    desk.run()
+    assert not desk.posted and desk.unused()
+
+
+async def test_keep_is_let_go_of_after_failure() -> None:
+    desk, keeper = Desk(), Keeper()
+    held = weakref.ref(keeper)
+    pull = desk.start(desk.region(0, 10, rkey=1), keep=keeper)
+    del keeper
+    await turns()
+    desk.run()
+    with pytest.raises(ObjectLost):
+        await pull
+    assert held() is None
+
+
+async def test_failures_leave_no_cycles() -> None:
+    """What a caller holds while it waits is free with the exception, and not only when garbage is collected."""
+    desk, keeper = Desk(), Keeper()
+    held = weakref.ref(keeper)
+
+    async def call(keeper: Keeper) -> None:
+        await desk.puller.pull(desk.region(0, 10, rkey=1), desk.target.address, desk.local.lkey, keeper)
+
+    pull = asyncio.ensure_future(call(keeper))
+    del keeper
+    await turns()
+    desk.run()
+    gc.disable()
+    try:
+        (outcome,) = await asyncio.gather(pull, return_exceptions=True)
+        assert isinstance(outcome, ObjectLost)
+        del pull, outcome
+        await turns()
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+# ---- seals
+
+
+async def pulled(desk: Desk, region: RemoteRegion) -> None:
+    """Pull it, with everything done as soon as it can be."""
+    pull = desk.start(region)
+    await turns()
+    desk.run()
+    await pull
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(1000, 100), (1000, 1), (1099, 1), (1050, 20)])
+async def test_parts_of_the_object(offset: int, nbytes: int) -> None:
+    desk, holder = Desk(), Keeper()
+    seal = desk.seals.seal(7, 1000, 100, holder)
+    await pulled(desk, desk.region(offset, nbytes, seal=seal))
+    assert desk.arrived(desk.region(offset, nbytes))
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(999, 1), (999, 101), (1000, 101), (1099, 2), (1100, 1), (0, 10)])
+async def test_beyond_the_object(offset: int, nbytes: int) -> None:
+    desk, holder = Desk(), Keeper()
+    seal = desk.seals.seal(7, 1000, 100, holder)
+    with pytest.raises(ObjectLost, match="freed"):
+        await pulled(desk, desk.region(offset, nbytes, seal=seal))
+    assert desk.unused()
+
+
+async def test_freed_object() -> None:
+    desk, holder = Desk(), Keeper()
+    seal = desk.seals.seal(7, 0, 100, holder)
+    del holder
+    with pytest.raises(ObjectLost, match="the owner has no object where object 0x7 was: it has been freed"):
+        await pulled(desk, desk.region(0, 100, seal=seal))
+    assert desk.wire.left.state() == QpState.RTS, "nothing failed as far as the device goes"
+
+
+async def test_other_object() -> None:
+    desk, holder = Desk(), Keeper()
+    seal = desk.seals.seal(0x99, 0, 100, holder)
+    with pytest.raises(ObjectLost, match="the owner has object 0x99 where object 0x7 was"):
+        await pulled(desk, desk.region(0, 100, seal=seal))
+
+
+async def test_freed_while_it_is_read() -> None:
+    desk, holder = Desk(), Keeper()
+    seal = desk.seals.seal(7, 0, 20 * LIST, holder)
+    pull = desk.start(desk.region(0, 20 * LIST, seal=seal))
+    await turns()
+    desk.fabric.step(5)
+    desk.tell()
+    del holder
+    desk.run()
+    with pytest.raises(ObjectLost):
+        await pull
+    assert desk.unused()
+
+
+async def test_table_that_cannot_be_read() -> None:
+    desk, holder = Desk(), Keeper()
+    seal = desk.seals.seal(7, 0, 100, holder)
+    desk.seals.close()
+    with pytest.raises(ObjectLost, match="REM_ACCESS"):
+        await pulled(desk, desk.region(0, 100, seal=seal))
+    assert desk.unused()
+
+
+# ---- the end
+
+
+@pytest.mark.parametrize("steps", [0, 1, 9, 30])
+async def test_lose(steps: int) -> None:
+    desk, keepers = Desk(), [Keeper() for _ in range(3)]
+    held = [weakref.ref(keeper) for keeper in keepers]
+    tasks = [desk.start(desk.region(i * 10_000, 10 * LIST), keep=keeper) for i, keeper in enumerate(keepers)]
+    del keepers
+    await turns()
+    for _ in range(steps):
+        desk.fabric.step()
+        desk.tell()
+    desk.puller.fence()
+    desk.puller.lose(ConnectionLost("gone", True))
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == [str(ConnectionLost("gone", True))] * 3
+    assert len({id(outcome) for outcome in outcomes}) == 3
+    del tasks, outcomes
+    assert not await gone(held[0]), "READs may still write there"
+    with pytest.raises(ConnectionLost, match="gone"):
+        await desk.start(desk.region(0, 10))
+    desk.fabric.drain()
+    desk.tell()
+    assert desk.puller.drained and desk.broken == 1
+    for each in held:
+        assert await gone(each)
+    assert desk.unused()
+
+
+async def test_lost_between_two_lists() -> None:
+    """All that was posted has succeeded, and nobody has been told when the connection ends."""
+    desk, keeper = Desk(), Keeper()
+    held = weakref.ref(keeper)
+    pull = desk.start(desk.region(0, 20 * LIST), keep=keeper)
+    del keeper
+    await turns()
+    desk.fabric.drain()
+    desk.puller.lose(ConnectionLost("gone"))
+    with pytest.raises(ConnectionLost):
+        await pull
+    del pull
+    desk.tell()
+    assert await gone(held)
+    assert desk.unused()
+
+
+async def test_device_that_gives_nothing_back() -> None:
+    desk = Desk()
+    pull = desk.start(desk.region(0, 10))
+    await turns()
+    desk.puller.lose(ConnectionLost("the device failed"))
+    with pytest.raises(ConnectionLost, match="the device failed"):
+        await pull
+    assert not desk.puller.drained
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rkey": MAX_U32 + 1}, {"offset": MAX_U64}, {"nbytes": MAX_U64}, {"seal": 1 << 16}], ids=str
+)
+async def test_numbers_that_no_request_carries(wrong: dict[str, int]) -> None:
+    desk = Desk()
+    with pytest.raises(ProtocolError, match="nothing can lie there"):
+        await desk.start(replace(desk.region(0, 10), **wrong), at=0)
+    assert desk.unused() and not desk.posted
+    await pulled(desk, desk.region(0, 10))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data(), st.integers(0, 2**32))
+def test_whatever_happens(data: st.DataObject, seed: int) -> None:
+    """Pulls, failures, cancelling and rebuilding in any order: what succeeded is exact, and nothing is left over."""
+
+    async def check() -> None:
+        desk = Desk(seed=seed)
+        running: list[tuple[asyncio.Task[None], RemoteRegion, bool]] = []
+        at = 0
+        for _ in range(data.draw(st.integers(1, 30))):
+            act = data.draw(st.sampled_from(["pull", "pull", "bad", "step", "step", "tell", "fail", "cancel", "fence"]))
+            if act in ("pull", "bad"):
+                nbytes = data.draw(st.integers(1, 2000))
+                region = desk.region(at, nbytes)
+                at += nbytes
+                task = desk.start(region if act == "pull" else replace(region, rkey=1))
+                running.append((task, region, act == "bad"))
+            elif act == "step":
+                desk.fabric.step(data.draw(st.integers(1, 40)))
+            elif act == "tell":
+                desk.tell()
+            elif act == "fail":
+                desk.fabric.inject(desk.wire.left.qp_num, CompletionStatus.RETRY_EXC)
+            elif act == "cancel" and running:
+                data.draw(st.sampled_from(running))[0].cancel()
+            elif act == "fence" and not desk.broken:
+                desk.puller.fence()
+                if desk.puller.drained:
+                    desk.broken = 1
+            if desk.broken and data.draw(st.booleans()):
+                desk.rebuild()
+            await turns(1)
+        for _ in range(4 * len(running) + 4):
+            desk.run()
+            await turns(2)
+        for task, region, bad in running:
+            assert task.done()
+            if task.cancelled():
+                continue
+            error = task.exception()
+            if error is None:
+                assert not bad and desk.arrived(region)
+            else:
+                assert isinstance(error, ObjectLost) if bad else "3 times" in str(error)
+        assert desk.unused()
+
+    asyncio.run(check())

@@ -1,0 +1,107 @@
+"""Actors of the programs that run in a guest. Apart from the tests, as each actor's process imports this module: what
+it imports takes seconds there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+import zcactor as zc
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = npt.NDArray[Any]
+MIB = 1 << 20
+ROWS = MIB // 8
+"""Elements of a MiB."""
+
+
+def checksum(array: Array) -> int:
+    """Of every word and, for a sample, of where it stands."""
+    words = array.view(np.uint64)
+    sample = words[::4099]
+    return (int(words.sum()) + int((sample * np.arange(1, len(sample) + 1, dtype=np.uint64)).sum())) % (1 << 64)
+
+
+@dataclass
+class Batch:
+    """A value that holds arrays."""
+
+    name: str
+    inputs: Array
+    labels: list[Array]
+
+
+@zc.actor
+class Shard:
+    """The one of a whole program, and a few methods more."""
+
+    def __init__(self, rows: int = ROWS) -> None:
+        self.weights = np.zeros(rows)
+        self.cancelled = asyncio.Event()
+
+    def push(self, grad: Array) -> float:
+        self.weights -= 0.1 * grad
+        return float(np.abs(grad).max())
+
+    async def weights_now(self) -> Array:
+        return self.weights.copy()
+
+    async def batches(self, n: int) -> AsyncIterator[Array]:
+        for i in range(n):
+            yield np.full(ROWS, float(i))
+
+    async def keep(self, array: Array) -> Array:
+        self.weights = array
+        return array
+
+    def words(self, nbytes: int) -> Array:
+        array = np.arange(nbytes // 8, dtype=np.uint64)
+        array *= np.uint64(0x9E3779B97F4A7C15)
+        self.sum = checksum(array)
+        return array
+
+    async def sum_of(self, array: Array) -> int:
+        return checksum(array)
+
+    async def sum_of_words(self) -> int:
+        return self.sum
+
+    def scale(self, array: Array, factor: float) -> Array:
+        array *= factor
+        return zc.move(array)
+
+    def frame(self, table: pd.DataFrame) -> pd.DataFrame:
+        return table.assign(c=table.a + table.b)
+
+    def batch(self, batch: Batch) -> Batch:
+        return Batch(batch.name + "!", batch.inputs + 1, [label * 2 for label in batch.labels])
+
+    async def nested(self, refs: dict[str, Any]) -> float:
+        return float((await refs["x"])[0])
+
+    def fail(self, text: str) -> None:
+        raise ValueError(text)
+
+    async def wait(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def was_cancelled(self) -> bool:
+        return await self.cancelled.wait()
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def restarts(self) -> int:
+        return zc.current_actor().restarts

@@ -1,0 +1,105 @@
+"""The TCP socket beside the queue pairs: messages of `zcactor.transport.verbs.bootstrap`, and the sign of life."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zcactor.errors import ProtocolError
+from zcactor.transport.verbs.bootstrap import encode, split
+
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+    from collections.abc import Callable
+
+    from zcactor.transport.verbs.bootstrap import Message
+
+__all__ = ["Link"]
+
+_RECEIVE_NBYTES = 8192
+
+
+class Link:
+    """One connected socket. On the loop's thread.
+
+    Args:
+        sock: non-blocking; belongs to the link from here.
+        loop: the loop.
+        take: called with each message; what it raises as `ProtocolError` is what the peer did wrong.
+        failed: called with that.
+        ended: called once, with words, when the socket has ended.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        take: Callable[[Message], None],
+        failed: Callable[[ProtocolError], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._sock = sock
+        self._loop = loop
+        self._take = take
+        self._failed = failed
+        self._ended = ended
+        self._in = bytearray()
+        self._out = bytearray()
+        self._closed = False
+        loop.add_reader(sock.fileno(), self._on_readable)
+
+    def tell(self, message: Message) -> None:
+        """Send `message`; what the system does not take now goes when it can. Nothing happens once it is closed."""
+        if not self._closed:
+            self._out += encode(message)
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            sent = self._sock.send(self._out)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._end(f"broke: {error.strerror}")
+            return
+        del self._out[:sent]
+        if self._out:
+            self._loop.add_writer(self._sock.fileno(), self._write)
+        else:
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._sock.recv(_RECEIVE_NBYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(f"broke: {error.strerror}")
+            return
+        if not data:
+            self._end("was closed by the peer")
+            return
+        self._in += data
+        try:
+            for message in split(self._in):
+                self._take(message)
+        except ProtocolError as error:
+            self._failed(error)
+
+    def _end(self, how: str) -> None:
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._ended(how)
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+            self._sock.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close its copy; the loop is the parent's."""
+        self._closed = True
+        self._sock.close()
