@@ -43,6 +43,7 @@ from benchmarks.harness import (
     at_most,
     exactly,
     interleave,
+    markdown,
     medians,
     show,
 )
@@ -618,6 +619,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer runs, smaller arrays")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, one JSON object a line")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
+    parser.add_argument("--markdown", action="store_true", help="end with a Markdown table of what has a budget")
     parser.add_argument("--only", choices=["pulls", "calls"], help="measure only that")
     return parser.parse_args(arguments)
 
@@ -654,6 +656,8 @@ def main(arguments: list[str] | None = None) -> int:
             found += part
     if options.json is not None:
         options.json.write_text("".join(json.dumps(measurement.plain()) + "\n" for measurement in found))
+    if options.markdown:
+        print(markdown(found) + "\n")
     with_budget = [m for m in found if m.budget is not None]
     missed = [m for m in with_budget if m.verdict == "FAIL"]
     print(f"{len(with_budget) - len(missed)} of {len(with_budget)} budgets hold")

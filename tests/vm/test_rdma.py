@@ -63,13 +63,13 @@ class TestOneGuest:
 
     def test_endpoints_and_programs(self) -> None:
         """`test_guest_endpoints.py` and `test_guest_programs.py`."""
-        runs = [str(HERE / "test_guest_endpoints.py")], [str(HERE / "test_guest_programs.py"), "-m", "not slow"]
-        run_pytest(*runs, expected=25, timeout=LIMIT, memory_mib=memory_for(3072))
+        runs = [[str(HERE / f"test_guest_{name}.py"), "-m", "not slow"] for name in ("endpoints", "programs")]
+        run_pytest(*runs, expected=24, timeout=LIMIT, memory_mib=memory_for(3072))
 
-    def test_an_array_of_a_gigabyte(self) -> None:
-        """The slow part of `test_guest_programs.py`."""
-        run = [str(HERE / "test_guest_programs.py"), "-m", "slow"]
-        assert_no_retries(run_pytest(run, expected=1, timeout=LIMIT, memory_mib=memory_for(5120)))
+    def test_a_gigabyte_and_a_thousand_connections(self) -> None:
+        """The slow parts of `test_guest_endpoints.py` and `test_guest_programs.py`."""
+        runs = [[str(HERE / f"test_guest_{name}.py"), "-m", "slow"] for name in ("endpoints", "programs")]
+        assert_no_retries(run_pytest(*runs, expected=2, timeout=LIMIT, memory_mib=memory_for(5120)))
 
     def test_too_little_memory_may_be_locked(self) -> None:
         """`little_memory.py`."""

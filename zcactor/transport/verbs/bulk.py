@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from zcactor.transport.verbs.base import QpState
 from zcactor.transport.verbs.bootstrap import Message, Rebuild, Rebuilt, Resume
 from zcactor.transport.verbs.pair import QueuePairs, new_psn
 from zcactor.transport.verbs.pulling import PIECE_NBYTES, Puller
@@ -33,7 +32,8 @@ class BulkPair:
         leads: whether this end connected.
         tell: sends a message to the peer.
         broken: called with the device's error when it cannot be connected anew.
-        drained: called when nothing is under way any more, once `end` was called.
+        drained: called when the last of what was under way at `end` has come back; not where nothing was, see
+            `Puller.drained`.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class BulkPair:
         self._broken = broken
         self._drained = drained
         self._ended = False
+        self._awaits_resume = False  # connected anew, and whether the peer is has not been heard
         self._next_psn = _NONE  # ours of the next generation, which the peer has been told
         self._peer_psn = _NONE  # the peer's of the next generation, where the peer leads
         theirs, agreed = pairs.theirs, pairs.agreed
@@ -88,12 +89,15 @@ class BulkPair:
         elif self._peer_psn != _NONE:
             ours = new_psn()
             if self._connect(ours, self._peer_psn):
+                self._awaits_resume = True
                 self._tell(Rebuilt(self.generation, ours))
         else:
             self._tell(Rebuild(self.generation + 1, 0))
 
     def take(self, message: Rebuild | Rebuilt | Resume) -> None:
-        """The peer's part in it."""
+        """The peer's part in it. Nothing happens once `end` was called."""
+        if self._ended:
+            return
         following = message.generation == self.generation + 1
         if isinstance(message, Rebuild):
             if following and not (self._leads and self._next_psn != _NONE):
@@ -103,8 +107,10 @@ class BulkPair:
         elif isinstance(message, Rebuilt):
             if self._leads and following and self._next_psn != _NONE and self._connect(self._next_psn, message.psn):
                 self._tell(Resume(self.generation))
-                self.puller.resume()
-        elif not self._leads and message.generation == self.generation:
+                if not self._ended:  # by the telling
+                    self.puller.resume()
+        elif self._awaits_resume and message.generation == self.generation:
+            self._awaits_resume = False
             self.puller.resume()
 
     def _fence(self) -> None:
@@ -133,5 +139,4 @@ class BulkPair:
             OSError: the device failed; it serves no READs either.
         """
         self._ended = True
-        if self._pairs.bulk.state() != QpState.ERR:
-            self.puller.fence()
+        self.puller.fence()  # in ERR as well: READs that ended well before that tell of no failure

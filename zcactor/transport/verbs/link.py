@@ -26,8 +26,10 @@ class Link:
         sock: non-blocking; belongs to the link from here.
         loop: the loop.
         take: called with each message; what it raises as `ProtocolError` is what the peer did wrong.
-        failed: called with that.
+        failed: called once, with that. What comes after is dropped, and only the end of the socket still counts.
         ended: called once, with words, when the socket has ended.
+
+    Once it has ended or is closed, nothing is called any more.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Link:
         self._ended = ended
         self._in = bytearray()
         self._out = bytearray()
+        self._refused = False  # the peer has done wrong
+        self._over = False  # ended or closed
         self._closed = False
         loop.add_reader(sock.fileno(), self._on_readable)
 
     def tell(self, message: Message) -> None:
-        """Send `message`; what the system does not take now goes when it can. Nothing happens once it is closed."""
-        if not self._closed:
+        """Send `message`; what the system does not take now goes when it can. Nothing happens once it is over."""
+        if not self._over:
             self._out += encode(message)
             self._write()
 
@@ -79,27 +83,36 @@ class Link:
         if not data:
             self._end("was closed by the peer")
             return
+        if self._refused:
+            return
         self._in += data
         try:
             for message in split(self._in):
                 self._take(message)
+                if self._over:  # by what was taken
+                    return
         except ProtocolError as error:
-            self._failed(error)
+            self._refused = True
+            if not self._over:
+                self._failed(error)
 
     def _end(self, how: str) -> None:
+        self._stop()
+        self._ended(how)
+
+    def _stop(self) -> None:
+        self._over = True
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
-        self._ended(how)
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._loop.remove_reader(self._sock.fileno())
-            self._loop.remove_writer(self._sock.fileno())
+            self._stop()
             self._sock.close()
 
     def abandon(self) -> None:
         """In a forked child: close its copy; the loop is the parent's."""
-        self._closed = True
+        self._over = self._closed = True
         self._sock.close()
