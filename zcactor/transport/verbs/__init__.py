@@ -1,13 +1,23 @@
-"""RDMA verbs behind a small interface of our own: devices, memory regions, queue pairs and completions.
+"""Peers by RDMA: frames by SEND, arrays by READ, a TCP socket beside; and the verbs that this takes.
 
-Module for module:
+From the top, module for module:
 
-- `base`: the shapes and the contract, which everything else here implements or uses;
-- `pyverbs_adapter`, `ibverbs_adapter`: the two Python bindings of libibverbs;
-- `load`: which of the two can be used here, and why not;
-- `viability`: whether a device works, proven by one RDMA READ;
-- `fake`: a fabric in plain Python, for tests without hardware;
-- `ledger`, `sysfs`: the order of closing, and the table of addresses, which both adapters need.
+- `endpoint`: meets peers over TCP, and makes a connection by RDMA where both can and the path is proven;
+- `connection`: one peer: frames, pulls, and the end; with `link`, the socket, and `bulk`, the queue pair for READs,
+  which is connected anew after a failure;
+- `pair`: the two queue pairs of a connection; `bootstrap`: what the ends tell each other;
+- `sending`: frames in registered slots, under credits; `slots`: the slots;
+- `pulling`: arrays in pieces; `seals`: the check that they are still what was meant;
+- `engine`: what all connections of a process share, and the loop's eye on completions; `extents`: the registered arena;
+- `calibration`: from which size on an array is read rather than sent;
+- `viability`: whether a device works, proven by one READ; `load`: which binding can be used here, and why not.
+
+Below that, verbs behind a small interface of our own:
+
+- `base`: the shapes and the contract, which everything else uses or implements;
+- `pyverbs_adapter`, `ibverbs_adapter`: the two Python bindings of libibverbs; `adapter`, `ledger`, `sysfs`: the checks,
+  the order of closing, and the table of addresses, which both need;
+- `fake`: a fabric in plain Python, for tests without hardware.
 
 Nothing here imports a binding until `load.bindings` is called.
 """
