@@ -34,7 +34,7 @@ TELL = f'cd {COUNTERS}; echo "{TOLD}" $(for one in *; do echo $one=$(cat $one); 
 
 guest_only = [
     pytest.mark.skipif("VM_HOST" not in os.environ, reason="runs in a guest, started by tests/vm/test_rdma.py"),
-    pytest.mark.timeout(150),  # a watchdog: a guest is 10 to 20 times slower than the machine, and shares it
+    pytest.mark.timeout(300),  # a watchdog: a guest is 10 to 20 times slower than the machine, which others use too
 ]
 
 

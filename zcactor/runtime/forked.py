@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from queue import Empty
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zcactor import context
@@ -45,6 +46,7 @@ class _Refusal:
     """In the place of a session: calls are refused where they are made."""
 
     wire = None
+    connection = SimpleNamespace(eager_limit=0)  # what arguments are packed for before they are refused
 
     def __init__(self, error: ForkedProcess) -> None:
         self._error = error
