@@ -64,7 +64,6 @@ async def test_calls_with_arrays_copy_nothing() -> None:
         assert only_read(await zc.stats(shard), 20 * MIB)
 
 
-@pytest.mark.xfail(strict=True, reason="the release of the array's lease takes a third frame of its own")
 async def test_a_call_with_an_array_takes_two_frames() -> None:
     async with by_rdma():
         shard = await spawn(ROWS)

@@ -45,7 +45,7 @@ _MAX_REGIONS = 128
 """Regions in one frame: 7 KiB of its room. A message with more sends them ahead in REGIONS frames."""
 _MAX_RELEASES = 128
 _HELLO_ROOM = 4096
-_RELEASE_DELAY = 0.1
+_RELEASE_DELAY = 1.0
 """Seconds that the peer's memory may stay leased for the sake of a frame saved."""
 
 # Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
