@@ -3,7 +3,7 @@
 #   make check   lint, types and the quick tests, under two minutes
 #   make test    lint, types and all tests, on uvloop and on asyncio
 #   make bench   the benchmarks
-#   make test-rdma   the tests that need an RDMA device, in a virtual machine that has one (Debian on x86-64)
+#   make test-rdma   all tests that need an RDMA device, in virtual machines that have one (Debian on x86-64); minutes
 # PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
 
 SHELL := /bin/bash
@@ -63,7 +63,7 @@ test: lint
 
 test-rdma: $(STAMP)
 	$(BIN)/python tools/vm.py prepare
-	$(BIN)/python -m pytest tests/vm $(ARGS)
+	RDMA_TESTS=all $(BIN)/python -m pytest tests/vm $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -31,7 +32,11 @@ needs_binding = pytest.mark.skipif(
 )
 
 watchdog = pytest.mark.timeout(LIMIT + 30)
-in_guests = [*(mark for mark in needs_guest if mark.name != "timeout"), needs_binding, watchdog]
+needs_time = pytest.mark.skipif(
+    os.environ.get("RDMA_TESTS") != "all", reason="guests take many minutes for it: make test-rdma, or RDMA_TESTS=all"
+)
+
+in_guests = [*(mark for mark in needs_guest if mark.name != "timeout"), needs_time, needs_binding, watchdog]
 
 
 def memory_for(mib: int) -> int:
