@@ -18,7 +18,6 @@ from zcactor.transport.verbs.endpoint import VerbsEndpoint
 from zcactor.transport.verbs.fake import FakeFabric
 from zcactor.transport.verbs.load import Absent, bindings
 
-
 MADV_POPULATE_WRITE = 23
 """Since Linux 5.14; not among mmap's constants."""
 
