@@ -96,20 +96,20 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
             False when the call had ended before; then nothing happens.
         """
         call = self._call
-        if call.done:
+        if call.known:
             return False
         cancel_call(call)
         return True
 
     def done(self) -> bool:
-        """Whether the outcome is known here; ``await`` then returns without suspending."""
-        return self._call.done
+        """Whether the outcome is known; ``await`` then waits at most for bytes to come from another host."""
+        return self._call.known
 
     @property
     def nbytes(self) -> int | None:
         """Bytes that the value occupies, payload and arrays; None while it is not known."""
         call = self._call
-        if not call.done or call.error is not None:
+        if not call.known or call.error is not None:
             return None
         return len(_packed(call)[0]) + sum(part.nbytes for part in call.parts)
 
@@ -126,7 +126,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
 
     def __repr__(self) -> str:
         call = self._call
-        if not call.done:
+        if not call.known:
             state = "pending"
         elif call.error is not None or call.status != Status.OK:
             state = "failed"
@@ -162,7 +162,7 @@ def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
             yield from future
         except asyncio.CancelledError:
             call.remove_waiter(future)
-            if call.refs <= _own_refs(call, held_by_task) and not call.awaited and not call.done:
+            if call.refs <= _own_refs(call, held_by_task) and not call.awaited and not call.known:
                 cancel_call(call)
             raise
     if call.decoded and call.error is None:
@@ -369,7 +369,7 @@ def lower_argument(packing: Any, ref: ObjectRef[Any]) -> Any:
     """A reference as a top-level argument: its value, passed on unopened, where that is known; else the promise."""
     call = ref._call
     call.retrieved = True
-    if call.done:
+    if call.known:
         if call.error is not None or call.status != Status.OK:
             try:
                 _value(call)
@@ -465,7 +465,7 @@ async def wait(
         await _wait_count(calls, num_returns, timeout, all_or_error=False)
     except TimeoutError:  # what is done by now is the answer
         pass
-    done = [ref for ref in refs if ref._call.done][:num_returns]
+    done = [ref for ref in refs if ref._call.known][:num_returns]
     taken = {id(ref) for ref in done}
     return done, [ref for ref in refs if id(ref) not in taken]
 

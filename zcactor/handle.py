@@ -145,14 +145,14 @@ class RemoteActor:
             left = min(left, max(deadline - loop.time(), 0.0))
 
         def expire() -> None:
-            if not call.done:
+            if not call.known:
                 session = call.session
                 if session is not None:
                     session.cancel(call)
                 call.fail(DeadlineExceeded(f"{call.label} on {self.label} did not finish within its {left:.6g} s"))
 
         def arm() -> None:
-            if not call.done:
+            if not call.known:
                 call.timer = loop.call_later(left, expire)
 
         if threading.get_ident() == self.process.thread:

@@ -76,7 +76,6 @@ async def test_a_call_with_an_array_takes_two_frames() -> None:
         assert frames == (calls, calls)
 
 
-@pytest.mark.xfail(strict=True, reason="results are pulled as they arrive, also by a caller that only passes them on")
 async def test_what_is_passed_on_does_not_come_through_the_caller() -> None:
     async with by_rdma():
         first, second = await asyncio.gather(spawn(8), spawn(8))

@@ -7,10 +7,54 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Lease"]
+__all__ = ["Lease", "RemoteLease"]
 
 
-class Lease:
+class _Granted:
+    """A lease that this process holds on an object of another one's."""
+
+    __slots__ = ("__weakref__", "_release", "id", "nbytes", "offset", "owner")
+
+    def __init__(self, owner: bytes, object_id: int, offset: int, nbytes: int, release: Callable[[int], None]) -> None:
+        self.owner = owner
+        """Process id (16 bytes) of the owner."""
+        self.id = object_id
+        self.offset = offset
+        """Bytes from the start of the owner's arena."""
+        self.nbytes = nbytes
+        self._release = release
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """See `zcactor.rpc.parts.Holder`. Sent back to the owner, nothing is leased; to a third process, it is pinned
+        here until that one has a lease of its own."""
+        if session.peer_process == self.owner:
+            return self.owner, self.id, 0
+        return self.owner, self.id, session.pin(self)
+
+    def __del__(self) -> None:
+        self._release(self.id)
+
+
+class RemoteLease(_Granted):
+    """A lease on bytes that cannot be mapped and have not been read: they can be, or be passed on.
+
+    Args:
+        session: the connection to the owner, through which they are read.
+        seal, rkey: as in the reference that granted it.
+    """
+
+    __slots__ = ("rkey", "seal", "session")
+
+    def __init__(
+        self, owner: bytes, object_id: int, offset: int, nbytes: int, session: Any, seal: int, rkey: int
+    ) -> None:
+        super().__init__(owner, object_id, offset, nbytes, session.release_later)
+        self.session = session
+        self.seal = seal
+        self.rkey = rkey
+
+
+class Lease(_Granted):
     """The base object of a received array: the bytes stay valid until the last view of them, and so this, is gone.
 
     A lease was granted by the owner when it sent the reference. Losing the last Python reference returns it: the
@@ -21,7 +65,7 @@ class Lease:
     refuses to switch ``flags.writeable`` back on.
     """
 
-    __slots__ = ("__weakref__", "_release", "address", "id", "mapping", "nbytes", "offset", "owner", "writable")
+    __slots__ = ("address", "mapping", "writable")
 
     def __init__(
         self,
@@ -34,30 +78,14 @@ class Lease:
         release: Callable[[int], None],
         writable: bool = False,
     ) -> None:
-        self.owner = owner
-        """Process id (16 bytes) of the owner."""
-        self.id = object_id
-        self.offset = offset
-        """Bytes from the start of the owner's arena."""
-        self.nbytes = nbytes
+        super().__init__(owner, object_id, offset, nbytes, release)
         self.address = address
         """Where the bytes are mapped here."""
         self.mapping = mapping
         """Kept, so that the mapping outlives the connection it came with."""
         self.writable = writable
-        self._release = release
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """NumPy's array interface, version 3: the bytes in place, read-only unless they were moved to us."""
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, not self.writable), "version": 3}
-
-    def grant(self, session: Any) -> tuple[bytes, int, int]:
-        """See `zcactor.rpc.parts.Holder`. Sent back to the owner, nothing is leased; to a third process, it is pinned
-        here until that one has a lease of its own."""
-        if session.peer_process == self.owner:
-            return self.owner, self.id, 0
-        return self.owner, self.id, session.pin(self)
-
-    def __del__(self) -> None:
-        self._release(self.id)

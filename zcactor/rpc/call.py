@@ -53,7 +53,10 @@ class Call:
     resend: Callable[[Call, BaseException], bool] | None = None
     """Asked when the connection is lost: True when it takes the call over (a retry)."""
     fetch: Callable[[Call], None] | None = None
-    """Starts getting the result when it is first needed: another process's promise."""
+    """Starts getting the result when it is first needed: another process's promise, or bytes that nobody has read."""
+    arrived = False
+    """Whether the response is here and only its bytes are not: it can be passed on, and counts as known."""
+    known_callbacks: list[Callable[[Call], None]] | None = None
     on_done: Callable[[Call], None] | None = None
     """The caller's accounting of unfinished calls."""
 
@@ -75,8 +78,51 @@ class Call:
 
     @property
     def done(self) -> bool:
-        """Whether the outcome is known."""
+        """Whether the outcome is here."""
         return self.state is CallState.DONE
+
+    @property
+    def known(self) -> bool:
+        """Whether the outcome is known: here, or for the bytes that still lie where they were made."""
+        return self.arrived or self.state is CallState.DONE
+
+    def arrive(
+        self, status: int, payload: Any, parts: Sequence[Part], flags: int, read: Callable[[Call], None]
+    ) -> None:
+        """The response is here, but some of its bytes have to be read from their owner. That is left to whoever wants
+        the value: a result that is only passed on never comes here.
+
+        Args:
+            status, payload, parts, flags: as in `complete`; parts hold leases.
+            read: gets the bytes, then calls `complete`.
+        """
+        if self.state is CallState.DONE:
+            return
+        self.status, self.payload, self.parts, self.flags = status, payload, parts, flags
+        self.arrived = True
+        self.resend = None
+        self._note_known()  # `target` stays: the actor must not end before its result is read or let go of
+        self.fetch = read  # before the look at who waits: a thread may begin to meanwhile
+        if self.waiter is not None or self.callbacks is not None:
+            self._fetch_now()
+
+    def _fetch_now(self) -> None:
+        if self.fetch is not None:
+            fetch, self.fetch = self.fetch, None
+            fetch(self)
+
+    def _note_known(self) -> None:
+        """What is due once the outcome is known, the first time."""
+        if self.on_done is not None:
+            self.on_done(self)
+            self.on_done = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.known_callbacks is not None:
+            callbacks, self.known_callbacks = self.known_callbacks, None
+            for callback in callbacks:
+                callback(self)
 
     def complete(self, status: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
         """The response is here. Later completions are ignored: a call ends exactly once."""
@@ -96,7 +142,13 @@ class Call:
         self.decoded = True
         self.payload = None
         waiter = self.waiter
-        if waiter is None or self.waiters is not None or self.callbacks is not None or self.timer is not None:
+        if (
+            waiter is None
+            or self.waiters is not None
+            or self.callbacks is not None
+            or self.known_callbacks is not None
+            or self.timer is not None
+        ):
             self._finish()
             return
         # `_finish` for the usual case: one task waits
@@ -125,9 +177,7 @@ class Call:
             if self.status > Status.ERROR:  # the message will name the actor
                 self.actor_label = self.target.label
             self.target = None
-        if self.on_done is not None:
-            self.on_done(self)
-            self.on_done = None
+        self._note_known()
         waiter = self.waiter
         if waiter is not None:
             self.waiter = None
@@ -138,9 +188,6 @@ class Call:
                 self._wake_all(waiter)
         elif self.refs == 0 and self.callbacks is None and not self.retrieved and self.stream is None:
             self.unseen(self)
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
         if self.resend is not None or self.fetch is not None:
             self.resend = self.fetch = None
         if self.callbacks is not None:
@@ -166,9 +213,7 @@ class Call:
             self.waiters = [future]
         else:
             self.waiters.append(future)
-        if self.fetch is not None:
-            fetch, self.fetch = self.fetch, None
-            fetch(self)
+        self._fetch_now()
 
     def remove_waiter(self, future: asyncio.Future[None]) -> None:
         """`future` gave up waiting."""
@@ -182,6 +227,16 @@ class Call:
         """Whether anybody waits for the outcome."""
         return self.waiter is not None
 
+    def when_known(self, callback: Callable[[Call], None]) -> None:
+        """Run ``callback(call)`` when the outcome is known, on the loop's thread; at once when it is. Unlike a waiter
+        and `add_callback`, it does not ask for the bytes."""
+        if self.known:
+            callback(self)
+        elif self.known_callbacks is None:
+            self.known_callbacks = [callback]
+        else:
+            self.known_callbacks.append(callback)
+
     def add_callback(self, callback: Callable[[Call], None]) -> None:
         """Run ``callback(call)`` when done, on the loop's thread; at once when it is done already."""
         if self.state is CallState.DONE:
@@ -191,9 +246,7 @@ class Call:
             self.callbacks = [callback]
         else:
             self.callbacks.append(callback)
-        if self.fetch is not None:
-            fetch, self.fetch = self.fetch, None
-            fetch(self)
+        self._fetch_now()
 
 
 _DONE = CallState.DONE

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
 from zcactor.native import hot
-from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
 from zcactor.rpc.codec import TEMPLATE, decode, encode_hello_into, encode_into, frame_at, frame_size
 from zcactor.rpc.codec import decode_hello as read_hello
 from zcactor.rpc.incoming import Incoming
-from zcactor.rpc.messages import Hello, Kind
+from zcactor.rpc.messages import Hello, Kind, Status
 from zcactor.rpc.protocol import CallEvent, CallState, advance_call
 from zcactor.transport.credits import Credits
 
@@ -52,6 +52,7 @@ _RELEASE_DELAY = 1.0
 _CALL, _RESPONSE, _ITEM, _RELEASE, _CREDIT, _GOODBYE = (
     int(k) for k in (Kind.CALL, Kind.RESPONSE, Kind.ITEM, Kind.RELEASE, Kind.CREDIT, Kind.GOODBYE)
 )
+_OK = int(Status.OK)
 _CANCEL, _STREAM_CREDIT, _REGIONS = (int(k) for k in (Kind.CANCEL, Kind.STREAM_CREDIT, Kind.REGIONS))
 
 
@@ -95,8 +96,12 @@ class Hub(Protocol):
     def cancel_received(self, incoming: Incoming) -> None:
         """The caller cancelled, or is gone."""
 
-    def import_region(self, session: Session, region: Region) -> tuple[Part, asyncio.Future[Part] | None]:
-        """The part that a region of the peer's stands for; a future where a third process must lease it first."""
+    def import_region(self, session: Session, region: Region, unread: bool) -> tuple[Part, asyncio.Future[Part] | None]:
+        """The part that a region of the peer's stands for; a future where a third process must lease it first, or its
+        bytes have to be read. With `unread` that is left for later: the part's holder is a `RemoteLease`."""
+
+    def read_result(self, call: Call) -> None:
+        """Read the bytes of a result that has arrived without them, then complete `call`."""
 
     def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None:
         """The connection is gone, with `calls` of ours unanswered."""
@@ -399,12 +404,15 @@ class Session:
             self._on_loop(self._send_releases)
 
     def release_later(self, object_id: int) -> None:
-        """The same for a lease that ends while a call is being served, whose answer may take it along: what no frame
-        has taken within `_RELEASE_DELAY` is sent by itself. On the loop's thread."""
+        """The same for a lease on bytes that have been read: a frame is likely to follow, which takes it along. What no
+        frame has taken within `_RELEASE_DELAY` is sent by itself."""
         self._note_release(object_id)
         if not self._release_scheduled and self.closed is None:
             self._release_scheduled = True
-            self.loop.call_later(_RELEASE_DELAY, self._send_releases)
+            self._on_loop(self._send_releases_later)
+
+    def _send_releases_later(self) -> None:
+        self.loop.call_later(_RELEASE_DELAY, self._send_releases)
 
     def hold_releases(self) -> bool:
         """Promise that a frame follows at once and takes the releases noted meanwhile; see `unhold_releases`."""
@@ -493,7 +501,8 @@ class Session:
         parts: Sequence[Part] = ()
         blocked: Sequence[asyncio.Future[Part]] = ()
         if regions or self._carried:
-            parts, blocked = self._import(regions, kind)
+            unread = kind == _RESPONSE and code == _OK and not self._carried
+            parts, blocked = self._import(regions, kind, unread)
         if releases:
             with self.lock:
                 for object_id, number in releases:
@@ -503,7 +512,9 @@ class Session:
             if call is None:
                 raise ProtocolError(f"the peer answered call {message_id}, which is not open")
             if blocked:
-                self._when(blocked, parts, call.complete, code, bytes(data[low:high]), flags)
+                self._when(blocked, parts, partial(self._respond_to, call), code, bytes(data[low:high]), flags)
+            elif parts:
+                self._respond_to(call, code, bytes(data[low:high]), parts, flags)
             else:
                 call.complete(code, bytes(data[low:high]), parts, flags)
         elif kind == _CALL:
@@ -531,6 +542,12 @@ class Session:
             self.goodbye = True
         return end
 
+    def _respond_to(self, call: Call, code: int, payload: bytes, parts: Sequence[Part], flags: int) -> None:
+        if any(type(part.holder) is RemoteLease for part in parts):
+            call.arrive(code, payload, parts, flags, self.hub.read_result)
+        else:
+            call.complete(code, payload, parts, flags)
+
     def _credits_returned(self, count: int) -> None:
         with self.lock:
             if count:
@@ -546,9 +563,11 @@ class Session:
                 backlog.popleft()
         self._schedule_flush()
 
-    def _import(self, regions: Sequence[Region], kind: int) -> tuple[Sequence[Part], Sequence[asyncio.Future[Part]]]:
+    def _import(
+        self, regions: Sequence[Region], kind: int, unread: bool
+    ) -> tuple[Sequence[Part], Sequence[asyncio.Future[Part]]]:
         """The parts that regions stand for; some may have to be leased from a third process first."""
-        found = [self.hub.import_region(self, region) for region in regions]
+        found = [self.hub.import_region(self, region, unread) for region in regions]
         if self._carried:
             found = self._carried + found
             self._carried = []

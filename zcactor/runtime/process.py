@@ -22,7 +22,7 @@ from zcactor.handle import ActorHold, RemoteActor
 from zcactor.interface import Interface
 from zcactor.marshal import Marshaller, arrays
 from zcactor.objectstore.copies import CopyCounter
-from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.placement import Placements
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
 from zcactor.rpc.call import Call
@@ -293,7 +293,7 @@ class Process:
         if incoming.host is not None:
             incoming.host.cancel(incoming)
 
-    def import_region(self, session: Session, region: Region) -> tuple[Part, asyncio.Future[Part] | None]:
+    def import_region(self, session: Session, region: Region, unread: bool) -> tuple[Part, asyncio.Future[Part] | None]:
         """See `zcactor.rpc.session.Hub`: the part that a region stands for, leased from a third process if need be."""
         kind, owner, object_id, offset, nbytes, *_ = region
         if owner == self.process:
@@ -315,11 +315,12 @@ class Process:
             return Part(kind, holder, offset, nbytes), None
         if owner == session.peer_process:
             if kind <= RegionKind.MOVED and nbytes and not session.connection.maps:
-                return self._later(self._pull(session, region))
+                part = self._remote(session, region)
+                return (part, None) if unread else self._later(self._read(part))
             if kind == RegionKind.MOVED and session.connection.writable_mapping is None:
                 return self._later(self._open_writable(session, region, session))
             return self._leased(session, region), None
-        return self._later(self._adopt(session, region))
+        return self._later(self._adopt(session, region, unread))
 
     def _later(self, coroutine: Coroutine[Any, Any, Part]) -> tuple[Part, asyncio.Future[Part]]:
         future = self.loop.create_task(coroutine)
@@ -344,27 +345,42 @@ class Process:
             holder = ActorHold(owner, object_id, session.release)
         return Part(kind, holder, offset, nbytes)
 
-    async def _pull(self, owner: Session, region: Region) -> Part:
-        """Bring an object of the peer of `owner`, which has granted us the lease, into our own store: an object of ours
-        from then on, which is passed on, shared and freed as such. The lease goes back when the bytes are here."""
-        kind, _, object_id, offset, nbytes, _, seal, rkey = region
-        connection = owner.connection
+    def _remote(self, owner: Session, region: Region) -> Part:
+        """The same where the owner's arena is not mapped: bytes to be read, or to be passed on as they are."""
+        kind, process, object_id, offset, nbytes, _, seal, rkey = region
+        check_bounds(region, owner.connection.peer.arena_nbytes)
+        return Part(kind, RemoteLease(process, object_id, offset, nbytes, owner, seal, rkey), offset, nbytes)
+
+    async def _read(self, part: Part) -> Part:
+        """Bring the bytes of a `RemoteLease` into our own store: an object of ours from then on, which is passed on,
+        shared and freed as such. The lease ends with the last part that has it."""
+        kind, lease, offset, nbytes = part
+        connection = lease.session.connection
         try:
-            check_bounds(region, connection.peer.arena_nbytes)
-            block = self.placements.take(owner.peer_process, nbytes)
-            await connection.pull(RemoteRegion(object_id, offset, nbytes, seal, rkey), block.address, block)
+            block = self.placements.take(lease.owner, nbytes)
+            wanted = RemoteRegion(lease.id, offset, nbytes, lease.seal, lease.rkey)
+            await connection.pull(wanted, block.address, block)
         except OutOfMemory as error:
             return Part(kind, LostPart(f"there is no room for it here: {error}", error), 0, 0)
         except (ZcactorError, OSError) as error:
             return Part(kind, LostPart(f"it could not be brought here: {error}"), 0, 0)
-        finally:
-            owner.release_later(object_id)
         if connection.kind == "verbs":
             self.counters.bytes_read += nbytes
         else:
             self.counters.bytes_received += nbytes
         block.sealed = kind != RegionKind.MOVED
         return Part(kind, block, block.offset, nbytes)
+
+    def read_result(self, call: Call) -> None:
+        """See `zcactor.rpc.session.Hub`."""
+        self.start_task(self._read_result(call))
+
+    async def _read_result(self, call: Call) -> None:
+        async def here(part: Part) -> Part:
+            return await self._read(part) if type(part.holder) is RemoteLease else part
+
+        parts = await asyncio.gather(*map(here, call.parts))
+        call.complete(call.status, call.payload, parts, call.flags)
 
     async def _open_writable(self, session: Session, region: Region, owner: Session) -> Part:
         try:
@@ -373,8 +389,9 @@ class Process:
             return Part(region.kind, LostPart(f"write access to a moved array could not be had: {error}"), 0, 0)
         return self._leased(session, region)
 
-    async def _adopt(self, session: Session, region: Region) -> Part:
-        """Get a lease of our own from the owner, a third process, then let go of the sender's pin."""
+    async def _adopt(self, session: Session, region: Region, unread: bool) -> Part:
+        """Get a lease of our own from the owner, a third process, then let go of the sender's pin. The bytes are read
+        as well where they cannot be mapped, unless they are to stay `unread`."""
         try:
             owner = await self.connect(region.owner)
             if not await self.ask(owner, "lease", region.id):
@@ -382,7 +399,8 @@ class Process:
                     f"object {region.id:x} is no longer held by process {region.owner.hex()[:8]}, its owner"
                 )
             if region.kind <= RegionKind.MOVED and region.nbytes and not owner.connection.maps:
-                return await self._pull(owner, region)
+                part = self._remote(owner, region)
+                return part if unread else await self._read(part)
             if region.kind == RegionKind.MOVED:
                 await owner.connection.open_writable()
             return self._leased(owner, region)

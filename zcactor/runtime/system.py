@@ -64,9 +64,9 @@ class SystemActor:
         call = self._process.exports.get(object_id)
         if not isinstance(call, Call):
             raise ObjectLost(f"promise {object_id:x} is no longer held by its owner, pid {os.getpid()}")
-        if not call.done:
+        if not call.known:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            call.add_callback(functools.partial(_settle, done))
+            call.when_known(functools.partial(_settle, done))
             await done
         call.retrieved = True
         if call.error is not None:
