@@ -6,23 +6,12 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
 
 import pytest
 
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.transport import greeting
 from zcactor.transport.auth import Handshake, Hello, Status, refusal
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    left, right = socket.socketpair()
-    with left, right:
-        left.setblocking(False)
-        right.setblocking(False)
-        yield left, right
-
 
 Ends = tuple[socket.socket, socket.socket]
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.conformance.connection import Recorder, connect, finish, send, turns
 from tests.transport.local_arena import local_side, run_directory
+from tests.transport.outsiders import rest
 from zcactor.errors import ConnectionLost
 from zcactor.transport import greeting, listener, unix
 from zcactor.transport.auth import Status, preamble, refusal
@@ -43,15 +44,6 @@ def call(path: str) -> socket.socket:
     sock.setblocking(False)
     sock.connect(path)
     return sock
-
-
-async def rest(sock: socket.socket) -> bytes:
-    """What comes until the other end closes. Bytes it left unread make the system report a reset."""
-    received = b""
-    with contextlib.suppress(ConnectionResetError):
-        while part := await asyncio.get_running_loop().sock_recv(sock, 100):
-            received += part
-    return received
 
 
 STRANGERS = [

@@ -27,6 +27,7 @@ from tests.conformance.connection import (
     turns,
 )
 from tests.transport.local_arena import TOKEN, local_side, memfd, run_directory
+from tests.transport.outsiders import victim
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
 from zcactor.transport.auth import Handshake, Hello, Status, refusal
 from zcactor.transport.base import Connection
@@ -377,37 +378,25 @@ VICTIM = """
 import asyncio, sys
 from pathlib import Path
 from tests.transport.local_arena import local_side
-from tests.conformance.connection import Recorder, send
+from tests.transport.outsiders import await_death
 
-async def main():
-    with local_side(Path(sys.argv[1])) as side:
-        side.arena[:5] = b"alive"
-        def accepted(connection):
-            connection.start(Recorder())
-            send(connection, [b"hello"])
-        await side.endpoint.start(accepted)
-        print(side.endpoint.address, flush=True)
-        await asyncio.get_running_loop().create_future()
-
-asyncio.run(main())
+with local_side(Path(sys.argv[1])) as side:
+    side.arena[:5] = b"alive"
+    asyncio.run(await_death(side))
 """
 
 
 async def test_killed_process(directory: Path) -> None:
-    command = [sys.executable, "-c", VICTIM, str(directory)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as victim:
-        assert victim.stdout is not None
-        address = (await asyncio.to_thread(victim.stdout.readline)).decode().strip()
+    with victim(VICTIM, str(directory)) as (process, address):
         connection = await LocalEndpoint(directory, bytes(16), TOKEN, None, 0).connect(address)
-        assert connection.peer.pid == victim.pid
+        assert connection.peer.pid == process.pid
         recorder = Recorder()
         connection.start(recorder)
         await recorder.wait_frames(1)
-        victim.kill()
+        process.kill()
         cause = await recorder.wait_lost()
         assert isinstance(cause, ConnectionLost)
-        assert str(victim.pid) in str(cause)
+        assert str(process.pid) in str(cause)
         assert ctypes.string_at(connection.map(0, 5), 5) == b"alive", "readers keep valid maps of a dead owner"
         await turns()
         assert len(recorder.lost) == 1

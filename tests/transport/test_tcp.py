@@ -7,11 +7,8 @@ import contextlib
 import os
 import secrets
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -28,6 +25,7 @@ from tests.conformance.connection import (
     turns,
 )
 from tests.transport.local_arena import TOKEN
+from tests.transport.outsiders import rest, victim
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ObjectLost, ProtocolError, VersionMismatch
 from zcactor.transport import greeting, tcp_pull
@@ -79,15 +77,6 @@ def call(endpoint: TcpEndpoint) -> socket.socket:
     sock = socket.create_connection((host, port))
     sock.setblocking(False)
     return sock
-
-
-async def rest(sock: socket.socket) -> bytes:
-    """What comes until the other end closes. Bytes it left unread make the system report a reset."""
-    received = b""
-    with contextlib.suppress(ConnectionResetError):
-        while part := await asyncio.get_running_loop().sock_recv(sock, 100):
-            received += part
-    return received
 
 
 async def authenticated(endpoint: TcpEndpoint, purpose: Purpose, process: bytes) -> socket.socket:
@@ -389,32 +378,20 @@ async def test_data_socket_without_a_connection(endpoint: TcpEndpoint, pair: Pai
 
 VICTIM = """
 import asyncio, os, signal
+from tests.transport.outsiders import await_death
 from tests.transport.tcp_arena import tcp_side
-from tests.conformance.connection import Recorder, send
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-async def main():
-    with tcp_side() as side:
-        side.endpoint.authorize = lambda process, object_id, offset, nbytes: object_id == 1 or die()
-        def accepted(connection):
-            connection.start(Recorder())
-            send(connection, [b"hello"])
-        await side.endpoint.start(accepted)
-        print(side.endpoint.address, flush=True)
-        await asyncio.get_running_loop().create_future()
-
-asyncio.run(main())
+with tcp_side() as side:
+    side.endpoint.authorize = lambda process, object_id, offset, nbytes: object_id == 1 or die()
+    asyncio.run(await_death(side))
 """
 
 
 async def test_peer_is_killed_during_a_pull() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", VICTIM]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as victim, tcp_side() as side:
-        assert victim.stdout is not None
-        address = (await asyncio.to_thread(victim.stdout.readline)).decode().strip()
+    with victim(VICTIM) as (process, address), tcp_side() as side:
         connection, recorder = await side.endpoint.connect(address), Recorder()
         connection.start(recorder)
         assert await recorder.wait_frames(1) == [b"hello"]
@@ -424,6 +401,6 @@ async def test_peer_is_killed_during_a_pull() -> None:
             await connection.pull(fatal, side.address, side)
         cause = await recorder.wait_lost()
         assert isinstance(cause, ConnectionLost)
-        assert str(victim.pid) in str(cause)
+        assert str(process.pid) in str(cause)
         with pytest.raises(ConnectionLost):
             await connection.pull(region(0, 10), side.address, side)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,6 @@ import pytest
 from tests.transport.local_arena import run_directory
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport import unix
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    left, right = socket.socketpair()
-    with left, right:
-        left.setblocking(False)
-        right.setblocking(False)
-        yield left, right
-
 
 Ends = tuple[socket.socket, socket.socket]
 

@@ -17,13 +17,14 @@ import contextlib
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import AuthenticationError, ProtocolError
 from zcactor.transport import unix
-from zcactor.transport.auth import Handshake, Hello, Purpose
+from zcactor.transport.auth import Hello, Purpose
 from zcactor.transport.base import Connection, PeerInfo
-from zcactor.transport.greeting import answering, introduce, shake_hands
+from zcactor.transport.endpoints import ListeningEndpoint
+from zcactor.transport.greeting import answering
 from zcactor.transport.listener import Listener
 from zcactor.transport.local_connection import LocalConnection
 from zcactor.transport.mapping import Mapping, check_seals
@@ -32,14 +33,13 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
 __all__ = ["LocalEndpoint"]
 
 _ADDRESS: Final = re.compile(r"[0-9a-f]{32}")
 
 
-class LocalEndpoint:
+class LocalEndpoint(ListeningEndpoint):
     """Listens for peers on this host and connects to theirs. Satisfies `zcactor.transport.base.Endpoint`.
 
     Args:
@@ -68,28 +68,9 @@ class LocalEndpoint:
         recv_depth: int = 1024,
         eager_limit: int = 16384,
     ) -> None:
-        if len(process) != 16:
-            raise ValueError(f"a process's name has 16 bytes, this one has {len(process)}")
-        if (arena_fd is None) != (arena_nbytes == 0):
-            raise ValueError(f"an arena has a descriptor and a size: got {arena_fd} and {arena_nbytes}")
+        super().__init__(process, token, arena_fd, arena_nbytes, recv_depth, eager_limit)
         self.address = process.hex()
-        self.process = process
         self._directory = directory
-        self._token = token
-        self._arena_fd = arena_fd
-        self._arena_nbytes = arena_nbytes
-        self._recv_depth = recv_depth
-        self._eager_limit = eager_limit
-        self._listener: Listener | None = None
-        self._accepted: Callable[[Connection], None] | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def viability(self) -> str | None:
         """None when this endpoint can work here, else the reason and the remedy."""
@@ -105,23 +86,12 @@ class LocalEndpoint:
             RuntimeError: the endpoint listens already.
             OSError: the socket cannot be created.
         """
-        if self._listener is not None:
-            raise RuntimeError(f"the endpoint {self.address} listens already")
+        self._refuse_second_start()
         problem = self.viability()
         if problem is not None:
             raise PermissionError(problem)
         self._accepted = accepted
         self._listener = Listener(unix.listen(self._path(self.address)), self._greet, _objection)
-
-    def abandon(self) -> None:
-        """In a forked child: let go of the socket; its file is the parent's."""
-        if self._listener is not None:
-            self._listener.abandon()
-
-    @property
-    def pending(self) -> int:
-        """Peers that have connected and not authenticated themselves yet."""
-        return 0 if self._listener is None else self._listener.pending
 
     async def connect(self, address: str) -> LocalConnection:
         """Connect to the process that listens at `address` and authenticate both ways.
@@ -147,21 +117,14 @@ class LocalEndpoint:
 
     async def aclose(self) -> None:
         """Stop listening and remove the socket's file. Connections stay open. Idempotent."""
-        if self._listener is not None and not self._listener.closed:
-            if self._listener.ours:
-                self._path(self.address).unlink(missing_ok=True)
-            await self._listener.aclose()
-
-    def dispose(self) -> None:
-        """Connections share nothing."""
+        if self._listener is not None and not self._listener.closed and self._listener.ours:
+            self._path(self.address).unlink(missing_ok=True)
+        await super().aclose()
 
     def _path(self, address: str) -> Path:
         if not _ADDRESS.fullmatch(address):
             raise ProtocolError(f"{address!r} is no address on this host: it must be 32 hexadecimal digits")
         return self._directory / f"{address}.sock"
-
-    def _hello(self, purpose: Purpose) -> Hello:
-        return Hello(self.process, os.getpid(), self._arena_nbytes, self._recv_depth, self._eager_limit, purpose)
 
     async def _introduce(
         self, address: str, purpose: Purpose, undo: contextlib.ExitStack
@@ -173,15 +136,13 @@ class LocalEndpoint:
             uid = unix.peer_uid(sock)
             if uid != os.geteuid():
                 raise AuthenticationError(f"process {address} runs as uid {uid}, this one as uid {os.geteuid()}")
-            return await introduce(sock, Handshake(self._token, self._hello(purpose), accepting=False), address), sock
+            return await self._say_hello(sock, purpose, address), sock
 
     async def _greet(self, sock: socket.socket) -> None:
         """The accepting side of `connect`; owns `sock`."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
-            handshake = Handshake(self._token, self._hello(Purpose.PEER), accepting=True)
-            await shake_hands(sock, handshake)
-            hello = handshake.peer
+            hello = await self._hear_hello(sock)
             if hello.purpose is Purpose.WRITABLE_ARENA:
                 await self._send_arena(sock, writable=True)
                 return
@@ -191,8 +152,7 @@ class LocalEndpoint:
             mapping = await self._receive_arena(sock, hello.arena_nbytes, writable=False)
             connection = self._connection(sock, hello, mapping)
             undo.pop_all()
-        if self._accepted is not None:
-            self._accepted(connection)
+        self._hand_on(connection)
 
     async def _send_arena(self, sock: socket.socket, *, writable: bool) -> None:
         if self._arena_fd is None or writable:
@@ -224,11 +184,12 @@ class LocalEndpoint:
 
     def _connection(self, sock: socket.socket, hello: Hello, mapping: Mapping | None) -> LocalConnection:
         unix.set_send_buffer(sock)
+        recv_depth, eager_limit = self._agreed(hello)
         return LocalConnection(
             sock,
             PeerInfo(hello.process, hello.pid, unix.peer_uid(sock), hello.arena_nbytes),
-            recv_depth=min(hello.recv_depth, self._recv_depth),
-            eager_limit=min(hello.eager_limit, self._eager_limit),
+            recv_depth=recv_depth,
+            eager_limit=eager_limit,
             mapping=mapping,
             map_writable=lambda: self._map_writable(hello.process.hex(), hello.arena_nbytes),
         )

@@ -21,21 +21,13 @@ __all__ = ["LocalConnection"]
 class LocalConnection(StreamConnection):
     """A connected and authenticated unix socket. Satisfies `zcactor.transport.base.Connection`.
 
-    Args:
-        sock: non-blocking; belongs to the connection from here.
-        peer: who is at the other end.
-        recv_depth: frames either side may have outstanding, the same number on both.
-        eager_limit: bytes, the same number on both.
+    Args, beside those of `StreamConnection`, which raises the same:
         mapping: the peer's arena, read-only; None where it has none.
         map_writable: maps the peer's arena with write access; what `open_writable` calls once.
-
-    Raises:
-        OSError: no descriptor is left (EMFILE); `sock` stays the caller's.
     """
 
     kind = "local"
     maps = True
-    export: Callable[[int, int, int], tuple[int, int]] | None = None
 
     def __init__(
         self,

@@ -10,15 +10,15 @@ import asyncio
 import os
 import random
 import secrets
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from zcactor.errors import ConnectionLost
 from zcactor.transport.base import Connection, PeerInfo
+from zcactor.transport.endpoints import EndpointContext
 from zcactor.transport.loopback_connection import NO_FAULTS, Arena, Faults, LoopbackConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 __all__ = ["Arena", "Faults", "LoopbackConnection", "LoopbackEndpoint", "LoopbackNetwork", "loopback_pair"]
 
@@ -83,7 +83,7 @@ class LoopbackNetwork:
         self.listening: dict[str, tuple[LoopbackEndpoint, Callable[[Connection], None]]] = {}
 
 
-class LoopbackEndpoint:
+class LoopbackEndpoint(EndpointContext):
     """One named place in a `LoopbackNetwork`. Satisfies `zcactor.transport.base.Endpoint`.
 
     Args:
@@ -110,14 +110,6 @@ class LoopbackEndpoint:
         self._network = network
         self.recv_depth = recv_depth
         self.eager_limit = eager_limit
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def viability(self) -> str | None:
         """None: a process can always talk to itself."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
+from zcactor.transport.delivering import Delivering
 from zcactor.transport.framing import max_frame_for, whole_frames
 from zcactor.transport.sendbuffer import SendBuffer
 
@@ -53,7 +54,7 @@ class Faults:
 NO_FAULTS: Final = Faults()
 
 
-class LoopbackConnection:
+class LoopbackConnection(Delivering):
     """One end of a pair. Satisfies `zcactor.transport.base.Connection`. Made by `loopback.loopback_pair`."""
 
     kind = "loopback"
@@ -74,6 +75,7 @@ class LoopbackConnection:
         rng: random.Random,
         maps: bool,
     ) -> None:
+        super().__init__(loop)
         self.peer = peer
         self.rejected: abc.Mapping[str, str] = {}
         self.maps = maps
@@ -82,7 +84,6 @@ class LoopbackConnection:
         self.max_frame = max_frame_for(eager_limit)
         self._peer_arena = peer_arena
         self._writable_open = False
-        self._loop = loop
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self._faults = faults
@@ -93,11 +94,6 @@ class LoopbackConnection:
         self._incoming: deque[tuple[bytes | ConnectionLost, int]] = deque()  # a batch or the end, and turns to wait
         self._pumping = False
         self._other = self  # until `join`
-        self._started = False
-        self._receiver: Receiver | None = None
-        self._closing = False
-        self._lost = False
-        self._gone = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<LoopbackConnection to process {self.peer.process.hex()}, {'closed' if self._lost else 'open'}>"
@@ -106,20 +102,9 @@ class LoopbackConnection:
         """Make `other` the end that receives from this one."""
         self._other = other
 
-    def start(self, receiver: Receiver) -> None:
-        """Begin to deliver to `receiver`; what arrived before waits until now.
-
-        Raises:
-            RuntimeError: it was called before.
-        """
-        if self._started:
-            raise RuntimeError("the connection has been started already")
-        self._started = True
-        self._receiver = receiver
-        if self._lost:
-            self._loop.call_soon(self._report, None)
-        else:
-            self._pump_soon()
+    def _begin(self, receiver: Receiver) -> None:
+        del receiver  # whoever is it when the pump runs
+        self._pump_soon()
 
     # ---- sending
 
@@ -294,13 +279,4 @@ class LoopbackConnection:
         self._wire.clear()
         self._incoming.clear()
         self._other.arrive(ConnectionLost(f"process {os.getpid()} closed the connection", maybe_executed=True), 0)
-        if self._receiver is None:
-            self._gone.set()
-        else:
-            self._loop.call_soon(self._report, None if self._closing else cause)
-
-    def _report(self, cause: Exception | None) -> None:
-        self._gone.set()
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            receiver.connection_lost(cause)
+        self._report_later(cause)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.endpoints import EndpointContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from zcactor.transport.base import Connection, Endpoint
 
@@ -27,7 +27,7 @@ __all__ = ["SelectingEndpoint"]
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 
 
-class SelectingEndpoint:
+class SelectingEndpoint(EndpointContext):
     """Several endpoints as one. Satisfies `zcactor.transport.base.Endpoint`; addresses are processes' names.
 
     Args:
@@ -43,14 +43,6 @@ class SelectingEndpoint:
         self.address = process.hex()
         self.ways = tuple(ways)
         self._directory = directory
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def viability(self) -> str | None:
         """None when one of the ways can work here, else the reasons against all."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.native import hot
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver
+from zcactor.transport.delivering import Delivering
 from zcactor.transport.framing import max_frame_for, whole_frames
 from zcactor.transport.sendbuffer import SendBuffer
 
@@ -50,7 +51,7 @@ class _Commit(Protocol):
     def __call__(self, nbytes: int) -> None: ...
 
 
-class StreamConnection:
+class StreamConnection(Delivering):
     """The frames of a connected and authenticated socket; a subclass adds how the peer's bytes are reached.
 
     Args:
@@ -64,9 +65,12 @@ class StreamConnection:
         OSError: no descriptor is left (EMFILE); `sock` stays the caller's.
     """
 
+    export: Callable[[int, int, int], tuple[int, int]] | None = None
+
     def __init__(
         self, sock: socket.socket, peer: PeerInfo, *, recv_depth: int, eager_limit: int, where: str = ""
     ) -> None:
+        super().__init__(asyncio.get_running_loop())
         self.peer = peer
         self.rejected: abc.Mapping[str, str] = {}
         self.name = f"process {peer.pid}{where}"
@@ -95,35 +99,17 @@ class StreamConnection:
         self._in = bytearray(0 if hot is not None else max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX))
         self._in_view = memoryview(self._in)
         self._filled = 0  # bytes at the start of _in: the beginning of a frame
-        self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._process = os.getpid()
-        self._started = False
-        self._receiver: Receiver | None = None
-        self._closing = False
-        self._lost = False
         self._drained = asyncio.Event()
-        self._gone = asyncio.Event()
 
     def __repr__(self) -> str:
         state = "closed" if self._lost else "closing" if self._closing else "open"
         return f"<{type(self).__name__} to {self.name}, {state}>"
 
-    def start(self, receiver: Receiver) -> None:
-        """Begin to deliver to `receiver`. Called once, before anything is sent.
-
-        A receiver whose `wire` is a native one gets its frames there, without a Python function in between.
-
-        Raises:
-            RuntimeError: it was called before.
-        """
-        if self._started:
-            raise RuntimeError("the connection has been started already")
-        self._started = True
-        self._receiver = receiver
-        if self._lost:
-            self._loop.call_soon(self._report, None)
-            return
+    def _begin(self, receiver: Receiver) -> None:
+        """Watch the socket. A receiver whose `wire` is a native one gets its frames there, without a Python function
+        in between."""
         if hot is not None:
             self._reader = hot.Reader(
                 self._fd, max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX), self.max_frame,
@@ -309,20 +295,10 @@ class StreamConnection:
         self._hangup.close()
         self._sock.close()
         self._drained.set()
-        self._fence(functools.partial(self._report_later, None if self._closing else cause))
-
-    def _report_later(self, cause: Exception | None) -> None:
-        if self._receiver is None:
-            self._gone.set()
-        else:
-            # later, because the caller may hold the lock that its receiver takes
-            self._loop.call_soon(self._report, cause)
+        self._fence(functools.partial(self._report_later, cause))
 
     def _report(self, cause: Exception | None) -> None:
-        self._gone.set()
-        # let go of it: a closed connection that waits for the garbage collector would keep its peer's arena
-        receiver, self._receiver = self._receiver, None
+        # these hold the receiver too, and what it keeps: the peer's arena among others
         self._reader = None
         self._read = self._on_readable
-        if receiver is not None:
-            receiver.connection_lost(cause)
+        super()._report(cause)

@@ -21,12 +21,13 @@ import socket
 import struct
 import sys
 import weakref
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport.auth import Handshake, Hello, Purpose, Status
+from zcactor.transport.auth import Hello, Purpose, Status
 from zcactor.transport.base import Connection, PeerInfo
-from zcactor.transport.greeting import answering, introduce, receive_exactly, send_all, shake_hands
+from zcactor.transport.endpoints import ListeningEndpoint
+from zcactor.transport.greeting import answering, receive_exactly, send_all
 from zcactor.transport.listener import Listener
 from zcactor.transport.tcp_connection import TcpConnection
 from zcactor.transport.tcp_data import KEY_NBYTES
@@ -34,7 +35,6 @@ from zcactor.transport.tcp_serve import DataServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 __all__ = ["TcpEndpoint", "parse_address", "tune"]
 
@@ -98,8 +98,10 @@ def _new_socket(host: str) -> socket.socket:
     return sock
 
 
-class TcpEndpoint:
+class TcpEndpoint(ListeningEndpoint):
     """Listens for peers at an IP address and connects to theirs. Satisfies `zcactor.transport.base.Endpoint`.
+
+    Connections stay open when it is closed, but peers can open no data sockets for them any more.
 
     Args:
         host: the IP address at which this process listens and peers find it; not a wildcard, which is no place.
@@ -136,35 +138,15 @@ class TcpEndpoint:
         *,
         port: int = 0,
     ) -> None:
-        if len(process) != 16:
-            raise ValueError(f"a process's name has 16 bytes, this one has {len(process)}")
-        if (arena_fd is None) != (arena_nbytes == 0):
-            raise ValueError(f"an arena has a descriptor and a size: got {arena_fd} and {arena_nbytes}")
+        super().__init__(process, token, arena_fd, arena_nbytes, recv_depth, eager_limit)
         place = ipaddress.ip_address(host)
         if place.is_unspecified or "%" in host:
             raise ValueError(f"{host} is a wildcard or has a scope: peers need an address that leads to this host")
-        self.address = ""
-        self.process = process
         self.authorize: Callable[[bytes, int, int, int], bool] = _anything
         self._host = str(place)
         self._port = port
-        self._token = token
-        self._arena_fd = arena_fd
-        self._arena_nbytes = arena_nbytes
-        self._recv_depth = recv_depth
-        self._eager_limit = eager_limit
-        self._listener: Listener | None = None
-        self._accepted: Callable[[Connection], None] | None = None
         # by the key that a data socket shows; each is its connection's
         self._servers: weakref.WeakValueDictionary[bytes, DataServer] = weakref.WeakValueDictionary()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def viability(self) -> str | None:
         """None when this endpoint can work here, else the reason and the remedy."""
@@ -186,8 +168,7 @@ class TcpEndpoint:
             RuntimeError: the endpoint listens already.
             OSError: the address is not one of this host's, or the port is in use.
         """
-        if self._listener is not None:
-            raise RuntimeError(f"the endpoint {self.address} listens already")
+        self._refuse_second_start()
         with contextlib.ExitStack() as undo:
             sock = undo.enter_context(_new_socket(self._host))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended may still hold the port
@@ -198,16 +179,6 @@ class TcpEndpoint:
             self.address = _written(self.process.hex(), self._host, self._port)
             self._listener = Listener(sock, self._greet)
             undo.pop_all()
-
-    def abandon(self) -> None:
-        """In a forked child: let go of the listening socket."""
-        if self._listener is not None:
-            self._listener.abandon()
-
-    @property
-    def pending(self) -> int:
-        """Peers that have connected and not authenticated themselves yet."""
-        return 0 if self._listener is None else self._listener.pending
 
     async def connect(self, address: str) -> Connection:
         """Connect to the process that listens at `address` and authenticate both ways.
@@ -224,14 +195,6 @@ class TcpEndpoint:
         sock, hello = await self._introduce(address, Purpose.PEER)
         async with answering(address, "over TCP"):
             return await self._make_connection(sock, hello, accepting=False)
-
-    async def aclose(self) -> None:
-        """Stop listening. Connections stay open, but peers can open no data sockets for them any more. Idempotent."""
-        if self._listener is not None:
-            await self._listener.aclose()
-
-    def dispose(self) -> None:
-        """Connections share nothing."""
 
     # ---- for transports that begin over TCP
 
@@ -276,14 +239,7 @@ class TcpEndpoint:
         """The peer, as a connection knows it."""
         return PeerInfo(hello.process, hello.pid, NO_UID, hello.arena_nbytes)
 
-    def _agreed(self, hello: Hello) -> tuple[int, int]:
-        """The receive depth and the eager limit that hold for both ends."""
-        return min(hello.recv_depth, self._recv_depth), min(hello.eager_limit, self._eager_limit)
-
     # ---- the handshake
-
-    def _hello(self, purpose: Purpose) -> Hello:
-        return Hello(self.process, os.getpid(), self._arena_nbytes, self._recv_depth, self._eager_limit, purpose)
 
     async def _introduce(self, address: str, purpose: Purpose) -> tuple[socket.socket, Hello]:
         """Connect and shake hands; the socket is the caller's."""
@@ -296,7 +252,7 @@ class TcpEndpoint:
                 if sock.getsockname() == sock.getpeername():
                     # where nobody listens, TCP connects a socket to itself if its own port happens to be that one
                     raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-                hello = await introduce(sock, Handshake(self._token, self._hello(purpose), accepting=False), process)
+                hello = await self._say_hello(sock, purpose, process)
             undo.pop_all()
         return sock, hello
 
@@ -305,9 +261,7 @@ class TcpEndpoint:
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
             tune(sock)
-            handshake = Handshake(self._token, self._hello(Purpose.PEER), accepting=True)
-            await shake_hands(sock, handshake)
-            hello = handshake.peer
+            hello = await self._hear_hello(sock)
             if hello.purpose is Purpose.DATA:
                 await self._adopt(sock, hello)
             elif hello.purpose is not Purpose.PEER:
@@ -315,8 +269,7 @@ class TcpEndpoint:
             undo.pop_all()
         if hello.purpose is Purpose.PEER:
             connection = await self._make_connection(sock, hello, accepting=True)
-            if self._accepted is not None:
-                self._accepted(connection)
+            self._hand_on(connection)
 
     # ---- data sockets
 

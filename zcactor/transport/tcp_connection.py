@@ -31,17 +31,9 @@ _LAST_LOOK: Final = 0.05
 class TcpConnection(StreamConnection):
     """A connected and authenticated TCP socket. Satisfies `zcactor.transport.base.Connection`.
 
-    Args:
-        sock: non-blocking; belongs to the connection from here.
-        peer: who is at the other end.
-        recv_depth: frames either side may have outstanding, the same number on both.
-        eager_limit: bytes, the same number on both.
-        where: the peer's place, for messages.
+    Args, beside those of `StreamConnection`, which raises the same:
         connect_data: gives a data socket to the peer, authenticated and blocking or not; what `pull` opens.
         server: answers the peer's pulls; belongs to the connection from here.
-
-    Raises:
-        OSError: no descriptor is left (EMFILE); `sock` stays the caller's.
     """
 
     kind = "tcp"
@@ -49,7 +41,6 @@ class TcpConnection(StreamConnection):
     mapping: Mapping | None = None
     """None: the arena of another host cannot be mapped."""
     writable_mapping: Mapping | None = None
-    export: Callable[[int, int, int], tuple[int, int]] | None = None
 
     def __init__(
         self,

@@ -16,9 +16,14 @@ from tests.transport.verbs.sides import Arena
 from zcactor.transport.verbs.base import Completion, PathAttributes, QpAddress
 from zcactor.transport.verbs.engine import Engine
 from zcactor.transport.verbs.fake import FakeCompletionQueue, FakeDevice, FakeFabric
+from zcactor.transport.verbs.pair import slot_nbytes_for
 from zcactor.transport.verbs.viability import Viable
 
 MIB = 1 << 20
+EAGER = 1024
+"""The eager limit of a connection."""
+SLOT = slot_nbytes_for(EAGER)
+"""Bytes of a slot for it."""
 
 
 def open_device(fabric: FakeFabric, name: str) -> FakeDevice:

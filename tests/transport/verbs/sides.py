@@ -15,7 +15,8 @@ from tests.conformance.connection import ARENA_NBYTES, Side
 from tests.transport.local_arena import TOKEN, memfd
 from zcactor.transport.verbs.base import Binding
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
-from zcactor.transport.verbs.fake import FakeFabric
+from zcactor.transport.verbs.engine import Engine
+from zcactor.transport.verbs.fake import FakeDevice, FakeFabric
 from zcactor.transport.verbs.load import Absent, bindings
 
 MADV_POPULATE_WRITE = 23
@@ -75,6 +76,26 @@ def fake_sides(fabric: FakeFabric | None = None) -> Iterator[tuple[Side, Side]]:
         verbs_side(lambda: fabric.binding("fake1")) as right,
     ):
         yield left, right
+
+
+def endpoint_of(side: Side) -> VerbsEndpoint:
+    """The endpoint of one of them."""
+    assert isinstance(side.endpoint, VerbsEndpoint)
+    return side.endpoint
+
+
+def engine_of(side: Side) -> Engine:
+    """The engine of one that has joined RDMA."""
+    engine = endpoint_of(side).engine
+    assert engine is not None
+    return engine
+
+
+def device_of(side: Side) -> FakeDevice:
+    """The device of one on a fake fabric that has joined RDMA."""
+    device = engine_of(side).device
+    assert isinstance(device, FakeDevice)
+    return device
 
 
 @contextlib.contextmanager

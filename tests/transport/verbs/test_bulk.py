@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from tests.conformance.connection import turns
-from tests.transport.verbs.parts import Memory, engine_on
+from tests.transport.verbs.parts import EAGER, SLOT, Memory, engine_on
 from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.verbs.base import MAX_U24, CompletionStatus, QpState, Read
@@ -26,10 +26,9 @@ from zcactor.transport.verbs.bootstrap import Message, Rebuild, Rebuilt, Resume,
 from zcactor.transport.verbs.bulk import BulkPair
 from zcactor.transport.verbs.engine import Engine
 from zcactor.transport.verbs.fake import FakeFabric, FakeQueuePair
-from zcactor.transport.verbs.pair import QueuePairs, slot_nbytes_for
+from zcactor.transport.verbs.pair import QueuePairs
 from zcactor.transport.verbs.pulling import MAX_READS
 
-EAGER = 1024
 NBYTES = 1 << 16
 ARENA = 1 << 16
 PIECE = 1024
@@ -171,10 +170,9 @@ class Both:
 @contextlib.contextmanager
 def both_on(fabric: FakeFabric) -> Iterator[Both]:
     """Two ends, connected; inside the running loop, which has no eye on the completion queues."""
-    slot = slot_nbytes_for(EAGER)
     for name in ("a", "b"):
         fabric.add_nic(name)
-    with engine_on(fabric, "a", slot, ARENA) as one, engine_on(fabric, "b", slot, ARENA) as other:
+    with engine_on(fabric, "a", SLOT, ARENA) as one, engine_on(fabric, "b", SLOT, ARENA) as other:
         for engine in (one, other):
             asyncio.get_running_loop().remove_reader(engine.cq.fd)
         left, right = QueuePairs(one, EAGER), QueuePairs(other, EAGER)
@@ -197,6 +195,14 @@ async def lost(*pulls: asyncio.Task[None]) -> None:
         assert isinstance(outcome, ObjectLost)
 
 
+async def fail_once(both: Both, *halves: Half) -> None:
+    """A READ of each of `halves` fails, and both ends get over it."""
+    bad = [both.fail(half) for half in halves]
+    await turns()
+    both.settle()
+    await lost(*bad)
+
+
 # ---- one failure
 
 
@@ -207,10 +213,7 @@ async def test_nothing_fails(both: Both) -> None:
 
 
 async def test_leader_fails(both: Both) -> None:
-    bad = both.fail(both.left)
-    await turns()
-    both.settle()
-    await lost(bad)
+    await fail_once(both, both.left)
     rebuild, resume = both.left.told
     (rebuilt,) = both.right.told
     assert isinstance(rebuild, Rebuild) and rebuild.generation == 1
@@ -223,10 +226,7 @@ async def test_leader_fails(both: Both) -> None:
 
 
 async def test_other_one_fails(both: Both) -> None:
-    bad = both.fail(both.right)
-    await turns()
-    both.settle()
-    await lost(bad)
+    await fail_once(both, both.right)
     assert [type(message) for message in both.right.told] == [Rebuild, Rebuilt]
     assert [type(message) for message in both.left.told] == [Rebuild, Resume]
     assert both.generations() == (1, 1)
@@ -271,10 +271,7 @@ async def test_request_of_the_other_meets_what_is_under_way(both: Both, first: i
 
 async def test_again_and_again(both: Both) -> None:
     for count in range(1, 51):
-        bad = [both.fail(half) for half in both.halves[: count % 2 + 1]]
-        await turns()
-        both.settle()
-        await lost(*bad)
+        await fail_once(both, *both.halves[: count % 2 + 1])
         assert both.left.bulk.generation >= count
         await both.works()
     assert both.fabric.statistics().retries == 0
@@ -283,10 +280,7 @@ async def test_again_and_again(both: Both) -> None:
 async def test_numbers_differ_each_time(both: Both) -> None:
     numbers: set[int] = set()
     for _ in range(5):
-        bad = both.fail(both.left)
-        await turns()
-        both.settle()
-        await lost(bad)
+        await fail_once(both, both.left)
         for half in both.halves:
             assert half.qp.path is not None
             numbers.add(half.qp.path.psn)
@@ -339,10 +333,7 @@ async def test_fails_again_before_the_other_has_resumed(both: Both) -> None:
 @pytest.mark.parametrize("generation", [0, 1, 2, 4, 2**32 - 1])
 async def test_other_generations_are_ignored(both: Both, generation: int) -> None:
     for _ in range(2):
-        bad = both.fail(both.left)
-        await turns()
-        both.settle()
-        await lost(bad)
+        await fail_once(both, both.left)
     assert both.generations() == (2, 2)
     told = [len(half.told) for half in both.halves]
     for half in both.halves:
@@ -366,9 +357,7 @@ async def test_what_the_leader_never_asked_for(both: Both) -> None:
 
 async def test_resume_that_comes_again(both: Both) -> None:
     """The queue pair has failed since: nothing may be posted."""
-    bad = both.fail(both.right)
-    await turns()
-    both.settle()
+    await fail_once(both, both.right)
     worse = both.fail(both.right)
     await turns()
     both.fabric.drain()
@@ -380,7 +369,7 @@ async def test_resume_that_comes_again(both: Both) -> None:
     assert not both.right.bulk.puller.up
     assert (both.right.posts, len(both.right.told)) == (posts, told)
     both.settle()
-    await lost(bad, worse)
+    await lost(worse)
     await waiting
     await both.works()
 

@@ -63,12 +63,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-@pytest.fixture
-def fabric() -> FakeFabric:
-    """Without adapters."""
-    return FakeFabric()
-
-
 def run(fabric: FakeFabric, nic: FakeNic, **kwargs: object) -> CostModel:
     """Calibrate through `nic`, and see that nothing stays open."""
     device = fabric.binding(nic.name).open(nic.name)

@@ -23,13 +23,11 @@ from tests.conformance.connection import (
     send,
     turns,
 )
-from tests.transport.verbs.sides import SIDES, fake_sides
+from tests.transport.verbs.sides import SIDES, device_of, engine_of, fake_sides
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.verbs.connection import VerbsConnection
-from zcactor.transport.verbs.endpoint import VerbsEndpoint
-from zcactor.transport.verbs.engine import Engine
-from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeSharedReceiveQueue
+from zcactor.transport.verbs.fake import FakeFabric, FakeSharedReceiveQueue
 
 
 class TestConformance(PullingSuite):
@@ -37,11 +35,6 @@ class TestConformance(PullingSuite):
     def sides(self, request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
         with SIDES[request.param]() as sides:
             yield sides
-
-
-@pytest.fixture
-def fabric() -> FakeFabric:
-    return FakeFabric()
 
 
 @pytest.fixture
@@ -76,23 +69,6 @@ def source(pair: Pair) -> bytes:
 def ends(pair: Pair) -> tuple[VerbsConnection, VerbsConnection]:
     assert isinstance(pair.left, VerbsConnection) and isinstance(pair.right, VerbsConnection)
     return pair.left, pair.right
-
-
-def endpoint_of(side: Side) -> VerbsEndpoint:
-    assert isinstance(side.endpoint, VerbsEndpoint)
-    return side.endpoint
-
-
-def engine_of(side: Side) -> Engine:
-    engine = endpoint_of(side).engine
-    assert engine is not None
-    return engine
-
-
-def device_of(side: Side) -> FakeDevice:
-    device = engine_of(side).device
-    assert isinstance(device, FakeDevice)
-    return device
 
 
 async def named(pair: Pair, offset: int = 0, nbytes: int = ARENA_NBYTES) -> RemoteRegion:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conformance.connection import Pair, Recorder, Side, connect, finish, send, turns
 from tests.transport.local_arena import TOKEN
-from tests.transport.verbs.sides import fake_sides, verbs_side
+from tests.transport.verbs.sides import device_of, endpoint_of, engine_of, fake_sides, verbs_side
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport import greeting
 from zcactor.transport.auth import Handshake, Hello, Purpose
@@ -24,39 +24,15 @@ from zcactor.transport.verbs import endpoint as module
 from zcactor.transport.verbs.base import LinkLayer
 from zcactor.transport.verbs.bootstrap import Resume, encode
 from zcactor.transport.verbs.connection import VerbsConnection
-from zcactor.transport.verbs.endpoint import VerbsEndpoint
-from zcactor.transport.verbs.engine import Engine
-from zcactor.transport.verbs.fake import FakeBinding, FakeDevice, FakeFabric
+from zcactor.transport.verbs.fake import FakeBinding, FakeFabric
 from zcactor.transport.verbs.load import Absent
 from zcactor.transport.verbs.pair import QueuePairs
-
-
-@pytest.fixture
-def fabric() -> FakeFabric:
-    return FakeFabric()
 
 
 @pytest.fixture
 def sides(fabric: FakeFabric) -> Iterator[tuple[Side, Side]]:
     with fake_sides(fabric) as sides:
         yield sides
-
-
-def endpoint_of(side: Side) -> VerbsEndpoint:
-    assert isinstance(side.endpoint, VerbsEndpoint)
-    return side.endpoint
-
-
-def engine_of(side: Side) -> Engine:
-    engine = endpoint_of(side).engine
-    assert engine is not None
-    return engine
-
-
-def device_of(side: Side) -> FakeDevice:
-    device = engine_of(side).device
-    assert isinstance(device, FakeDevice)
-    return device
 
 
 @contextlib.asynccontextmanager

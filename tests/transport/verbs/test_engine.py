@@ -6,21 +6,19 @@ import asyncio
 import ctypes
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from tests.conformance.connection import turns
-from tests.transport.verbs.parts import engine_on
+from tests.transport.verbs.parts import EAGER, SLOT, engine_on
 from zcactor.transport.verbs.base import Completion, CompletionStatus, Read, Send
 from zcactor.transport.verbs.bootstrap import agree
 from zcactor.transport.verbs.engine import DEPTH, PROOF_NBYTES, Engine
 from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeSharedReceiveQueue
-from zcactor.transport.verbs.pair import QueuePairs, slot_nbytes_for
+from zcactor.transport.verbs.pair import QueuePairs
 
-EAGER = 1024
-SLOT = slot_nbytes_for(EAGER)
 SEND = 1 << 62
 
 
@@ -55,17 +53,6 @@ class Owner:
     def device_failed(self, error: OSError) -> None:
         """See `Completions`."""
         self.failed.append(error)
-
-
-@pytest.fixture
-async def fabric() -> FakeFabric:
-    return FakeFabric()
-
-
-@pytest.fixture
-async def engines(fabric: FakeFabric) -> AsyncIterator[tuple[Engine, Engine]]:
-    with engine_on(fabric, "a", SLOT) as left, engine_on(fabric, "b", SLOT) as right:
-        yield left, right
 
 
 def posted(engine: Engine) -> int:

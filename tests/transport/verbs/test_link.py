@@ -22,29 +22,26 @@ STREAM = b"".join(map(encode, MESSAGES))
 GARBAGE = b"\x01\x00\x00\x00\xc1"
 
 
+def noting(note: Callable[[int], None], do: Callable[..., object]) -> Callable[..., None]:
+    """`do`, which takes a descriptor first, after `note` has it."""
+
+    def both(fd: int, *call: Callable[[], None]) -> None:
+        note(fd)
+        do(fd, *call)
+
+    return both
+
+
 class Watches:
     """A loop as a link sees it, and what the link has it watch; uvloop itself does not tell."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
         self.readers: set[int] = set()
         self.writers: set[int] = set()
-
-    def add_reader(self, fd: int, call: Callable[[], None]) -> None:
-        self.readers.add(fd)
-        self.loop.add_reader(fd, call)
-
-    def remove_reader(self, fd: int) -> None:
-        self.readers.discard(fd)
-        self.loop.remove_reader(fd)
-
-    def add_writer(self, fd: int, call: Callable[[], None]) -> None:
-        self.writers.add(fd)
-        self.loop.add_writer(fd, call)
-
-    def remove_writer(self, fd: int) -> None:
-        self.writers.discard(fd)
-        self.loop.remove_writer(fd)
+        self.add_reader = noting(self.readers.add, loop.add_reader)
+        self.remove_reader = noting(self.readers.discard, loop.remove_reader)
+        self.add_writer = noting(self.writers.add, loop.add_writer)
+        self.remove_writer = noting(self.writers.discard, loop.remove_writer)
 
 
 class End:
@@ -70,6 +67,14 @@ class End:
     def _ended(self, how: str) -> None:
         self.ends.append(how)
         self.on_end()
+
+    def fill(self) -> list[Message]:
+        """Tell more than a socket with a small buffer takes. Returns what it told."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        many: list[Message] = [Exported(number, reason="x" * 900) for number in range(200)]
+        for message in many:
+            self.link.tell(message)
+        return many
 
     def watched(self) -> bool:
         """Whether the loop has an eye on the socket."""
@@ -167,10 +172,7 @@ def nonblocking(sock: socket.socket) -> socket.socket:
 
 
 async def test_full_socket_goes_on_when_it_is_writable(room: Room) -> None:
-    room.end.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    many: list[Message] = [Exported(number, reason="x" * 900) for number in range(200)]
-    for message in many:
-        room.end.link.tell(message)
+    many = room.end.fill()
     with pytest.raises(BlockingIOError):
         room.end.sock.send(b"x")
     assert room.end.watches.writers
@@ -304,9 +306,7 @@ async def test_end_that_is_met_by_telling(room: Room) -> None:
 
 async def test_end_while_the_socket_is_full(room: Room) -> None:
     end = room.end
-    end.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    for number in range(200):
-        end.link.tell(Exported(number, reason="x" * 900))
+    end.fill()
     room.sock.close()
     await until(lambda: bool(end.ends))
     await turns()
@@ -352,9 +352,7 @@ async def test_close(room: Room) -> None:
 
 async def test_close_while_the_socket_is_full(room: Room) -> None:
     end = room.end
-    end.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    for number in range(200):
-        end.link.tell(Exported(number, reason="x" * 900))
+    end.fill()
     end.link.close()
     assert not end.watched()
     await turns()

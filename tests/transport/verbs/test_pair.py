@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from tests.transport.verbs.parts import engine_on
+from tests.transport.verbs.parts import EAGER, SLOT, engine_on
 from zcactor.errors import ProtocolError
 from zcactor.transport.verbs.base import MAX_U24, QpState, Read, VerbsError
 from zcactor.transport.verbs.bootstrap import agree
@@ -17,20 +16,6 @@ from zcactor.transport.verbs.engine import DEPTH, SEND_DEPTH, Engine
 from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeQueuePair
 from zcactor.transport.verbs.ledger import Kind
 from zcactor.transport.verbs.pair import QueuePairs, new_psn, slot_nbytes_for
-
-EAGER = 1024
-SLOT = slot_nbytes_for(EAGER)
-
-
-@pytest.fixture
-async def fabric() -> FakeFabric:
-    return FakeFabric()
-
-
-@pytest.fixture
-async def engines(fabric: FakeFabric) -> AsyncIterator[tuple[Engine, Engine]]:
-    with engine_on(fabric, "a", SLOT) as left, engine_on(fabric, "b", SLOT) as right:
-        yield left, right
 
 
 def device_of(engine: Engine) -> FakeDevice:

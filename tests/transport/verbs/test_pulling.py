@@ -6,7 +6,7 @@ import asyncio
 import gc
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +59,7 @@ class Desk:
         self.area = SlotArea(here, MAX_READS, SEAL_NBYTES)
         self.posted: list[list[Read]] = []
         self.broken = 0
+        self.holder = Keeper()
         told = (self.seals.address, self.seals.rkey, self.seals.count)
         self.puller = Puller(self.wire.left, self.area, piece, self.source.address, told, self._broken)
         self.puller.up = True
@@ -83,6 +84,12 @@ class Desk:
         address = self.target.address + (region.offset if at is None else at)
         return asyncio.ensure_future(self.puller.pull(region, address, self.local.lkey, keep))
 
+    def start_sealed(self, count: int, nbytes: int, step: int) -> tuple[list[RemoteRegion], list[asyncio.Task[None]]]:
+        """Pull `count` regions of one sealed object, each `step` bytes after the one before."""
+        seal = self.seals.seal(7, 0, NBYTES, self.holder)
+        regions = [self.region(i * step, nbytes, seal=seal) for i in range(count)]
+        return regions, [self.start(region) for region in regions]
+
     def tell(self) -> int:
         """Hand on what has completed."""
         found = self.wire.completions()
@@ -98,6 +105,13 @@ class Desk:
                 if not self.broken:
                     return
                 self.rebuild()
+
+    async def succeed(self, regions: Iterable[RemoteRegion], pulls: Iterable[asyncio.Task[None]]) -> None:
+        """Let everything happen: all `pulls` bring their `regions`, and nothing is left."""
+        self.run()
+        await asyncio.gather(*pulls)
+        assert all(map(self.arrived, regions))
+        assert self.unused()
 
     def rebuild(self) -> None:
         """What a connection does about a failure."""
@@ -180,9 +194,8 @@ def test_exact_bytes(spans: list[tuple[int, int]], piece: int, seed: int) -> Non
 
 
 async def test_never_more_requests_than_the_queue_takes() -> None:
-    desk, holder = Desk(), Keeper()
-    seal = desk.seals.seal(7, 0, NBYTES, holder)
-    tasks = [desk.start(desk.region(i * 1000, 1000, seal=seal)) for i in range(60)]
+    desk = Desk()
+    _, tasks = desk.start_sealed(60, 1000, 1000)
     await turns()
     assert len(desk.wire.left.work) <= MAX_READS
     while desk.fabric.step():
@@ -211,15 +224,10 @@ async def test_several_take_turns() -> None:
 
 
 async def test_many_large_sealed_pulls_at_once() -> None:
-    desk, holder = Desk(piece=8), Keeper()
-    seal = desk.seals.seal(7, 0, NBYTES, holder)
-    regions = [desk.region(i * 200, 200, seal=seal) for i in range(3 * MAX_READS)]  # each takes four lists
-    tasks = [desk.start(region) for region in regions]
+    desk = Desk(piece=8)
+    regions, tasks = desk.start_sealed(3 * MAX_READS, 200, 200)  # each takes four lists
     await turns()
-    desk.run()
-    await asyncio.gather(*tasks)
-    assert all(map(desk.arrived, regions))
-    assert desk.unused()
+    await desk.succeed(regions, tasks)
 
 
 async def test_nothing_is_posted_before_it_is_up() -> None:
@@ -239,10 +247,8 @@ async def test_nothing_is_posted_before_it_is_up() -> None:
 @pytest.mark.parametrize("position", [0, 1, 7, 8, 9, 20])
 @pytest.mark.parametrize("status", FATAL, ids=lambda status: status.name)
 async def test_the_pull_at_fault_fails_and_the_others_are_repeated(status: CompletionStatus, position: int) -> None:
-    desk, holder = Desk(), Keeper()
-    seal = desk.seals.seal(7, 0, NBYTES, holder)
-    regions = [desk.region(i * 2000, 2 * LIST + PIECE, seal=seal) for i in range(3)]
-    tasks = [desk.start(region) for region in regions]
+    desk = Desk()
+    regions, tasks = desk.start_sealed(3, 2 * LIST + PIECE, 2000)
     await turns()
     assert desk.fabric.step(position) == position
     at_fault = [reads for reads in desk.posted for _ in reads][position]
@@ -262,17 +268,12 @@ async def test_the_pull_at_fault_fails_and_the_others_are_repeated(status: Compl
 @pytest.mark.parametrize("position", [0, 1, 7, 8, 9, 20])
 @pytest.mark.parametrize("status", PASSING, ids=lambda status: status.name)
 async def test_what_may_pass_is_repeated(status: CompletionStatus, position: int) -> None:
-    desk, holder = Desk(), Keeper()
-    seal = desk.seals.seal(7, 0, NBYTES, holder)
-    regions = [desk.region(i * 2000, 2 * LIST + PIECE, seal=seal) for i in range(3)]
-    tasks = [desk.start(region) for region in regions]
+    desk = Desk()
+    regions, tasks = desk.start_sealed(3, 2 * LIST + PIECE, 2000)
     await turns()
     desk.fabric.step(position)
     desk.fabric.inject(desk.wire.left.qp_num, status)
-    desk.run()
-    await asyncio.gather(*tasks)
-    assert all(map(desk.arrived, regions))
-    assert desk.unused()
+    await desk.succeed(regions, tasks)
 
 
 async def test_what_fails_again_and_again_ends() -> None:

@@ -41,12 +41,6 @@ def refused(answer: Viable | NotViable) -> NotViable:
     return answer
 
 
-@pytest.fixture
-def fabric() -> FakeFabric:
-    """Without adapters."""
-    return FakeFabric()
-
-
 def test_viable(fabric: FakeFabric) -> None:
     nic = fabric.add_nic("mlx5_0")
     answer = check(fabric.binding())

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-import secrets
 import select
 import time
 from contextlib import ExitStack
@@ -26,15 +25,13 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.transport.cost import HIGHEST, LOWEST, STEP, CostModel, calibrated
 from zcactor.transport.verbs.base import (
-    MAX_U24,
     CompletionStatus,
-    PathAttributes,
-    QpAddress,
     Read,
     Receive,
     Send,
     describe_status,
 )
+from zcactor.transport.verbs.itself import connect_to_itself
 from zcactor.transport.verbs.seals import SEAL_NBYTES
 
 if TYPE_CHECKING:
@@ -149,20 +146,7 @@ class _Rig:
         stack.callback(self._srq.close)
         self._qp: QueuePair = device.create_queue_pair(self._cq, self._srq, max_send_wr=4, max_inline=0)
         stack.callback(self._qp.close)
-        psn = secrets.randbelow(MAX_U24 + 1)
-        reads = max(1, min(16, device.attributes.max_qp_rd_atom, device.attributes.max_qp_init_rd_atom))
-        self._qp.connect(
-            QpAddress(self._qp.qp_num, psn, bytes(16) if gid is None else gid.raw, port.lid, port.active_mtu),
-            PathAttributes(
-                port.port,
-                0 if gid is None else gid.index,
-                psn,
-                port.active_mtu,
-                is_global=gid is not None,
-                max_rd_atomic=reads,
-                max_dest_rd_atomic=reads,
-            ),
-        )
+        connect_to_itself(self._qp, device, port, gid)
         self._poller = select.poll()
         self._poller.register(self._cq.fd, select.POLLIN)
         self._cq.arm()

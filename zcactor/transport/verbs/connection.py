@@ -4,10 +4,11 @@ There are two queue pairs because a READ that fails, for a stale key say, puts t
 The bulk pair can then be connected anew while the control pair goes on. The TCP socket over which the ends met stays
 open: its end is the first sign of a dead peer (an idle queue pair never notices), and the bulk pair is rebuilt over it.
 
-The end. Closing says goodbye by a last message, waits until that has arrived, and then closes the socket; the peer
-takes what its completion queue holds before it believes the socket. When a connection ends, the bulk pair is fenced
-first, so that the peer reads nothing any more, and only then is the loss reported, which ends the peer's leases. Queue
-pairs are destroyed when everything in them has come back, as only then the memory that they use is free.
+The end. Each side says goodbye by a last message; when that has arrived, it ends its half of the socket, and when both
+halves have ended, its control queue pair: until then the peer's last messages are answered, so that none is sent twice.
+The peer takes what its completion queue holds before it believes the socket. When a connection ends, the bulk pair is
+fenced first, so that the peer reads nothing any more, and only then is the loss reported, which ends the peer's leases.
+Queue pairs are destroyed when everything in them has come back, as only then the memory that they use is free.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
 from zcactor.transport.credits import Credits
+from zcactor.transport.delivering import Delivering
 from zcactor.transport.framing import max_frame_for, whole_frames
 from zcactor.transport.verbs.base import CompletionStatus, Read, Send, describe_status
 from zcactor.transport.verbs.bootstrap import MAX_REASON, Ask, Exported, Message, Rebuild, Rebuilt, Resume
@@ -45,13 +47,16 @@ if TYPE_CHECKING:
 
 __all__ = ["VerbsConnection"]
 
+PATIENCE: Final = 1.0
+"""Seconds that a peer gets to say that its last message has arrived. One that is at work elsewhere may take longer, and
+its queue pair then finds out by itself that ours is gone."""
 _MARK: Final = SEND_ID | 1 << 61
 """``wr_id`` of a request that is posted to be flushed: when it has come back, so has everything before it."""
 _PROOF: Final = LAST | 1 << 60
 """``wr_id`` of the READ that proves the path."""
 
 
-class VerbsConnection:
+class VerbsConnection(Delivering):
     """One peer over RDMA. Satisfies `zcactor.transport.base.Connection`. Made by `VerbsEndpoint`; `prove` comes first.
 
     Args:
@@ -78,6 +83,7 @@ class VerbsConnection:
         leads: bool,
         lookup: Callable[[int], Any],
     ) -> None:
+        super().__init__(asyncio.get_running_loop())
         agreed = pairs.agreed
         self.peer = peer
         self.rejected: abc.Mapping[str, str] = {}
@@ -88,7 +94,6 @@ class VerbsConnection:
         self.pairs: Final = pairs
         self._engine = pairs.engine
         self._lookup = lookup
-        self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self._credits = Credits(agreed.depth)
@@ -113,15 +118,14 @@ class VerbsConnection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._probed: asyncio.Future[str] = self._loop.create_future()
         self._read: asyncio.Future[str] = self._loop.create_future()
-        self._started = False
-        self._receiver: Receiver | None = None
-        self._closing = False
-        self._lost = False
-        self._lingering = False  # lost here, and the last messages are still on their way
+        self._lingering = False  # lost here, and the last messages of one side or the other are still on their way
+        self._peer_left = False  # the peer has sent its last message
+        self._peer_ended = False  # and knows that it has arrived; or it is gone
+        self._patience: asyncio.TimerHandle | None = None
         self._marked = False
         self._control_drained = False
         self._bye = asyncio.Event()
-        self._gone = asyncio.Event()
+        self._over = asyncio.Event()  # gone, and nothing of it on its way
         self._engine.watch(pairs.control, self)
         self._engine.watch(pairs.bulk, _Proving(self._bulk, self._read))
 
@@ -172,21 +176,11 @@ class VerbsConnection:
         self._fence_control()
         self._fence_bulk()
         self._gone.set()
+        self._over.set()
 
-    def start(self, receiver: Receiver) -> None:
-        """Begin to deliver to `receiver`; what arrived before waits until now.
-
-        Raises:
-            RuntimeError: it was called before.
-        """
-        if self._started:
-            raise RuntimeError("the connection has been started already")
-        self._started = True
-        self._receiver = receiver
-        if self._lost:
-            self._loop.call_soon(self._report, None)
-        else:
-            self._loop.call_soon(self._deliver_early)
+    def _begin(self, receiver: Receiver) -> None:
+        del receiver  # what came before is delivered to it in a later turn
+        self._loop.call_soon(self._deliver_early)
 
     # ---- completions; see `zcactor.transport.verbs.engine.Completions`
 
@@ -201,7 +195,7 @@ class VerbsConnection:
             if number == self._sender.bye:
                 self._bye.set()
                 if self._lingering:
-                    self._stop_lingering()
+                    self._end_our_half()
         elif self._lingering:
             self._stop_lingering()
         elif not self._lost:
@@ -235,6 +229,7 @@ class VerbsConnection:
                 if not self._probed.done():
                     self._probed.set_result("")
             elif kind == BYE:
+                self._peer_left = True
                 self._lose(self._ended("was closed by the peer"))
         except ProtocolError as error:
             self._lose(error)
@@ -251,6 +246,8 @@ class VerbsConnection:
         self._control_drained = True
         self._bye.set()
         self._probe_failed(str(error))
+        if self._lingering:
+            self._stop_lingering()
         self._lose(self._ended(f"broke: {error}"), broken=True)
 
     def _deliver(self, view: memoryview, nbytes: int) -> None:
@@ -438,10 +435,11 @@ class VerbsConnection:
 
     def _socket_ended(self, how: str) -> None:
         self._engine.poll_now()  # what the peer sent before comes first
-        if self._lingering:
-            self._stop_lingering()
-        else:
+        self._peer_ended = True
+        if not self._lingering:
             self._lose(self._ended(how), broken=True)
+        elif self._bye.is_set() or not self._peer_left:  # else it still takes our last message
+            self._stop_lingering()
 
     def _take(self, message: Message) -> None:
         if self._lost:
@@ -502,6 +500,7 @@ class VerbsConnection:
             finally:
                 self._lose(None)
         await self._gone.wait()
+        await self._over.wait()
 
     def abort(self) -> None:
         """Close at once, dropping what was not sent. Idempotent.
@@ -545,21 +544,32 @@ class VerbsConnection:
         for task in self._tasks:
             task.cancel()
         self._forget_early()
-        if broken or self._bye.is_set():
+        if broken:
             self._stop_lingering()
         else:
             # What was posted is still the peer's to get. Its arrival, or failure, is certain: retries are finite.
             self._lingering = True
-            self._sender.say_bye()
-        if self._receiver is None:
-            self._gone.set()
+            if self._bye.is_set():
+                self._end_our_half()
+            else:
+                self._sender.say_bye()
+        self._report_later(cause)
+
+    def _end_our_half(self) -> None:
+        """Our last message has arrived: say so, and wait for the peer to say the same."""
+        if self._link is None or self._peer_ended:
+            self._stop_lingering()
         else:
-            # later, because the caller may hold the lock that its receiver takes
-            self._loop.call_soon(self._report, None if self._closing else cause)
+            self._link.finish()
+            if self._lingering:  # not when it was broken
+                self._patience = self._loop.call_later(PATIENCE, self._stop_lingering)
 
     def _stop_lingering(self) -> None:
         self._lingering = False
+        if self._patience is not None:
+            self._patience.cancel()
         self._bye.set()
+        self._over.set()
         self._sender.close("")
         link, self._link = self._link, None
         if link is not None:
@@ -587,13 +597,6 @@ class VerbsConnection:
     def _destroy_when_drained(self) -> None:
         if self._control_drained and self.puller.drained:
             self.pairs.close()
-
-    def _report(self, cause: Exception | None) -> None:
-        self._gone.set()
-        # let go of it: a closed connection that waits for the garbage collector would keep what the receiver keeps
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            receiver.connection_lost(cause)
 
 
 class _Proving:

@@ -267,10 +267,12 @@ class Engine:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def close(self) -> None:
-        """Close the device and everything made from it. The connections are closed already. Idempotent."""
+        """Close the device and everything made from it. What still lingers of connections ends. Idempotent."""
         if not self._closed:
             self._closed = True
             self.loop.remove_reader(self.cq.fd)
+            for owner in list(self._owners.values()):
+                owner.device_failed(OSError(f"{self.device.name} was closed"))
         self.extents.close()
         try:
             self.device.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 from zcactor.errors import ProtocolError
@@ -9,7 +10,6 @@ from zcactor.transport.verbs.bootstrap import encode, split
 
 if TYPE_CHECKING:
     import asyncio
-    import socket
     from collections.abc import Callable
 
     from zcactor.transport.verbs.bootstrap import Message
@@ -95,6 +95,14 @@ class Link:
             self._refused = True
             if not self._over:
                 self._failed(error)
+
+    def finish(self) -> None:
+        """End our half: nothing is told any more, the peer is still heard."""
+        if not self._over:
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError as error:
+                self._end(f"broke: {error.strerror}")
 
     def _end(self, how: str) -> None:
         self._stop()

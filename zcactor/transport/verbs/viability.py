@@ -19,20 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zcactor.transport.verbs.base import (
-    MAX_U24,
     Completion,
     CompletionStatus,
     DeviceAttributes,
     Gid,
     LinkLayer,
-    PathAttributes,
     PortAttributes,
     PortState,
-    QpAddress,
     Read,
     VerbsError,
     describe_status,
 )
+from zcactor.transport.verbs.itself import connect_to_itself
 from zcactor.transport.verbs.load import Absent
 
 if TYPE_CHECKING:
@@ -146,9 +144,6 @@ def prove(
     """
     source = ctypes.create_string_buffer(os.urandom(PROOF_NBYTES), PROOF_NBYTES)
     target = ctypes.create_string_buffer(PROOF_NBYTES)
-    psn = int.from_bytes(os.urandom(3), "big") & MAX_U24
-    limits = device.attributes
-    reads = max(1, min(16, limits.max_qp_rd_atom, limits.max_qp_init_rd_atom))
     with contextlib.ExitStack() as stack:  # closes the queue pair before the memory that it may still write to
         from_region = device.register(ctypes.addressof(source), PROOF_NBYTES, remote_read=True)
         stack.callback(from_region.close)
@@ -158,18 +153,7 @@ def prove(
         stack.callback(cq.close)
         qp = device.create_queue_pair(cq, None, max_send_wr=2, max_inline=0)
         stack.callback(qp.close)
-        qp.connect(
-            QpAddress(qp.qp_num, psn, bytes(16) if gid is None else gid.raw, port.lid, port.active_mtu),
-            PathAttributes(
-                port.port,
-                0 if gid is None else gid.index,
-                psn,
-                port.active_mtu,
-                is_global=gid is not None,
-                max_rd_atomic=reads,
-                max_dest_rd_atomic=reads,
-            ),
-        )
+        connect_to_itself(qp, device, port, gid)
         qp.post_reads([Read(1, to_region.address, PROOF_NBYTES, to_region.lkey, from_region.address, from_region.rkey)])
         completion = _wait(cq, seconds, clock)
         if completion is None:
