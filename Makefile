@@ -12,6 +12,8 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two processes, as most tests wait for others of theirs; see tests/conftest.py for what goes where.
+SPREAD := -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := check
 .PHONY: demo test test-rdma check bench lint setup clean
@@ -54,12 +56,12 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 check: lint
-	$(BIN)/python -m pytest -q -m 'not slow' --loops uvloop $(ARGS)
+	$(BIN)/python -m pytest -q $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)
 
 # Where no virtual machine can run, `prepare` says why, and so do the tests that are skipped.
 test: lint
 	-$(BIN)/python tools/vm.py prepare
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-rdma: $(STAMP)
 	$(BIN)/python tools/vm.py prepare

@@ -19,7 +19,9 @@ import asyncio
 import ctypes
 import json
 import mmap
+import os
 import secrets
+import selectors
 import shutil
 import subprocess
 import sys
@@ -71,6 +73,7 @@ from zcactor.transport.verbs.viability import NotViable, viability
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from typing import IO
 
     from zcactor.transport.base import Connection
     from zcactor.transport.verbs.base import Binding, Completion, Device
@@ -429,28 +432,45 @@ async def _rate(read: Callable[[], Any], nbytes: int, times: int) -> float:
     return times * nbytes / MIB / (time.perf_counter() - before)
 
 
+def _says(pipe: IO[bytes], words: bytes, seconds: float) -> bool:
+    """Whether `words` come through `pipe` in that time, before it ends."""
+    deadline = time.monotonic() + seconds
+    said = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while words not in said and selector.select(max(0.0, deadline - time.monotonic())):
+            part = os.read(pipe.fileno(), 4096)
+            if not part:
+                break
+            said += part
+    return words in said
+
+
 def perftest(port: Viable, count: int) -> list[Measurement]:
     """The rate of perftest's READs of a piece; nothing where it is not installed or fails."""
-    program = shutil.which("ib_read_bw")
-    if program is None:
+    program, by_lines = shutil.which("ib_read_bw"), shutil.which("stdbuf")
+    if program is None or by_lines is None:
         return []
     nbytes = min(PIECE_NBYTES, port.port.max_msg_sz)
     command = [program, "-d", port.device, "-i", str(port.port.port), "-F", "-s", str(nbytes), "-n", str(count)]
     if port.gid is not None:
         command += ["-x", str(port.gid.index)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    # Into a pipe it would say nothing before its end, were it not told to write each line.
+    listening = [by_lines, "-oL", *command]
+    with subprocess.Popen(listening, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         try:
-            deadline = time.monotonic() + 20
-            while server.poll() is None and time.monotonic() < deadline:
-                client = subprocess.run(
-                    [*command, "127.0.0.1"], capture_output=True, text=True, timeout=120, check=False
-                )
-                for words in map(str.split, client.stdout.splitlines()):
-                    if len(words) >= 4 and words[0] == str(nbytes):  # bytes, iterations, peak, average in MiB/s
-                        return [Measurement("rdma", f"ib_read_bw, {nbytes >> 10} KiB each", float(words[3]), "MiB/s")]
-                time.sleep(0.2)  # it does not listen yet
+            assert server.stdout is not None
+            # It says so right before it listens; the client first opens the device, which takes far longer.
+            if not _says(server.stdout, b"Waiting for client to connect", 20):
+                return []
+            client = subprocess.run([*command, "127.0.0.1"], capture_output=True, text=True, timeout=120, check=False)
+        except subprocess.TimeoutExpired:
+            return []
         finally:
             server.kill()
+    for words in map(str.split, client.stdout.splitlines()):
+        if len(words) >= 4 and words[0] == str(nbytes):  # bytes, iterations, peak, average in MiB/s
+            return [Measurement("rdma", f"ib_read_bw, {nbytes >> 10} KiB each", float(words[3]), "MiB/s")]
     return []
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,6 +30,18 @@ def _workers_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv("ZCACTOR_LOOP", name)
 
 
+_directories = itertools.count()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Like pytest's own, with a short name: the path of a unix socket has 107 bytes at most."""
+    name = re.sub(r"\W", "_", request.node.name)[:12]
+    path = tmp_path_factory.getbasetemp() / f"{name}{next(_directories)}"
+    path.mkdir(mode=0o700)
+    return path
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds ``--loops``, by which a quick run takes one loop only."""
     parser.addoption(
@@ -49,8 +63,14 @@ def pytest_asyncio_loop_factories(
     return {name: LOOPS[name] for name in names}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what this machine cannot run, with the reason."""
+    """Skips what this machine cannot run, with the reason; and says what goes to which of several processes, where
+    pytest-xdist has them: a module stays together, and virtual machines, which take longest, come first and one after
+    the other."""
+    items.sort(key=_turn)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("vm" if _turn(item) == 0 else item.nodeid.partition("::")[0]))
     infiniband = Path("/sys/class/infiniband")
     missing = {
         "root": os.geteuid() != 0,
@@ -66,3 +86,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, absent in missing.items():
             if absent and item.get_closest_marker(name) is not None:
                 item.add_marker(pytest.mark.skip(reason=reasons[name]))
+
+
+def _turn(item: pytest.Item) -> int:
+    """When an item is run: what takes long first, so that no process has it left when the others are done."""
+    parts = item.path.parts
+    if "vm" in parts:
+        return 0
+    return 1 if item.path.name == "test_heap_stress.py" else 2

@@ -21,6 +21,12 @@ def text(report: Report, width: int = 200) -> str:
     return "\n".join(" ".join(line.split()) for line in output.getvalue().splitlines())
 
 
+def has(shown: str, *parts: str) -> None:
+    """Each of `parts` is shown."""
+    for part in parts:
+        assert part in shown, part
+
+
 @pytest.mark.parametrize(
     ("count", "expected"),
     [
@@ -40,7 +46,8 @@ def test_nbytes(count: int | None, expected: str) -> None:
 
 def test_without_rdma(look: Look) -> None:
     shown = text(look(recv_depth=99))
-    for part in (
+    has(
+        shown,
         "zcactor ",
         "setting value source",
         "recv_depth 99 argument",
@@ -57,14 +64,14 @@ def test_without_rdma(look: Look) -> None:
         "tcp yes can listen at 127.0.0.1",
         "peers on this host get local",
         "peers on other hosts get none; host = 127.0.0.1 is reached from this host only",
-    ):
-        assert part in shown, part
+    )
 
 
 def test_with_a_device(look: Look, fabric: FakeFabric) -> None:
     fabric.add_nic("mlx5_0", "10.0.0.1")
     shown = text(look(fabric.binding(), host="0.0.0.0"))
-    for part in (
+    has(
+        shown,
         "binding fake",
         "works yes",
         "chosen mlx5_0 port 1, GID 1 (10.0.0.1); a READ through it was proven",
@@ -76,8 +83,7 @@ def test_with_a_device(look: Look, fabric: FakeFabric) -> None:
         "1 1 10.0.0.1 RoCE v2 eth0",
         "verbs yes a READ through mlx5_0 port 1",
         "peers on other hosts get verbs",
-    ):
-        assert part in shown, part
+    )
 
 
 def test_with_a_device_that_does_not_work(look: Look, fabric: FakeFabric) -> None:
@@ -86,8 +92,7 @@ def test_with_a_device_that_does_not_work(look: Look, fabric: FakeFabric) -> Non
     nic.gids = ()
     nic.set_active(False)
     shown = text(look(fabric.binding()))
-    for part in ("works no", "reason mlx5_0 port 1 is DOWN", "fix connect the cable", "problem [Errno", "port 1 DOWN"):
-        assert part in shown, part
+    has(shown, "works no", "reason mlx5_0 port 1 is DOWN", "fix connect the cable", "problem [Errno", "port 1 DOWN")
     assert "GID address" not in shown
 
 

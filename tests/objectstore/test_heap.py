@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -72,7 +73,7 @@ def test_arrays_outlive_the_store() -> None:
         assert figures(store) == (8 * LEAST, 8 * LEAST, 1)
         assert store.block_at(*store.bounds(array)) is None, "a closed store shares nothing any more"
         fd = store.arena.fd
-        assert fd >= 0
+        file = os.fstat(fd).st_ino
     del store
     gc.collect()
     assert array.sum() == LEAST * (LEAST - 1) // 2
@@ -80,8 +81,8 @@ def test_arrays_outlive_the_store() -> None:
     assert not where[0] <= address(array) < where[1]
     assert array[:LEAST].tolist() == list(range(LEAST)) and not array[LEAST:].any()
     del array, kept
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
+    with contextlib.suppress(OSError):  # whoever runs the tests may have opened something meanwhile
+        assert os.fstat(fd).st_ino != file
 
 
 def test_a_closed_store_gives_memory_back_with_each_array() -> None:

@@ -18,7 +18,7 @@ from zcactor.actor import ActorOptions
 from zcactor.context import current
 from zcactor.interface import Interface
 from zcactor.runtime import driver
-from zcactor.runtime.agent import SHARED_WORKERS
+from zcactor.runtime.nodes import SHARED_WORKERS
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
@@ -327,9 +327,9 @@ async def test_killing_and_stopping_beat_restarting(node: zc.Node, tmp_path: Pat
     await zc.stop(actor)
     other = await logs.options(max_restarts=-1).spawn(str(tmp_path / "log"))
     blocked = other.block()
-    stopping = asyncio.ensure_future(zc.stop(other))
+    stopping = asyncio.ensure_future(current().ask_agent("stop", other._remote.actor_id))
     await asyncio.sleep(0)
-    await zc.nodes()  # the agent has the request, which was sent before
+    await zc.nodes()  # the agent has the request, which was sent before by the same connection
     os.kill((await _pid_of(other)), signal.SIGKILL)
     await stopping
     with pytest.raises(zc.ActorDied):

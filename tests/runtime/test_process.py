@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import socket
 import threading
 import warnings
@@ -237,7 +238,9 @@ async def main():
         ) as program:  # fmt: skip
             program.told("end")
             assert program.status() == 0
-            assert program.stderr() == ""
+            # A loop in debug mode also says what took more than 0.1 s: on a busy machine anything may.
+            said = re.sub(r"(?m)^.*Executing <.*> took [\d.]+ seconds\n", "", program.stderr())
+            assert said == ""
             until(lambda p=program: not processes(p.mark), "all processes end")  # type: ignore[misc]
 
 
