@@ -1,0 +1,405 @@
+"""Two hosts over TCP next to the least that a socket between them costs: namespaces on one cable, on one machine.
+
+::
+
+    python -m benchmarks.hosts            # needs root, iproute2 and nftables
+    python -m benchmarks.hosts --quick
+
+An array is pulled from the owner's arena into the reader's. The floor is what cannot be done without: the same bytes
+by one process's sendfile(2) from a memfd to the other's recv(2) into memory that it has already touched. The floor of a
+call is a round trip of messages of the same sizes between two processes on uvloop. All go over the same cable, in turns
+and between the same two processes.
+
+As both ends and the cable are of one machine, its cores are what is measured: on two of them, a pull's further streams
+gain little, and figures scatter. Ratios are of use, times are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import json
+import mmap
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import uvloop
+
+import zcactor as zc
+from benchmarks.harness import (
+    Measurement,
+    Sample,
+    Scale,
+    at_least,
+    at_most,
+    exactly,
+    interleave,
+    markdown,
+    medians,
+    show,
+)
+from benchmarks.machine import cores
+from tests.hosts.members import Member
+from tests.hosts.netns import Network, missing
+from zcactor.handle import ActorHandle, RemoteActor
+from zcactor.interface import Interface
+from zcactor.observe.stats import stats_of
+from zcactor.rpc.codec import frame_size
+from zcactor.transport.base import LENGTH_PREFIX, RemoteRegion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.hosts.netns import Program
+
+__all__ = ["main"]
+
+MIB: Final = 1 << 20
+SIZES: Final = (64, 256)
+"""MiB of the pulls."""
+SHARE_OF_RATE, TIMES_ECHO = 0.9, 1.6
+"""Budgets: of the rate of a bare socket, and times a bare round trip."""
+CALLS: Final = 2000
+"""In one sample."""
+
+Array = npt.NDArray[np.float64]
+
+FULL, QUICK = Scale(9, 1.0), Scale(5, 0.25)
+
+
+# ---- the floors
+
+
+def _send_file(listening: socket.socket, memory: int) -> None:
+    """In a thread: each number that comes is answered by as many bytes of the memfd."""
+    while True:
+        sock, _ = listening.accept()
+        with sock:
+            while request := sock.recv(8, socket.MSG_WAITALL):
+                at, end = 0, int.from_bytes(request, "little")
+                while at < end:
+                    at += os.sendfile(sock.fileno(), memory, at, end - at)
+
+
+class _Echo(asyncio.Protocol):
+    """Sends back what it gets, once it is `nbytes` long, as `answers` bytes."""
+
+    def __init__(self, nbytes: int, answers: int) -> None:
+        self._nbytes, self._answer, self._got = nbytes, bytes(answers), 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        _no_delay(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._got += len(data)
+        while self._got >= self._nbytes:
+            self._got -= self._nbytes
+            self._transport.write(self._answer)
+
+
+class _Asking(asyncio.Protocol):
+    """One round trip at a time."""
+
+    def __init__(self, nbytes: int, answers: int) -> None:
+        self._message, self._answers, self._left = bytes(nbytes), answers, 0
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        _no_delay(transport)
+
+    def call(self) -> asyncio.Future[None]:
+        """Send the message. The future is done when the answer is there."""
+        self._left = self._answers
+        self._waiter = waiter = self._loop.create_future()
+        self._transport.write(self._message)
+        return waiter
+
+    def data_received(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left <= 0:
+            self._waiter.set_result(None)
+
+
+def _no_delay(transport: asyncio.BaseTransport) -> None:
+    transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+# ---- the two ends
+
+
+class Kinds:
+    """One method of each kind, and an array."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def sync(self, a: int, b: float) -> float:
+        """In the actor's thread."""
+        return a + b
+
+    async def coro(self, a: int, b: float) -> float:
+        """As a task."""
+        return a + b
+
+    @zc.method(inline=True)
+    def inline(self, a: int, b: float) -> float:
+        """On the loop at once."""
+        return a + b
+
+    async def kept(self, nbytes: int) -> Array:
+        """The array's first bytes."""
+        return self.array[: nbytes // 8]
+
+
+class End:
+    """One of the two processes: a member, and beside it what the floors need. Methods are commands."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._largest = SIZES[-1] * MIB
+        self.member = Member(host, 3 * self._largest)
+        self.member.be_current()
+        self._keep: list[Any] = []
+
+    async def serve(self, nbytes: int, answers: int) -> int:
+        """Listen as the floor of a call; the port."""
+        server = await asyncio.get_running_loop().create_server(lambda: _Echo(nbytes, answers), self._host, 0)
+        self._keep.append(server)
+        found: int = server.sockets[0].getsockname()[1]
+        return found
+
+    async def own(self) -> dict[str, Any]:
+        """Be the owner of the bytes; where everything is."""
+        process = self.member.process
+        array = process.store.empty(self._largest // 8)
+        array[:] = 1
+        process.add_host(index := process.take_index(), Kinds, "Kinds").adopt(Kinds(array))
+        memory = os.memfd_create("floor")
+        os.posix_fallocate(memory, 0, self._largest)
+        listening = socket.create_server((self._host, 0))
+        threading.Thread(target=_send_file, args=(listening, memory), daemon=True).start()
+        found = process.store.block_of(array)
+        assert found is not None
+        process.store.export(found[0])
+        return {
+            "name": self.member.name.hex(),
+            "address": self.member.endpoint.address,
+            "index": index,
+            "object": found[0].id,
+            "offset": found[0].offset,
+            "bytes": listening.getsockname()[1],
+        }
+
+    async def meet(self, host: str, owner: dict[str, Any]) -> None:
+        """Be the reader."""
+        self._owner_host, self._owner = host, owner
+        self.member.addresses[owner["name"]] = owner["address"]
+        place = (bytes.fromhex(owner["name"]), owner["index"])
+        remote = RemoteActor(
+            self.member.process, os.urandom(16), Interface.of(Kinds), place, None, "default", 1000, 0
+        )  # fmt: skip
+        self._kinds: Any = ActorHandle(remote)
+        await self._kinds.coro(3, 4.5)
+
+    async def some(self, times: int) -> None:
+        """So many calls."""
+        for _ in range(times):
+            await self._kinds.coro(3, 4.5)
+
+    async def stats(self) -> dict[str, Any]:
+        """What the process has done."""
+        return stats_of(self.member.process).plain()
+
+    async def cores(self, cores: list[int]) -> None:
+        """Stay on these, with all threads that there are."""
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores)
+
+    async def pulls(self, mib: int, runs: int, times: int) -> dict[str, float]:
+        """MiB a second of a bare socket, of pulls, and of calls that return the array."""
+        nbytes = mib * MIB
+        process = self.member.process
+        (session,) = process.all_sessions()
+        pull, owner = session.connection.pull, self._owner
+        target = process.store.allocate(nbytes)
+        ctypes.memset(target.address, 1, nbytes)  # has its pages, as the bare one
+        bare = mmap.mmap(-1, nbytes)
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(bare)), 1, nbytes)
+        region = RemoteRegion(owner["object"], owner["offset"], nbytes)
+        loop = asyncio.get_running_loop()
+        with socket.create_connection((self._owner_host, owner["bytes"])) as sock, memoryview(bare) as view:
+
+            async def receive() -> None:
+                await loop.run_in_executor(None, _receive, sock, view)
+
+            subjects: dict[str, Sample] = {
+                "bare": partial(_rate, receive, nbytes, times),
+                "pull": partial(_rate, partial(pull, region, target.address, target), nbytes, times),
+                "call": partial(_rate, partial(self._get, nbytes), nbytes, times),
+            }
+            return medians(await interleave(runs, subjects))
+
+    async def _get(self, nbytes: int) -> None:
+        array = await self._kinds.kept(nbytes)
+        assert array[0] == array[-1] == 1
+
+    async def calls(self, port: int, sizes: tuple[int, int], runs: int, times: int) -> dict[str, float]:
+        """Microseconds of a bare round trip and of calls."""
+        loop = asyncio.get_running_loop()
+        _, asking = await loop.create_connection(lambda: _Asking(*sizes), self._owner_host, port)
+        kinds = self._kinds
+        subjects: dict[str, Callable[[], Any]] = {
+            "bare": asking.call,
+            "sync": partial(kinds.sync, 3, 4.5),
+            "async": partial(kinds.coro, 3, 4.5),
+            "inline": partial(kinds.inline, 3, 4.5),
+        }
+        return medians(await interleave(runs, {name: partial(_each, run, times) for name, run in subjects.items()}))
+
+
+def _receive(sock: socket.socket, view: memoryview) -> None:
+    """In a thread, as a pull does it: ask for as many bytes as there is room, and take them."""
+    sock.sendall(len(view).to_bytes(8, "little"))
+    at = 0
+    while at < len(view):
+        at += sock.recv_into(view[at:], len(view) - at, socket.MSG_WAITALL)
+
+
+async def _rate(read: Callable[[], Any], nbytes: int, times: int) -> float:
+    before = time.perf_counter()
+    for _ in range(times):
+        await read()
+    return times * nbytes / MIB / (time.perf_counter() - before)
+
+
+async def _each(run: Callable[[], Any], times: int) -> float:
+    before = time.perf_counter()
+    for _ in range(times):
+        await run()
+    return (time.perf_counter() - before) / times * 1e6
+
+
+async def answer(host: str) -> None:
+    """The program of either process: do what lines on the standard input say."""
+    end = End(host)
+    await end.member.start()
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        command = json.loads(line)
+        number, name = command.pop("id"), command.pop("do")
+        print(json.dumps({"id": number, "value": await getattr(end, name)(**command)}), flush=True)
+
+
+# ---- the measurements
+
+
+def measure(scale: Scale) -> list[Measurement]:
+    """Everything, between two hosts that it makes."""
+    found: list[Measurement] = []
+    with Network(2, direct=True) as (here, there), ExitStack() as stack:
+        reader, owner = (
+            stack.enter_context(host.python("-m", "benchmarks.hosts", "serve", host.address)) for host in (here, there)
+        )
+        reader.ask("meet", host=there.address, owner=owner.ask("own"))
+        for mib in SIZES:
+            times = max(1, scale.count(512) // mib)
+            before = copied(reader, owner)
+            rates = reader.answer(reader.send("pulls", mib=mib, runs=scale.runs, times=times), LIMIT)
+            copies = copied(reader, owner) - before
+            name, floor, budget = f"pull of {mib} MiB", "sendfile to recv", at_least(SHARE_OF_RATE)
+            found.append(Measurement("hosts", name, rates["pull"], "MiB/s", rates["bare"], floor, budget, scale.runs))
+            name = f"call that returns {mib} MiB"
+            found.append(Measurement("hosts", name, rates["call"], "MiB/s", rates["bare"], floor, None, scale.runs))
+            found.append(Measurement("hosts", f"bytes copied for {mib} MiB", copies, "", budget=exactly(0)))
+        available = cores()
+        for end, core in ((reader, available[0]), (owner, available[-1])):
+            end.ask("cores", cores=[core])
+        sizes = [frame_nbytes(*stats) for stats in _eager(reader, owner)]
+        port = owner.ask("serve", nbytes=sizes[0], answers=sizes[1])
+        taken = reader.answer(
+            reader.send("calls", port=port, sizes=sizes, runs=scale.runs, times=scale.count(CALLS)), LIMIT
+        )
+        floor = f"echo of {sizes[0]} B to {sizes[1]} B"
+        for kind in ("sync", "async", "inline"):
+            name, budget = f"{kind} call, each host on a core", at_most(TIMES_ECHO)
+            found.append(Measurement("hosts", name, taken[kind], "us", taken["bare"], floor, budget, scale.runs))
+    return found
+
+
+LIMIT: Final = 300.0
+"""Seconds that one measurement may take."""
+
+
+def copied(*ends: Program) -> int:
+    """Bytes that zcactor has copied in these processes."""
+    return sum(end.ask("stats")["bytes_copied"] for end in ends)
+
+
+def _eager(reader: Program, owner: Program) -> list[tuple[int, int]]:
+    """Of calls ``coro(3, 4.5)``, at either end: bytes of payload sent, and frames."""
+    before = reader.ask("stats"), owner.ask("stats")
+    times = 16
+    reader.ask("some", times=times)
+    after = reader.ask("stats"), owner.ask("stats")
+    return [(late["bytes_eager"] - early["bytes_eager"], times) for early, late in zip(before, after, strict=True)]
+
+
+def frame_nbytes(payload: int, frames: int) -> int:
+    """Bytes of each of so many frames, with so much payload in all."""
+    return LENGTH_PREFIX + frame_size(0, 0, payload // frames)
+
+
+# ---- the program
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description="Two hosts next to their floors.")
+    parser.add_argument("--quick", action="store_true", help="fewer runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, one JSON object a line")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
+    parser.add_argument("--markdown", action="store_true", help="end with a Markdown table of what has a budget")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and show.
+
+    Returns:
+        0; 1 with ``--strict`` when a budget does not hold; 2 where there can be no hosts.
+    """
+    options = parse(arguments)
+    reason = missing()
+    if reason is not None:
+        print(reason, file=sys.stderr)
+        return 2
+    found = measure(QUICK if options.quick else FULL)
+    show("Two hosts over TCP", found)
+    if options.json is not None:
+        options.json.write_text("".join(json.dumps(measurement.plain()) + "\n" for measurement in found))
+    if options.markdown:
+        print(markdown(found) + "\n")
+    with_budget = [m for m in found if m.budget is not None]
+    missed = [m for m in with_budget if m.verdict == "FAIL"]
+    print(f"{len(with_budget) - len(missed)} of {len(with_budget)} budgets hold")
+    return int(options.strict and bool(missed))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        uvloop.run(answer(sys.argv[2]))
+    else:
+        sys.exit(main())

@@ -1,0 +1,190 @@
+"""Processes that form peers by themselves: each is told the others' addresses, and no node agent is there to ask.
+
+So a call ends with `ActorDied` when its connection does: nobody knows of another place where the actor may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+import zcactor as zc
+from zcactor import context
+from zcactor.errors import ConnectionLost
+from zcactor.future import ObjectRef
+from zcactor.handle import RemoteActor
+from zcactor.interface import Interface
+from zcactor.objectstore.store import Store
+from zcactor.rpc.session import Session
+from zcactor.runtime.process import Process
+from zcactor.transport.base import Connection
+from zcactor.transport.tcp import TcpEndpoint
+
+__all__ = ["MIB", "Member", "Probe", "call", "checksum", "pattern"]
+
+MIB: Final = 1 << 20
+TOKEN: Final = bytes(range(32))
+EAGER_LIMIT: Final = 4096
+RECV_DEPTH: Final = 64
+
+Array = npt.NDArray[np.float64]
+
+
+def pattern(seed: int, nbytes: int) -> Array:
+    """Numbers that are the same for the same seed."""
+    return np.random.default_rng(seed).random(nbytes // 8)
+
+
+def checksum(array: npt.NDArray[Any]) -> int:
+    """Of the bytes of an array."""
+    plain: Any = np.ascontiguousarray(array).view(np.uint8)
+    return zlib.crc32(plain)
+
+
+class Probe:
+    """The actor that every member has."""
+
+    def __init__(self) -> None:
+        self.noted: list[int] = []
+        self.waiting = 0
+        self.cancelled = 0
+
+    def add(self, a: int, b: int) -> int:
+        """The sum, from the actor's thread."""
+        return a + b
+
+    async def note(self, number: int) -> int:
+        """Remember a number."""
+        self.noted.append(number)
+        return number
+
+    async def numbers(self) -> list[int]:
+        """Those that were noted, in order."""
+        return self.noted
+
+    async def wait(self) -> None:
+        """Never returns."""
+        self.waiting += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled += 1
+
+    async def received(self, array: Array) -> int:
+        """The checksum of an array."""
+        return checksum(array)
+
+    async def made(self, seed: int, nbytes: int) -> Array:
+        """An array that is born here."""
+        array = zc.empty(nbytes // 8)
+        array[:] = pattern(seed, nbytes)
+        return array
+
+    async def doubled(self, array: Array) -> Array:
+        """Twice the array."""
+        result = zc.empty(len(array))
+        np.multiply(array, 2, out=result)
+        return result
+
+
+_INTERFACE: Final = Interface.of(Probe)
+
+
+class _ByName:
+    """An endpoint that finds processes by what it is told; what a directory does for the processes of a node."""
+
+    def __init__(self, endpoint: TcpEndpoint, addresses: dict[str, str]) -> None:
+        self._endpoint = endpoint
+        self._addresses = addresses
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint, name)
+
+    async def connect(self, process: str) -> Connection:
+        """A connection to the process of that name."""
+        if process not in self._addresses:
+            raise ConnectionLost(f"nobody knows process {process!r}")
+        return await self._endpoint.connect(self._addresses[process])
+
+
+class Member:
+    """A process with the actor `Probe`, reached over TCP.
+
+    Args:
+        host: its IP address.
+        capacity: bytes of its store.
+        endpoint: the class of its endpoint.
+
+    Attributes:
+        addresses: of the others, by name in hexadecimal; to be filled in.
+        probe: the actor.
+        lost: for each session that ended, when, by `time.monotonic`, and its cause.
+    """
+
+    def __init__(
+        self, host: str = "127.0.0.1", capacity: int = 8 * MIB, endpoint: type[TcpEndpoint] = TcpEndpoint
+    ) -> None:
+        self.name = os.urandom(16)
+        self.addresses: dict[str, str] = {}
+        store = Store(capacity, self.name)
+        arena = store.arena
+        self.endpoint = endpoint(host, self.name, TOKEN, arena.fd, arena.nbytes, RECV_DEPTH, EAGER_LIMIT)
+        self.endpoint.authorize = self._may_read
+        config = zc.Config(eager_limit=EAGER_LIMIT, recv_depth=RECV_DEPTH)
+        by_name: Any = _ByName(self.endpoint, self.addresses)
+        self.process = Process(self.name, "worker", config, asyncio.get_running_loop(), store, by_name)
+        self.process.on_session_lost = self._session_lost
+        self.probe = Probe()
+        self.index = self.process.take_index()
+        self.process.add_host(self.index, Probe, "Probe").adopt(self.probe)
+        self.lost: list[tuple[float, str]] = []
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Listen."""
+        await self.endpoint.start(self.process.accepted)
+
+    def be_current(self) -> None:
+        """What is unpacked in this context belongs to this process."""
+        context.set_current(self.process)
+
+    async def close(self) -> None:
+        """Everything."""
+        await self.process.close()
+
+    def probe_at(self, process: bytes, index: int) -> RemoteActor:
+        """The actor of another member, as if nobody had spoken with it yet."""
+        place = process, index
+        return RemoteActor(self.process, os.urandom(16), _INTERFACE, place, None, "default", 100_000, 0)
+
+    async def alone(self) -> None:
+        """Return when there is no session any more."""
+        while list(self.process.all_sessions()):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _session_lost(self, session: Session) -> None:
+        self.lost.append((time.monotonic(), str(session.closed)))
+        self._changed.set()
+
+    def _may_read(self, process: bytes, object_id: int, offset: int, nbytes: int) -> bool:
+        del process
+        block = self.process.store.lookup(object_id)
+        return block is not None and block.offset <= offset and offset + nbytes <= block.offset + block.nbytes
+
+
+def call(actor: RemoteActor, method: str, *args: Any) -> ObjectRef[Any]:
+    """Call a method of it; sent at once."""
+    return ObjectRef(actor.call(actor.interface.by_name[method], args, {}, None, 0))
+
+
+def outcome_of(error: BaseException | None) -> Sequence[Any]:
+    """A call's end as plain values: its kind, and whether it may have run."""
+    return (type(error).__name__, getattr(error, "maybe_executed", None)) if error is not None else ("value", True)

@@ -1,0 +1,398 @@
+"""Hosts on one machine: namespaces joined by virtual cables, whose links fail as they are told.
+
+A `Host` has a network, a process table, a host name and a run directory of its own, so processes of two hosts reach
+each other through the network and in no other way. The hosts of a `Network` hang on a switch, which is one more
+namespace; two hosts may also be joined directly. Nothing is made in the machine's own network, so networks that exist
+side by side may have the same addresses and never meet.
+
+Nothing has to be cleaned up either: each namespace lives as long as the process that it was made with, and that process
+ends when this one closes a pipe, or dies. As it is the first process of its table, the kernel kills all others with it.
+Only where this process is killed do the hosts' directories stay, in ``/tmp``.
+
+Needs root, and the programs of the packages iproute2, nftables and util-linux; `missing` says what is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+__all__ = ["PATIENCE", "Host", "Network", "Program", "missing"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 30.0
+"""Seconds after which an answer does not come any more: a watchdog, no statement about speed."""
+CARD = "eth0"
+"""The network card of every host."""
+SUBNET = "10.79.0"
+
+_PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "unshare": "util-linux", "nsenter": "util-linux"}
+_NEW_NAMESPACE = ("unshare", "--net", "--uts", "--ipc", "--mount-proc", "--pid", "--fork", "--kill-child")
+_FIRST_PROCESS = ("sh", "-c", "trap '' CHLD; exec cat")
+"""Lives until its input ends. It ignores the deaths of its children, so that orphans do not stay as zombies."""
+_TRIAL = """set -e
+ip link add zc0 type veth peer name zc1
+ip link add zcb type bridge
+tc qdisc add dev zc0 root tbf rate 10mbit burst 32kbit latency 100ms
+nft 'table inet zc { chain in { type filter hook input priority 0; numgen random mod 100 < 5 drop; }; }'
+"""
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why there can be no hosts here, and what would help; None where there can."""
+    if os.geteuid() != 0:
+        return "hosts on one machine need root"
+    for program, package in _PROGRAMS.items():
+        if shutil.which(program) is None:
+            return f"hosts on one machine need {program}: install {package}"
+    trial = subprocess.run([*_NEW_NAMESPACE, "sh", "-c", _TRIAL], capture_output=True, text=True, check=False)
+    if trial.returncode:
+        return f"this machine makes no hosts: {trial.stderr.strip() or 'unshare failed'}"
+    return None
+
+
+def _children(pid: int) -> list[int]:
+    """Process ids of the children."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+class _Namespace:
+    """Namespaces, as long as the block."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._holder: subprocess.Popen[str] | None = None
+        self.pid = 0
+        """Of its first process, as this process sees it."""
+
+    def __enter__(self) -> Self:
+        holder = self._holder = subprocess.Popen(
+            [*_NEW_NAMESPACE, *_FIRST_PROCESS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,  # where unshare complains when its child is killed
+            text=True,
+        )
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        holder.stdin.write("ready\n")
+        holder.stdin.flush()
+        if holder.stdout.readline() != "ready\n":
+            with holder:
+                raise OSError(f"no namespace could be made: {holder.stderr.read().strip()}")
+        (self.pid,) = _children(holder.pid)
+        self.command("hostname", self.name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._holder is not None
+        with self._holder as holder:  # closes the pipes, and waits
+            os.kill(self.pid, signal.SIGKILL)  # and the kernel all that came after it, before `unshare` ends
+            holder.wait(PATIENCE)
+
+    def entering(self, *names: str) -> list[str]:
+        """What a command line begins with to run inside."""
+        return ["nsenter", f"--target={self.pid}", *(f"--{name}" for name in names), "--"]
+
+    def command(self, *line: str, given: str | None = None) -> str:
+        """Run a program with this network and host name, but this process's files; its output.
+
+        Raises:
+            OSError: it fails; the message has its own words.
+        """
+        done = subprocess.run(
+            [*self.entering("net", "uts"), *line], input=given, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise OSError(f"{self.name}: {' '.join(line)} failed: {done.stderr.strip()}")
+        return done.stdout
+
+
+class Host(_Namespace):
+    """A host of a `Network`, which makes it.
+
+    Attributes:
+        name: its host name.
+        address: its IP address.
+        directory: what its processes have as home; the run directory and that of temporary files are inside.
+    """
+
+    def __init__(self, name: str, address: str) -> None:
+        super().__init__(name)
+        self.address = address
+        self.directory = Path()
+        self._rules = 0
+        self._started: list[subprocess.Popen[Any]] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.directory = Path(tempfile.mkdtemp(prefix=f"zch-{self.name}-", dir="/tmp"))
+        for folder in ("run", "tmp"):
+            (self.directory / folder).mkdir(mode=0o700)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        for process in self._started:
+            process.wait(PATIENCE)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # ---- processes
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What its processes get: the variables of this process, with the host's own directories."""
+        return {
+            **os.environ,
+            "HOME": str(self.directory),
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(self.directory / "tmp"),
+            "XDG_RUNTIME_DIR": str(self.directory / "run"),
+            **(more or {}),
+        }
+
+    def start(self, *line: str, env: Mapping[str, str] | None = None, **settings: Any) -> subprocess.Popen[Any]:
+        """Start a program on this host, in its root directory.
+
+        The process that is returned passes the program's exit status on, and `pids` has the program itself.
+
+        Args:
+            line: its command line.
+            env: further variables.
+            settings: as `subprocess.Popen` takes them.
+        """
+        entering = self.entering("net", "uts", "ipc", "mount", "pid")
+        process = subprocess.Popen([*entering, *line], env=self.environment(env), **settings)
+        self._started.append(process)
+        return process
+
+    def python(self, *arguments: str, env: Mapping[str, str] | None = None) -> Program:
+        """Start a Python program that answers; ends with the block."""
+        return Program(self, *arguments, env=env)
+
+    def pids(self) -> dict[int, int]:
+        """The host's processes but for its first one: the ids that they know, and by which this process finds them."""
+        ours = os.readlink(f"/proc/{self.pid}/ns/pid")
+        found = {}
+        for directory in Path("/proc").iterdir():
+            if not directory.name.isdigit() or int(directory.name) == self.pid:
+                continue
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if os.readlink(directory / "ns/pid") != ours:
+                    continue
+                for line in (directory / "status").read_text().splitlines():
+                    if line.startswith("NSpid:"):
+                        found[int(line.split()[-1])] = int(directory.name)
+        return found
+
+    def kill_all(self) -> None:
+        """SIGKILL for every process of the host, but its first one; the network stays."""
+        while pids := [pid for pid in self.pids().values() if not _is_zombie(pid)]:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    # ---- faults, each until the end of its block
+
+    @contextlib.contextmanager
+    def down(self) -> Iterator[None]:
+        """The link is down: nothing comes or goes. Nobody at the other end is told, as there is a switch between."""
+        self.command("ip", "link", "set", CARD, "down")
+        try:
+            yield
+        finally:
+            self.command("ip", "link", "set", CARD, "up")
+
+    @contextlib.contextmanager
+    def dropping(
+        self, direction: Literal["in", "out"], percent: float = 100, *, regular: bool = False, other: Host | None = None
+    ) -> Iterator[None]:
+        """Packets that come, or that go, are lost, and nobody is told.
+
+        Args:
+            direction: which ones.
+            percent: how many of a hundred, by chance.
+            regular: one after so many others, instead of by chance.
+            other: only those from there, or to there.
+        """
+        self._rules += 1
+        table = f"zcactor{self._rules}"
+        hook, card, side = {"in": ("input", "iifname", "saddr"), "out": ("output", "oifname", "daddr")}[direction]
+        place = "" if other is None else f"ip {side} {other.address} "
+        which = f"numgen {'inc' if regular else 'random'} mod {round(100 / percent)} == 0 " if percent < 100 else ""
+        rule = f"type filter hook {hook} priority 0; {card} {CARD} {place}{which}drop"
+        self.command("nft", f"table inet {table} {{ chain c {{ {rule}; }}; }}")
+        try:
+            yield
+        finally:
+            self.command("nft", "delete", "table", "inet", table)
+
+    @contextlib.contextmanager
+    def limited(self, mbit: float) -> Iterator[None]:
+        """What goes out goes at this rate, in millions of bits a second; 0.4 s of it queue, and the rest is lost."""
+        rate = f"{round(mbit * 1000)}kbit"
+        self.command(
+            "tc", "qdisc", "add", "dev", CARD, "root", "tbf", "rate", rate, "burst", "16kb", "latency", "400ms"
+        )
+        try:
+            yield
+        finally:
+            self.command("tc", "qdisc", "del", "dev", CARD, "root")
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+class Network:
+    """Hosts that reach each other, as long as the block: ``a``, ``b``, ... at 10.79.0.1 and on.
+
+    Args:
+        count: how many.
+        direct: join two by one cable, without a switch: then a host notices when the other's link goes down.
+        offload: let packets of up to 64 KiB pass through the cables, as cards do; without it, each has one segment, and
+            a loss of packets means the same as on a real cable.
+    """
+
+    def __init__(self, count: int = 2, *, direct: bool = False, offload: bool = True) -> None:
+        if direct and count != 2:
+            raise ValueError(f"one cable joins two hosts, not {count}")
+        self._direct = direct
+        self._offload = offload
+        self._stack = contextlib.ExitStack()
+        self.hosts = [Host(chr(ord("a") + number), f"{SUBNET}.{1 + number}") for number in range(count)]
+
+    def __enter__(self) -> list[Host]:
+        with contextlib.ExitStack() as stack:
+            for host in self.hosts:
+                stack.enter_context(host)
+            if self._direct:
+                left, right = self.hosts
+                left.command("ip", "link", "add", CARD, "type", "veth", "peer", "name", CARD, "netns", str(right.pid))
+            else:
+                switch = stack.enter_context(_Namespace("switch"))
+                lines = ["link add bridge type bridge", "link set bridge up"]
+                for host in self.hosts:
+                    lines.append(f"link add port-{host.name} type veth peer name {CARD} netns {host.pid}")
+                    lines.append(f"link set port-{host.name} master bridge up")
+                switch.command("ip", "-batch", "-", given="\n".join(lines) + "\n")
+            for host in self.hosts:
+                lines = ["link set lo up", f"address add {host.address}/24 dev {CARD}", f"link set {CARD} up"]
+                if not self._offload:
+                    lines.append(f"link set {CARD} gso_max_segs 1")
+                host.command("ip", "-batch", "-", given="\n".join(lines) + "\n")
+            self._stack = stack.pop_all()
+        return self.hosts
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+class Program:
+    """A Python program on a host: it takes commands as lines of JSON and answers each by one; ends with the block.
+
+    A command is an object with ``do``, its arguments and ``id``, which the answer repeats; answers come in any order.
+    An answer with ``error`` fails whoever waits for it.
+
+    Args:
+        host: where it runs.
+        arguments: those of the interpreter.
+        env: further variables.
+    """
+
+    def __init__(self, host: Host, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        self.host = host
+        self._errors = (host.directory / f"stderr-{time.monotonic_ns()}").open("w+b")
+        self.process = host.start(
+            sys.executable, *arguments, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._rest = b""
+        self._sent = 0
+        self._answers: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+        if error is not None:
+            sys.stderr.write(f"--- standard error of {self.host.name}\n{self.stderr()}")
+        for pipe in (self._stdin, self._stdout, self._errors):
+            pipe.close()
+
+    def kill(self) -> None:
+        """SIGKILL for the program, and wait; not for what it has started. Idempotent."""
+        if self.process.poll() is None:
+            for pid in _children(self.process.pid):  # what the namespaces were entered for
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait(PATIENCE)
+
+    def stderr(self) -> str:
+        """What it has written there up to now."""
+        return Path(self._errors.name).read_text(errors="replace")
+
+    def send(self, do: str, **arguments: Any) -> int:
+        """Give a command; the number to ask for its answer with."""
+        self._sent += 1
+        self._stdin.write(json.dumps({"do": do, "id": self._sent, **arguments}).encode() + b"\n")
+        self._stdin.flush()
+        return self._sent
+
+    def answer(self, number: int, patience: float = PATIENCE) -> Any:
+        """Wait for the answer to a command.
+
+        Raises:
+            TimeoutError: it does not come.
+            OSError: the program has ended, or failed to do it; the message has its standard error.
+        """
+        deadline = time.monotonic() + patience
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdout, selectors.EVENT_READ)
+            while number not in self._answers:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError(f"{self.host.name} says nothing for {patience:g} s:\n{self.stderr()}")
+                data = os.read(self._stdout.fileno(), 1 << 16)
+                if not data:
+                    raise OSError(f"the program at {self.host.name} has ended:\n{self.stderr()}")
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                for line in lines:
+                    found = json.loads(line)
+                    self._answers[found["id"]] = found
+        found = self._answers.pop(number)
+        if "error" in found:
+            raise OSError(f"{self.host.name} failed: {found['error']}\n{self.stderr()}")
+        return found["value"]
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Give a command and wait for its answer. Raises as `answer`."""
+        return self.answer(self.send(do, **arguments))

@@ -1,0 +1,264 @@
+"""Connections that end after each number of bytes, and bytes that come late and in pieces: two processes in this one.
+
+A proxy is between the two, for frames and for the sockets that arrays come through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import zcactor as zc
+from tests.conftest import LOOPS
+from tests.hosts.members import Member, call, checksum, outcome_of
+from tests.hosts.proxy import AS_IS, Proxy, Way
+from zcactor import context
+from zcactor.errors import ConnectionLost, ZcactorError
+from zcactor.observe.stats import stats_of
+from zcactor.transport import greeting
+from zcactor.transport.tcp import TcpEndpoint, parse_address
+
+PATIENCE = 40.0
+"""Seconds after which something hangs: a watchdog, no statement about speed."""
+
+Ending = Literal["cut", "reset"]
+
+
+class Behind(TcpEndpoint):
+    """Listens behind a proxy: peers are told the proxy's port."""
+
+    seen_port = 0
+
+    def _link(self, key: bytes) -> bytes:
+        port, self._port = self._port, self.seen_port or self._port
+        try:
+            return super()._link(key)
+        finally:
+            self._port = port
+
+
+class Two:
+    """A caller, an owner of the actor `Probe`, and the proxies in front of them, as a context.
+
+    Attributes:
+        frames: what the caller connects through.
+        data: by which data sockets reach the caller, whose arrays the owner pulls.
+    """
+
+    async def __aenter__(self) -> Two:
+        self.caller, self.owner = Member(endpoint=Behind), Member(endpoint=Behind)
+        for member in (self.caller, self.owner):
+            await member.start()
+        self.frames, self.data = Proxy(_place(self.owner)), Proxy(_place(self.caller))
+        for proxy in (self.frames, self.data):
+            await proxy.__aenter__()
+        self.caller.addresses[self.owner.name.hex()] = f"{self.owner.name.hex()}@127.0.0.1:{self.frames.port}"
+        assert isinstance(self.caller.endpoint, Behind)
+        self.caller.endpoint.seen_port = self.data.port
+        self.caller.be_current()  # both: what is unpacked does not ask whose it is
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        context.clear_current()
+        for member in (self.caller, self.owner):
+            await member.close()
+        for proxy in (self.frames, self.data):
+            await proxy.__aexit__(None, None, None)
+
+    async def outcome(self, method: str, *args: Any) -> Sequence[Any]:
+        """How a call ends that is made by a handle which has no connection yet."""
+        try:
+            result = await call(self.caller.probe_at(self.owner.name, self.owner.index), method, *args)
+        except ZcactorError as error:
+            return outcome_of(error)
+        return (*outcome_of(None), result)
+
+    async def parted(self) -> None:
+        """Return when no connection is left, and nothing that belongs to one."""
+        for member in (self.caller, self.owner):
+            await member.alone()
+            while member.endpoint.pending:
+                await asyncio.sleep(0)
+        while self.frames.open or self.data.open:
+            await asyncio.sleep(0)
+
+    async def part(self) -> None:
+        """End the connection."""
+        for session in list(self.caller.process.all_sessions()):
+            await session.aclose()
+        await self.parted()
+
+    async def settled(self) -> None:
+        """Return when nothing is leased any more, and no memory used."""
+        for member in (self.caller, self.owner):
+            while (found := stats_of(member.process)).leases or found.store_used:
+                gc.collect()
+                await asyncio.sleep(0)
+
+
+def _place(member: Member) -> tuple[str, int]:
+    _, host, port = parse_address(member.endpoint.address)
+    return host, port
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[Two]:
+    async with asyncio.timeout(PATIENCE), Two() as two:
+        yield two
+
+
+def ways(direction: str, limit: int, ending: Ending) -> tuple[Way, Way]:
+    """There and back, of which one ends."""
+    way = Way(limit=limit, ending=ending)
+    return (way, AS_IS) if direction == "there" else (AS_IS, way)
+
+
+CASES: list[tuple[str, Ending, str]] = [
+    ("there", "cut", "uvloop"),
+    ("there", "reset", "asyncio"),
+    ("back", "cut", "asyncio"),
+    ("back", "reset", "uvloop"),
+]
+"""Each on one loop only: there are many bytes."""
+
+
+@contextlib.contextmanager
+def running(loop: str) -> Iterator[asyncio.Runner]:
+    """Runs coroutines on a loop of that kind."""
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        yield runner
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("direction", "ending", "loop"), CASES)
+def test_a_connection_ends_after_each_byte(direction: str, ending: Ending, loop: str) -> None:
+    async def test() -> None:
+        async with asyncio.timeout(PATIENCE), Two() as two:
+            await _end_after_each_byte(two, direction, ending)
+
+    with running(loop) as runner:
+        runner.run(test())
+
+
+async def _end_after_each_byte(two: Two, direction: str, ending: Ending) -> None:
+    # Through the handshake, both processes' introductions, the call's frame and its answer's.
+    side = 0 if direction == "there" else 1
+    descriptors: list[int] = []
+    kinds = set()
+    limit = 0
+    while True:
+        two.frames.there, two.frames.back = ways(direction, limit, ending)
+        kind, maybe_executed, *result = await two.outcome("note", limit)
+        kinds.add((kind, maybe_executed))
+        noted = two.owner.probe.noted.count(limit)
+        assert noted <= 1
+        assert noted == 1 or maybe_executed or kind != "value"
+        assert noted == 0 or maybe_executed
+        assert result == ([limit] if kind == "value" else [])
+        if two.frames.passed[-1][side] < limit:
+            break
+        await two.parted()
+        two.frames.there = two.frames.back = AS_IS
+        if limit % 32 == 0:
+            assert await two.outcome("add", limit, 1) == ("value", True, limit + 1)
+            await two.part()
+            descriptors.append(len(os.listdir("/proc/self/fd")))
+        limit += 1
+    assert limit > 200
+    assert kinds == {("ActorDied", False), ("ActorDied", True), ("value", True)}
+    assert len(set(descriptors[1:])) == 1
+
+
+@pytest.mark.parametrize("direction", ["there", "back"])
+async def test_a_handshake_that_stalls_at_each_byte(two: Two, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = two.caller.addresses[two.owner.name.hex()]
+    (await two.caller.endpoint.connect(address)).abort()
+    total = two.frames.passed[0][0]  # the whole handshake; what comes back is longer by what the acceptor judged
+    await two.parted()
+    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 0.3)
+
+    async def connect(limit: int) -> None:
+        async with order:  # a connection goes the way that is set when it comes
+            way = Way(limit=limit, ending="stall")
+            two.frames.there, two.frames.back = (way, AS_IS) if direction == "there" else (AS_IS, way)
+            before = two.frames.open
+            task = asyncio.create_task(two.caller.endpoint.connect(address))
+            while two.frames.open == before:
+                await asyncio.sleep(0)
+        with pytest.raises(ConnectionLost):
+            await task
+
+    order = asyncio.Lock()
+    for start in range(0, total, 64):
+        await asyncio.gather(*(connect(limit) for limit in range(start, min(start + 64, total))))
+        two.frames.end("cut")
+        await two.parted()
+    two.frames.there = two.frames.back = AS_IS
+    assert await two.outcome("add", 1, 1) == ("value", True, 2)
+
+
+ELEMENTS = 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("direction", "ending", "loop"), CASES)
+def test_a_data_socket_ends_after_each_byte(direction: str, ending: Ending, loop: str) -> None:
+    async def test() -> None:
+        async with asyncio.timeout(PATIENCE), Two() as two:
+            await _end_data_after_each_byte(two, direction, ending)
+
+    with running(loop) as runner:
+        runner.run(test())
+
+
+async def _end_data_after_each_byte(two: Two, direction: str, ending: Ending) -> None:
+    # Through the handshake, the request and its answer, and through the array's bytes now and then.
+    array = zc.empty(ELEMENTS)
+    array[:] = np.arange(ELEMENTS)
+    whole = ("value", True, checksum(array))
+    assert await two.outcome("received", array) == whole
+    around = sum(two.data.passed[0]) - 8 * ELEMENTS  # more than either way has around the array
+    limits = [*range(around), *range(around, around + 8 * ELEMENTS, 1009), around + 8 * ELEMENTS]
+    two.data.end("cut")
+    kinds = set()
+    for limit in limits:
+        two.data.there, two.data.back = ways(direction, limit, ending)
+        found = await two.outcome("received", array)
+        kinds.add(found[:2])
+        assert found == whole or found[0] != "value"
+        two.data.there = two.data.back = AS_IS
+        assert len(two.frames.passed) == 1, "the connection itself has lasted"
+        if limit % 32 == 0:  # and the next pull opens a socket that does
+            assert await two.outcome("received", array) == whole
+        two.data.end("cut")
+    assert kinds == {("ObjectLost", None), ("value", True)}
+    del array
+    await two.settled()
+
+
+@pytest.mark.parametrize(
+    ("way", "numbers"),
+    [(Way(delay=0.05, jitter=0.02, seed=1), 200), (Way(slices=9, seed=2), 200), (Way(rate=1e6), 200)],
+    ids=["late", "in pieces", "slow"],
+)
+async def test_bytes_that_come_late_or_in_pieces(two: Two, way: Way, numbers: int) -> None:
+    for proxy in (two.frames, two.data):
+        proxy.there = proxy.back = way
+    actor = two.caller.probe_at(two.owner.name, two.owner.index)
+    array = zc.empty(ELEMENTS)
+    array[:] = np.arange(ELEMENTS)
+    refs = [call(actor, "note", number) for number in range(numbers)]
+    arrays = [call(actor, "received", array) for _ in range(4)]
+    assert await asyncio.gather(*refs) == two.owner.probe.noted == list(range(numbers))
+    assert await asyncio.gather(*arrays) == [checksum(array)] * 4
+    assert np.array_equal(await call(actor, "doubled", array), 2 * array)
+    del array, arrays
+    await two.settled()
+    assert len(two.frames.passed) == 1

@@ -1,0 +1,188 @@
+"""Processes of two hosts over TCP: what they exchange is right, and what happens when the link between them fails.
+
+The times here are promises: a peer that cannot be reached any more is noticed within six seconds. The limit has room
+for a machine that is busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tests.hosts.netns import Host, Network, Program, missing
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
+
+MIB = 1 << 20
+NOTICED = 8.0
+"""Seconds until the end of a link is noticed at the latest: six are promised, and two are for the machine."""
+CALLS = 20
+
+GONE = {"ActorDied", "ConnectionLost"}
+"""What a call ends with whose answer cannot come."""
+
+Pair = tuple[Host, Host, Program, Program]
+
+
+def member(host: Host, mib: int) -> Program:
+    """A member on the host, with a store of that size."""
+    return host.python("-m", "tests.hosts.member", host.address, str(mib))
+
+
+@contextlib.contextmanager
+def pair(mib: int = 16, **settings: Any) -> Iterator[Pair]:
+    """A member on each of two hosts, which know each other."""
+    with Network(2, **settings) as (left, right), contextlib.ExitStack() as stack:
+        a, b = [stack.enter_context(member(host, mib)) for host in (left, right)]
+        a.ask("meet", **b.ask("about"))
+        b.ask("meet", **a.ask("about"))
+        yield left, right, a, b
+
+
+def test_calls_and_large_arrays_arrive_as_they_were_sent() -> None:
+    with pair(mib=512) as (_, _, a, b):
+        assert a.ask("add", count=500, at_once=100) == 500
+        answers = [program.send("exchange", nbytes=64 * MIB, seed=1) for program in (a, b)]
+        assert a.answer(answers[0]) and b.answer(answers[1])
+        a.send("settle")
+        for program in (a, b):
+            program.ask("settle")
+            stats = program.ask("stats")
+            assert stats["bytes_mapped"] == 0 and stats["bytes_received"] == 4 * 64 * MIB
+            assert stats["connections"] == 1
+
+
+BREAKINGS: dict[str, tuple[Callable[[Host, Host], contextlib.AbstractContextManager[None]], float]] = {
+    "the link is down": (lambda caller, _: caller.down(), NOTICED),
+    "nothing comes to the callers": (lambda caller, _: caller.dropping("in"), NOTICED),
+    "nothing comes to the actor": (lambda caller, actor: actor.dropping("in", other=caller), NOTICED),
+    # A firewall of the callers' own host: to what TCP could not even send, Linux applies TCP_USER_TIMEOUT later than to
+    # what nobody confirms. A connection in use ends after 8.5 s, with 5 s given.
+    "nothing leaves the callers": (lambda caller, _: caller.dropping("out"), NOTICED + 4),
+}
+"""What happens between the callers' host and the actor's, and within how many seconds it is noticed."""
+
+
+class Callers:
+    """Three programs on a host that use one actor, each over a connection of its own, in different ways.
+
+    The first has calls open and says nothing, the second makes calls all the time, and the third is pulling an array.
+    """
+
+    def __init__(self, host: Host, stack: contextlib.ExitStack) -> None:
+        self.host = host
+        self.programs = [stack.enter_context(member(host, 160)) for _ in range(3)]
+        self.waiting, self.talking, self.pulling = self.programs
+
+    def connect(self, actor: dict[str, Any]) -> None:
+        for program in self.programs:
+            program.ask("meet", **actor)
+            assert program.ask("add", count=1, at_once=1) == 1
+
+    def begin(self) -> None:
+        self.waiting.ask("begin", method="wait", count=CALLS, args=[])
+        self.pulling.ask("begin", method="made", count=1, args=[1, 64 * MIB])
+        self.pulling.ask("receiving", nbytes=64 * MIB)
+        self.talked = self.talking.send("talk", interval=0.02)
+
+    def check(self, broken: float, noticed: float) -> None:
+        """Each session and each call has ended in time, and once."""
+        waited = self.waiting.ask("outcomes")
+        assert len(waited) == CALLS
+        for when, (kind, maybe_executed) in waited:
+            assert kind in GONE and maybe_executed
+            assert 0 < when - broken < noticed
+        ((when, (kind, _)),) = self.pulling.ask("outcomes")
+        # The call's answer has come, and the array in it has not.
+        assert kind in {"ObjectLost", *GONE}
+        assert 0 < when - broken < noticed
+        ends = [(when - broken, kind, ran) for when, (kind, ran) in self.talking.answer(self.talked)]
+        assert all(kind in GONE or (kind == "value" and ran) for _, kind, ran in ends)
+        assert any(kind in GONE for _, kind, _ in ends)
+        assert max(when for when, _, _ in ends) < noticed
+        for program in self.programs:
+            ((when, _),) = program.ask("alone")
+            assert 0 < when - broken < noticed
+
+
+@pytest.mark.slow
+def test_a_link_that_breaks_is_noticed_at_both_ends() -> None:
+    # All at the same time, because each takes five seconds in which nothing happens.
+    with Network(1 + len(BREAKINGS)) as (place, *hosts), contextlib.ExitStack() as stack:
+        actor = stack.enter_context(member(place, 400))
+        groups = [Callers(host, stack) for host in hosts]
+        for group in groups:
+            group.connect(actor.ask("about"))
+        limit = stack.enter_context(contextlib.ExitStack())
+        limit.enter_context(place.limited(200))  # so that the arrays are on their way for more than ten seconds
+        for group in groups:
+            group.begin()
+        actor.ask("waiting", count=CALLS * len(groups))
+        actor.ask("noting", number=5, times=len(groups))
+        with contextlib.ExitStack() as links:
+            broken = time.monotonic()
+            for group, (breaking, _) in zip(groups, BREAKINGS.values(), strict=True):
+                links.enter_context(breaking(group.host, place))
+            for group, (name, (_, noticed)) in zip(groups, BREAKINGS.items(), strict=True):
+                print(name)
+                group.check(broken, noticed)
+            ends = [when - broken for when, _ in actor.ask("alone")]
+            assert len(ends) == 3 * len(groups) and max(ends) < NOTICED
+            actor.ask("cancelled", count=CALLS * len(groups))
+            noted = actor.ask("noted")
+            assert all(noted.count(number) <= len(groups) for number in set(noted))
+        limit.close()
+        actor.ask("settle")
+        for group in groups:
+            group.connect(actor.ask("about"))
+            assert group.pulling.ask("exchange", nbytes=MIB, seed=1)
+            group.pulling.ask("settle")
+        actor.ask("settle")
+
+
+def test_a_link_that_is_back_soon_has_broken_nothing() -> None:
+    with pair() as (left, _, a, b):
+        assert a.ask("add", count=10, at_once=10) == 10
+        with left.down():
+            writing = [program.send("note", start=0, stop=50, nbytes=0) for program in (a, b)]
+        a.answer(writing[0])
+        b.answer(writing[1])
+        assert a.ask("noted") == b.ask("noted") == list(range(50))
+        assert a.ask("lost") == b.ask("lost") == []
+
+
+FAULTS: dict[str, Callable[[Host, Host], Sequence[contextlib.AbstractContextManager[None]]]] = {
+    "loss of 1 %": lambda a, b: (a.dropping("in", 1), b.dropping("in", 1)),
+    "loss of 5 %": lambda a, b: (a.dropping("in", 5), b.dropping("in", 5)),
+    # By chance, a tenth would now and then be five in a row, and five seconds without an answer are the end.
+    "loss of each tenth": lambda a, b: (a.dropping("in", 10, regular=True), b.dropping("in", 10, regular=True)),
+    "10 Mbit/s": lambda a, b: (a.limited(10), b.limited(10)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", list(FAULTS.values()), ids=list(FAULTS))
+def test_a_bad_link_is_slower_and_nothing_else(
+    faults: Callable[[Host, Host], Sequence[contextlib.AbstractContextManager[None]]],
+) -> None:
+    numbers, nbytes = 160, 16384
+    with pair(offload=False) as (left, right, a, b), contextlib.ExitStack() as stack:
+        for fault in faults(left, right):
+            stack.enter_context(fault)
+        assert a.ask("add", count=1, at_once=1) == 1  # both use the connection that this opens
+        writing = [program.send("note", start=0, stop=numbers, nbytes=nbytes) for program in (a, b)]
+        a.answer(writing[0])
+        b.answer(writing[1])
+        assert a.ask("noted") == b.ask("noted") == list(range(numbers))
+        assert a.ask("exchange", nbytes=MIB // 4, seed=5)
+        for program in (a, b):
+            program.ask("settle")
+            assert program.ask("stats")["connections"] == 1, "the first one has lasted"
+            assert program.ask("lost") == []
