@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conformance.connection import Recorder, Side, send
@@ -22,6 +22,64 @@ async def rest(sock: socket.socket) -> bytes:
         while part := await asyncio.get_running_loop().sock_recv(sock, 100):
             received += part
     return received
+
+
+class Relay:
+    """Sits between a connector and the endpoint that listens at `port`, for one connection after the other.
+
+    Direction 0 is from the connector to the acceptor, 1 the other.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.seen = [bytearray(), bytearray()]
+        """What came from either side, as it came."""
+        self.change: Callable[[int, int, bytes], bytes] = lambda _direction, _at, data: data
+        """``change(direction, at, data)``: what goes on of the bytes that stand at `at` in their direction."""
+        self._port = port
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Relay:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+
+    def address(self, process: bytes) -> str:
+        """Where the connector finds `process`, as it thinks."""
+        assert self._server is not None
+        return f"{process.hex()}@127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def inject(self, direction: int, data: bytes) -> None:
+        """Send bytes of our own to where `direction` leads."""
+        self._writers[-1 - direction].write(data)
+
+    def hang_up(self) -> None:
+        """Close both connections, after what was given to `change` last."""
+        for writer in self._writers:
+            asyncio.get_running_loop().call_soon(writer.close)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += [writer, far_writer]
+        for direction, source, sink in ((0, reader, far_writer), (1, far_reader, writer)):
+            self._tasks.add(asyncio.get_running_loop().create_task(self._carry(direction, source, sink)))
+
+    async def _carry(self, direction: int, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(1 << 16):
+                at = len(self.seen[direction])
+                self.seen[direction] += data
+                sink.write(self.change(direction, at, data))
+        sink.close()
 
 
 async def await_death(side: Side) -> None:

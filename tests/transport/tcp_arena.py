@@ -13,9 +13,9 @@ from zcactor.transport.tcp import TcpEndpoint
 
 
 @contextlib.contextmanager
-def tcp_side(host: str = "127.0.0.1", nbytes: int = ARENA_NBYTES) -> Iterator[Side]:
+def tcp_side(host: str = "127.0.0.1", nbytes: int = ARENA_NBYTES, *, sealing: bool = False) -> Iterator[Side]:
     """An endpoint at `host`, not started, with an arena of its own."""
     with memfd(nbytes) as fd, mmap.mmap(fd, nbytes) as arena:
         process = secrets.token_bytes(16)
         with memoryview(arena) as view:
-            yield Side(TcpEndpoint(host, process, TOKEN, fd, nbytes), process, view)
+            yield Side(TcpEndpoint(host, process, TOKEN, fd, nbytes, sealing=sealing), process, view)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import hmac
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch, ZcactorError
-from zcactor.transport.auth import PROTOCOL_VERSION, PYTHON, Handshake, Hello, Purpose, Status, preamble, refusal
+from zcactor.transport.auth import (
+    HELLO_NBYTES,
+    PROTOCOL_VERSION,
+    PYTHON,
+    Handshake,
+    Hello,
+    Purpose,
+    Status,
+    preamble,
+    refusal,
+)
+from zcactor.transport.sealing import KEY_NBYTES, NO_KEY, KeyExchange, key_exchange
 
 TOKEN = bytes(range(32))
 CONNECTOR = Hello(b"c" * 16, 11, 1 << 40, 1024, 16384, Purpose.WRITABLE_ARENA, nonce=b"1" * 32)
@@ -47,15 +59,17 @@ def test_both_learn_who_the_other_is() -> None:
     assert acceptor.peer == CONNECTOR
 
 
-def test_bytes_of_version_1() -> None:
+def test_bytes_of_version_2() -> None:
     connector, acceptor = sides()
     messages = converse(connector, acceptor)
-    begin = b"ZCAC" + struct.pack("<HBB", 1, *PYTHON)
-    hello_c = b"1" * 32 + b"c" * 16 + bytes.fromhex("0b000000 0000000000010000 00040000 00400000 01")
-    hello_a = b"2" * 32 + b"a" * 16 + bytes.fromhex("16000000 0000000000000000 64000000 00100000 00")
-    proof_c = hmac.digest(TOKEN, b"zcactor connector\0" + hello_c + hello_a, "sha256")
-    proof_a = hmac.digest(TOKEN, b"zcactor acceptor\0\0" + hello_c + hello_a, "sha256")
-    assert messages == [begin + hello_c, begin + b"\0" + hello_a, proof_c, b"\0" + proof_a]
+    begin = b"ZCAC" + struct.pack("<HBB", 2, *PYTHON)
+    hello_c = b"1" * 32 + b"c" * 16 + bytes.fromhex("0b000000 0000000000010000 00040000 00400000 01 00")
+    hello_a = b"2" * 32 + b"a" * 16 + bytes.fromhex("16000000 0000000000000000 64000000 00100000 00 00")
+    no_key = bytes(32)
+    proof_c = hmac.digest(TOKEN, b"zcactor connector\0" + hello_c + hello_a + no_key + no_key, "sha256")
+    proof_a = hmac.digest(TOKEN, b"zcactor acceptor\0\0" + hello_c + hello_a + no_key + no_key, "sha256")
+    assert messages == [begin + hello_c, begin + b"\0" + hello_a + no_key, no_key + proof_c, b"\0" + proof_a]
+    assert (connector.seals, acceptor.seals) == (None, None)
 
 
 def test_nonces_are_fresh() -> None:
@@ -87,7 +101,7 @@ def test_acceptor_refuses_a_wrong_proof_and_says_so() -> None:
 def test_connector_refuses_a_wrong_proof() -> None:
     connector, _ = sides()
     connector.receive(refusal(Status.OK))
-    connector.receive(ACCEPTOR.encode())
+    connector.receive(ACCEPTOR.encode() + NO_KEY)
     connector.receive(b"\0")
     with pytest.raises(AuthenticationError):
         connector.receive(bytes(32))
@@ -96,7 +110,7 @@ def test_connector_refuses_a_wrong_proof() -> None:
 def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
     connector, _ = sides()
     connector.receive(refusal(Status.OK))
-    proof = connector.receive(ACCEPTOR.encode())
+    proof = connector.receive(ACCEPTOR.encode() + NO_KEY)[KEY_NBYTES:]
     connector.receive(b"\0")
     with pytest.raises(AuthenticationError):
         connector.receive(proof)
@@ -105,7 +119,8 @@ def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
 @pytest.mark.parametrize(
     ("version", "python", "named"),
     [
-        (2, PYTHON, "protocol 2 "),
+        (1, PYTHON, "protocol 1 "),
+        (3, PYTHON, "protocol 3 "),
         (0, PYTHON, "protocol 0 "),
         (PROTOCOL_VERSION, (3, 99), r"Python 3\.99,"),
         (PROTOCOL_VERSION, (4, PYTHON[1]), r"Python 4\."),
@@ -127,6 +142,7 @@ def test_versions_are_named_on_both_sides(version: int, python: tuple[int, int],
         (Status.AUTH, AuthenticationError),
         (Status.VERSION, VersionMismatch),
         (Status.FULL, ConnectionLost),
+        (Status.SEALING, AuthenticationError),
         (200, ProtocolError),
     ],
 )
@@ -160,7 +176,221 @@ def test_numbers_out_of_bounds(hello: Hello) -> None:
 
 def test_unknown_purpose() -> None:
     with pytest.raises(ProtocolError, match="purpose 9"):
-        Hello.decode(ACCEPTOR.encode()[:-1] + b"\x09")
+        Hello.decode(ACCEPTOR.encode()[:-2] + b"\x09\x00")
+
+
+def test_sealing_is_wanted_or_not() -> None:
+    with pytest.raises(ProtocolError, match="sealing 2"):
+        Hello.decode(ACCEPTOR.encode()[:-1] + b"\x02")
+
+
+# ---- sealing
+
+
+class Outsider:
+    """Carries a handshake, and may change what it carries: the four messages, in order."""
+
+    def __init__(
+        self, *, wanted: tuple[bool, bool] = (True, True), tokens: tuple[bytes, bytes] = (TOKEN, TOKEN)
+    ) -> None:
+        self.connector = Handshake(tokens[0], replace(PEER, seals=wanted[0]), accepting=False)
+        self.acceptor = Handshake(tokens[1], replace(ACCEPTOR, seals=wanted[1]), accepting=True)
+
+    def change(self, index: int, message: bytes) -> bytes:
+        """What arrives of the message."""
+        del index
+        return message
+
+    def carry(self) -> None:
+        """The whole handshake, until somebody raises."""
+        connector, acceptor = self.connector, self.acceptor
+        first = self.change(0, connector.opening)
+        acceptor.receive(first[:8])
+        second = self.change(1, acceptor.receive(first[8:]))
+        connector.receive(second[:9])
+        third = self.change(2, connector.receive(second[9:]))
+        fourth = self.change(3, acceptor.receive(third))
+        connector.receive(fourth[:1])
+        connector.receive(fourth[1:])
+
+
+PEER = replace(CONNECTOR, purpose=Purpose.PEER)
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+def test_one_wish_for_sealing_is_enough(wanted: tuple[bool, bool]) -> None:
+    outsider = Outsider(wanted=wanted)
+    outsider.carry()
+    left, right = outsider.connector.seals, outsider.acceptor.seals
+    assert left is not None and right is not None
+    for one, other in ((left, right), (right, left)):
+        for text in (b"first", b"second"):
+            record = one.sealer.seal(text)
+            assert other.opener.open(record[:4], record[4:]) == text
+
+
+def test_nobody_wants_sealing() -> None:
+    def never() -> KeyExchange | None:
+        raise AssertionError("cryptography is imported for nothing")
+
+    connector = Handshake(TOKEN, CONNECTOR, accepting=False, exchange=never)
+    converse(connector, Handshake(TOKEN, ACCEPTOR, accepting=True, exchange=never))
+    assert connector.seals is None
+
+
+@pytest.mark.parametrize("purpose", [Purpose.DATA, Purpose.WRITABLE_ARENA])
+def test_only_frames_are_sealed(purpose: Purpose) -> None:
+    connector = Handshake(TOKEN, replace(PEER, purpose=purpose), accepting=False)
+    acceptor = Handshake(TOKEN, replace(ACCEPTOR, seals=True), accepting=True)
+    converse(connector, acceptor)
+    assert (connector.seals, acceptor.seals) == (None, None)
+
+
+def test_keys_are_others_each_time_and_in_each_direction() -> None:
+    records = []
+    for _ in range(3):
+        outsider = Outsider()
+        outsider.carry()
+        assert outsider.connector.seals is not None and outsider.acceptor.seals is not None
+        records += [outsider.connector.seals.sealer.seal(b"same"), outsider.acceptor.seals.sealer.seal(b"same")]
+    assert len(set(records)) == 6
+
+
+def test_wrong_token_among_those_who_seal() -> None:
+    outsider = Outsider(tokens=(TOKEN, bytes(32)))
+    with pytest.raises(AuthenticationError, match="does not hold"):
+        outsider.carry()
+    assert (outsider.connector.seals, outsider.acceptor.seals) == (None, None)
+
+
+@pytest.mark.parametrize("swapped", [1, 2, 12])
+def test_own_keys_cannot_be_put_in(swapped: int) -> None:
+    class Swapping(Outsider):
+        def change(self, index: int, message: bytes) -> bytes:
+            exchange = key_exchange()
+            assert exchange is not None
+            if index == 1 and swapped in (1, 12):
+                return message[:-KEY_NBYTES] + exchange.public
+            if index == 2 and swapped in (2, 12):
+                return exchange.public + message[KEY_NBYTES:]
+            return message
+
+    outsider = Swapping()
+    with pytest.raises(AuthenticationError, match="does not hold"):
+        outsider.carry()
+    assert (outsider.connector.seals, outsider.acceptor.seals) == (None, None)
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("keys_too", [False, True])
+def test_sealing_cannot_be_turned_off_on_the_way(wanted: tuple[bool, bool], keys_too: bool) -> None:
+    flag = 8 + HELLO_NBYTES - 1
+
+    class Clearing(Outsider):
+        def change(self, index: int, message: bytes) -> bytes:
+            if index == 0:
+                assert message[flag] == wanted[0]
+                return message[:flag] + b"\0"
+            if index == 1:
+                assert message[flag + 1] == wanted[1]
+                return message[: flag + 1] + b"\0" + (NO_KEY if keys_too else message[flag + 2 :])
+            return NO_KEY + message[KEY_NBYTES:] if index == 2 and keys_too else message
+
+    outsider = Clearing(wanted=wanted)
+    with pytest.raises(AuthenticationError):
+        outsider.carry()
+    assert outsider.connector.wants and outsider.acceptor.wants
+
+
+def test_replayed_handshake() -> None:
+    recorded: list[bytes] = []
+
+    class Recording(Outsider):
+        def change(self, index: int, message: bytes) -> bytes:
+            recorded.append(message)
+            return message
+
+    Recording().carry()
+    acceptor = Handshake(TOKEN, Hello(b"a" * 16, 22, 0, 100, 4096, seals=True), accepting=True)
+    acceptor.receive(recorded[0][:8])
+    acceptor.receive(recorded[0][8:])
+    with pytest.raises(AuthenticationError):
+        acceptor.receive(recorded[2])
+    connector = Handshake(TOKEN, Hello(b"c" * 16, 11, 0, 100, 4096, seals=True), accepting=False)
+    connector.receive(recorded[1][:9])
+    connector.receive(recorded[1][9:])
+    connector.receive(recorded[3][:1])
+    with pytest.raises(AuthenticationError):
+        connector.receive(recorded[3][1:])
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+def test_acceptor_cannot_seal(wanted: tuple[bool, bool]) -> None:
+    connector = Handshake(TOKEN, replace(PEER, seals=wanted[0]), accepting=False)
+    acceptor = Handshake(TOKEN, replace(ACCEPTOR, seals=wanted[1]), accepting=True, exchange=lambda: None)
+    with pytest.raises(AuthenticationError, match=r"this process cannot: .*; pip install 'zcactor\[cluster\]' here"):
+        converse(connector, acceptor)
+    with pytest.raises(AuthenticationError, match=r"the peer cannot: .*; pip install 'zcactor\[cluster\]' there"):
+        connector.receive(acceptor.farewell)
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+def test_connector_cannot_seal(wanted: tuple[bool, bool]) -> None:
+    connector = Handshake(TOKEN, replace(PEER, seals=wanted[0]), accepting=False, exchange=lambda: None)
+    acceptor = Handshake(TOKEN, replace(ACCEPTOR, seals=wanted[1]), accepting=True)
+    with pytest.raises(AuthenticationError, match=r"the peer cannot: .*; pip install 'zcactor\[cluster\]' there"):
+        converse(connector, acceptor)
+    with pytest.raises(AuthenticationError, match=r"this process cannot: .*; pip install 'zcactor\[cluster\]' here"):
+        connector.receive(acceptor.farewell)
+
+
+def forged(label: bytes, transcript: bytes) -> bytes:
+    """What only a holder of the token can make."""
+    return hmac.digest(TOKEN, label + transcript, "sha256")
+
+
+def test_acceptor_that_would_go_on_in_the_clear() -> None:
+    """The peers of a process that wants sealing hold the token and run other code."""
+    for exchange, key in ((lambda: None, b"\x09" + bytes(31)), (key_exchange, NO_KEY)):
+        connector = Handshake(TOKEN, replace(PEER, seals=True), accepting=False, exchange=exchange)
+        connector.receive(refusal(Status.OK))
+        with pytest.raises(AuthenticationError, match="cannot"):
+            sent = connector.receive(ACCEPTOR.encode() + key)
+            connector.receive(b"\0")
+            transcript = connector.opening[8:] + ACCEPTOR.encode() + key + sent[:KEY_NBYTES]
+            connector.receive(forged(b"zcactor acceptor\0\0", transcript))
+        assert connector.wants
+
+
+def test_key_whose_secret_anybody_knows() -> None:
+    acceptor = Handshake(TOKEN, replace(ACCEPTOR, seals=True), accepting=True)
+    acceptor.receive(preamble())
+    said = acceptor.receive(PEER.encode())[9:]
+    key = b"\x01" + bytes(31)  # of order 1: the secret is zero whatever the other's key is (RFC 7748, 6.1)
+    with pytest.raises(ProtocolError, match="low order"):
+        acceptor.receive(key + forged(b"zcactor connector\0", PEER.encode() + said + key))
+    assert acceptor.seals is None
+
+
+@given(st.data())
+def test_any_changed_byte_is_noticed_where_frames_are_sealed(data: st.DataObject) -> None:
+    lengths = (8 + HELLO_NBYTES, 9 + HELLO_NBYTES + KEY_NBYTES, KEY_NBYTES + 32, 33)
+    which = data.draw(st.integers(0, 3))
+    where = data.draw(st.integers(0, lengths[which] - 1))
+    flip = data.draw(st.integers(1, 255))
+
+    class Changing(Outsider):
+        def change(self, index: int, message: bytes) -> bytes:
+            assert len(message) == lengths[index]
+            changed = bytearray(message)
+            changed[where if index == which else 0] ^= flip if index == which else 0
+            return bytes(changed)
+
+    outsider = Changing(wanted=data.draw(st.sampled_from([(True, True), (True, False), (False, True)])))
+    with pytest.raises((ProtocolError, ConnectionLost)):
+        outsider.carry()
+    assert outsider.connector.wants or outsider.acceptor.wants
+    assert outsider.connector.seals is None
 
 
 @given(st.data())

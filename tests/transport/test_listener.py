@@ -19,7 +19,7 @@ from tests.transport.local_arena import local_side, run_directory
 from tests.transport.outsiders import rest
 from zcactor.errors import ConnectionLost
 from zcactor.transport import greeting, listener, unix
-from zcactor.transport.auth import Status, preamble, refusal
+from zcactor.transport.auth import HELLO_NBYTES, Status, preamble, refusal
 from zcactor.transport.listener import LOG_INTERVAL, MAX_PENDING, Listener, Rebuff
 from zcactor.transport.local import LocalEndpoint
 
@@ -51,7 +51,7 @@ STRANGERS = [
     bytes.fromhex("1603010200010001fc0303") + os.urandom(500),
     os.urandom(100_000),
     bytes(8),
-    preamble() + b"\xff" * 69,
+    preamble() + b"\xff" * HELLO_NBYTES,
 ]
 
 

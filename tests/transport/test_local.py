@@ -29,10 +29,11 @@ from tests.conformance.connection import (
 from tests.transport.local_arena import TOKEN, local_side, memfd, run_directory
 from tests.transport.outsiders import victim
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
-from zcactor.transport.auth import Handshake, Hello, Status, refusal
+from zcactor.transport.auth import HELLO_NBYTES, Handshake, Hello, Status, refusal
 from zcactor.transport.base import Connection
 from zcactor.transport.local import LocalEndpoint
 from zcactor.transport.local_connection import LocalConnection
+from zcactor.transport.sealing import KEY_NBYTES
 
 
 class TestLocal(MappingSuite):
@@ -147,8 +148,8 @@ async def test_no_token(owner: Owner, directory: Path) -> None:
     endpoint, accepted = owner
     async with raw(endpoint, directory) as client:
         client.writer.write(Handshake(TOKEN, stranger_hello(), accepting=False).opening)
-        await client.reader.readexactly(9 + 69)
-        client.writer.write(bytes(32))
+        await client.reader.readexactly(9 + HELLO_NBYTES + KEY_NBYTES)
+        client.writer.write(bytes(KEY_NBYTES + 32))
         assert await client.rest() == bytes((Status.AUTH,))
     assert accepted == []
 
@@ -160,12 +161,12 @@ async def test_replayed_proof(owner: Owner, directory: Path) -> None:
     async with raw(endpoint, directory) as client:
         client.writer.write(handshake.opening)
         handshake.receive(await client.reader.readexactly(9))
-        proof = handshake.receive(await client.reader.readexactly(69))
+        proof = handshake.receive(await client.reader.readexactly(HELLO_NBYTES + KEY_NBYTES))
         client.writer.write(proof)
         assert await client.reader.readexactly(1) == bytes((Status.OK,))
     async with raw(endpoint, directory) as client:
         client.writer.write(handshake.opening)
-        await client.reader.readexactly(9 + 69)
+        await client.reader.readexactly(9 + HELLO_NBYTES + KEY_NBYTES)
         client.writer.write(proof)
         assert await client.rest() == bytes((Status.AUTH,))
     assert accepted == []
@@ -188,12 +189,12 @@ async def test_address_that_is_no_name(directory: Path, address: str) -> None:
         await LocalEndpoint(directory, bytes(16), TOKEN, None, 0).connect(address)
 
 
-# A connector of protocol 2, one of Python 3.99, and what each end must say; frozen.
-VERSION_2 = bytes.fromhex("5a434143 0200 03 0b".replace(" ", ""))
-PYTHON_3_99 = bytes.fromhex("5a434143 0100 03 63".replace(" ", ""))
+# A connector of protocol 3, one of Python 3.99, and what each end must say; frozen.
+VERSION_3 = bytes.fromhex("5a434143 0300 03 0b".replace(" ", ""))
+PYTHON_3_99 = bytes.fromhex("5a434143 0200 03 63".replace(" ", ""))
 
 
-@pytest.mark.parametrize("preamble", [VERSION_2, PYTHON_3_99])
+@pytest.mark.parametrize("preamble", [VERSION_3, PYTHON_3_99])
 async def test_connector_of_another_version(
     owner: Owner, directory: Path, preamble: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,7 +206,7 @@ async def test_connector_of_another_version(
     assert "the peer speaks protocol" in caplog.text
 
 
-@pytest.mark.parametrize(("preamble", "named"), [(VERSION_2, "protocol 2 "), (PYTHON_3_99, "Python 3.99,")])
+@pytest.mark.parametrize(("preamble", "named"), [(VERSION_3, "protocol 3 "), (PYTHON_3_99, "Python 3.99,")])
 async def test_acceptor_of_another_version(directory: Path, preamble: bytes, named: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(preamble + bytes((Status.VERSION,)))

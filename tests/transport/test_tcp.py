@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -25,14 +25,15 @@ from tests.conformance.connection import (
     turns,
 )
 from tests.transport.local_arena import TOKEN
-from tests.transport.outsiders import rest, victim
+from tests.transport.outsiders import Relay, rest, victim
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ObjectLost, ProtocolError, VersionMismatch
 from zcactor.transport import greeting, tcp_pull
-from zcactor.transport.auth import Handshake, Hello, Purpose, Status, preamble, refusal
+from zcactor.transport.auth import HELLO_NBYTES, Handshake, Hello, Purpose, Status, preamble, refusal
 from zcactor.transport.base import Connection, RemoteRegion
 from zcactor.transport.listener import MAX_PENDING
 from zcactor.transport.tcp import TcpEndpoint, parse_address
+from zcactor.transport.tcp_connection import TcpConnection
 from zcactor.transport.tcp_data import REQUEST, Answer
 
 
@@ -41,6 +42,19 @@ class TestTcp(PullingSuite):
     def sides(self, request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
         with tcp_side(request.param) as left, tcp_side(request.param) as right:
             yield left, right
+
+
+class TestSealedTcp(PullingSuite):
+    """Whichever side wants sealing."""
+
+    @pytest.fixture(params=[(True, True), (True, False), (False, True)], ids=["both", "connector", "acceptor"])
+    def sides(self, request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
+        with tcp_side(sealing=request.param[0]) as left, tcp_side(sealing=request.param[1]) as right:
+            yield left, right
+
+    async def test_is_sealed(self, pair: Pair) -> None:
+        assert isinstance(pair.left, TcpConnection) and isinstance(pair.right, TcpConnection)
+        assert pair.left.sealed and pair.right.sealed
 
 
 @pytest.fixture
@@ -175,33 +189,39 @@ async def test_impostor_at_the_address(endpoint: TcpEndpoint) -> None:
         await stranger().connect(f"{NAME}@{endpoint.address.split('@')[1]}")
 
 
-VERSION_2 = bytes.fromhex("5a434143 0200 03 0b".replace(" ", ""))
+VERSION_3 = bytes.fromhex("5a434143 0300 03 0b".replace(" ", ""))
 
 
 async def test_connector_of_another_version(endpoint: TcpEndpoint) -> None:
     with call(endpoint) as sock:
-        sock.send(VERSION_2 + bytes(200))
+        sock.send(VERSION_3 + bytes(200))
         assert await rest(sock) in (refusal(Status.VERSION), b"")  # the reset may overtake the reason
 
 
 async def test_acceptor_of_another_version() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(8 + 69)
-        writer.write(VERSION_2 + bytes((Status.VERSION,)))
+        await reader.readexactly(8 + HELLO_NBYTES)
+        writer.write(VERSION_3 + bytes((Status.VERSION,)))
         await reader.read()
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    with pytest.raises(VersionMismatch, match="protocol 2 "):
+    with pytest.raises(VersionMismatch, match="protocol 3 "):
         await stranger().connect(f"{NAME}@127.0.0.1:{server.sockets[0].getsockname()[1]}")
     server.close()
     await turns()
 
 
-STRANGERS = [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", os.urandom(100_000), bytes(8), preamble() + b"\xff" * 69]
+STRANGERS = [
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    bytes.fromhex("1603010200010001fc0303") + os.urandom(500),
+    os.urandom(100_000),
+    bytes(8),
+    preamble() + b"\xff" * HELLO_NBYTES,
+]
 
 
-@pytest.mark.parametrize("opening", STRANGERS, ids=["http", "random", "zeros", "bad hello"])
+@pytest.mark.parametrize("opening", STRANGERS, ids=["http", "tls", "random", "zeros", "bad hello"])
 async def test_strangers(endpoint: TcpEndpoint, opening: bytes, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         with call(endpoint) as sock:
@@ -304,6 +324,179 @@ async def test_endpoint_that_goes_on_by_other_means() -> None:
     send(pair.left, [b"over TCP after all"])
     await recorder.wait_frames(1)
     await finish(pair)
+
+
+# ---- sealed connections
+
+
+@contextlib.asynccontextmanager
+async def relayed(
+    change: Callable[[int, int, bytes], bytes] | None = None, *, sealing: bool = True
+) -> AsyncIterator[tuple[Relay, tuple[Side, Side], asyncio.Queue[Connection]]]:
+    """Two sides, of which the right one listens, and somebody in between."""
+    with tcp_side(sealing=sealing) as left, tcp_side(sealing=sealing) as right:
+        accepted: asyncio.Queue[Connection] = asyncio.Queue()
+        await right.endpoint.start(accepted.put_nowait)
+        async with Relay(parse_address(right.endpoint.address)[2]) as relay:
+            if change is not None:
+                relay.change = change
+            yield relay, (left, right), accepted
+        await right.endpoint.aclose()
+        await turns()
+
+
+@contextlib.asynccontextmanager
+async def watched(
+    change: Callable[[int, int, bytes], bytes] | None = None, *, sealing: bool = True
+) -> AsyncIterator[tuple[Relay, Pair, tuple[Recorder, Recorder]]]:
+    """A connection of which somebody sees every byte, both of its ends started."""
+    async with relayed(change, sealing=sealing) as (relay, sides, accepted):
+        left = await sides[0].endpoint.connect(relay.address(sides[1].process))
+        pair, recorders = Pair(left, await accepted.get(), sides, accepted), (Recorder(), Recorder())
+        pair.left.start(recorders[0])
+        pair.right.start(recorders[1])
+        yield relay, pair, recorders
+        pair.left.abort()
+        pair.right.abort()
+        await turns()
+
+
+@pytest.mark.parametrize("sealing", [True, False])
+async def test_who_listens_on_the_way(sealing: bool) -> None:
+    marker = b"attack at dawn"
+    async with watched(sealing=sealing) as (relay, pair, (left, right)):
+        for size in (0, 10, 1000, 30_000):
+            send(pair.left, [marker + bytes(size)] * 3)
+            send(pair.right, [bytes(size) + marker] * 3)
+        assert all(marker in frame for frame in await left.wait_frames(12) + await right.wait_frames(12))
+        for seen in relay.seen:
+            assert (marker not in seen) is sealing
+            assert len(seen) > 12 * len(marker) + 3 * 31_000
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+@pytest.mark.parametrize("how", ["forged", "too long", "empty", "repeated", "sent back"])
+async def test_records_that_are_not_the_peers(direction: int, how: str) -> None:
+    async with watched() as (relay, pair, recorders):
+        other = await pair.sides[0].endpoint.connect(pair.sides[1].endpoint.address)
+        other_end, heard = await pair.accepted.get(), Recorder()
+        other_end.start(heard)
+        started = [len(seen) for seen in relay.seen]
+        send(pair.left, [b"sealed"])
+        send(pair.right, [b"sealed"])
+        for recorder in recorders:
+            await recorder.wait_frames(1)
+        record = [bytes(seen[at:]) for seen, at in zip(relay.seen, started, strict=True)]
+        relay.inject(
+            direction,
+            {
+                "forged": b"\x06\0\0\0" + bytes(22),
+                "too long": b"\x01\0\x10\0",
+                "empty": bytes(4),
+                "repeated": record[direction],
+                "sent back": record[1 - direction],
+            }[how],
+        )
+        victim = recorders[1 - direction]
+        assert isinstance(await victim.wait_lost(), ProtocolError)
+        assert isinstance(await recorders[direction].wait_lost(), ConnectionLost)
+        assert victim.frames == [b"sealed"]
+        send(other, [b"untouched"])
+        assert await heard.wait_frames(1) == [b"untouched"]
+        other.abort()
+        other_end.abort()
+
+
+@pytest.mark.parametrize("after", [0, 3, 4, 5, 30, 63])
+async def test_record_that_is_changed_on_its_way(after: int) -> None:
+    end: list[int] = []
+
+    def change(direction: int, at: int, data: bytes) -> bytes:
+        if direction == 0 and end and at <= end[0] + after < at + len(data):
+            place = end[0] + after - at
+            return data[:place] + bytes((data[place] ^ 1,)) + data[place + 1 :]
+        return data
+
+    async with watched(change) as (relay, pair, (_, right)):
+        end.append(len(relay.seen[0]))
+        send(pair.left, [b"x" * 40])
+        for _ in range(3):
+            send(pair.left, [b"y" * 40])
+        assert isinstance(await right.wait_lost(), ProtocolError)
+        assert right.frames == []
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+@pytest.mark.parametrize("first", range(5))
+async def test_connection_that_ends_after_any_byte_of_the_handshake(direction: int, first: int) -> None:
+    whole = (8 + HELLO_NBYTES + 64, 9 + HELLO_NBYTES + 32 + 33)[direction]
+    for cut in range(first, whole + 60, 5):  # and of what is said first when it is done
+
+        def change(where: int, at: int, data: bytes, cut: int = cut) -> bytes:
+            if where == direction and at + len(data) > cut:
+                relay.hang_up()
+                return data[: max(0, cut - at)]
+            return data
+
+        async with relayed(change) as (relay, (left, right), accepted):
+            try:
+                connection = await left.endpoint.connect(relay.address(right.process))
+            except ConnectionLost:
+                pass
+            else:
+                assert cut >= whole
+                connection.abort()
+            while endpoint_of(right).pending:
+                await asyncio.sleep(0)
+            while not accepted.empty():
+                assert cut >= whole
+                accepted.get_nowait().abort()
+
+
+async def test_sealing_cannot_be_turned_off_on_the_way() -> None:
+    flag = 8 + HELLO_NBYTES - 1
+
+    def change(direction: int, at: int, data: bytes) -> bytes:
+        place = flag + direction - at
+        return data[:place] + b"\0" + data[place + 1 :] if 0 <= place < len(data) else data
+
+    async with relayed(change) as (relay, (left, right), accepted):
+        with pytest.raises(AuthenticationError):
+            await left.endpoint.connect(relay.address(right.process))
+        assert accepted.empty()
+
+
+@pytest.mark.parametrize("missing", ["connector", "acceptor"])
+async def test_cryptography_is_missing_on_one_side(missing: str, caplog: pytest.LogCaptureFixture) -> None:
+    with tcp_side(sealing=missing == "acceptor") as left, tcp_side(sealing=missing == "connector") as right:
+        without = endpoint_of(left if missing == "connector" else right)
+        without._exchange = lambda: None
+        await right.endpoint.start(lambda connection: connection.abort())
+        place = "here" if missing == "connector" else "there"
+        with pytest.raises(AuthenticationError, match=rf"pip install 'zcactor\[cluster\]' {place}"):
+            await left.endpoint.connect(right.endpoint.address)
+        while endpoint_of(right).pending:
+            await asyncio.sleep(0)
+        assert f"'zcactor[cluster]' {'there' if missing == 'connector' else 'here'}" in caplog.text
+        await right.endpoint.aclose()
+
+
+def test_sealing_is_not_viable_without_cryptography() -> None:
+    endpoint = TcpEndpoint("127.0.0.1", bytes(16), TOKEN, None, 0, sealing=True)
+    assert endpoint.viability() is None
+    endpoint._exchange = lambda: None
+    assert str(endpoint.viability()).endswith("pip install 'zcactor[cluster]'")
+
+
+@pytest.mark.parametrize("opening", STRANGERS, ids=["http", "tls", "random", "zeros", "bad hello"])
+async def test_strangers_where_frames_are_sealed(opening: bytes) -> None:
+    with tcp_side(sealing=True) as side:
+        await side.endpoint.start(lambda connection: connection.abort())
+        with call(endpoint_of(side)) as sock:
+            with contextlib.suppress(BlockingIOError):
+                sock.send(opening)
+            assert await rest(sock) == b""
+        await side.endpoint.aclose()
 
 
 # ---- pulls

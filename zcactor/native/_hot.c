@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_25_API_VERSION
 #include <numpy/arrayobject.h>
@@ -147,8 +148,37 @@ static PyTypeObject CountersType = {
     .tp_basicsize = sizeof(Counters), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
     .tp_members = counters_members, .tp_doc = "zcactor.rpc.counters.Counters, where the native part counts too."};
 
-/* ---------------------------------------------------------------- SendBuffer: zcactor.transport.sendbuffer, on a socket; or on
- * the slots of a zcactor.transport.verbs.sending.SlotSender, whose memory it writes to and whose Python does the rest */
+/* ---------------------------------------------------------------- sealed records: zcactor.transport.sealing */
+
+#define RECORD_HEAD 4
+#define RECORD_TAG 16
+#define RECORD_MOST (1 << 20)
+#define RECEIVE_MOST (256 << 10)
+
+/* What `apply`, the encrypt or decrypt of an AESGCM, makes of `text` in the record number *count, whose plain text has `nbytes`. It
+ * may let other threads run; `text` is a bytes object, so that nobody writes to it meanwhile. */
+static PyObject *seal_apply(PyObject *apply, uint64_t *count, PyObject *text, uint32_t nbytes) {
+    char nonce[12] = {0}, header[RECORD_HEAD];
+    PUT(uint64_t, nonce + 4, *count);
+    PUT(uint32_t, header, nbytes);
+    PyObject *stack[4] = {NULL, PyBytes_FromStringAndSize(nonce, sizeof nonce), text, PyBytes_FromStringAndSize(header, RECORD_HEAD)};
+    PyObject *result = NULL;
+    if (stack[1] && stack[3]) {
+        ++*count; /* whatever comes of it: no nonce is used twice */
+        result = PyObject_Vectorcall(apply, stack + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    }
+    Py_XDECREF(stack[1]);
+    Py_XDECREF(stack[3]);
+    if (result && !PyBytes_Check(result)) {
+        Py_CLEAR(result);
+        PyErr_SetString(PyExc_TypeError, "sealing gives bytes");
+    }
+    return result;
+}
+
+/* ---------------------------------------------------------------- SendBuffer: zcactor.transport.sendbuffer, on a socket, where
+ * what is sent at once may become a sealed record; or on the slots of a zcactor.transport.verbs.sending.SlotSender, whose memory
+ * it writes to and whose Python does the rest */
 
 typedef struct {
     PyObject_HEAD
@@ -157,13 +187,22 @@ typedef struct {
     char *data;
     PyObject *scratch, *refused; /* a bytearray that Python encodes into; why nothing more is accepted, or NULL */
     PyObject *slots;             /* on slots and not closed: `data` is one of them, full() gives a new one, flush() sends it */
+    PyObject *encrypt, *record;  /* on a socket: seals, or NULL; what it made last, while not all of that is sent, without header */
+    uint64_t count;              /* records so far */
+    Py_ssize_t sent;             /* bytes of the record with its header */
+    int sealing;                 /* a thread is at it, and will send what the others write meanwhile */
 } SendBuffer;
 static PyObject *str_full, *str_flush;
 
 static int buffer_init(SendBuffer *self, PyObject *args, PyObject *kwargs) {
     if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "SendBuffer takes no keywords"); return -1; }
-    if (!PyArg_ParseTuple(args, "ni|O", &self->max_reserve, &self->fd, &self->slots)) return -1;
-    Py_XINCREF(self->slots);
+    PyObject *slots = NULL, *encrypt = NULL;
+    unsigned long long count = 0;
+    if (!PyArg_ParseTuple(args, "ni|OOK", &self->max_reserve, &self->fd, &slots, &encrypt, &count)) return -1;
+    if (self->scratch) { PyErr_SetString(PyExc_RuntimeError, "a SendBuffer is initialised once"); return -1; }
+    if (slots != Py_None) self->slots = Py_XNewRef(slots);
+    self->encrypt = Py_XNewRef(encrypt);
+    self->count = count;
     self->on_slots = self->slots != NULL;
     if (!self->on_slots) {
         self->room = 4096;
@@ -176,6 +215,8 @@ static int buffer_init(SendBuffer *self, PyObject *args, PyObject *kwargs) {
 static void buffer_dealloc(SendBuffer *self) {
     if (!self->on_slots) PyMem_Free(self->data);
     Py_XDECREF(self->slots);
+    Py_XDECREF(self->encrypt);
+    Py_XDECREF(self->record);
     Py_XDECREF(self->scratch);
     Py_XDECREF(self->refused);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -229,8 +270,58 @@ static PyObject *buffer_commit(SendBuffer *self, PyObject *arg) {
     self->tail += n;
     Py_RETURN_NONE;
 }
+/* The next record: 0 made, or the buffer was closed meanwhile; -1 with an exception. Other threads may write meanwhile. */
+static int buffer_seal(SendBuffer *self) {
+    Py_ssize_t n = self->tail - self->head;
+    if (n > RECORD_MOST) n = RECORD_MOST;
+    PyObject *plain = PyBytes_FromStringAndSize(self->data + self->head, n);
+    if (!plain) return -1;
+    self->head += n;
+    if (self->head == self->tail) self->head = self->tail = 0;
+    PyObject *record = seal_apply(self->encrypt, &self->count, plain, (uint32_t)n);
+    Py_DECREF(plain);
+    if (!record) return -1;
+    if (self->fd < 0) Py_DECREF(record);
+    else self->record = record;
+    self->sent = 0;
+    return 0;
+}
+/* Send what is left of the record: 0 all gone, 1 the socket is full, -1 an exception is set. */
+static int buffer_send_record(SendBuffer *self) {
+    Py_ssize_t size = PyBytes_GET_SIZE(self->record);
+    char header[RECORD_HEAD];
+    PUT(uint32_t, header, size - RECORD_TAG);
+    while (self->sent < size + RECORD_HEAD) {
+        Py_ssize_t at = self->sent < RECORD_HEAD ? 0 : self->sent - RECORD_HEAD, led = self->sent < RECORD_HEAD ? self->sent : RECORD_HEAD;
+        struct iovec parts[2] = {{header + led, (size_t)(RECORD_HEAD - led)},
+                                 {PyBytes_AS_STRING(self->record) + at, (size_t)(size - at)}};
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+        ssize_t sent = sendmsg(self->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent < 0) {
+            if (errno == EINTR) continue;
+            if (errno == EAGAIN || errno == EWOULDBLOCK) return 1;
+            PyErr_SetFromErrno(PyExc_OSError);
+            return -1;
+        }
+        self->sent += sent;
+    }
+    Py_CLEAR(self->record);
+    return 0;
+}
+static int buffer_drain_sealed(SendBuffer *self) {
+    if (self->sealing) return 0;
+    self->sealing = 1;
+    int left = 0;
+    while (left == 0 && (self->record || self->head < self->tail)) {
+        if (!self->record) left = buffer_seal(self);
+        if (left == 0 && self->record) left = buffer_send_record(self);
+    }
+    self->sealing = 0;
+    return left;
+}
 /* Send what is there: 0 all gone, 1 the socket is full, -1 an exception is set. */
 static int buffer_drain(SendBuffer *self) {
+    if (self->encrypt) return buffer_drain_sealed(self);
     if (self->on_slots) {
         PyObject *done = self->slots ? PyObject_CallMethodNoArgs(self->slots, str_flush) : Py_NewRef(Py_None);
         Py_XDECREF(done);
@@ -249,8 +340,10 @@ static int buffer_drain(SendBuffer *self) {
     self->head = self->tail = 0;
     return 0;
 }
+/* 1 when there is nothing to send, or it goes on by itself when the socket takes more. */
+static int buffer_idle(SendBuffer *self) { return self->blocked || (self->head == self->tail && !self->record); }
 static PyObject *buffer_flush(SendBuffer *self, PyObject *Py_UNUSED(ignored)) {
-    if (self->blocked || self->head == self->tail) Py_RETURN_FALSE;
+    if (buffer_idle(self)) Py_RETURN_FALSE;
     int left = buffer_drain(self);
     if (left < 0) return NULL;
     self->blocked = left;
@@ -271,6 +364,8 @@ static PyObject *buffer_close(SendBuffer *self, PyObject *why) {
     self->head = self->tail = 0;
     self->blocked = 1;
     if (self->on_slots) self->room = 0;
+    Py_CLEAR(self->record);
+    if (self->encrypt) self->fd = -1; /* a thread that is sealing now must not send to whoever has the number next */
     Py_CLEAR(self->slots); /* which leads back here */
     Py_RETURN_NONE;
 }
@@ -286,7 +381,9 @@ static PyObject *buffer_swap(SendBuffer *self, PyObject *const *args, Py_ssize_t
     PyBuffer_Release(&view); /* its owner keeps it for as long as it is written to */
     return PyLong_FromSsize_t(end);
 }
-static PyObject *buffer_pending(SendBuffer *self, void *Py_UNUSED(closure)) { return PyLong_FromSsize_t(self->tail - self->head); }
+static PyObject *buffer_pending(SendBuffer *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromSsize_t(self->tail - self->head + (self->record || self->sealing)); /* of what is sealed only that it is there */
+}
 static PyMethodDef buffer_methods[] = {
     {"reserve", (PyCFunction)buffer_reserve, METH_O, "Room for one frame: a buffer and the offset in it."},
     {"commit", (PyCFunction)buffer_commit, METH_O, "The first bytes of the last reservation are to be sent."},
@@ -302,7 +399,8 @@ static PyTypeObject SendBufferType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.SendBuffer",
     .tp_basicsize = sizeof(SendBuffer), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
     .tp_init = (initproc)buffer_init, .tp_dealloc = (destructor)buffer_dealloc, .tp_methods = buffer_methods,
-    .tp_getset = buffer_getset, .tp_doc = "zcactor.transport.sendbuffer.SendBuffer for a socket: SendBuffer(max_reserve, fd)."};
+    .tp_getset = buffer_getset, .tp_doc = "zcactor.transport.sendbuffer.SendBuffer for a socket: SendBuffer(max_reserve, fd); on slots: "
+              "SendBuffer(max_reserve, -1, slots); sealed: SendBuffer(max_reserve, fd, None, encrypt, records made before)."};
 
 /* ---------------------------------------------------------------- plain values as MessagePack */
 
@@ -695,7 +793,7 @@ static Py_ssize_t write_frame(Wire *self, int kind, uint32_t actor, uint64_t cod
 /* Send what is written; the socket's troubles are Python's. */
 static int wire_flush(Wire *self) {
     SendBuffer *out = self->out;
-    if (out->blocked || out->head == out->tail) return 0;
+    if (buffer_idle(out)) return 0;
     int left = buffer_drain(out);
     if (left == 0) return 0;
     PyObject *done;
@@ -1121,17 +1219,31 @@ typedef struct {
     Py_ssize_t max_frame, capacity, filled;
     PyObject *buffer, *view, *deliver, *ended; /* ended(error, from_receiver) */
     Wire *wire;                                /* takes frames in here; NULL: deliver(view) does */
+    PyObject *decrypt, *invalid;               /* opens records, or NULL; what it raises for a bad one */
+    uint64_t count;                            /* records so far */
+    char *sealed;                              /* records come in here */
+    Py_ssize_t sealed_filled;
 } Reader;
+#define SEALED_NBYTES (RECORD_HEAD + RECORD_MOST + RECORD_TAG) /* pages that no record reaches are never made */
 
 static int reader_init(Reader *self, PyObject *args, PyObject *kwargs) {
     PyObject *wire, *deliver, *ended;
     if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "Reader takes no keywords"); return -1; }
-    if (!PyArg_ParseTuple(args, "innOOO", &self->fd, &self->capacity, &self->max_frame, &wire, &deliver, &ended)) return -1;
+    PyObject *decrypt = NULL, *invalid = NULL;
+    unsigned long long count = 0;
+    if (!PyArg_ParseTuple(args, "innOOO|OKO", &self->fd, &self->capacity, &self->max_frame, &wire, &deliver, &ended, &decrypt, &count,
+                          &invalid))
+        return -1;
+    if (decrypt && !invalid) { PyErr_SetString(PyExc_TypeError, "decrypt comes with a count and an exception"); return -1; }
     if (self->buffer) { PyErr_SetString(PyExc_RuntimeError, "a Reader is initialised once"); return -1; }
     if (self->capacity < self->max_frame + 4) { PyErr_SetString(PyExc_ValueError, "the largest frame does not fit"); return -1; }
     self->buffer = PyByteArray_FromStringAndSize(NULL, self->capacity);
     self->view = self->buffer ? PyMemoryView_FromObject(self->buffer) : NULL; /* also keeps the buffer from being resized */
     if (!self->view) return -1;
+    if (decrypt && !(self->sealed = PyMem_RawMalloc(SEALED_NBYTES))) { PyErr_NoMemory(); return -1; }
+    self->decrypt = Py_XNewRef(decrypt);
+    self->invalid = Py_XNewRef(invalid);
+    self->count = count;
     self->deliver = Py_NewRef(deliver);
     self->ended = Py_NewRef(ended);
     self->wire = Py_TYPE(wire) == &WireType ? (Wire *)Py_NewRef(wire) : NULL;
@@ -1152,6 +1264,9 @@ static int reader_clear(Reader *self) {
 static void reader_dealloc(Reader *self) {
     PyObject_GC_UnTrack(self);
     reader_clear(self);
+    Py_XDECREF(self->decrypt);
+    Py_XDECREF(self->invalid);
+    PyMem_RawFree(self->sealed);
     Py_XDECREF(self->view);
     Py_XDECREF(self->buffer);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -1186,11 +1301,16 @@ static PyObject *raised(void) {
     Py_XDECREF(traceback);
     return error;
 }
+static PyObject *reader_deliver(Reader *self, Py_ssize_t end);
+static PyObject *reader_open(Reader *self, Py_ssize_t end);
+
 /* Read once and deliver: False when there was nothing to read, or the connection ended; `ended` was told why. */
 static PyObject *reader_readable(Reader *self, PyObject *Py_UNUSED(ignored)) {
     if (self->closed) Py_RETURN_FALSE;
-    unsigned char *data = (unsigned char *)PyByteArray_AS_STRING(self->buffer);
-    ssize_t received = recv(self->fd, data + self->filled, (size_t)(self->capacity - self->filled), MSG_DONTWAIT);
+    char *into = self->decrypt ? self->sealed + self->sealed_filled : PyByteArray_AS_STRING(self->buffer) + self->filled;
+    Py_ssize_t room = self->decrypt ? SEALED_NBYTES - self->sealed_filled : self->capacity - self->filled;
+    if (self->decrypt && room > RECEIVE_MOST) room = RECEIVE_MOST;
+    ssize_t received = recv(self->fd, into, (size_t)room, MSG_DONTWAIT);
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) Py_RETURN_FALSE;
     PyObject *error = Py_None;
     if (received < 0) {
@@ -1202,7 +1322,12 @@ static PyObject *reader_readable(Reader *self, PyObject *Py_UNUSED(ignored)) {
         if (received < 0) Py_DECREF(error);
         return answer;
     }
-    Py_ssize_t end = self->filled + received, done;
+    return self->decrypt ? reader_open(self, self->sealed_filled + received) : reader_deliver(self, self->filled + received);
+}
+/* The first `end` bytes of the buffer are there: deliver the whole frames. False when the connection ended. */
+static PyObject *reader_deliver(Reader *self, Py_ssize_t end) {
+    unsigned char *data = (unsigned char *)PyByteArray_AS_STRING(self->buffer);
+    Py_ssize_t done;
     Py_INCREF(self);
     while ((done = whole_frames(data, end, self->max_frame)) > 0) {
         int failed;
@@ -1221,11 +1346,65 @@ static PyObject *reader_readable(Reader *self, PyObject *Py_UNUSED(ignored)) {
     self->filled = end;
     PyObject *answer;
     if (done < 0) {
-        error = raised();
+        PyObject *error = raised();
         answer = reader_ended(self, error, Py_True);
         Py_XDECREF(error);
     } else
         answer = PyBool_FromLong(!self->closed);
+    Py_DECREF(self);
+    return answer;
+}
+/* Deliver what a record held, frames or parts of them. False when the connection ended. */
+static PyObject *reader_feed(Reader *self, PyObject *plain) {
+    Py_ssize_t size = PyBytes_GET_SIZE(plain);
+    PyObject *answer = PyBool_FromLong(!self->closed);
+    for (Py_ssize_t at = 0, n; at < size && answer == Py_True; at += n) {
+        n = self->capacity - self->filled; /* at least 1: what is left is less than the largest frame */
+        if (n > size - at) n = size - at;
+        memcpy(PyByteArray_AS_STRING(self->buffer) + self->filled, PyBytes_AS_STRING(plain) + at, (size_t)n);
+        Py_SETREF(answer, reader_deliver(self, self->filled + n));
+    }
+    return answer;
+}
+/* The plain text of the record at `at`, `end` bytes of records being there: 1 opened, 0 it is not all there, -1 with an exception. */
+static int reader_next_record(Reader *self, Py_ssize_t at, Py_ssize_t end, PyObject **plain) {
+    if (end - at < RECORD_HEAD) return 0;
+    uint32_t nbytes = GET(uint32_t, self->sealed + at);
+    if (nbytes == 0 || nbytes > RECORD_MOST) {
+        PyErr_Format(protocol_error, "the peer announced a record of %lu bytes; 1 to %d are allowed", (unsigned long)nbytes, RECORD_MOST);
+        return -1;
+    }
+    Py_ssize_t size = (Py_ssize_t)nbytes + RECORD_TAG;
+    if (size > end - at - RECORD_HEAD) return 0;
+    PyObject *text = PyBytes_FromStringAndSize(self->sealed + at + RECORD_HEAD, size);
+    if (!text) return -1;
+    *plain = seal_apply(self->decrypt, &self->count, text, nbytes);
+    Py_DECREF(text);
+    if (*plain) return 1;
+    if (PyErr_ExceptionMatches(self->invalid))
+        PyErr_Format(protocol_error, "record %llu from the peer does not open: somebody forged, changed, repeated or dropped one",
+                     (unsigned long long)self->count - 1);
+    return -1;
+}
+/* The first `end` bytes of records are there: open and deliver the whole ones. False when the connection ended. */
+static PyObject *reader_open(Reader *self, Py_ssize_t end) {
+    Py_ssize_t at = 0;
+    PyObject *answer = Py_NewRef(Py_True), *plain;
+    int opened;
+    Py_INCREF(self);
+    while (answer == Py_True && (opened = reader_next_record(self, at, end, &plain)) != 0) {
+        if (opened < 0) {
+            PyObject *error = raised();
+            Py_SETREF(answer, reader_ended(self, error, Py_True));
+            Py_XDECREF(error);
+            break;
+        }
+        at += RECORD_HEAD + PyBytes_GET_SIZE(plain) + RECORD_TAG;
+        Py_SETREF(answer, reader_feed(self, plain));
+        Py_DECREF(plain);
+    }
+    if (at) memmove(self->sealed, self->sealed + at, (size_t)(end - at));
+    self->sealed_filled = end - at;
     Py_DECREF(self);
     return answer;
 }
@@ -1243,7 +1422,8 @@ static PyTypeObject ReaderType = {
     .tp_basicsize = sizeof(Reader), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = PyType_GenericNew,
     .tp_init = (initproc)reader_init, .tp_dealloc = (destructor)reader_dealloc, .tp_traverse = (traverseproc)reader_traverse,
     .tp_clear = (inquiry)reader_clear, .tp_methods = reader_methods,
-    .tp_doc = "Frames from a socket: Reader(fd, capacity, max_frame, wire, deliver, ended)."};
+    .tp_doc = "Frames from a socket: Reader(fd, capacity, max_frame, wire, deliver, ended), and decrypt, records opened before, what "
+              "decrypt raises where they are sealed."};
 
 static PyObject *setup(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *bytes;

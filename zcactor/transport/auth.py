@@ -3,15 +3,20 @@
 The module does no I/O: `Handshake` says how many bytes it wants next and which to send, and any ordered byte stream
 may carry them. All messages have a fixed size, so nothing a stranger sends decides how much is read. In order::
 
-    connector -> acceptor   preamble (8)  hello (69)
-    acceptor  -> connector  preamble (8)  status (1)  hello (69)          the hello only where the status is OK
-    connector -> acceptor   proof (32)
-    acceptor  -> connector  status (1)  proof (32)                        the proof only where the status is OK
+    connector -> acceptor   preamble (8)  hello (70)
+    acceptor  -> connector  preamble (8)  status (1)  hello (70)  key (32)    the latter two only where the status is OK
+    connector -> acceptor   key (32)  proof (32)
+    acceptor  -> connector  status (1)  proof (32)                            the proof only where the status is OK
 
-A proof is HMAC-SHA256 (RFC 2104) keyed by the token, over a label of the prover's role and both hellos. Both hold a
-fresh nonce, so a recorded proof is worth nothing, and the label keeps a proof from being sent back to its maker
-(Bellare and Rogaway, "Entity Authentication and Key Distribution", CRYPTO 1993). The preamble and the status after it
-keep their form in every protocol version, so processes of different versions can still tell each other so.
+A proof is HMAC-SHA256 (RFC 2104) keyed by the token, over a label of the prover's role, both hellos and both keys.
+The hellos hold fresh nonces, so a recorded proof is worth nothing, and the label keeps a proof from being sent back to
+its maker (Bellare and Rogaway, "Entity Authentication and Key Distribution", CRYPTO 1993). The preamble and the status
+after it keep their form in every protocol version, so processes of different versions can still tell each other so.
+
+Frames are sealed (`zcactor.transport.sealing`) where either hello wants that. The keys are then public keys of X25519,
+and zeros where nothing is to be sealed or a process cannot. The connector's comes with its proof and not with its
+hello: it knows only then whether the acceptor wants one, and making one takes an import that others are to be spared.
+Changing a hello or a key on its way makes the proofs wrong, so nobody in between can turn sealing off or read along.
 """
 
 from __future__ import annotations
@@ -22,13 +27,19 @@ import struct
 import sys
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
+from zcactor.transport.sealing import KEY_NBYTES, NO_KEY, REMEDY, Opener, Sealer, Seals, derive, key_exchange
 
-__all__ = ["PROTOCOL_VERSION", "TOKEN_NBYTES", "Handshake", "Hello", "Purpose", "Status", "refusal"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-PROTOCOL_VERSION: Final = 1
+    from zcactor.transport.sealing import KeyExchange
+
+__all__ = ["HELLO_NBYTES", "PROTOCOL_VERSION", "TOKEN_NBYTES", "Handshake", "Hello", "Purpose", "Status", "refusal"]
+
+PROTOCOL_VERSION: Final = 2
 """Raised with every change of the bytes on the wire that an older process would misread."""
 TOKEN_NBYTES: Final = 32
 """Bytes of a cluster's token; as many as the HMAC's digest, beyond which a key adds no strength (RFC 2104, 3)."""
@@ -42,7 +53,8 @@ MAX_ARENA_NBYTES: Final = 1 << 47
 
 _MAGIC: Final = b"ZCAC"
 _PREAMBLE: Final = struct.Struct("<4sHBB")
-_HELLO: Final = struct.Struct("<32s16sIQIIB")
+_HELLO: Final = struct.Struct("<32s16sIQIIBB")
+HELLO_NBYTES: Final = _HELLO.size
 _PROOF_NBYTES: Final = 32
 _CONNECTOR: Final = b"zcactor connector\0"
 _ACCEPTOR: Final = b"zcactor acceptor\0\0"
@@ -57,6 +69,8 @@ class Purpose(IntEnum):
     """To be handed the acceptor's arena with write access; the connection ends after that."""
     DATA = 2
     """To read bytes of the acceptor's arena through a socket of their own (`zcactor.transport.tcp_data`)."""
+    NAME = 3
+    """To learn the acceptor's name (`zcactor.transport.identify`); the connection ends after the handshake."""
 
 
 _PURPOSES: Final = frozenset(Purpose)
@@ -72,6 +86,9 @@ class Status(IntEnum):
     """The connector's protocol or Python version is another one."""
     FULL = 3
     """Too many handshakes are pending; the same attempt may succeed later."""
+    SEALING = 4
+    """Frames are to be sealed and one side cannot: before the acceptor's hello that is the acceptor, after it the
+    connector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,34 +105,38 @@ class Hello:
     eager_limit: int
     """Bytes of the largest payload it takes inside a frame."""
     purpose: Purpose = Purpose.PEER
+    seals: bool = False
+    """Whether it wants frames to be sealed; one side's wish is enough. Nothing else than frames is."""
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
     def encode(self) -> bytes:
-        """The 69 bytes of the hello."""
+        """The 70 bytes of the hello."""
         return _HELLO.pack(
-            self.nonce, self.process, self.pid, self.arena_nbytes, self.recv_depth, self.eager_limit, self.purpose
-        )
+            self.nonce, self.process, self.pid, self.arena_nbytes, self.recv_depth, self.eager_limit, self.purpose,
+            self.seals,
+        )  # fmt: skip
 
     @classmethod
     def decode(cls, data: bytes) -> Hello:
-        """The hello in `data`, 69 bytes.
+        """The hello in `data`, 70 bytes.
 
         Raises:
             ProtocolError: a number in it lies outside its limits.
         """
-        nonce, process, pid, arena_nbytes, recv_depth, eager_limit, purpose = _HELLO.unpack(data)
+        nonce, process, pid, arena_nbytes, recv_depth, eager_limit, purpose, seals = _HELLO.unpack(data)
         if not (
             arena_nbytes <= MAX_ARENA_NBYTES
             and 0 < recv_depth <= MAX_RECV_DEPTH
             and eager_limit <= MAX_EAGER_LIMIT
             and purpose in _PURPOSES
+            and seals <= 1
         ):
             raise ProtocolError(
                 f"the peer's hello is out of bounds: arena of {arena_nbytes} bytes (at most {MAX_ARENA_NBYTES}), "
                 f"receive depth {recv_depth} (1 to {MAX_RECV_DEPTH}), eager limit {eager_limit} "
-                f"(at most {MAX_EAGER_LIMIT}), purpose {purpose}"
+                f"(at most {MAX_EAGER_LIMIT}), purpose {purpose}, sealing {seals}"
             )
-        return cls(process, pid, arena_nbytes, recv_depth, eager_limit, Purpose(purpose), nonce)
+        return cls(process, pid, arena_nbytes, recv_depth, eager_limit, Purpose(purpose), bool(seals), nonce)
 
 
 def preamble(version: int = PROTOCOL_VERSION, python: tuple[int, int] = PYTHON) -> bytes:
@@ -139,6 +160,12 @@ def _check_preamble(data: bytes) -> None:
         )
 
 
+def _cannot_seal(who: str, where: str) -> AuthenticationError:
+    return AuthenticationError(
+        f"these frames are to be sealed, and {who} cannot: cryptography is not installed {where}; {REMEDY} {where}"
+    )
+
+
 def _check_status(value: int) -> None:
     if value == Status.AUTH:
         raise AuthenticationError("the peer refused this process: it runs as another user or holds another token")
@@ -148,6 +175,8 @@ def _check_status(value: int) -> None:
         )
     if value == Status.FULL:
         raise ConnectionLost("the peer has too many pending handshakes and refused this one; try again")
+    if value == Status.SEALING:
+        raise _cannot_seal("the peer", "there")
     if value != Status.OK:
         raise ProtocolError(f"the peer answered the handshake with the unknown status {value}")
 
@@ -163,18 +192,26 @@ class Handshake:
         token: the cluster's secret, 32 bytes.
         ours: what this side says about itself.
         accepting: whether this side listened.
+        exchange: makes this side's key for sealing, and is called only where frames are to be sealed; None from it
+            means that this process cannot.
 
     Raises:
         ValueError: the token has another length.
     """
 
-    def __init__(self, token: bytes, ours: Hello, *, accepting: bool) -> None:
+    def __init__(
+        self, token: bytes, ours: Hello, *, accepting: bool, exchange: Callable[[], KeyExchange | None] = key_exchange
+    ) -> None:
         if len(token) != TOKEN_NBYTES:
             raise ValueError(f"a token has {TOKEN_NBYTES} bytes, this one has {len(token)}")
         self._token = token
+        self._ours = ours
         self._hello = ours.encode()
         self._accepting = accepting
+        self._make_exchange = exchange
+        self._exchange: KeyExchange | None = None
         self._peer: Hello | None = None
+        self._peer_key = NO_KEY
         self._transcript = b""
         self._step = self._connector_began if accepting else self._acceptor_began
         self.opening = b"" if accepting else preamble() + self._hello
@@ -183,6 +220,8 @@ class Handshake:
         """Bytes that `receive` must be given next; 0 when the handshake is done."""
         self.farewell = b""
         """What to send before closing, after `receive` raised: the refused side learns the reason from it."""
+        self.seals: Seals | None = None
+        """For the frames, once the handshake is done; None where they are not to be sealed."""
 
     @property
     def peer(self) -> Hello:
@@ -199,7 +238,8 @@ class Handshake:
         """Take the next `wants` bytes from the peer and return what to send, possibly nothing.
 
         Raises:
-            AuthenticationError: the peer's proof is wrong, or the peer refused ours or our user.
+            AuthenticationError: the peer's proof is wrong, or the peer refused ours or our user; or frames are to be
+                sealed, and one side cannot.
             VersionMismatch: the peer speaks another protocol or Python version.
             ConnectionLost: the acceptor has too many pending handshakes.
             ProtocolError: the bytes are no handshake.
@@ -213,45 +253,86 @@ class Handshake:
         if not hmac.compare_digest(proof, self._prove(role)):
             raise AuthenticationError("the peer does not hold this cluster's token")
 
+    def _sealing(self, peer: Hello, purpose: Purpose) -> bool:
+        return (self._ours.seals or peer.seals) and purpose is Purpose.PEER
+
+    def _own_key(self) -> bytes:
+        return NO_KEY if self._exchange is None else self._exchange.public
+
+    def _finish(self) -> None:
+        """Both proofs are right. The private key is not needed any more after this."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            connectors, acceptors = derive(exchange.shared(self._peer_key), self._token, self._transcript)
+            ours, theirs = (acceptors, connectors) if self._accepting else (connectors, acceptors)
+            self.seals = Seals(Sealer(ours), Opener(theirs))
+        self.farewell, self.wants = b"", 0
+
+    # ---- the acceptor
+
     def _connector_began(self, data: bytes) -> bytes:
         try:
             _check_preamble(data)
         except VersionMismatch:
             self.farewell = refusal(Status.VERSION)
             raise
-        self.wants, self._step = _HELLO.size, self._connector_said_hello
+        self.wants, self._step = HELLO_NBYTES, self._connector_said_hello
         return b""
 
     def _connector_said_hello(self, data: bytes) -> bytes:
-        self._peer = Hello.decode(data)
-        self._transcript = data + self._hello
-        self.wants, self._step = _PROOF_NBYTES, self._connector_proved
-        return refusal(Status.OK) + self._hello
+        peer = self._peer = Hello.decode(data)
+        if self._sealing(peer, peer.purpose):
+            self._exchange = self._make_exchange()
+            if self._exchange is None:
+                self.farewell = refusal(Status.SEALING)
+                raise _cannot_seal("this process", "here")
+        key = self._own_key()
+        self._transcript = data + self._hello + key
+        self.wants, self._step = KEY_NBYTES + _PROOF_NBYTES, self._connector_proved
+        return refusal(Status.OK) + self._hello + key
 
     def _connector_proved(self, data: bytes) -> bytes:
+        self._peer_key, proof = data[:KEY_NBYTES], data[KEY_NBYTES:]
+        self._transcript += self._peer_key
         self.farewell = bytes((Status.AUTH,))
-        self._check_proof(data, _CONNECTOR)
-        self.farewell, self.wants = b"", 0
+        self._check_proof(proof, _CONNECTOR)
+        if self._exchange is not None and self._peer_key == NO_KEY:
+            self.farewell = bytes((Status.SEALING,))
+            raise _cannot_seal("the peer", "there")
+        self._finish()
         return bytes((Status.OK,)) + self._prove(_ACCEPTOR)
+
+    # ---- the connector
 
     def _acceptor_began(self, data: bytes) -> bytes:
         _check_preamble(data[: _PREAMBLE.size])
         _check_status(data[_PREAMBLE.size])
-        self.wants, self._step = _HELLO.size, self._acceptor_said_hello
+        self.wants, self._step = HELLO_NBYTES + KEY_NBYTES, self._acceptor_said_hello
         return b""
 
     def _acceptor_said_hello(self, data: bytes) -> bytes:
-        self._peer = Hello.decode(data)
-        self._transcript = self._hello + data
+        hello, self._peer_key = data[:HELLO_NBYTES], data[HELLO_NBYTES:]
+        peer = self._peer = Hello.decode(hello)
+        if self._sealing(peer, self._ours.purpose):
+            if self._peer_key == NO_KEY:
+                raise _cannot_seal("the peer", "there")
+            self._exchange = self._make_exchange()
+        key = self._own_key()
+        self._transcript = self._hello + data + key
         self.wants, self._step = 1, self._acceptor_judged
-        return self._prove(_CONNECTOR)
+        return key + self._prove(_CONNECTOR)
 
     def _acceptor_judged(self, data: bytes) -> bytes:
+        if data[0] == Status.SEALING:
+            raise _cannot_seal("this process", "here")
         _check_status(data[0])
         self.wants, self._step = _PROOF_NBYTES, self._acceptor_proved
         return b""
 
     def _acceptor_proved(self, data: bytes) -> bytes:
         self._check_proof(data, _ACCEPTOR)
-        self.wants = 0
+        if self._exchange is None and self._peer is not None and self._sealing(self._peer, self._ours.purpose):
+            # an acceptor of ours would have refused; nothing may go on in the clear because one did not
+            raise _cannot_seal("this process", "here")
+        self._finish()
         return b""

@@ -141,7 +141,7 @@ async def answering(address: str, where: str) -> AsyncIterator[None]:
         where: where it is looked for, for messages.
 
     Raises:
-        ConnectionLost: the step took longer than `HANDSHAKE_TIMEOUT` or met an `OSError`.
+        ConnectionLost: the step took longer than `HANDSHAKE_TIMEOUT` or met an `OSError` that is no `ProtocolError`.
     """
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT):
@@ -149,7 +149,7 @@ async def answering(address: str, where: str) -> AsyncIterator[None]:
     except TimeoutError as error:
         message = f"process {address} did not answer the handshake within {HANDSHAKE_TIMEOUT:.0f} s"
         raise ConnectionLost(message) from error
-    except ConnectionLost:
+    except (ConnectionLost, ProtocolError):  # some of which are an OSError as well
         raise
     except OSError as error:
         # loops word errors of connecting in their own ways

@@ -17,7 +17,7 @@ from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.endpoints import EndpointContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from zcactor.transport.base import Connection, Endpoint
@@ -42,6 +42,8 @@ class SelectingEndpoint(EndpointContext):
     def __init__(self, directory: Path, process: bytes, ways: Sequence[Endpoint]) -> None:
         self.address = process.hex()
         self.ways = tuple(ways)
+        self.find: Callable[[str], Awaitable[str]] | None = None
+        """Gives the address of a process that is not on this host; raises ConnectionLost where there is none."""
         self._directory = directory
 
     def viability(self) -> str | None:
@@ -84,7 +86,7 @@ class SelectingEndpoint(EndpointContext):
                 rejected[way.kind] = problem
                 continue
             try:
-                connection = await way.connect(address if way.kind == "local" else self._address(address, way.kind))
+                connection = await way.connect(await self._address(address, way.kind))
             except ConnectionLost as error:
                 rejected[way.kind] = str(error.args[0])
                 continue
@@ -93,10 +95,14 @@ class SelectingEndpoint(EndpointContext):
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in rejected.items())
         raise ConnectionLost(f"process {address} cannot be reached: {reasons}")
 
-    def _address(self, process: str, kind: str) -> str:
+    async def _address(self, process: str, kind: str) -> str:
+        if kind == "local":
+            return process
         try:
             return self._path(process, kind).read_text("ascii")
         except FileNotFoundError:
+            if self.find is not None:
+                return await self.find(process)
             raise ConnectionLost(f"process {process} does not listen by {kind}, or has ended") from None
 
     def abandon(self) -> None:

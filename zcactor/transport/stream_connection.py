@@ -8,6 +8,8 @@ A peer that ends with unread bytes leaves an error on our socket beside its last
 watching a socket with an error after one call. So that the end is noticed under uvloop too, a second descriptor is
 watched: an epoll instance that becomes readable when the peer hangs up (EPOLLRDHUP, epoll_ctl(2)) and never has an
 error of its own. It does nothing as long as the connection lives.
+
+On a `SealedSocket` the same frames leave and arrive in sealed records (`zcactor.transport.sealing`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from zcactor.native import hot
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver
 from zcactor.transport.delivering import Delivering
 from zcactor.transport.framing import max_frame_for, whole_frames
+from zcactor.transport.sealing import SealedReader, SealedSocket
 from zcactor.transport.sendbuffer import SendBuffer
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ class StreamConnection(Delivering):
     """The frames of a connected and authenticated socket; a subclass adds how the peer's bytes are reached.
 
     Args:
-        sock: non-blocking; belongs to the connection from here.
+        sock: non-blocking; belongs to the connection from here. Frames are sealed where it is a `SealedSocket`.
         peer: who is at the other end.
         recv_depth: frames either side may have outstanding, the same number on both.
         eager_limit: bytes, the same number on both.
@@ -83,13 +86,16 @@ class StreamConnection(Delivering):
         self._hangup = select.epoll(1)
         self._hangup.register(self._fd, select.EPOLLRDHUP)
         self._recv_into = sock.recv_into
+        self._sealed = sock if isinstance(sock, SealedSocket) else None
         self.native_out: Any = None
         """The native send buffer, where there is one: whoever writes whole frames may do so without `reserve`."""
         self._out: Any
         if hot is None:
-            self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, sock.send)
+            send = sock.send if self._sealed is None else self._sealed.send_record
+            self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, send)
         else:
-            self._out = self.native_out = hot.SendBuffer(self.max_frame + LENGTH_PREFIX, sock.fileno())
+            sealing = () if self._sealed is None else (None, *self._sealed.seals.sealer.hand_over())
+            self._out = self.native_out = hot.SendBuffer(self.max_frame + LENGTH_PREFIX, sock.fileno(), *sealing)
         # bound here because the rpc layer calls them for every frame: one call less each
         self.reserve: _Reserve = self._out.reserve
         self.commit: _Commit = self._out.commit
@@ -103,6 +109,11 @@ class StreamConnection(Delivering):
         self._process = os.getpid()
         self._drained = asyncio.Event()
 
+    @property
+    def sealed(self) -> bool:
+        """Whether nobody on the way can read or change the frames."""
+        return self._sealed is not None
+
     def __repr__(self) -> str:
         state = "closed" if self._lost else "closing" if self._closing else "open"
         return f"<{type(self).__name__} to {self.name}, {state}>"
@@ -111,11 +122,14 @@ class StreamConnection(Delivering):
         """Watch the socket. A receiver whose `wire` is a native one gets its frames there, without a Python function
         in between."""
         if hot is not None:
+            opening = () if self._sealed is None else self._sealed.seals.opener.hand_over()
             self._reader = hot.Reader(
                 self._fd, max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX), self.max_frame,
-                getattr(receiver, "wire", None), receiver.frames_received, self._reading_ended,
+                getattr(receiver, "wire", None), receiver.frames_received, self._reading_ended, *opening,
             )  # fmt: skip
             self._read = self._reader.readable
+        elif self._sealed is not None:
+            self._read = SealedReader(self._sealed, self._feed, self._reading_ended).readable
         self._loop.add_reader(self._fd, self._read)
         self._loop.add_reader(self._hangup.fileno(), self._read)
 
@@ -177,7 +191,21 @@ class StreamConnection(Delivering):
         if received == 0:
             self._lose(ConnectionLost(f"{self.name} closed the connection", maybe_executed=True))
             return False
-        end = filled + received
+        return self._deliver(filled + received)
+
+    def _feed(self, plain: bytes) -> bool:
+        """Deliver what a record held. False when the connection ended."""
+        view, at = self._in_view, 0
+        while at < len(plain) and not self._lost:
+            filled = self._filled
+            part = plain[at : at + len(view) - filled]
+            view[filled : filled + len(part)] = part
+            at += len(part)
+            self._deliver(filled + len(part))
+        return not self._lost
+
+    def _deliver(self, end: int) -> bool:
+        """Deliver the whole frames in the first `end` bytes that came in. False when the connection ended."""
         # one whole frame, which is what a process that waits for an answer gets: no need to look for more
         done = 0
         if LENGTH_PREFIX <= end <= self.max_frame and _unpack_length(self._in)[0] + LENGTH_PREFIX == end:

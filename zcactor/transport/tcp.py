@@ -5,13 +5,18 @@ both sides prove that they hold the cluster's token (`zcactor.transport.auth`), 
 who answers is the process that it wanted. Then `TcpEndpoint._make_connection` makes a connection of the socket; a
 transport that begins over TCP and goes on by other means overrides it.
 
-Nothing is encrypted: the token keeps strangers out, not from listening on the way.
+Where either side wants it, the socket is a `SealedSocket` from then on: frames can be neither read nor changed on
+their way (`zcactor.transport.sealing`). **Bulk bytes are not encrypted**: arrays go through data sockets by
+sendfile(2), straight from the owner's pages. Only holders of the token can open data sockets, but whoever sits on the
+path can read and change what passes there. Where arrays are secret, isolate the network or use one that encrypts
+(WireGuard, IPsec).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import ipaddress
 import os
@@ -24,17 +29,20 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport.auth import Hello, Purpose, Status
+from zcactor.transport.auth import Handshake, Hello, Purpose, Status
 from zcactor.transport.base import Connection, PeerInfo
 from zcactor.transport.endpoints import ListeningEndpoint
-from zcactor.transport.greeting import answering, receive_exactly, send_all
+from zcactor.transport.greeting import answering, introduce, receive_exactly, send_all, shake_hands
 from zcactor.transport.listener import Listener
+from zcactor.transport.sealing import REMEDY, SealedSocket, key_exchange
 from zcactor.transport.tcp_connection import TcpConnection
 from zcactor.transport.tcp_data import KEY_NBYTES
 from zcactor.transport.tcp_serve import DataServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from zcactor.transport.sealing import KeyExchange
 
 __all__ = ["TcpEndpoint", "parse_address", "tune"]
 
@@ -113,6 +121,8 @@ class TcpEndpoint(ListeningEndpoint):
         recv_depth: frames this process can take in. A connection uses the smaller of both sides' numbers.
         eager_limit: bytes of the largest payload inside a frame. Likewise the smaller one.
         port: where to listen; 0 lets the system choose.
+        sealing: whether frames are to be sealed, whatever the peer wants. Where it is False they are sealed if the peer
+            wants that, so both ends need the package ``cryptography``, of the extra ``cluster``.
 
     Attributes:
         address: what a peer passes to `connect`; empty until `start`.
@@ -137,6 +147,7 @@ class TcpEndpoint(ListeningEndpoint):
         eager_limit: int = 16384,
         *,
         port: int = 0,
+        sealing: bool = False,
     ) -> None:
         super().__init__(process, token, arena_fd, arena_nbytes, recv_depth, eager_limit)
         place = ipaddress.ip_address(host)
@@ -145,6 +156,8 @@ class TcpEndpoint(ListeningEndpoint):
         self.authorize: Callable[[bytes, int, int, int], bool] = _anything
         self._host = str(place)
         self._port = port
+        self._sealing = sealing
+        self._exchange: Callable[[], KeyExchange | None] = key_exchange
         # by the key that a data socket shows; each is its connection's
         self._servers: weakref.WeakValueDictionary[bytes, DataServer] = weakref.WeakValueDictionary()
 
@@ -154,6 +167,8 @@ class TcpEndpoint(ListeningEndpoint):
             return f"connections over TCP need Linux (memfd, sendfile from it), this is {sys.platform}"
         if self._listener is not None:
             return None
+        if self._sealing and self._exchange() is None:
+            return f"connections to other hosts are sealed, and cryptography is not installed; {REMEDY}"
         try:
             with _new_socket(self._host) as sock:
                 sock.bind((self._host, 0))
@@ -188,7 +203,8 @@ class TcpEndpoint(ListeningEndpoint):
         Raises:
             ConnectionLost: `address` is malformed, nobody listens there, the peer went away, has too many pending
                 handshakes, or did not answer within 5 s. The message names the address and the reason.
-            AuthenticationError: the peer refused us, does not hold the token, or is not the process named by `address`.
+            AuthenticationError: the peer refused us, does not hold the token, or is not the process named by `address`;
+                or frames are to be sealed and one side cannot, and the message says which.
             VersionMismatch: the peer speaks another protocol or Python version.
             ProtocolError: what answers there does not speak zcactor's protocol.
         """
@@ -205,12 +221,14 @@ class TcpEndpoint(ListeningEndpoint):
         It owns `sock` and closes it when it raises or is cancelled.
 
         Args:
-            sock: non-blocking; nothing has been read from it beyond the handshake.
+            sock: non-blocking; nothing has been read from it beyond the handshake. Where frames are to be sealed it is
+                a `SealedSocket`, which seals whatever is said through its `send` and `recv`, too.
             hello: what the peer said about itself, authenticated.
             accepting: whether the peer connected.
 
         Raises:
             ConnectionLost: the peer went away.
+            ProtocolError: what came was not from the peer.
             OSError: the system reports the connection broken.
         """
         del accepting  # both ends do the same here
@@ -222,6 +240,8 @@ class TcpEndpoint(ListeningEndpoint):
             await send_all(sock, self._link(key))
             peer_key, place, port = _LINK.unpack(await receive_exactly(sock, _LINK.size))
             address = _written(hello.process.hex(), _unpacked(place), port)
+            if isinstance(sock, SealedSocket):
+                sock.check_drained()
             recv_depth, eager_limit = self._agreed(hello)
             connection = TcpConnection(
                 sock,
@@ -241,6 +261,10 @@ class TcpEndpoint(ListeningEndpoint):
 
     # ---- the handshake
 
+    def _handshake(self, purpose: Purpose, *, accepting: bool) -> Handshake:
+        hello = dataclasses.replace(self._hello(purpose), seals=self._sealing and purpose is Purpose.PEER)
+        return Handshake(self._token, hello, accepting=accepting, exchange=self._exchange)
+
     async def _introduce(self, address: str, purpose: Purpose) -> tuple[socket.socket, Hello]:
         """Connect and shake hands; the socket is the caller's."""
         process, host, port = parse_address(address)
@@ -252,23 +276,28 @@ class TcpEndpoint(ListeningEndpoint):
                 if sock.getsockname() == sock.getpeername():
                     # where nobody listens, TCP connects a socket to itself if its own port happens to be that one
                     raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-                hello = await self._say_hello(sock, purpose, process)
+                handshake = self._handshake(purpose, accepting=False)
+                hello = await introduce(sock, handshake, process)
             undo.pop_all()
-        return sock, hello
+        return _sealed(sock, handshake), hello
 
     async def _greet(self, sock: socket.socket) -> None:
         """The accepting side of `connect` and of `_connect_data`; owns `sock`."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
             tune(sock)
-            hello = await self._hear_hello(sock)
+            handshake = self._handshake(Purpose.PEER, accepting=True)
+            await shake_hands(sock, handshake)
+            hello = handshake.peer
+            if hello.purpose is Purpose.NAME:  # it has learned it
+                return
             if hello.purpose is Purpose.DATA:
                 await self._adopt(sock, hello)
             elif hello.purpose is not Purpose.PEER:
                 raise ProtocolError(f"nobody connects over TCP for {hello.purpose.name}")
             undo.pop_all()
         if hello.purpose is Purpose.PEER:
-            connection = await self._make_connection(sock, hello, accepting=True)
+            connection = await self._make_connection(_sealed(sock, handshake), hello, accepting=True)
             self._hand_on(connection)
 
     # ---- data sockets
@@ -307,6 +336,11 @@ def _anything(process: bytes, object_id: int, offset: int, nbytes: int) -> bool:
     """The default of `TcpEndpoint.authorize`."""
     del process, object_id, offset, nbytes
     return True
+
+
+def _sealed(sock: socket.socket, handshake: Handshake) -> socket.socket:
+    """The socket for what follows a handshake; `sock` itself where nothing is to be sealed, and else empty."""
+    return sock if handshake.seals is None else SealedSocket(sock, handshake.seals)
 
 
 def _packed(host: str) -> bytes:

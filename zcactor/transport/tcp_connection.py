@@ -31,6 +31,8 @@ _LAST_LOOK: Final = 0.05
 class TcpConnection(StreamConnection):
     """A connected and authenticated TCP socket. Satisfies `zcactor.transport.base.Connection`.
 
+    Frames are sealed where the socket is a `zcactor.transport.sealing.SealedSocket`; what is pulled never is.
+
     Args, beside those of `StreamConnection`, which raises the same:
         connect_data: gives a data socket to the peer, authenticated and blocking or not; what `pull` opens.
         server: answers the peer's pulls; belongs to the connection from here.

@@ -18,8 +18,10 @@ from tests.transport.verbs.sides import device_of, endpoint_of, engine_of, fake_
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport import greeting
 from zcactor.transport.auth import Handshake, Hello, Purpose
-from zcactor.transport.base import Connection
+from zcactor.transport.base import Connection, RemoteRegion
+from zcactor.transport.sealing import SealedSocket
 from zcactor.transport.tcp import parse_address
+from zcactor.transport.tcp_connection import TcpConnection
 from zcactor.transport.verbs import endpoint as module
 from zcactor.transport.verbs.base import LinkLayer
 from zcactor.transport.verbs.bootstrap import Resume, encode
@@ -86,6 +88,28 @@ async def test_several_peers_share_one_engine(sides: tuple[Side, Side]) -> None:
         assert engine_of(sides[0]).connections == engine_of(sides[1]).connections == 2
         again.abort()
         (await pair.accepted.get()).abort()
+
+
+@pytest.mark.parametrize("able", [True, False])
+async def test_what_goes_through_the_socket_is_sealed(fabric: FakeFabric, able: bool) -> None:
+    fabric.add_nic("fake0")
+    fabric.add_nic("fake1")
+    name = "fake1" if able else "none"
+    with (
+        verbs_side(lambda: fabric.binding("fake0"), sealing=True) as left,
+        verbs_side(lambda: FakeBinding(fabric, (name,)), sealing=True) as right,
+    ):
+        async with joined((left, right)) as pair:
+            assert pair.left.kind == pair.right.kind == ("verbs" if able else "tcp")
+            for connection in (pair.left, pair.right):
+                if isinstance(connection, VerbsConnection):
+                    assert connection._link is not None and isinstance(connection._link._sock, SealedSocket)
+                else:
+                    assert isinstance(connection, TcpConnection) and connection.sealed
+            await works(pair)
+            right.arena[:5] = b"bytes"
+            await pair.left.pull(RemoteRegion(1, 0, 5), left.address, left)
+            assert bytes(left.arena[:5]) == b"bytes"
 
 
 # ---- what is missing at one end

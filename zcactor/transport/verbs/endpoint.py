@@ -56,6 +56,8 @@ class VerbsEndpoint(TcpEndpoint):
         device, device_port, gid_index: which to use, None for the first that works.
         verbs_eager_limit: bytes of the largest payload in a frame by RDMA; None measures it with the device.
         falls_back: whether a peer with which RDMA does not work is served over TCP, instead of refused.
+        sealing: as of `TcpEndpoint`. What is said through the socket is sealed then, rkeys among it, and so are the
+            frames of a connection that goes on over TCP. Frames and bytes by RDMA are not: isolate the fabric.
     """
 
     kind = "verbs"
@@ -78,8 +80,11 @@ class VerbsEndpoint(TcpEndpoint):
         gid_index: int | None = None,
         verbs_eager_limit: int | None = None,
         falls_back: bool = True,
+        sealing: bool = False,
     ) -> None:
-        super().__init__(host, process, token, arena_fd, arena.nbytes, recv_depth, eager_limit, port=port)
+        super().__init__(
+            host, process, token, arena_fd, arena.nbytes, recv_depth, eager_limit, port=port, sealing=sealing
+        )
         self.engine: Engine | None = None
         """The device in use; None before `start`, and where there is none that works."""
         self.problem = ""

@@ -1,0 +1,580 @@
+"""Records: what opens and what does not; what becomes of one that leaves or comes in pieces, in Python and in C."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.conformance.connection import turns
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.native import hot
+from zcactor.transport import greeting
+from zcactor.transport.sealing import (
+    CONTROL_NBYTES,
+    HEADER_NBYTES,
+    MAX_RECORD,
+    TAG_NBYTES,
+    KeyExchange,
+    Opener,
+    SealedReader,
+    SealedSocket,
+    Sealer,
+    Seals,
+    derive,
+    key_exchange,
+)
+
+Ends = tuple[socket.socket, socket.socket]
+ONE, OTHER = bytes(range(32)), bytes(range(32, 64))
+
+
+def opened(opener: Opener, record: bytes) -> bytes:
+    """What is in one whole record."""
+    assert opener.nbytes(record) == len(record) - HEADER_NBYTES
+    return opener.open(record[:HEADER_NBYTES], record[HEADER_NBYTES:])
+
+
+def bare() -> Ends:
+    """A connection whose second end does not block; for tests that need many."""
+    far, near = socket.socketpair()
+    near.setblocking(False)
+    return far, near
+
+
+def near_end(sock: socket.socket) -> SealedSocket:
+    """One end, sealed, whose peer's records a test makes with `ONE`."""
+    return SealedSocket(sock, Seals(Sealer(OTHER), Opener(ONE)))
+
+
+def sealed(ends: Ends) -> tuple[SealedSocket, SealedSocket]:
+    """Both ends, sealed."""
+    return (
+        SealedSocket(ends[0], Seals(Sealer(ONE), Opener(OTHER))),
+        near_end(ends[1]),
+    )
+
+
+# ---- keys
+
+
+def test_both_compute_the_same_secret() -> None:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    one = KeyExchange(X25519PrivateKey.from_private_bytes(ONE))
+    two = KeyExchange(X25519PrivateKey.from_private_bytes(OTHER))
+    assert one.shared(two.public) == two.shared(one.public) != bytes(32)
+
+
+def test_keys_are_fresh() -> None:
+    made = [key_exchange() for _ in range(20)]
+    assert len({exchange.public for exchange in made if exchange is not None}) == 20
+
+
+def test_keys_by_rfc_5869() -> None:
+    shared, token, transcript = b"s" * 32, b"t" * 32, b"hellos and keys"
+    salt = hmac.digest(token, b"zcactor sealing\0\0\0" + transcript, "sha256")
+    info = b"zcactor sealed frames: connector's key, acceptor's key"
+    secret = hmac.digest(salt, shared, "sha256")
+    first = hmac.digest(secret, info + b"\1", "sha256")
+    assert derive(shared, token, transcript) == (first, hmac.digest(secret, first + info + b"\2", "sha256"))
+
+
+def test_keys_depend_on_everything() -> None:
+    keys = [derive(s, t, c) for s in (ONE, OTHER) for t in (ONE, OTHER) for c in (b"a", b"b")]
+    assert len({key for pair in keys for key in pair}) == 16
+
+
+def test_nothing_is_imported_before_it_is_needed() -> None:
+    program = (
+        "import sys, zcactor, zcactor.transport.tcp, zcactor.transport.verbs.endpoint\n"
+        "assert not [name for name in sys.modules if name.startswith('cryptography')]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.x25519", None)
+    assert key_exchange() is None
+
+
+# ---- records
+
+
+def test_record_by_nist_sp_800_38d() -> None:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    sealer = Sealer(ONE)
+    for count, plain in enumerate((b"x", b"second" * 100)):
+        record = sealer.seal(plain)
+        header = len(plain).to_bytes(4, "little")
+        nonce = bytes(4) + count.to_bytes(8, "little")
+        assert record == header + AESGCM(ONE).encrypt(nonce, plain, header)
+        assert len(record) == HEADER_NBYTES + len(plain) + TAG_NBYTES
+
+
+@pytest.mark.parametrize("nbytes", [1, 2, 4095, 4097, MAX_RECORD])
+def test_any_size(nbytes: int) -> None:
+    plain = os.urandom(nbytes)
+    assert opened(Opener(ONE), Sealer(ONE).seal(memoryview(plain))) == plain
+
+
+@pytest.mark.parametrize("nbytes", [0, MAX_RECORD + 1, (1 << 32) - 1])
+def test_lengths_that_no_record_has(nbytes: int) -> None:
+    with pytest.raises(ProtocolError, match=f"a record of {nbytes} bytes; 1 to {MAX_RECORD}"):
+        Opener.nbytes(nbytes.to_bytes(4, "little"))
+
+
+def test_repeated_left_out_swapped_and_sent_back() -> None:
+    sealer = Sealer(ONE)
+    first, second, third = (sealer.seal(text) for text in (b"first", b"other", b"third"))
+    for given_, wrong in [((first,), first), ((first,), third), ((), second), ((first, second), first)]:
+        opener = Opener(ONE)
+        for record in given_:
+            opened(opener, record)
+        with pytest.raises(ProtocolError, match=f"record {len(given_)} from the peer does not open"):
+            opened(opener, wrong)
+    with pytest.raises(ProtocolError):
+        opened(Opener(OTHER), first)
+
+
+@given(st.binary(min_size=1, max_size=300), st.data())
+def test_mutants_do_not_open(plain: bytes, data: st.DataObject) -> None:
+    record = bytearray(Sealer(ONE).seal(plain))
+    for _ in range(data.draw(st.integers(1, 3))):
+        if not record:
+            break
+        at = data.draw(st.integers(0, len(record) - 1))
+        match data.draw(st.sampled_from(["change", "drop", "insert", "cut"])):
+            case "change":
+                record[at] ^= data.draw(st.integers(1, 255))
+            case "drop":
+                del record[at]
+            case "insert":
+                record.insert(at, data.draw(st.integers(0, 255)))
+            case _:
+                del record[at:]
+    assume(bytes(record) != Sealer(ONE).seal(plain))  # changes may take each other back
+    with pytest.raises(ProtocolError):
+        Opener(ONE).open(record[:HEADER_NBYTES], record[HEADER_NBYTES:])
+
+
+# ---- the reader
+
+
+class Taken:
+    """What a reader hands on and how it ended, on a sealed socket whose peer is bare."""
+
+    def __init__(self, sock: SealedSocket) -> None:
+        self.plain: list[bytes] = []
+        self.ends: list[tuple[BaseException | None, bool]] = []
+        self.goes_on = True
+        self.reader = SealedReader(sock, self._feed, lambda *end: self.ends.append(end))
+
+    def _feed(self, plain: bytes) -> bool:
+        self.plain.append(plain)
+        return self.goes_on
+
+    def read_all(self) -> None:
+        """Until there is nothing more."""
+        while self.reader.readable():
+            pass
+
+
+@given(st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=5), st.data())
+def test_stream_in_any_pieces(texts: list[bytes], data: st.DataObject) -> None:
+    far, sock = bare()
+    with far, near_end(sock) as near:
+        taken, sealer = Taken(near), Sealer(ONE)
+        stream = b"".join(sealer.seal(text) for text in texts)
+        while stream:
+            size = data.draw(st.integers(1, len(stream)))
+            far.send(stream[:size])
+            stream = stream[size:]
+            taken.read_all()
+        assert (taken.plain, taken.ends) == (texts, [])
+        assert not taken.reader.readable()
+
+
+@given(st.lists(st.binary(min_size=1, max_size=100), min_size=1, max_size=4), st.data())
+def test_mutant_streams_hand_on_a_beginning_only(texts: list[bytes], data: st.DataObject) -> None:
+    far, sock = bare()
+    with far, near_end(sock) as near:
+        taken, sealer = Taken(near), Sealer(ONE)
+        stream = bytearray().join(sealer.seal(text) for text in texts)
+        at = data.draw(st.integers(0, len(stream) - 1))
+        stream[at] ^= data.draw(st.integers(1, 255))
+        far.send(stream)
+        taken.read_all()
+        assert taken.plain == texts[: len(taken.plain)]
+        assert len(taken.plain) < len(texts)
+        for error, from_receiver in taken.ends:  # none where the length became a larger one, of which more may come
+            assert isinstance(error, ProtocolError) and from_receiver
+
+
+@pytest.mark.parametrize("whole", [b"", b"whole"])
+def test_end_of_the_stream_at_every_byte(whole: bytes) -> None:
+    sealer = Sealer(ONE)
+    before, record = sealer.seal(whole) if whole else b"", sealer.seal(b"cut")
+    for kept in range(len(record)):
+        far, sock = bare()
+        with far, near_end(sock) as near:
+            taken = Taken(near)
+            far.send(before + record[:kept])
+            far.close()
+            taken.read_all()
+            assert (taken.plain, taken.ends) == ([whole] if whole else [], [(None, False)])
+
+
+def test_reader_stops_with_its_receiver(ends: Ends) -> None:
+    far = ends[0]
+    with near_end(ends[1]) as near:
+        taken, sealer = Taken(near), Sealer(ONE)
+        taken.goes_on = False
+        far.send(sealer.seal(b"one") + sealer.seal(b"two"))
+        assert not taken.reader.readable()
+        assert (taken.plain, taken.ends) == ([b"one"], [])
+
+
+def test_reader_of_a_broken_socket(ends: Ends) -> None:
+    with near_end(ends[1]) as near:
+        taken = Taken(near)
+        taken.reader._recv_into = _broken  # type: ignore[assignment]
+        assert not taken.reader.readable()
+        ((error, from_receiver),) = taken.ends
+        assert isinstance(error, ConnectionResetError) and not from_receiver
+
+
+def _broken(*_: object) -> int:
+    raise ConnectionResetError(errno.ECONNRESET, "reset")
+
+
+# ---- the socket
+
+
+async def test_messages_over_a_sealed_socket(ends: Ends) -> None:
+    left, right = sealed(ends)
+    with left, right:
+        for nbytes in (1, 100, CONTROL_NBYTES, CONTROL_NBYTES + 1, 1 << 20):
+            data = os.urandom(nbytes)
+            sending = asyncio.create_task(greeting.send_all(left, data))
+            assert await greeting.receive_exactly(right, nbytes) == data
+            await sending
+            await greeting.send_all(right, b"answer")
+            assert await greeting.receive_exactly(left, 6) == b"answer"
+        left.check_drained()
+        right.check_drained()
+
+
+async def test_record_that_leaves_in_pieces(ends: Ends) -> None:
+    left, right = sealed(ends)
+    with left, right:
+        data, sent = bytearray(os.urandom(400_000)), 0
+        with pytest.raises(BlockingIOError):
+            while True:
+                sent += left.send_record(memoryview(data)[sent : sent + 100_000])
+        data += b"more, while it waits"  # as from a buffer that goes on filling
+        received = b""
+        while len(received) < len(data):
+            try:
+                received += right.recv(1000)
+            except BlockingIOError:
+                await turns(1)
+            try:
+                if sent < len(data):
+                    sent += left.send_record(memoryview(data)[sent : sent + 100_000])
+            except BlockingIOError:
+                pass
+        assert received == data
+
+
+def test_sealed_socket_takes_the_descriptor_over(ends: Ends) -> None:
+    fd = ends[0].fileno()
+    left, right = sealed(ends)
+    assert (left.fileno(), ends[0].fileno()) == (fd, -1)
+    with right:
+        left.close()
+        assert right.recv(10) == b""
+
+
+def test_end_inside_a_record(ends: Ends) -> None:
+    far = ends[0]
+    with near_end(ends[1]) as near:
+        far.send(Sealer(ONE).seal(b"record")[:-1])
+        with pytest.raises(BlockingIOError):
+            near.recv(10)
+        far.close()
+        assert near.recv(10) == b""
+
+
+def test_reads_no_byte_beyond_a_record(ends: Ends) -> None:
+    far = ends[0]
+    with near_end(ends[1]) as near:
+        sealer = Sealer(ONE)
+        far.send(sealer.seal(b"first"))
+        far.send(sealer.seal(b"second"))
+        assert near.recv(10) == b"first"
+        near.check_drained()
+        assert near.recv(3) == b"sec"
+        with pytest.raises(ProtocolError, match="more than a message"):
+            near.check_drained()
+        assert near.recv(10) == b"ond"
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda r: bytes(4) + r, lambda r: b"\xff\xff\xff\xff", lambda r: r[:-1] + bytes((r[-1] ^ 1,))]
+)
+async def test_forged_record_during_a_handshake(ends: Ends, wrong: Callable[[bytes], bytes]) -> None:
+    far = ends[0]
+    with near_end(ends[1]) as near:
+        far.send(wrong(Sealer(ONE).seal(b"record")))
+        with pytest.raises(ProtocolError) as raised:
+            async with greeting.answering("a", "there"):
+                await greeting.receive_exactly(near, 6)
+        assert not isinstance(raised.value, ConnectionLost)
+        assert isinstance(raised.value, OSError), "who reads from a socket may know only that"
+        assert str(raised.value).startswith("the peer announced" if raised.value.args[1][9] == "a" else "record 0")
+
+
+# ---- the native part
+
+
+def put(buffer: Any, data: bytes) -> None:
+    """Reserve, write and commit."""
+    into, at = buffer.reserve(len(data))
+    into[at : at + len(data)] = data
+    buffer.commit(len(data))
+
+
+@pytest.mark.skipif(hot is None, reason="is for the native send buffer")
+class TestNativeSendBuffer:
+    """On a socket pair; the reading half in Python says what came."""
+
+    @pytest.fixture
+    def pair(self, ends: Ends) -> Iterator[tuple[Any, Taken]]:
+        ends[0].setblocking(False)
+        sealer = Sealer(ONE)
+        with near_end(ends[1]) as near:
+            yield hot.SendBuffer(2 * MAX_RECORD, ends[0].fileno(), None, *sealer.hand_over()), Taken(near)
+
+    def test_one_record_for_a_flush(self, pair: tuple[Any, Taken]) -> None:
+        buffer, taken = pair
+        put(buffer, b"abc")
+        put(buffer, b"def")
+        assert buffer.pending
+        taken.read_all()
+        assert taken.plain == []
+        assert buffer.flush() is False
+        assert buffer.flush() is False
+        put(buffer, b"ghi")
+        buffer.flush()
+        taken.read_all()
+        assert taken.plain == [b"abcdef", b"ghi"]
+        assert not buffer.pending
+
+    def test_goes_on_where_the_handshake_ended(self, ends: Ends) -> None:
+        left, right = sealed(ends)
+        with left, right:
+            left.send(b"said before")
+            assert right.recv(100) == b"said before"
+            buffer = hot.SendBuffer(100, left.fileno(), None, *left.seals.sealer.hand_over())
+            put(buffer, b"frame")
+            buffer.flush()
+            assert right.recv(100) == b"frame"
+
+    def test_large_ones_are_split_and_wait_in_order(self, pair: tuple[Any, Taken]) -> None:
+        buffer, taken = pair
+        data = os.urandom(MAX_RECORD + 4000)
+        put(buffer, data)
+        assert buffer.flush() is True
+        for _ in range(3):
+            put(buffer, b"while it is blocked")
+            assert buffer.flush() is False, "who was told goes on sending"
+        while not buffer.resume():
+            assert buffer.pending
+            taken.read_all()
+        taken.read_all()
+        assert len(taken.plain[0]) == MAX_RECORD
+        assert b"".join(taken.plain) == data + b"while it is blocked" * 3
+        assert not buffer.pending
+
+    def test_closed_in_the_middle_of_a_record(self, pair: tuple[Any, Taken]) -> None:
+        buffer, taken = pair
+        put(buffer, bytes(MAX_RECORD))
+        assert buffer.flush() is True
+        buffer.refuse("it is closing")
+        with pytest.raises(ConnectionLost, match="it is closing"):
+            buffer.reserve(1)
+        buffer.close("it is closed")
+        assert not buffer.pending
+        buffer.resume()
+        taken.read_all()
+        assert (taken.plain, taken.ends) == ([], [])
+
+    def test_closed_while_it_seals(self, ends: Ends) -> None:
+        """As when another thread is at it: nothing goes to whoever has the descriptor's number next."""
+        with near_end(ends[1]) as near:
+            encrypt, _ = Sealer(ONE).hand_over()
+
+            def closing(*arguments: bytes) -> bytes:
+                assert buffer.pending, "closing waits for what is being sealed"
+                assert buffer.flush() is False, "whoever seals sends the rest"
+                buffer.close("it is closed")
+                return encrypt(*arguments)
+
+            buffer = hot.SendBuffer(100, ends[0].fileno(), None, closing, 0)
+            put(buffer, b"dropped")
+            assert buffer.flush() is False
+            taken = Taken(near)
+            taken.read_all()
+            assert (taken.plain, taken.ends, buffer.pending) == ([], [], 0)
+
+    def test_what_is_written_while_it_seals_follows(self, ends: Ends) -> None:
+        with near_end(ends[1]) as near:
+            encrypt, _ = Sealer(ONE).hand_over()
+            more = [b"second", b"third"]
+
+            def writing(*arguments: bytes) -> bytes:
+                if more:
+                    put(buffer, more.pop(0))
+                    buffer.flush()
+                return encrypt(*arguments)
+
+            buffer = hot.SendBuffer(100, ends[0].fileno(), None, writing, 0)
+            put(buffer, b"first")
+            assert buffer.flush() is False
+            taken = Taken(near)
+            taken.read_all()
+            assert taken.plain == [b"first", b"second", b"third"]
+
+    def test_threads_that_flush_at_once(self, pair: tuple[Any, Taken]) -> None:
+        buffer, taken = pair
+        lock, count, threads = threading.Lock(), 500, 4
+
+        def write(name: int) -> None:
+            for number in range(count):
+                with lock:
+                    put(buffer, bytes((name,)) + number.to_bytes(2, "little"))
+                buffer.flush()
+
+        writers = [threading.Thread(target=write, args=(name,)) for name in range(threads)]
+        for writer in writers:
+            writer.start()
+        while any(writer.is_alive() for writer in writers):
+            taken.read_all()
+            buffer.resume()
+        while not buffer.resume():
+            taken.read_all()
+        taken.read_all()
+        stream = b"".join(taken.plain)
+        got = [(stream[at], int.from_bytes(stream[at + 1 : at + 3], "little")) for at in range(0, len(stream), 3)]
+        assert len(got) == threads * count and taken.ends == []
+        for name in range(threads):
+            assert [number for whose, number in got if whose == name] == list(range(count))
+
+    def test_broken_socket(self, pair: tuple[Any, Taken], ends: Ends) -> None:
+        buffer, _ = pair
+        ends[0].shutdown(socket.SHUT_RDWR)
+        put(buffer, b"to nobody")
+        with pytest.raises(BrokenPipeError):
+            buffer.flush()
+
+    def test_sealing_that_fails(self, ends: Ends) -> None:
+        def failing(*_: bytes) -> bytes:
+            raise MemoryError
+
+        for encrypt, error in ((failing, MemoryError), (lambda *_: "text", TypeError)):
+            buffer = hot.SendBuffer(100, ends[0].fileno(), None, encrypt, 0)
+            put(buffer, b"lost")
+            with pytest.raises(error):
+                buffer.flush()
+
+
+@pytest.mark.skipif(hot is None, reason="is for the native reader")
+class TestNativeReader:
+    """What the native reader makes of records, and the one in Python alike."""
+
+    @pytest.fixture
+    def frames(self) -> list[bytes]:
+        return []
+
+    def reader(self, near: SealedSocket, frames: list[bytes], ends: list[Any]) -> Any:
+        return hot.Reader(
+            near.fileno(), 1 << 16, 1000, None, lambda data: frames.append(bytes(data)), lambda *end: ends.append(end),
+            *near.seals.opener.hand_over(),
+        )  # fmt: skip
+
+    @given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=6), st.data())
+    def test_frames_in_records_of_any_size(self, texts: list[bytes], data: st.DataObject) -> None:
+        stream = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        sealer, far, sock = Sealer(ONE), *bare()
+        frames: list[bytes] = []
+        ends: list[Any] = []
+        with far, near_end(sock) as near:
+            reader = self.reader(near, frames, ends)
+            left, records = stream, b""
+            while left:
+                size = data.draw(st.integers(1, len(left)))
+                records, left = records + sealer.seal(left[:size]), left[size:]
+            while records:
+                size = data.draw(st.integers(1, len(records)))
+                far.send(records[:size])
+                records = records[size:]
+                while reader.readable():
+                    pass
+        assert (b"".join(frames), ends) == (stream, [])
+
+    @given(st.data())
+    def test_mutants_are_judged_as_in_python(self, data: st.DataObject) -> None:
+        sealer = Sealer(ONE)
+        stream = bytearray().join(sealer.seal(b"\x06\0\0\0frame" + str(i).encode()) for i in range(3))
+        for _ in range(data.draw(st.integers(1, 2))):
+            stream[data.draw(st.integers(0, len(stream) - 1))] ^= data.draw(st.integers(1, 255))
+        results = []
+        for native in (True, False):
+            far, sock = bare()
+            frames: list[bytes] = []
+            ends: list[Any] = []
+            with far, near_end(sock) as near:
+                taken = Taken(near)
+                far.send(stream)
+                readable = self.reader(near, frames, ends).readable if native else taken.reader.readable
+                while readable():
+                    pass
+            told = ends if native else taken.ends
+            results.append((b"".join(frames or taken.plain), [(str(error), whose) for error, whose in told]))
+            assert all(isinstance(error, ProtocolError) for error, _ in told)
+        assert results[0] == results[1]
+
+    @pytest.mark.parametrize("nbytes", [0, MAX_RECORD + 1])
+    def test_lengths_that_no_record_has(self, ends: Ends, nbytes: int, frames: list[bytes]) -> None:
+        told: list[Any] = []
+        with near_end(ends[1]) as near:
+            ends[0].send(nbytes.to_bytes(4, "little"))
+            assert not self.reader(near, frames, told).readable()
+        ((error, from_receiver),) = told
+        assert isinstance(error, ProtocolError) and from_receiver
+        assert str(error) == f"the peer announced a record of {nbytes} bytes; 1 to {MAX_RECORD} are allowed"
+
+    def test_largest_record(self, ends: Ends, frames: list[bytes]) -> None:
+        told: list[Any] = []
+        plain = b"".join((996).to_bytes(4, "little") + bytes((i % 256,)) * 996 for i in range(MAX_RECORD // 1000))
+        with near_end(ends[1]) as near:
+            reader, record = self.reader(near, frames, told), memoryview(Sealer(ONE).seal(plain))
+            ends[0].setblocking(False)
+            while record:
+                record = record[ends[0].send(record[:50_000]) :]
+                while reader.readable():
+                    pass
+        assert (b"".join(frames), told) == (plain, [])
