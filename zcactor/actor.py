@@ -235,9 +235,6 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     args = tuple([await value if isinstance(value, ObjectRef) else value for value in args])
     kwargs = {name: await value if isinstance(value, ObjectRef) else value for name, value in kwargs.items()}
     merged["namespace"] = merged.get("namespace") or process.namespace
-    node = merged.get("node")
-    if node not in (None, "spread", "pack", process.agent.hex()):
-        raise ValueError(f"{cls.__name__}.options: there is no node {node!r}; nodes: {process.agent.hex()}")
     recipe = Sealed(*process.marshaller.pack((cls, args, kwargs)))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     kept = recipe if merged.get("max_restarts") else None

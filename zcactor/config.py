@@ -68,6 +68,8 @@ class Config:
             host), ``verbs`` (RDMA) and ``tcp``.
         host: the IP address at which this process listens for peers of other transports than ``local``. The default is
             reached from this host only.
+        sealing: whether frames that go to other hosts are encrypted: ``"auto"`` does where `host` is not a loopback
+            address, ``"on"`` and ``"off"`` always or never. One side's wish is enough. The bytes of arrays are not.
         verbs_binding: which Python binding of libibverbs to use; ``"none"`` switches RDMA off.
         verbs_device: name of the only RDMA device to use, as in /sys/class/infiniband; None takes the first that works.
         verbs_port: number of the only port to use of it; None tries all.
@@ -95,6 +97,7 @@ class Config:
     num_gpus: int | None = None
     transports: str = "local,verbs,tcp"
     host: str = "127.0.0.1"
+    sealing: Literal["auto", "on", "off"] = "auto"
     verbs_binding: Literal["auto", "pyverbs", "ibverbs", "none"] = "auto"
     verbs_device: str | None = None
     verbs_port: int | None = None

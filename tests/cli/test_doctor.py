@@ -39,7 +39,7 @@ def test_every_setting_with_its_source(look: Look) -> None:
 def test_store(look: Look) -> None:
     store = look(memlock=64 << 20).store
     assert store.memory == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert store.capacity == default_capacity(store.memory) == driver._default_capacity()
+    assert store.capacity == default_capacity(store.memory) == driver.default_capacity()
     assert store.capacity_from == "30 % of memory"
     assert store.memlock == 64 << 20
     assert (store.huge_pages, store.huge_pages_fix) == ("advise", "")

@@ -229,7 +229,7 @@ async def test_twice(node: zc.Node) -> None:
 async def test_two_at_the_same_time() -> None:
     async with asyncio.timeout(PATIENCE):
         outcomes = await asyncio.gather(zc.init(), zc.init(), return_exceptions=True)
-        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["AlreadyInitialized", "Node"]
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["AlreadyInitialized", "EmbeddedNode"]
         await zc.shutdown()
 
 
@@ -248,7 +248,11 @@ async def test_bad_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         ({"resources": {3: 1}}, TypeError, "resources"),
         ({"token": 3}, TypeError, "token"),
         ({"namespace": 3}, TypeError, "namespace"),
-        ({"address": "host:1"}, zc.ConnectionLost, "cannot join"),
+        ({"address": "127.0.0.1:1", "token": "00" * 32}, zc.ConnectionLost, "127.0.0.1:1 cannot be reached"),
+        ({"address": "127.0.0.1", "token": "00" * 32}, ValueError, "must be host:port"),
+        ({"address": "127.0.0.1:1", "token": "secret"}, zc.AuthenticationError, "64 hexadecimal digits"),
+        ({"address": "127.0.0.1:1"}, zc.AuthenticationError, "the cluster's token is needed"),
+        ({"address": "127.0.0.1:1", "num_cpus": 1}, ValueError, "give them to zcactor start"),
     ]
     for arguments, kind, match in bad:
         with pytest.raises(kind, match=match):
@@ -318,6 +322,7 @@ async def test_an_end_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.Monk
             await asyncio.sleep(0.001)
         ending.cancel()
         await asyncio.gather(ending, return_exceptions=True)
+        assert isinstance(node, driver.EmbeddedNode)
         assert node._agent.returncode is not None
         assert list(tmp_path.iterdir()) == []
 

@@ -17,6 +17,7 @@ from zcactor.runtime.pool import Pool, WorkerRecord, describe_exit
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
+DRIVER = bytes(16)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
 
 
 async def test_a_worker_from_start_to_end(harness: Harness, tmp_path: Path) -> None:
-    record = harness.pool.start("Shard", {"A": "1"}, shared=False)
+    record = harness.pool.start("Shard", {"A": "1"}, DRIVER, shared=False)
     request, (out, error) = await harness.request()
     assert request["env"] == {"A": "1"}
     assert request["label"] == "Shard"
@@ -110,7 +111,7 @@ async def test_a_worker_from_start_to_end(harness: Harness, tmp_path: Path) -> N
 
 
 async def test_few_requests_are_under_way_at_once(harness: Harness) -> None:
-    records = [harness.pool.start(str(number), {}, shared=False) for number in range(30)]
+    records = [harness.pool.start(str(number), {}, DRIVER, shared=False) for number in range(30)]
     assert len({record.take_index() for record in records}) == 1
     seen = [(await harness.request()) for _ in range(8)]
     with pytest.raises(BlockingIOError):
@@ -133,7 +134,7 @@ async def test_few_requests_are_under_way_at_once(harness: Harness) -> None:
 
 
 async def test_a_worker_that_is_killed_before_it_exists(harness: Harness) -> None:
-    record = harness.pool.start("Shard", {}, shared=False)
+    record = harness.pool.start("Shard", {}, DRIVER, shared=False)
     _, fds = await harness.request()
     record.kill("changed its mind")
     pid = os.fork()
@@ -150,9 +151,9 @@ async def test_a_worker_that_is_killed_before_it_exists(harness: Harness) -> Non
 
 async def test_too_large_an_environment(harness: Harness) -> None:
     with pytest.raises(ValueError, match="at most 131072"):
-        harness.pool.start("Shard", {"A": "x" * (1 << 18)}, shared=False)
+        harness.pool.start("Shard", {"A": "x" * (1 << 18)}, DRIVER, shared=False)
     assert not harness.pool.by_process
-    record = harness.pool.start("Shard", {"A": "x" * 100_000}, shared=False)
+    record = harness.pool.start("Shard", {"A": "x" * 100_000}, DRIVER, shared=False)
     request, fds = await harness.request()
     assert len(request["env"]["A"]) == 100_000
     assert not record.ready.done()
@@ -161,15 +162,15 @@ async def test_too_large_an_environment(harness: Harness) -> None:
 
 
 async def test_the_zygote_is_gone(harness: Harness) -> None:
-    record = harness.pool.start("Shard", {}, shared=False)
+    record = harness.pool.start("Shard", {}, DRIVER, shared=False)
     harness.zygote.close()
     await harness.lost.wait()
     assert "zygote" in await record.ended
-    harness.pool.start("Shard", {}, shared=False)
+    harness.pool.start("Shard", {}, DRIVER, shared=False)
 
 
 async def test_the_last_output(harness: Harness) -> None:
-    harness.pool.start("Shard", {}, shared=False)
+    harness.pool.start("Shard", {}, DRIVER, shared=False)
     _, (out, error) = await harness.request()
     os.write(out, b"last\nwords")
     harness.pool.drain_output()

@@ -1,4 +1,4 @@
-"""The commands: ``zcactor doctor``, ``zcactor --version``."""
+"""The commands: ``zcactor start``, ``stop``, ``status``, ``token``, ``doctor``, ``--version``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 import zcactor
+from zcactor.cli import nodes
 from zcactor.cli.doctor import examine
 from zcactor.cli.render import render
 from zcactor.config import load_config
@@ -59,3 +60,6 @@ def doctor(
             console.width = max(console.width, _LEAST_COLUMNS)
         render(report, console)
     raise typer.Exit(0 if report.usable else 1)
+
+
+nodes.add_to(app)

@@ -1,7 +1,8 @@
-"""The node agent: places and supervises actors, knows their names, holds the host's resources.
+"""The node agent that is the head: places and supervises actors, knows their names, the nodes and what they have.
 
 It is an actor like any other (index 1 of its process), so every request to it is a call. It is not on the path of calls
-between actors or of data.
+between actors or of data. An embedded node's agent is the head of a cluster of one; the agents of further nodes
+(`zcactor.runtime.member`) start workers at its word.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import secrets
-import socket
+import sys
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -31,12 +31,14 @@ from zcactor.marshal.values import Code, registered
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
 from zcactor.runtime.host import current_call
-from zcactor.runtime.output import Printer
+from zcactor.runtime.leaving import end_workers
+from zcactor.runtime.membership import Membership
+from zcactor.runtime.nodes import NodeRecord, Nodes
+from zcactor.runtime.output import Printers
 from zcactor.runtime.records import ActorRecord, ActorToken
-from zcactor.runtime.resources import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Mapping
 
     from zcactor.marshal.sealed import Sealed
     from zcactor.rpc.session import Session
@@ -46,11 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["NodeAgent", "agent_interface"]
 
 logger = logging.getLogger("zcactor")
-SHARED_WORKERS = max(1, len(os.sched_getaffinity(0)))
-"""Processes that actors with ``process="shared"`` are spread over: one per core."""
-RESPONSE = 1.0
-"""Seconds in which a worker's loop must answer when the node ends; one that is blocked is killed without its close
-hooks."""
 END_REPORT = 2.0
 """Seconds to wait for the zygote's word on a worker whose connection a caller has lost: normally a few milliseconds,
 but the kernel may take its time over a process with much memory."""
@@ -86,34 +83,39 @@ registered[_Grant] = (Code.ACTOR, _lower_grant)
 
 
 class NodeAgent:
-    """The actor that places actors. Its callers are the driver and the workers of its node.
+    """The actor that places actors. Its callers are drivers, workers and the agents of other nodes.
 
     Args:
         process: the agent's own.
-        pool: starts workers.
-        total: the node's resources.
-        heartbeat: seconds between two pings of an actor with ``on_hang="kill"``.
-        hang_after: seconds without an answer until such an actor counts as hung.
+        pool: starts workers on its node.
+        facts: what it tells of its node; see `zcactor.runtime.nodes.facts_of`.
+        total: its node's resources.
+        heartbeat: seconds between two pings of another node, and of an actor with ``on_hang="kill"``.
+        hang_after: seconds without an answer until either counts as hung.
+
+    Attributes:
+        driver: the program whose embedded node this is, and with which it ends; empty for a cluster's.
     """
 
     def __init__(
-        self, process: Process, pool: Pool, total: Mapping[str, float], heartbeat: float = 1.0, hang_after: float = 10.0
-    ) -> None:
+        self, process: Process, pool: Pool, facts: Mapping[str, Any], total: Mapping[str, float],
+        heartbeat: float = 1.0, hang_after: float = 10.0,
+    ) -> None:  # fmt: skip
         self.process = process
-        self.node = process.process.hex()
         self._pool = pool
-        self._ledger = Ledger(total)
+        self._nodes = Nodes(NodeRecord(process.process, pool, facts), total)
+        self._ledger = self._nodes.ledger
+        self.members = Membership(self, self._nodes, heartbeat, hang_after)
         self._actors: dict[bytes, ActorRecord] = {}
         self._dead: deque[bytes] = deque()
         self._by_object: dict[int, ActorRecord] = {}
         self._names: dict[tuple[str, str], ActorRecord] = {}
         self._next_object = 1
-        self._shared: list[WorkerRecord] = []
         self._heartbeat = heartbeat
         self._hang_after = hang_after
-        self._closing = False
+        self.closing = False
         self._ending: asyncio.Task[None] | None = None
-        self._printer = Printer(self._show, process.start_task)
+        self._printers = Printers(self._show, process.start_task)
         self.driver: bytes = b""
         self.finished: asyncio.Future[None] = process.loop.create_future()
         process.revive = self._revive
@@ -121,54 +123,60 @@ class NodeAgent:
 
     # ---------------------------------------------------------------- workers
 
-    async def worker_ready(self, process: bytes) -> None:
-        """A worker has started and listens."""
-        record = self._pool.by_process.get(process)
-        if record is not None and not record.ready.done():
-            record.ready.set_result(None)
+    async def worker_ready(self, process: bytes, pid: int, address: str) -> None:
+        """A worker has started and listens, at `address` for peers of other hosts."""
+        found = self._nodes.worker(process)
+        if found is not None and not found[1].ready.done():
+            found[1].pid = pid
+            self._nodes.addresses[process] = address
+            found[1].ready.set_result(None)
 
     def worker_ended(self, record: WorkerRecord) -> None:
-        """A worker's process is gone (from the pool)."""
-        if record in self._shared:
-            self._shared.remove(record)
+        """A worker's process is gone (from the pool of its node)."""
+        self._nodes.addresses.pop(record.process, None)
+        for node in self._nodes.by_id.values():
+            if record in node.shared:
+                node.shared.remove(record)
         cause = record.ended.result()
         for actor in list(record.actors):
             self._actor_lost(actor, cause)
-        self._end_owned(record.process)
+        self.end_owned(record.process)
 
     def _session_lost(self, session: Session) -> None:
-        if self._closing:
+        peer = session.peer_process
+        self._printers.forget(peer)
+        if self.process.sessions.get(peer) is not None:  # there is another connection to it
             return
-        if session.peer_process == self.driver:
+        self.members.session_lost(session)
+        if self.closing:
+            return
+        if peer == self.driver:
             self.process.start_task(self.shutdown(0.0))
-        worker = self._pool.by_process.get(session.peer_process)
-        if worker is not None and not worker.leaving:
-            worker.kill()  # it has ended, or cannot be reached any more; the zygote reports its end
+        found = self._nodes.worker(peer)
+        if found is not None and not found[1].leaving:
+            found[1].kill()  # it has ended, or cannot be reached any more; its node reports its end
 
-    def _end_owned(self, owner: bytes) -> None:
+    def stop_owned(self, driver: bytes) -> list[asyncio.Task[None]]:
+        """Begin to stop what was made for a program that is about to go. Returns the tasks that do."""
+        ending = []
+        for actor in list(self._actors.values()):
+            if self._root(actor) == driver and actor.state == "alive" and not actor.detached:
+                self._begin_stop(actor, "its program has ended")
+                if actor.ending is not None:
+                    ending.append(actor.ending)
+        return ending
+
+    def end_owned(self, owner: bytes) -> None:
+        """The process `owner` has ended, and with it the actors that it made."""
         for actor in list(self._actors.values()):
             # A detached actor outlives its spawner, but not the spawning: nobody is left to construct it.
             if actor.owner == owner and actor.state != "dead" and (actor.state == "pending" or not actor.detached):
                 self._retire(actor, "its owner's process ended")
 
-    def _start_worker(self, label: str, env: Mapping[str, str], *, shared: bool) -> WorkerRecord:
-        try:
-            return self._pool.start(label, env, shared=shared)
-        except OSError as error:
-            raise InsufficientResources(f"no process could be started for {label}: {error}; see ulimit -n") from error
-
     async def _worker_for(self, actor: ActorRecord) -> WorkerRecord:
-        options = actor.options
-        if options.get("process") == "shared":
-            alive = [worker for worker in self._shared if not worker.leaving]
-            if len(alive) < SHARED_WORKERS:
-                worker = self._start_worker("shared", {}, shared=True)
-                self._shared.append(worker)
-            else:
-                worker = min(alive, key=lambda w: len(w.actors))
-        else:
-            label = actor.class_name if actor.name is None else f"{actor.class_name} {actor.name}"
-            worker = self._start_worker(label, options.get("env") or {}, shared=False)
+        label = actor.class_name if actor.name is None else f"{actor.class_name} {actor.name}"
+        assert actor.node is not None
+        worker = self._nodes.worker_for(actor.node, label, actor.options, self._root(actor))
         actor.worker = worker
         actor.index = worker.take_index()
         worker.actors.add(actor)
@@ -207,8 +215,9 @@ class NodeAgent:
             if existing.state == "alive":
                 return _Grant(self, existing), True, existing.object_id
             return await self.reserve(options, class_name, interface, recipe)
-        if self._closing:
+        if self.closing:
             raise ConnectionLost("the node is shutting down")
+        self._nodes.check(options.get("node"), class_name)
         self._next_object += 1
         object_id = self._next_object << 32 | secrets.randbits(32)
         owner = current_call.get().session.peer_process
@@ -229,18 +238,25 @@ class NodeAgent:
         return _Grant(self, actor), False, object_id
 
     async def _acquire(self, actor: ActorRecord) -> None:
-        if not actor.request:
-            return
+        """Take a node for the actor, and of it what the actor asks for."""
         granted: asyncio.Future[None] = self.process.loop.create_future()
 
-        def grant() -> None:
-            actor.holds_resources = True
+        def grant(node: str) -> None:
+            actor.node = self._nodes.by_id[node]
+            actor.node.actors += 1
+            actor.node_id = node
             actor.withdraw = None
             if not granted.done():  # cancelled a moment ago: the request is about to be buried, and this given back
                 granted.set_result(None)
 
-        withdraw = self._ledger.acquire(actor.request, grant)
-        if not actor.holds_resources:
+        def refuse(error: InsufficientResources) -> None:
+            actor.withdraw = None
+            if not granted.done():
+                granted.set_exception(error)
+
+        where, owner = actor.options.get("node"), actor.owner
+        withdraw = self._ledger.acquire(actor.request, lambda: self._nodes.order(where, owner), grant, refuse)
+        if actor.node is None and not granted.done():
 
             def give_up() -> None:
                 withdraw()
@@ -248,6 +264,18 @@ class NodeAgent:
 
             actor.withdraw = give_up
         await granted
+
+    def _give_back(self, actor: ActorRecord) -> None:
+        """The actor leaves its node."""
+        node, actor.node = actor.node, None
+        if node is not None:
+            node.actors -= 1
+            self._ledger.release(node.id, actor.request)
+
+    def _root(self, actor: ActorRecord) -> bytes:
+        """The program that the actor was made for, directly or through others."""
+        found = self._nodes.worker(actor.owner)
+        return actor.owner if found is None else found[1].driver
 
     async def constructed(self, actor_id: bytes, failure: str | None) -> None:
         """The constructor has returned; or `failure` tells why there is no actor, empty when its process was lost."""
@@ -276,7 +304,7 @@ class NodeAgent:
             return
         if actor.worker is not None:
             actor.worker.actors.discard(actor)
-        if self._closing or not actor.may_restart():
+        if self.closing or not actor.may_restart():
             self._bury(actor, cause)
             return
         delay = actor.note_death(self.process.loop.time())
@@ -296,6 +324,9 @@ class NodeAgent:
         try:
             if actor.restarts != turn or actor.state != "restarting":
                 return
+            if actor.node is None or actor.node.id not in self._nodes.by_id:
+                self._give_back(actor)
+                await self._acquire(actor)
             worker = await self._worker_for(actor)
             session = await self.process.connect(worker.process)
             await self.process.ask(
@@ -303,10 +334,12 @@ class NodeAgent:
             )
         except RemoteError as error:
             failure = f"its constructor raised {error.type_name} when it was restarted: {error.message}"
-        except (ConnectionLost, InsufficientResources):
-            if actor.worker is not None and actor.restarts == turn:
+        except (ConnectionLost, InsufficientResources) as error:
+            if actor.worker is not None and not actor.worker.ended.done() and actor.restarts == turn:
                 actor.worker.kill()
-            return  # the worker has ended or is about to, and `_actor_lost` decides what comes then
+            if actor.worker is not None and actor in actor.worker.actors:
+                return  # the worker is about to end, and `_actor_lost` decides what comes then
+            failure = f"it could not be restarted: {error}"
         except ZcactorError as error:
             failure = f"it could not be restarted: {error}"
         if actor.restarts != turn or actor.state != "restarting":
@@ -325,8 +358,9 @@ class NodeAgent:
         worker.actors.discard(actor)
         if not worker.actors:
             worker.leaving = True
-            if worker in self._shared:
-                self._shared.remove(worker)
+            for node in self._nodes.by_id.values():
+                if worker in node.shared:
+                    node.shared.remove(worker)
             worker.kill()
         elif worker.shared:
             self.process.start_task(self._discard(worker, actor.index))
@@ -343,9 +377,7 @@ class NodeAgent:
         actor.set_state("dead", cause)
         if actor.withdraw is not None:
             actor.withdraw()
-        if actor.holds_resources:
-            actor.holds_resources = False
-            self._ledger.release(actor.request)
+        self._give_back(actor)
         if actor.name is not None and self._names.get((actor.namespace, actor.name)) is actor:
             del self._names[actor.namespace, actor.name]
         self._by_object.pop(actor.object_id, None)
@@ -426,7 +458,7 @@ class NodeAgent:
 
     def _unheld(self, actor: ActorRecord) -> None:
         """Nobody holds a handle any more."""
-        if self._closing or actor.state == "dead" or (actor.token is not None and actor.token() is not None):
+        if self.closing or actor.state == "dead" or (actor.token is not None and actor.token() is not None):
             return
         if actor.state == "pending":  # named or not: the spawn was given up before the handle arrived
             self._retire(actor, "its spawn was cancelled")
@@ -459,20 +491,15 @@ class NodeAgent:
         return _Grant(self, actor)
 
     async def nodes(self) -> list[dict[str, Any]]:
-        """This node, in a list."""
-        return [
-            {
-                "node_id": self.node, "host": socket.gethostname(), "pid": os.getpid(), "alive": True,
-                "resources": self._ledger.total, "workers": len(self._pool.by_process),
-            }
-        ]  # fmt: skip
+        """Every node."""
+        return self._nodes.told()
 
     async def actors(self) -> list[dict[str, Any]]:
         """Every actor that lives or whose death is remembered."""
         return [
             {
                 "actor_id": actor.actor_id.hex(), "class_name": actor.class_name, "name": actor.name,
-                "namespace": actor.namespace, "state": actor.state, "node_id": self.node,
+                "namespace": actor.namespace, "state": actor.state, "node_id": actor.node_id,
                 "pid": actor.pid, "restarts": actor.restarts,
                 "cause": actor.cause,
             }
@@ -481,7 +508,7 @@ class NodeAgent:
 
     async def resources(self) -> tuple[dict[str, float], dict[str, float]]:
         """Total and free amounts."""
-        return self._ledger.total, self._ledger.free
+        return self._ledger.total(), self._ledger.free()
 
     async def process_of(self, actor_id: bytes) -> bytes:
         """The process that hosts an actor."""
@@ -493,64 +520,61 @@ class NodeAgent:
     # ---------------------------------------------------------------- output and the end
 
     def output(self, stream: str, worker: WorkerRecord, lines: list[str]) -> None:
-        """Pass what a worker printed to the driver."""
-        if self.process.config.log_to_driver:
-            self._printer.write(stream, f"({worker.label} pid={worker.pid}) ", lines)
+        """A worker of this node has printed something."""
+        self.show(worker.driver, stream, f"({worker.label} pid={worker.pid}) ", lines)
 
-    def _show(self, stream: str, text: str) -> Awaitable[object]:
-        session = self.process.sessions.get(self.driver)
+    def show(self, driver: bytes, stream: str, prefix: str, lines: list[str]) -> None:
+        """Show lines, each with `prefix` before it, at a program; where it is gone, in our own log."""
+        session = self.process.sessions.get(driver)
+        if session is not None and session.closed is None:
+            if self.process.config.log_to_driver:
+                self._printers.write(driver, stream, prefix, lines)
+        elif not self.driver:
+            file = sys.stderr if stream == "stderr" else sys.stdout
+            file.write("".join(f"{prefix}{line}\n" for line in lines))
+            file.flush()
+
+    async def _show(self, driver: bytes, stream: str, text: str) -> None:
+        session = self.process.sessions.get(driver)
         if session is None or session.closed is not None:
             raise ConnectionLost("the driver is gone")
-        return self.process.ask(session, "log", stream, text)
+        await self.process.ask(session, "log", stream, text)
 
     async def shutdown(self, grace: float) -> None:
         """End every actor and then the node. Idle actors are closed first, within `grace` seconds; those with calls
         running are killed. Cancelling it ends only the wait; a second call without grace ends the first one's."""
         if self._ending is None:
-            self._closing = True
+            self.closing = True
             self._ending = self.process.loop.create_task(self._shutdown(grace))
         elif grace <= 0:  # the driver died while it waited for an orderly end
             self._pool.kill_all("the node was shut down")
         await asyncio.shield(self._ending)
 
     async def _shutdown(self, grace: float) -> None:
+        await asyncio.gather(
+            self.members.end(grace), end_workers(self.process, self._pool, grace, "the node was shut down")
+        )
         if grace > 0:
-            leaving = []
-            for worker in list(self._pool.by_process.values()):
-                session = self.process.sessions.get(worker.process)
-                worker.leaving = True
-                if session is not None and session.closed is None:
-                    leaving.append(self._leave(session, grace))
-            await asyncio.gather(*leaving)
-        self._pool.kill_all("the node was shut down")
-        await self._pool.wait_all(2.0)
-        self._pool.drain_output()
-        if grace > 0:
-            try:
-                async with asyncio.timeout(LAST_OUTPUT):
-                    await self._printer.flush()
-            except TimeoutError:
-                logger.debug("the driver did not show all output in time")
+            await self.show_all()
         self.process.loop.call_soon(self.finish)
+
+    async def show_all(self) -> None:
+        """Wait until the drivers have shown what was printed, or do not in time."""
+        try:
+            async with asyncio.timeout(LAST_OUTPUT):
+                await self._printers.flush()
+        except TimeoutError:
+            logger.debug("a driver did not show all output in time")
 
     def zygote_lost(self) -> None:
         """No worker can be started any more, and those there were have ended: so does the node."""
-        self._closing = True
+        self.closing = True
         self.process.loop.call_soon(self.finish)
 
     def finish(self) -> None:
         """End the agent's process."""
         if not self.finished.done():
             self.finished.set_result(None)
-
-    async def _leave(self, session: Session, grace: float) -> None:
-        try:
-            async with asyncio.timeout(RESPONSE):
-                await self.process.ask(session, "ping")
-            async with asyncio.timeout(grace):
-                await self.process.ask(session, "leave", grace)
-        except (TimeoutError, ZcactorError) as error:
-            logger.debug("a worker did not leave by itself: %s", error)
 
 
 @functools.cache

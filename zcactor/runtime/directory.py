@@ -7,9 +7,11 @@ group for instance, the next node's start removes it: the directory holds a file
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -57,8 +59,9 @@ def sweep(base: Path) -> list[Path]:
         except BlockingIOError:
             continue  # its owner lives
         else:
-            shutil.rmtree(directory, ignore_errors=True)
-            removed.append(directory)
+            if os.fstat(fd).st_nlink > 0:  # else it was removed meanwhile, and what has its name now is another's
+                shutil.rmtree(directory, ignore_errors=True)
+                removed.append(directory)
         finally:
             os.close(fd)
     return removed
@@ -76,6 +79,7 @@ class RunDirectory:
 
     def __init__(self, base: Path) -> None:
         sweep(base)
+        self._shared = False
         for _ in range(_ATTEMPTS):
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
             self.lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -85,10 +89,50 @@ class RunDirectory:
             os.close(self.lock_fd)  # another start swept it away before it was locked
         raise OSError(f"no run directory could be locked in {base}: it vanished {_ATTEMPTS} times")
 
+    @classmethod
+    def shared(cls, base: Path, name: str) -> RunDirectory:
+        """The run directory called `name` that processes of one cluster have in common, made where there is none yet.
+
+        The last of them that lets go of it removes it.
+
+        Args:
+            base: where it lies; left-over ones there are removed first.
+            name: of the cluster.
+
+        Raises:
+            PermissionError: there is something of that name that is not ours, or open to others.
+            OSError: it cannot be made.
+        """
+        sweep(base)
+        self = cls.__new__(cls)
+        self.path = base / f"{PREFIX}{name}"
+        self._shared = True
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir(mode=0o700)
+            with contextlib.suppress(FileNotFoundError):  # the last one who had it was just removing it
+                status = self.path.lstat()
+                if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+                    raise PermissionError(f"{self.path} is in the way: it must be a directory that only we can use")
+                self.lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                fcntl.flock(self.lock_fd, fcntl.LOCK_SH)  # waits for one who is removing it
+                if os.fstat(self.lock_fd).st_nlink > 0:
+                    return self
+                os.close(self.lock_fd)
+        raise OSError(f"the run directory {self.path} could not be locked: it vanished {_ATTEMPTS} times")
+
+    @classmethod
+    def inherited(cls, path: Path, lock_fd: int, *, shared: bool) -> RunDirectory:
+        """The run directory that the process which started this one has made or joined, with the lock it passed on."""
+        self = cls.__new__(cls)
+        self.path, self.lock_fd, self._shared = path, lock_fd, shared
+        return self
+
     def remove(self) -> None:
-        """Remove it with all that is in it. Idempotent."""
+        """Remove it with all that is in it, or let go of it where others have it as well. Idempotent."""
         if self.lock_fd >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
+            if not self._shared or _lock(self.lock_fd):
+                shutil.rmtree(self.path, ignore_errors=True)
             self.forget()
 
     def forget(self) -> None:

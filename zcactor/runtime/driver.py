@@ -1,4 +1,4 @@
-"""The driver: `zc.init`, `zc.shutdown`, and the embedded node behind them."""
+"""The driver: `zc.init`, `zc.shutdown`, and the embedded node or the cluster behind them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ import os
 import secrets
 import subprocess
 import sys
-from dataclasses import asdict
+from abc import ABC, abstractmethod
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from zcactor import context
 from zcactor.config import TRANSPORTS, Config, load_config
-from zcactor.errors import AlreadyInitialized, ConnectionLost, NotInitialized, ZcactorError
+from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized, ZcactorError
 from zcactor.marshal.importable import search_here
 from zcactor.objectstore.store import Store
 from zcactor.runtime.directory import RunDirectory, base_directory
-from zcactor.runtime.endpoints import make_endpoint
+from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of
 from zcactor.runtime.forked import watch_forks
 from zcactor.runtime.node import launch, raise_descriptor_limit, search_path, send_setup
+from zcactor.runtime.nodes import machine_of
 from zcactor.runtime.process import Process
+from zcactor.token import default_file, find_token
+from zcactor.transport.identify import identify
 
 if TYPE_CHECKING:
     import socket
@@ -48,17 +52,12 @@ _node: Node | None = None
 _starting = False
 
 
-class Node:
-    """The embedded node of a driver: its run directory, its agent's process, and this process's runtime."""
+class Node(ABC):
+    """What a program has between `init` and `shutdown`: this process's runtime, and a node of its own or a cluster."""
 
-    def __init__(
-        self, config: Config, process: Process, agent: subprocess.Popen[bytes], control: socket.socket,
-        directory: RunDirectory,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: Config, process: Process, directory: RunDirectory) -> None:
         self.config = config
         self.process = process
-        self._agent = agent
-        self._control = control
         self._directory = directory
         self._shell = _notebook()
         process.use_numpy()
@@ -71,14 +70,11 @@ class Node:
 
     @property
     def node_id(self) -> str:
-        """Id of the node, 32 hex digits."""
+        """Id of the node whose agent knows the actors, 32 hex digits."""
         return self.process.agent.hex()
 
-    def __repr__(self) -> str:
-        return f"<zcactor node {self.node_id[:8]}, agent pid {self._agent.pid}>"
-
     async def aclose(self) -> None:
-        """End every actor and the agent; remove the run directory. Idempotent.
+        """End this program's actors, and its node where it has one of its own. Idempotent.
 
         Cancelling skips what is polite: actors are killed, and all else is still done.
         """
@@ -87,16 +83,24 @@ class Node:
         grace = self.config.shutdown_timeout
         try:
             async with asyncio.timeout(grace + _AGENT_WORK):
-                await process.ask_agent("shutdown", grace)
+                await self._end_actors(grace)
         except (TimeoutError, ZcactorError) as error:
-            logger.debug("the node agent did not answer the request to shut down: %s", error)
+            logger.debug("the node agent did not answer the request to end the actors: %s", error)
         finally:
             self._let_go()
             try:
                 await process.close()
-                await _ended(self._agent.pid)
+                await self._ended()
             finally:
                 self.end_now()
+
+    @abstractmethod
+    async def _end_actors(self, grace: float) -> None:
+        """Have the actors ended, idle ones in order within `grace` seconds."""
+
+    @abstractmethod
+    async def _ended(self) -> None:
+        """Wait for whatever ends by itself once `_let_go` was called."""
 
     def _let_go(self) -> None:
         context.clear_current()
@@ -104,21 +108,71 @@ class Node:
         shell, self._shell = self._shell, None
         if shell is not None:
             shell.events.unregister("pre_run_cell", self._before_cell)
-        self._control.close()  # the agent ends on this, whatever else went wrong
 
     def end_now(self) -> None:
         """The same without an event loop: at the interpreter's exit, or when the loop has been closed. Idempotent."""
         self._let_go()
-        _end_agent(self._agent)
         self._directory.remove()
         self.process.trimmer.abandon()
         self.process.store.close()
 
     def forget(self) -> None:
-        """In the child of a fork: let go of what tells the agent, by being closed, that the parent has ended."""
-        self._control.close()
+        """In the child of a fork: let go of what tells others, by being closed, that the parent has ended."""
         self._directory.forget()
+
+
+class EmbeddedNode(Node):
+    """A node that is the program's own: its agent is our child."""
+
+    def __init__(
+        self, config: Config, process: Process, directory: RunDirectory, agent: subprocess.Popen[bytes],
+        control: socket.socket,
+    ) -> None:  # fmt: skip
+        super().__init__(config, process, directory)
+        self._agent = agent
+        self._control = control
+
+    def __repr__(self) -> str:
+        return f"<zcactor node {self.node_id[:8]}, agent pid {self._agent.pid}>"
+
+    async def _end_actors(self, grace: float) -> None:
+        await self.process.ask_agent("shutdown", grace)
+
+    async def _ended(self) -> None:
+        await _ended(self._agent.pid)
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._control.close()  # the agent ends on this, whatever else went wrong
+
+    def end_now(self) -> None:
+        """See `Node.end_now`."""
+        self._let_go()
+        _end_agent(self._agent)
+        super().end_now()
+
+    def forget(self) -> None:
+        """See `Node.forget`."""
+        super().forget()
+        self._control.close()
         self._agent.returncode = 0  # not this process's child: nothing to wait for
+
+
+class JoinedCluster(Node):
+    """A cluster that others have started."""
+
+    def __init__(self, config: Config, process: Process, directory: RunDirectory, address: str) -> None:
+        super().__init__(config, process, directory)
+        self._address = address
+
+    def __repr__(self) -> str:
+        return f"<zcactor cluster at {self._address}, head {self.node_id[:8]}>"
+
+    async def _end_actors(self, grace: float) -> None:
+        await self.process.ask_members("leave_driver", grace)
+
+    async def _ended(self) -> None:
+        """There is nothing of ours to wait for."""
 
 
 def _notebook() -> Any:
@@ -211,7 +265,8 @@ def init(
         num_gpus: GPUs that actors may reserve; default those found.
         resources: amounts of custom resources, by name.
         store_capacity: bytes; bounds the arena of each process. Default 30 % of memory.
-        token: the cluster's secret; an embedded node makes its own.
+        token: the cluster's secret, 64 hexadecimal digits; without it those of ``ZCACTOR_TOKEN_FILE``,
+            ``ZCACTOR_TOKEN`` or the user's token file are taken. An embedded node makes its own.
         transports: which to allow and in which order, of ``"local"``, ``"verbs"``, ``"tcp"``.
         namespace: where names of actors are looked up by default; default ``"default"``.
         log_to_driver: show here what actors print; default True.
@@ -220,6 +275,9 @@ def init(
     Raises, when awaited:
         AlreadyInitialized: the runtime is running in this process.
         TypeError, ValueError: a setting is wrong, here, in the environment or in a file; the message names the source.
+        ConnectionLost: nobody answers at `address`, or what answers takes no programs.
+        AuthenticationError: there is no token, it is not that cluster's, or the file it is in can be read by others.
+        VersionMismatch: the cluster speaks another protocol or Python version.
 
     Cancelling an ``await zc.init()`` ends what had been started.
     """
@@ -257,15 +315,18 @@ async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Node
         raise AlreadyInitialized(
             "zc.init: this is an actor's process, which belongs to a node already; just spawn actors"
         )
-    config, _ = load_config(arguments)
-    if config.address is not None:
-        raise ConnectionLost(
-            f"address {config.address!r}: this version runs embedded nodes only and cannot join a cluster; leave the "
-            "address (and ZCACTOR_ADDRESS) out"
-        )
+    config, sources = load_config(arguments)
     _starting = True
     try:
-        _node = await _start_node(config, extra["resources"])
+        if config.address is None:
+            _node = await _start_node(config, extra["resources"])
+        else:
+            if extra["resources"] or config.num_cpus is not None or config.num_gpus is not None:
+                raise ValueError(
+                    "zc.init: num_cpus, num_gpus and resources are a node's, and a program that joins a cluster at "
+                    f"{config.address} brings none; give them to zcactor start"
+                )
+            _node = await _join(config, extra["token"], own_host=sources["host"] != "default")
     finally:
         _starting = False
     return _node
@@ -283,14 +344,15 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
         loop = asyncio.get_running_loop()
         driver, agent_id = secrets.token_bytes(16), secrets.token_bytes(16)
         secret = secrets.token_bytes(32)
-        capacity = config.store_capacity or _default_capacity()
+        capacity = config.store_capacity or default_capacity()
         send_setup(
             control,
             {
                 "directory": str(directory.path), "token": secret, "agent": agent_id, "driver": driver,
-                "loop": config.loop, "config": asdict(config), "resources": _resources(config, resources),
-                "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER,
-                 "worker": {"store_capacity": capacity, "namespace": config.namespace},
+                "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources),
+                "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "head": (agent_id, ""),
+                "clustered": False, "port": 0, "stays": False,
+                "worker": {"store_capacity": capacity, "namespace": config.namespace},
             },
         )  # fmt: skip
         store = Store(capacity, driver)
@@ -310,7 +372,57 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
         undo.pop_all()
     search_here(search_path())
     context.set_current(process)
-    return Node(config, process, agent, control, directory)
+    return EmbeddedNode(config, process, directory, agent, control)
+
+
+async def _join(config: Config, argument: str | None, *, own_host: bool) -> Node:
+    """Join the cluster whose head listens at `config.address`.
+
+    Args:
+        config: the settings.
+        argument: the token that the program gave, if any.
+        own_host: whether `config.host` was said by anybody; otherwise it is the address that leads to the head.
+    """
+    address = config.address
+    assert address is not None
+    found = find_token(argument, os.environ)
+    if found is None:
+        raise AuthenticationError(
+            f"to join {address} the cluster's token is needed: copy {default_file(os.environ)} from the head's host, "
+            "or set ZCACTOR_TOKEN_FILE or ZCACTOR_TOKEN, or pass token="
+        )
+    token, _ = found
+    head = await identify(address, token)
+    if not own_host:
+        config = replace(config, host=head.ours)
+    raise_descriptor_limit()
+    watch_forks()
+    with contextlib.ExitStack() as undo:
+        directory = RunDirectory.shared(base_directory(), head.process.hex())
+        undo.callback(directory.remove)
+        loop = asyncio.get_running_loop()
+        driver = secrets.token_bytes(16)
+        store = Store(config.store_capacity or default_capacity(), driver)
+        undo.callback(store.close)
+        endpoint = make_endpoint(config, directory.path, driver, token, store, clustered=True)
+        problem = problem_of(endpoint)
+        if problem:
+            raise ConnectionLost(f"zc.init: {address} cannot be joined: {problem}")
+        process = Process(driver, "driver", config, loop, store, endpoint)
+        process.agent = head.process
+        process.system.print_log = _print_log
+        find_through(endpoint, process, head.address)
+        context.set_current(process)  # the answers to what is asked below are opened in it
+        try:
+            await endpoint.start(process.accepted)
+            await process.ask_members("join_driver", address_of(endpoint), machine_of(directory.path))
+        except BaseException:
+            context.clear_current()
+            await process.close()
+            raise
+        undo.pop_all()
+    search_here(search_path())
+    return JoinedCluster(config, process, directory, address)
 
 
 async def _agent_is_ready(
@@ -352,12 +464,14 @@ async def shutdown() -> None:
     await node.aclose()
 
 
-def _default_capacity() -> int:
+def default_capacity() -> int:
+    """Bytes of a process's arena where nothing is said: 30 % of memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(memory * 0.3) // _PAGE * _PAGE
 
 
-def _resources(config: Config, custom: Mapping[str, float]) -> dict[str, float]:
+def resources_of(config: Config, custom: Mapping[str, float]) -> dict[str, float]:
+    """What a node has: amounts by name, those of `config` or else what the machine has, and `custom` ones."""
     gpus = config.num_gpus if config.num_gpus is not None else len(list(Path("/dev").glob("nvidia[0-9]*")))
     total = {"CPU": float(config.num_cpus if config.num_cpus is not None else len(os.sched_getaffinity(0))), **custom}
     if gpus:

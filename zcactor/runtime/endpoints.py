@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from zcactor.transport.local import LocalEndpoint
@@ -11,49 +12,109 @@ if TYPE_CHECKING:
 
     from zcactor.config import Config
     from zcactor.objectstore.store import Store
+    from zcactor.runtime.process import Process
     from zcactor.transport.base import Endpoint
     from zcactor.transport.tcp import TcpEndpoint
 
-__all__ = ["make_endpoint", "preload"]
+__all__ = ["address_of", "find_through", "make_endpoint", "preload", "problem_of"]
 
 
-def make_endpoint(config: Config, directory: Path, process: bytes, token: bytes, store: Store) -> Endpoint:
+def make_endpoint(
+    config: Config, directory: Path, process: bytes, token: bytes, store: Store, *, clustered: bool = False,
+    port: int = 0,
+) -> Endpoint:  # fmt: skip
     """The endpoint of one process of a node, not started.
 
     Where processes of one host may map each other's arenas and that is preferred, no other way is ever needed between
-    them, and nothing else listens.
+    them, and nothing else listens; unless there are other hosts.
+
+    Args:
+        config: the settings; `transports` and `host` decide.
+        directory: the run directory.
+        process: the process's name.
+        token: the secret that its peers hold as well.
+        store: what peers may map and read.
+        clustered: whether it has peers on other hosts.
+        port: where to listen for them; 0 lets the system choose.
     """
     names = config.transports.split(",")
     arena = store.arena
     local = LocalEndpoint(directory, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit)
-    if names[0] == "local":
+    if names[0] == "local" and (not clustered or len(names) == 1):
         return local
     from zcactor.transport.select import SelectingEndpoint
 
-    # What comes behind `local` is of no use on one host; RDMA and TCP before it share an endpoint.
-    first = names[: names.index("local")] if "local" in names else names
-    ways: list[Endpoint] = [_between_hosts(config, first, process, token, store)]
+    # On one host what comes behind `local` is of no use. RDMA and TCP share an endpoint.
+    far = [name for name in names if name != "local"]
+    if "local" in names and not clustered:
+        far = names[: names.index("local")]
+    ways: list[Endpoint] = [_between_hosts(config, far, process, token, store, port)]
     if "local" in names:
-        ways.append(local)
+        ways.insert(0 if names[0] == "local" else 1, local)
     return SelectingEndpoint(directory, process, ways)
 
 
-def preload(transports: str) -> None:
+def find_through(endpoint: Endpoint, process: Process, head_address: str) -> None:
+    """Have an endpoint that reaches other hosts ask the cluster's head for the addresses of processes.
+
+    Args:
+        endpoint: of `process`; one that reaches its own host only needs none.
+        process: whose `agent` is the head.
+        head_address: where the head listens; empty where there are no other hosts.
+    """
+    from zcactor.transport.select import SelectingEndpoint
+
+    if not head_address or not isinstance(endpoint, SelectingEndpoint):
+        return
+
+    async def find(name: str) -> str:
+        wanted = bytes.fromhex(name)
+        if wanted == process.agent:
+            return head_address
+        found: str = await process.ask_members("find", wanted)
+        return found
+
+    endpoint.find = find
+
+
+def problem_of(endpoint: Endpoint) -> str:
+    """Why an endpoint cannot reach other hosts though it should; empty where it can."""
+    from zcactor.transport.select import SelectingEndpoint
+
+    if not isinstance(endpoint, SelectingEndpoint):
+        return ""
+    return next((way.viability() or "" for way in endpoint.ways if way.kind != "local"), "")
+
+
+def address_of(endpoint: Endpoint) -> str:
+    """Where peers on other hosts find the process of a started endpoint; empty where they cannot."""
+    from zcactor.transport.select import SelectingEndpoint
+
+    if isinstance(endpoint, SelectingEndpoint):
+        return next((way.address for way in endpoint.ways if way.kind != "local"), "")
+    return ""
+
+
+def preload(transports: str, *, clustered: bool = False) -> None:
     """Import what an endpoint for these `transports` needs, so that a process that is forked has it."""
-    if not transports.startswith("local"):
+    if clustered or not transports.startswith("local"):
         import zcactor.transport.select
         import zcactor.transport.verbs.endpoint  # noqa: F401
 
 
-def _between_hosts(config: Config, names: list[str], process: bytes, token: bytes, store: Store) -> TcpEndpoint:
+def _between_hosts(
+    config: Config, names: list[str], process: bytes, token: bytes, store: Store, port: int
+) -> TcpEndpoint:
     arena = store.arena
+    sealing = config.sealing == "on" or (config.sealing == "auto" and not ip_address(config.host).is_loopback)
     endpoint: TcpEndpoint
     if "verbs" not in names or ("tcp" in names and names.index("tcp") < names.index("verbs")):
         from zcactor.transport.tcp import TcpEndpoint
 
         endpoint = TcpEndpoint(
-            config.host, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit
-        )
+            config.host, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit, port=port,
+            sealing=sealing,
+        )  # fmt: skip
     else:
         from zcactor.transport.verbs.endpoint import VerbsEndpoint
         from zcactor.transport.verbs.load import bindings
@@ -63,6 +124,7 @@ def _between_hosts(config: Config, names: list[str], process: bytes, token: byte
             binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding),
             lookup=store.lookup, device=config.verbs_device, device_port=config.verbs_port,
             gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit, falls_back="tcp" in names,
+            port=port, sealing=sealing,
         )  # fmt: skip
 
     def may_read(peer: bytes, object_id: int, offset: int, nbytes: int) -> bool:

@@ -12,7 +12,7 @@ from zcactor.handle import ActorHandle
 from zcactor.observe.stats import Stats, stats_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from zcactor.rpc.session import Session
 
@@ -40,6 +40,10 @@ class NodeInfo:
     host: str
     pid: int
     """Of its agent."""
+    address: str
+    """Where its agent listens for peers of other hosts; empty for an embedded node."""
+    transports: Sequence[str]
+    """The ways to a peer that it allows, the preferred one first."""
     alive: bool
     resources: Mapping[str, float]
     """In all."""

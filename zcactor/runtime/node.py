@@ -1,4 +1,4 @@
-"""The node agent's process: how a driver launches it, and its main function."""
+"""The node agent's process: how a driver or the command line launches it, and its main function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -18,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zcactor.runtime.directory import RunDirectory
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import IO
 
 __all__ = ["launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
 
@@ -37,7 +39,7 @@ _ZYGOTE_END = 2.0
 """Seconds that the zygote gets to end its workers."""
 
 
-def launch(lock_fd: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def launch(lock_fd: int, output: IO[bytes] | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a node agent as a child. It waits for `send_setup`, and ends when the returned socket closes.
 
     The child leads a session of its own: Ctrl-C in the terminal and a signal to the driver's process group reach the
@@ -45,6 +47,7 @@ def launch(lock_fd: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
     Args:
         lock_fd: descriptor of the run directory's lock, inherited so that the lock is held as long as either lives.
+        output: where it prints; None shares our standard output and error.
 
     Raises:
         OSError: the process could not be started.
@@ -60,6 +63,8 @@ def launch(lock_fd: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
                 [sys.executable, *_interpreter_flags(), "-c", code],
                 pass_fds=(theirs.fileno(), lock_fd),
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 env={key: value for key, value in os.environ.items() if key not in _SECRETS},
                 start_new_session=True,
             )
@@ -84,7 +89,16 @@ def _interpreter_flags() -> list[str]:
 
 
 def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
-    """Tell the agent what to be. The token travels here and never on a command line."""
+    """Tell the agent what to be. The token travels here and never on a command line.
+
+    Args:
+        sock: what `launch` returned.
+        setup: ``directory``, ``token``, ``agent`` (its name), ``driver`` (of the program that it belongs to, empty for
+            a cluster's), ``head`` (name and address of the head that it joins; its own name and ``""`` where it is the
+            head), ``clustered`` (whether there may be other hosts), ``port`` (where it listens for them, 0 for any),
+            ``stays`` (whether it outlives the one who launched it), ``config``, ``loop``, ``resources``, ``cwd``,
+            ``heartbeat``, ``hang_after``, and ``worker``: what its workers are told besides.
+    """
     message = msgspec.msgpack.encode(setup)
     with contextlib.suppress(BrokenPipeError):  # it has failed at its start, which whoever waits for it will see
         sock.sendall(_LENGTH.pack(len(message)) + message)
@@ -137,7 +151,7 @@ def main(fd: int, lock_fd: int) -> None:
         import zcactor.runtime.inspection  # noqa: F401
         from zcactor.runtime.endpoints import preload
 
-        preload(setup["config"]["transports"])
+        preload(setup["config"]["transports"], clustered=setup["clustered"])
         search_here(sys.path)
         zygote.run_zygote(theirs, worker_module.become_worker)
         os._exit(0)
@@ -157,7 +171,9 @@ def main(fd: int, lock_fd: int) -> None:
         ours.close()
         _end_zygote(pid)
         zygote.kill_orphans()
-        shutil.rmtree(setup["directory"], ignore_errors=True)
+        directory = RunDirectory.inherited(Path(setup["directory"]), lock_fd, shared=setup["clustered"])
+        directory.path.joinpath(f"node-{setup['agent'].hex()}.json").unlink(missing_ok=True)
+        directory.remove()
         os._exit(status)
 
 
@@ -189,43 +205,85 @@ async def _serve(
 ) -> None:
     from zcactor import context
     from zcactor.config import Config
+    from zcactor.errors import ZcactorError
     from zcactor.objectstore.store import Store
     from zcactor.runtime.agent import NodeAgent
-    from zcactor.runtime.endpoints import make_endpoint
+    from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of
+    from zcactor.runtime.member import NodeMember
+    from zcactor.runtime.membership import Membership
+    from zcactor.runtime.nodes import facts_of, machine_of
     from zcactor.runtime.pool import Pool
-    from zcactor.runtime.process import AGENT_INDEX, Process
+    from zcactor.runtime.process import AGENT_INDEX, MEMBERSHIP_INDEX, Process
 
     config = Config(**setup["config"])
     store = Store(AGENT_ARENA, setup["agent"])
-    endpoint = make_endpoint(config, Path(setup["directory"]), setup["agent"], setup["token"], store)
+    directory = Path(setup["directory"])
+    head, head_address = setup["head"]
+    endpoint = make_endpoint(
+        config, directory, setup["agent"], setup["token"], store, clustered=setup["clustered"], port=setup["port"]
+    )
     process = Process(setup["agent"], "agent", config, loop, store, endpoint)
+    process.agent = head
     context.set_current(process)
+    problem = problem_of(endpoint)
+    if problem:
+        _tell(control, b"e" + problem.encode())
+        return
+    try:
+        await endpoint.start(process.accepted)
+    except OSError as error:
+        _tell(control, b"e" + f"cannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
+        return
+    address = address_of(endpoint)
+    find_through(endpoint, process, head_address or address)
     every_worker = {
-        **setup["worker"], "directory": setup["directory"], "token": setup["token"], "agent": setup["agent"],
+        **setup["worker"], "directory": setup["directory"], "token": setup["token"], "agent": head,
         "loop": setup["loop"], "config": setup["config"], "node": setup["agent"].hex(),
+        "clustered": setup["clustered"], "head_address": head_address or address,
     }  # fmt: skip
     pool = Pool(
         loop, zygote, every_worker,
         output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.zygote_lost(),
     )  # fmt: skip
-    node = NodeAgent(process, pool, setup["resources"], setup["heartbeat"], setup["hang_after"])
-    node.driver = setup["driver"]
-    process.add_host(AGENT_INDEX, NodeAgent, "node agent", {"max_concurrency": 1 << 20}).adopt(node)
+    facts = facts_of(address, config.transports.split(","), machine_of(directory))
+    options = {"max_concurrency": 1 << 20}
+    node: NodeAgent | NodeMember
+    if head == setup["agent"]:
+        node = NodeAgent(process, pool, facts, setup["resources"], setup["heartbeat"], setup["hang_after"])
+        node.driver = setup["driver"]
+        process.add_host(AGENT_INDEX, NodeAgent, "node agent", options).adopt(node)
+        process.add_host(MEMBERSHIP_INDEX, Membership, "membership", options).adopt(node.members)
+        end = node.shutdown
+    else:
+        node = NodeMember(process, pool)
+        process.add_host(AGENT_INDEX, NodeMember, "node agent", options).adopt(node)
+        end = node.end
 
-    def told_to_end() -> None:
-        process.start_task(node.shutdown(0.0))
+    def told_to_end(grace: float = 0.0) -> None:
+        process.start_task(end(grace))
 
-    def driver_gone() -> None:
+    def launcher_gone() -> None:
         loop.remove_reader(control.fileno())
-        told_to_end()
+        if not setup["stays"]:
+            told_to_end()
 
     control.setblocking(False)
-    loop.add_reader(control.fileno(), driver_gone)
+    loop.add_reader(control.fileno(), launcher_gone)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, told_to_end)
-    await endpoint.start(process.accepted)
-    with contextlib.suppress(BrokenPipeError):  # the driver has gone meanwhile, of which the reader above is told too
-        control.send(b"r")
-    await node.finished
+        loop.add_signal_handler(number, told_to_end, config.shutdown_timeout if setup["stays"] else 0.0)
+    try:
+        if isinstance(node, NodeMember):
+            await process.ask_members("join_node", facts, setup["resources"])
+    except ZcactorError as error:
+        _tell(control, b"e" + f"cannot join: {error}".encode())
+    else:
+        _tell(control, b"r" + address.encode())
+        await node.finished
     await process.close()
     pool.close()
+
+
+def _tell(control: socket.socket, message: bytes) -> None:
+    """Tell who launched us; where that is gone, it is told of by the reader as well."""
+    with contextlib.suppress(BrokenPipeError):
+        control.send(message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import functools
 import os
 from collections import deque
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from zcactor.errors import ZcactorError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["CHUNK", "HELD", "LINE_LIMIT", "LineReader", "Printer"]
+__all__ = ["CHUNK", "HELD", "LINE_LIMIT", "LineReader", "Printer", "Printers"]
 
 _READ = 64 << 10
 """Bytes of one read: what a pipe holds by default."""
@@ -137,3 +138,33 @@ class Printer:
             self._left_out = 0
             self._queue("stderr", note)
         return stream, text
+
+
+class Printers:
+    """A `Printer` for each program that is shown something.
+
+    Args:
+        show: ``await show(program, stream, text)``, where a program is the name of its driver's process.
+        start_task: runs a coroutine in a task that somebody keeps.
+    """
+
+    def __init__(self, show: Callable[[bytes, str, str], Awaitable[object]], start_task: Callable[..., object]) -> None:
+        self._show = show
+        self._start_task = start_task
+        self._by_program: dict[bytes, Printer] = {}
+
+    def write(self, program: bytes, stream: str, prefix: str, lines: list[str]) -> None:
+        """See `Printer.write`."""
+        printer = self._by_program.get(program)
+        if printer is None:
+            printer = Printer(functools.partial(self._show, program), self._start_task)
+            self._by_program[program] = printer
+        printer.write(stream, prefix, lines)
+
+    def forget(self, program: bytes) -> None:
+        """A program is gone."""
+        self._by_program.pop(program, None)
+
+    async def flush(self) -> None:
+        """Wait until everything is shown, or those who should are gone."""
+        await asyncio.gather(*(printer.flush() for printer in list(self._by_program.values())))

@@ -47,8 +47,12 @@ def describe_exit(status: int | None) -> str:
 class WorkerRecord:
     """One worker process."""
 
-    def __init__(self, process: bytes, loop: asyncio.AbstractEventLoop, label: str, *, shared: bool) -> None:
+    def __init__(
+        self, process: bytes, loop: asyncio.AbstractEventLoop, label: str, driver: bytes, *, shared: bool
+    ) -> None:
         self.process = process
+        self.driver = driver
+        """The program that it was started for, which is shown what it prints."""
         self.shared = shared
         self.pid = 0
         """0 until it is forked."""
@@ -122,14 +126,23 @@ class Pool:
         zygote.setblocking(False)
         loop.add_reader(zygote.fileno(), self._from_zygote)
 
-    def start(self, label: str, env: Mapping[str, str], *, shared: bool) -> WorkerRecord:
+    def start(
+        self, label: str, env: Mapping[str, str], driver: bytes, *, shared: bool, process: bytes = b""
+    ) -> WorkerRecord:
         """Ask for a worker; `WorkerRecord.ready` tells when it serves.
+
+        Args:
+            label: how its output is marked.
+            env: further variables of its environment.
+            driver: the program that it is for.
+            shared: whether it is for several actors.
+            process: its name, 16 bytes; by default a new one.
 
         Raises:
             ValueError: `env` is too large.
             OSError: no descriptors are left.
         """
-        record = WorkerRecord(secrets.token_bytes(16), self.loop, label, shared=shared)
+        record = WorkerRecord(process or secrets.token_bytes(16), self.loop, label, driver, shared=shared)
         request = _encode({**self._setup, "process": record.process, "env": dict(env), "label": label})
         if len(request) > ZYGOTE_MESSAGE:
             raise ValueError(

@@ -56,6 +56,8 @@ SYSTEM_INDEX = 0
 """Index of the `SystemActor` in every process."""
 AGENT_INDEX = 1
 """Index of the node agent's actor in its process."""
+MEMBERSHIP_INDEX = 2
+"""Index of the `zcactor.runtime.membership.Membership` in the head's process."""
 FIRST_ACTOR_INDEX = 2
 _DELIVERY_TIMEOUT = 5.0
 """Seconds that a peer has to take in the last answers of an actor that stops."""
@@ -118,9 +120,9 @@ class Process:
         self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
         self.registrar: Registrar | None = None
         """Registers memory with the network card ahead of need, once a peer is reached by RDMA."""
-        self.last_system_index = AGENT_INDEX if role == "agent" else SYSTEM_INDEX
+        self.last_system_index = MEMBERSHIP_INDEX if role == "agent" else SYSTEM_INDEX
         self.agent: bytes = process if role == "agent" else b""
-        """Process id of the node agent."""
+        """Process id of the head's node agent, which knows every actor; of the only one, where there is one node."""
         self.namespace = config.namespace
         self.share = self.marshaller.share
         self.dtype_codes, self.dtypes = arrays.known_codes, arrays.known_dtypes
@@ -466,16 +468,29 @@ class Process:
         return ObjectRef(call)
 
     async def ask_agent(self, method: str, *args: Any) -> Any:
-        """Call the node agent. Errors of zcactor's own come out as they are, not as remote errors.
+        """Call the head's agent. Errors of zcactor's own come out as they are, not as remote errors.
 
         Raises:
             ConnectionLost: the agent is gone.
         """
         from zcactor.runtime.agent import agent_interface
 
-        session = await self.connect(self.agent)
+        return await self.ask_of(await self.connect(self.agent), AGENT_INDEX, agent_interface(), method, args)
+
+    async def ask_members(self, method: str, *args: Any) -> Any:
+        """Call the head's `zcactor.runtime.membership.Membership`, likewise."""
+        from zcactor.runtime.membership import membership_interface
+
+        return await self.ask_of(await self.connect(self.agent), MEMBERSHIP_INDEX, membership_interface(), method, args)
+
+    async def ask_of(self, session: Session, index: int, interface: Interface, method: str, args: Sequence[Any]) -> Any:
+        """Call a system actor of the peer. Errors of zcactor's own come out as they are, not as remote errors.
+
+        Raises:
+            ConnectionLost: the peer is gone.
+        """
         try:
-            return await self._ask(session, AGENT_INDEX, agent_interface(), method, args)
+            return await self._ask(session, index, interface, method, args)
         except RemoteError as error:
             if isinstance(error.original, ZcactorError | ValueError | TypeError):
                 raise error.original from None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from zcactor.marshal.sealed import Sealed
     from zcactor.rpc.session import Session
+    from zcactor.runtime.nodes import NodeRecord
     from zcactor.runtime.pool import WorkerRecord
 
 __all__ = ["CRASH_LOOP", "CRASH_WINDOW", "ActorRecord", "ActorToken"]
@@ -88,7 +89,10 @@ class ActorRecord:
         self.restarts = 0
         self.recipe: Sealed | None = None
         self.request = request_of(options)
-        self.holds_resources = False
+        self.node: NodeRecord | None = None
+        """Where it is, once it has been placed; what it asked for is taken there."""
+        self.node_id = ""
+        """Of that node, also when it has left it."""
         self.withdraw: Callable[[], None] | None = None
         self.token: weakref.ref[ActorToken] | None = None
         self.ending: asyncio.Task[None] | None = None

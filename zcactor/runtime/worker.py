@@ -17,10 +17,12 @@ from zcactor.config import Config
 from zcactor.errors import ConnectionLost
 from zcactor.handle import ActorHandle, ActorHold, RemoteActor
 from zcactor.objectstore.store import Store
-from zcactor.runtime.endpoints import make_endpoint
+from zcactor.runtime.agent import agent_interface
+from zcactor.runtime.endpoints import address_of, find_through, make_endpoint
 from zcactor.runtime.forked import watch_forks
 from zcactor.runtime.loops import new_event_loop
-from zcactor.runtime.process import Process
+from zcactor.runtime.member import member_interface
+from zcactor.runtime.process import AGENT_INDEX, Process
 
 if TYPE_CHECKING:
     from zcactor.marshal.sealed import Sealed
@@ -103,9 +105,21 @@ class Worker:
         self.process.loop.call_soon(self.finish)
 
     def session_lost(self, session: Session) -> None:
-        """Without its agent a worker is nobody's."""
-        if session.peer_process == self.process.agent:
+        """Without the agent of its node a worker is nobody's."""
+        if session.peer_process.hex() == self.node:
             self.finish()
+
+    async def report(self, address: str) -> None:
+        """Tell the agent of its node that this worker serves, at `address` for peers of other hosts.
+
+        Raises:
+            ConnectionLost: the agent is gone.
+        """
+        process = self.process
+        node = bytes.fromhex(self.node)
+        interface = agent_interface() if node == process.agent else member_interface()
+        session = await process.connect(node)
+        await process.ask_of(session, AGENT_INDEX, interface, "worker_ready", (process.process, os.getpid(), address))
 
     def finish(self) -> None:
         """End the process."""
@@ -136,9 +150,12 @@ def become_worker(setup: dict[str, Any]) -> None:
 async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
     config = Config(**setup["config"])
     store = Store(setup["store_capacity"], setup["process"])
-    endpoint = make_endpoint(config, Path(setup["directory"]), setup["process"], setup["token"], store)
+    endpoint = make_endpoint(
+        config, Path(setup["directory"]), setup["process"], setup["token"], store, clustered=setup["clustered"]
+    )
     process = Process(setup["process"], "worker", config, loop, store, endpoint)
     process.agent = setup["agent"]
+    find_through(endpoint, process, setup["head_address"])
     process.namespace = setup["namespace"]
     worker = Worker(process, setup["node"])
     process.system.worker = worker
@@ -147,7 +164,7 @@ async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
     await endpoint.start(process.accepted)
     process.on_session_lost = worker.session_lost
     try:
-        await process.ask_agent("worker_ready", setup["process"])
+        await worker.report(address_of(endpoint))
     except ConnectionLost:
         return
     await worker.done

@@ -1,0 +1,186 @@
+"""Who belongs to a cluster, at a head whose actors are a list of what was done to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.runtime.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
+from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.runtime.host import current_call
+from zcactor.runtime.membership import Membership, membership_interface
+from zcactor.runtime.nodes import NodeRecord, Nodes, facts_of
+from zcactor.runtime.pool import WorkerRecord
+
+NODE, WORKER = b"n" * 16, b"w" * 16
+FACTS = facts_of("n@host:1", ("local", "tcp"), "machine n")
+
+
+class Head:
+    """Stands for the `NodeAgent`, and has the membership."""
+
+    def __init__(self, answer: Any = None, hang_after: float = 20.0) -> None:
+        self.process = FakeProcess(answer)
+        self.driver = b""
+        self.closing = False
+        self.done: list[tuple[Any, ...]] = []
+        self.stopping: list[asyncio.Task[None]] = []
+        own = NodeRecord(HEAD, FakePool(), facts_of("h@host:1", ("local",), "machine h"))
+        self.nodes = Nodes(own, {"CPU": 1})
+        self.members = Membership(self, self.nodes, 0.01, hang_after)  # type: ignore[arg-type]
+
+    async def worker_ready(self, *args: Any) -> None:
+        self.done.append(("ready", *args))
+
+    def worker_ended(self, record: WorkerRecord) -> None:
+        self.done.append(("ended", record.process, record.ended.result()))
+
+    def show(self, *args: Any) -> None:
+        self.done.append(("show", *args))
+
+    async def show_all(self) -> None:
+        self.done.append(("show all",))
+
+    def stop_owned(self, driver: bytes) -> list[asyncio.Task[None]]:
+        self.done.append(("stop", driver))
+        return self.stopping
+
+    def end_owned(self, driver: bytes) -> None:
+        self.done.append(("end", driver))
+
+    async def by(self, session: FakeSession, call: Coroutine[Any, Any, Any]) -> Any:
+        """`call`, as made by the peer of `session`."""
+        token = current_call.set(SimpleNamespace(session=session))
+        try:
+            return await call
+        finally:
+            current_call.reset(token)
+
+    async def join(self) -> tuple[FakeSession, NodeRecord]:
+        """A node joins."""
+        session = FakeSession(NODE)
+        await self.by(session, self.members.join_node(FACTS, {"CPU": 2}))
+        return session, self.nodes.by_id[NODE.hex()]
+
+    async def end(self) -> None:
+        """End what the test leaves running."""
+        for task in self.process.tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_a_node_that_joins_and_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    head = Head()
+    session, node = await head.join()
+    assert head.nodes.ledger.total() == {"CPU": 3}
+    assert await head.members.find(NODE) == "n@host:1"
+    record = node.workers.start("Shard", {}, DRIVER, shared=False)
+    await head.process.settle()
+    assert (NODE, "start_worker", record.process, "Shard", {}, DRIVER, False) in head.process.asked
+    await head.by(session, head.members.worker_ready(record.process, 7, "w@host:2"))
+    await head.by(session, head.members.worker_said(DRIVER, "stdout", "one\ntwo\n"))
+    assert head.done == [("ready", record.process, 7, "w@host:2"), ("show", DRIVER, "stdout", "", ["one", "two"])]
+    other = node.workers.start("Shard", {}, DRIVER, shared=False)
+    await head.by(session, head.members.worker_ended(other.process, "killed by signal 9"))
+    assert head.done[2:] == [("ended", other.process, "killed by signal 9")]
+    session.closed = ConnectionLost("cut")
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    ((_, process, cause),) = head.done[3:]
+    assert process == record.process
+    assert f"its node {node.id[:8]} (" in cause and "was lost: the connection to it ended (cut" in cause
+    assert list(head.nodes.by_id) == [HEAD.hex()]
+    assert "is lost" in caplog.text
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    with pytest.raises(ConnectionLost, match="not known"):
+        await head.members.find(NODE)
+    await head.end()
+
+
+async def test_a_node_that_does_not_respond_is_lost() -> None:
+    async def silent(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    head = Head(silent, hang_after=0.05)
+    session, _ = await head.join()
+    async with asyncio.timeout(20):
+        while NODE.hex() in head.nodes.by_id:
+            await asyncio.sleep(0)
+        while session.closed is None:
+            await asyncio.sleep(0)
+    await head.end()
+
+
+async def test_only_nodes_may_tell_of_workers() -> None:
+    head = Head()
+    for call in (head.members.worker_ended(WORKER, "x"), head.members.worker_ended(WORKER, "y")):
+        with pytest.raises(AuthenticationError, match="the agent of no node"):
+            await head.by(FakeSession(NODE), call)
+    await head.end()
+
+
+async def test_an_embedded_node_takes_nobody() -> None:
+    head = Head()
+    head.driver = DRIVER
+    with pytest.raises(ConnectionLost, match="embedded in a program"):
+        await head.join()
+    head.driver, head.closing = b"", True
+    with pytest.raises(ConnectionLost, match="shutting down"):
+        await head.by(FakeSession(DRIVER), head.members.join_driver("d@host:3", "machine d"))
+
+
+async def test_a_program_that_joins_and_leaves() -> None:
+    head = Head()
+    session = FakeSession(DRIVER)
+    await head.by(session, head.members.join_driver("d@host:3", "machine d"))
+    assert await head.members.find(DRIVER) == "d@host:3"
+    assert head.nodes.drivers[DRIVER].machine == "machine d"
+    await head.by(session, head.members.leave_driver(0.01))
+    assert head.done == [("stop", DRIVER), ("end", DRIVER), ("show all",)]
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    assert head.done[3:] == [("end", DRIVER)]
+    assert not head.nodes.drivers
+    with pytest.raises(ConnectionLost):
+        await head.members.find(DRIVER)
+
+
+async def test_leaving_waits_for_what_is_being_stopped() -> None:
+    head = Head()
+    stopped = asyncio.Event()
+
+    async def stop() -> None:
+        await stopped.wait()
+
+    head.stopping = [asyncio.ensure_future(stop())]
+    leaving = asyncio.ensure_future(head.by(FakeSession(DRIVER), head.members.leave_driver(20)))
+    await head.process.settle()
+    assert head.done == [("stop", DRIVER)]
+    stopped.set()
+    async with asyncio.timeout(20):
+        await leaving
+    assert head.done[1:] == [("end", DRIVER), ("show all",)]
+
+
+async def test_the_end_waits_for_the_other_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    head = Head()
+    await head.members.end(0.0)
+    session, _ = await head.join()
+    head.closing = True
+    ending = asyncio.ensure_future(head.members.end(20.0))
+    await head.process.settle()
+    assert (NODE, "end", 20.0) in head.process.asked
+    assert not ending.done()
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        await ending
+    assert "is lost" not in caplog.text
+    await head.end()
+
+
+def test_the_interface() -> None:
+    assert {"join_node", "join_driver", "leave_driver", "find", "worker_ended"} <= set(membership_interface().by_name)

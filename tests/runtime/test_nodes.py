@@ -1,0 +1,157 @@
+"""Which node an actor goes to, and the workers of another node, whose agent is a list of what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zcactor.errors import ConnectionLost, InsufficientResources
+from zcactor.runtime.nodes import SHARED_WORKERS, DriverRecord, NodeRecord, Nodes, RemotePool, facts_of, machine_of
+from zcactor.runtime.pool import WorkerRecord
+
+DRIVER = b"d" * 16
+
+
+class Node(NodeRecord):
+    """A node whose agent notes what it is told."""
+
+    def __init__(self, letter: str, machine: str = "") -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.ended: list[WorkerRecord] = []
+        self.pool = RemotePool(asyncio.get_running_loop(), lambda *call: self.told.append(call), self.ended.append)
+        super().__init__(letter.encode() * 16, self.pool, facts_of(f"{letter}@host:1", ("local", "tcp"), machine))
+
+
+def nodes_of(*letters: str) -> tuple[Nodes, dict[str, Node]]:
+    """Nodes of these letters, of which the first is the head's."""
+    made = {letter: Node(letter, f"machine {letter}") for letter in letters}
+    nodes = Nodes(made[letters[0]], {"CPU": 1})
+    for letter in letters[1:]:
+        nodes.add(made[letter], {"CPU": 2})
+    return nodes, made
+
+
+def placed(nodes: Nodes, made: Mapping[str, Node], where: str | None, owner: bytes = DRIVER) -> str:
+    """The letters of the nodes in the order of preference."""
+    letters = {node.id: letter for letter, node in made.items()}
+    return "".join(letters[node] for node in nodes.order(where, owner))
+
+
+async def test_where_an_actor_goes() -> None:
+    nodes, made = nodes_of("a", "b", "c")
+    assert placed(nodes, made, None) == "abc", "a stranger's actors go to the head's node first"
+    nodes.drivers[DRIVER] = DriverRecord(DRIVER, "machine c")
+    assert placed(nodes, made, None) == "cab", "a program's to the node on its host"
+    worker = made["b"].pool.start("Shard", {}, DRIVER, shared=False)
+    assert placed(nodes, made, None, worker.process) == "bac", "a worker's to its own node"
+    assert placed(nodes, made, None, made["c"].process) == "cab"
+    made["a"].actors, made["b"].actors, made["c"].actors = 2, 1, 3
+    assert placed(nodes, made, "spread") == "bac"
+    assert placed(nodes, made, "pack") == "cab"
+    assert placed(nodes, made, made["b"].id) == "b"
+    assert placed(nodes, made, "nowhere") == ""
+
+
+async def test_a_node_that_is_not_there() -> None:
+    nodes, made = nodes_of("a", "b")
+    for where in (None, "spread", "pack", made["b"].id):
+        nodes.check(where, "Shard")
+    with pytest.raises(ValueError, match=rf"there is no node 'x'; nodes: {made['a'].id}, {made['b'].id}"):
+        nodes.check("x", "Shard")
+
+
+async def test_where_processes_are() -> None:
+    nodes, made = nodes_of("a", "b")
+    assert nodes.find(made["b"].process) == "b@host:1"
+    with pytest.raises(ConnectionLost, match="is not known to the cluster"):
+        nodes.find(DRIVER)
+    nodes.addresses[DRIVER] = "d@host:2"
+    assert nodes.find(DRIVER) == "d@host:2"
+    nodes.remove(made["b"])
+    with pytest.raises(ConnectionLost):
+        nodes.find(made["b"].process)
+    assert nodes.ledger.total() == {"CPU": 1}
+
+
+async def test_what_is_told_of_nodes() -> None:
+    nodes, made = nodes_of("a", "b")
+    made["b"].pool.start("Shard", {}, DRIVER, shared=False)
+    first, second = nodes.told()
+    assert (first["node_id"], first["address"], first["resources"], first["workers"]) == (
+        made["a"].id, "a@host:1", {"CPU": 1}, 0,
+    )  # fmt: skip
+    assert (second["transports"], second["workers"], second["alive"]) == (["local", "tcp"], 1, True)
+    assert made["b"].label.startswith(f"node {made['b'].id[:8]} (")
+
+
+async def test_a_worker_of_another_node() -> None:
+    node = Node("b")
+    record = node.pool.start("Shard", {"A": "1"}, DRIVER, shared=False)
+    assert node.told == [("start_worker", record.process, "Shard", {"A": "1"}, DRIVER, False)]
+    assert (len(record.process), record.driver, record.shared) == (16, DRIVER, False)
+    record.kill("for a reason")
+    record.kill("again")
+    assert node.told[1:] == [("kill_worker", record.process, "for a reason"), ("kill_worker", record.process, "again")]
+    node.pool.worker_ended(record.process, "killed by signal 9")
+    assert record.ended.result() == "for a reason"
+    assert node.ended == [record]
+    assert node.pool.by_process == {}
+    with pytest.raises(RuntimeError, match="for a reason"):
+        record.ready.result()
+    node.pool.worker_ended(record.process, "once more")
+    record.kill()
+    assert len(node.told) == 3
+    assert node.ended == [record]
+
+
+async def test_a_node_that_is_lost_takes_its_workers_along() -> None:
+    node = Node("b")
+    records = [node.pool.start("Shard", {}, DRIVER, shared=False) for _ in range(3)]
+    records[0].ready.set_result(None)
+    node.pool.lost("its node was lost")
+    assert [record.ended.result() for record in records] == ["its node was lost"] * 3
+    assert node.ended == records
+    node.pool.kill_all("too late")
+    assert len(node.told) == 3
+
+
+async def test_shared_workers() -> None:
+    nodes, made = nodes_of("a")
+    node = made["a"]
+    options = {"process": "shared"}
+    first = nodes.worker_for(node, "Shard", options, DRIVER)
+    first.actors.add("an actor")
+    others = [nodes.worker_for(node, "Shard", options, DRIVER) for _ in range(SHARED_WORKERS - 1)]
+    assert len({first, *others}) == SHARED_WORKERS
+    emptiest = nodes.worker_for(node, "Shard", options, DRIVER)
+    assert emptiest in node.shared
+    assert emptiest is not first or SHARED_WORKERS == 1
+    for record in node.shared:
+        record.leaving = True
+    assert nodes.worker_for(node, "Shard", options, DRIVER) not in {first, *others}
+    own = nodes.worker_for(node, "Shard", {"env": {"A": "1"}}, DRIVER)
+    assert own not in node.shared
+    assert node.told[-1] == ("start_worker", own.process, "Shard", {"A": "1"}, DRIVER, False)
+
+
+async def test_no_process_can_be_started() -> None:
+    nodes, made = nodes_of("a")
+
+    def start(*_: Any, **__: Any) -> WorkerRecord:
+        raise OSError(24, "Too many open files")
+
+    made["a"].pool.start = start  # type: ignore[method-assign]
+    with pytest.raises(InsufficientResources, match=r"for Shard: .*Too many open files; see ulimit -n"):
+        nodes.worker_for(made["a"], "Shard", {}, DRIVER)
+
+
+def test_machines(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    assert machine_of(one) == machine_of(one)
+    assert machine_of(one) != machine_of(two)

@@ -1,0 +1,233 @@
+"""The commands that bring nodes up and down and show them: ``start``, ``stop``, ``status``, ``token``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from zcactor.cluster.daemon import DEFAULT_PORT, start_node, stop_nodes
+from zcactor.cluster.records import list_nodes
+from zcactor.config import load_config
+from zcactor.errors import ConnectionLost, ZcactorError
+from zcactor.runtime import driver, inspection
+from zcactor.runtime.directory import base_directory
+from zcactor.runtime.loops import run
+from zcactor.token import default_file, make_token_file
+
+if TYPE_CHECKING:
+    from zcactor.cluster.daemon import StartedNode
+    from zcactor.config import Config
+
+__all__ = ["add_to", "start", "status", "stop", "token"]
+
+
+def fail(message: object, code: int = 1) -> typer.Exit:
+    """Say on standard error what went wrong; the exception to raise."""
+    if isinstance(message, ConnectionLost):  # without the note on whether a call may have run
+        message = message.args[0]
+    typer.echo(f"zcactor: {message}", err=True)
+    return typer.Exit(code)
+
+
+def _config(**given: Any) -> tuple[Config, bool]:
+    """The settings, and whether somebody has said which host address to use."""
+    try:
+        config, sources = load_config(given)
+    except (ValueError, TypeError, OSError) as error:
+        raise fail(" ".join(str(error).split()), 2) from error
+    return config, sources["host"] != "default"
+
+
+def _resources(text: str | None) -> dict[str, float]:
+    if text is None:
+        return {}
+    try:
+        resources = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise fail(f"--resources is no JSON: {error}; for instance --resources '{{\"tape\": 1}}'", 2) from error
+    good = isinstance(resources, dict) and all(
+        isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount <= sys.float_info.max
+        for amount in resources.values()
+    )
+    if not good:
+        raise fail(f"--resources must be a JSON object of amounts >= 0, not {text}", 2)
+    for name in ("CPU", "GPU"):
+        if name in resources:
+            raise fail(f"give {name} by --num-{name.lower()}s, not in --resources", 2)
+    return {name: float(amount) for name, amount in resources.items()}
+
+
+def start(
+    head: Annotated[bool, typer.Option("--head", help="Start a cluster, of which this node is the head.")] = False,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="HOST:PORT", help="Join the cluster whose head listens there.")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            help="IP address at which others reach this host. Default: this host only, or what leads to the head.",
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Where to listen; 0 for any. [a head's: 7433]")
+    ] = None,
+    num_cpus: Annotated[int | None, typer.Option("--num-cpus", min=0, help="CPUs that actors may reserve.")] = None,
+    num_gpus: Annotated[int | None, typer.Option("--num-gpus", min=0, help="GPUs that actors may reserve.")] = None,
+    resources: Annotated[str | None, typer.Option("--resources", metavar="JSON", help="Custom resources.")] = None,
+    store_capacity: Annotated[
+        int | None, typer.Option("--store-capacity", metavar="BYTES", help="Bound of each process's arena.")
+    ] = None,
+    block: Annotated[bool, typer.Option("--block", help="Stay in the foreground; Ctrl-C ends the node.")] = False,
+) -> None:
+    """Start a node of a cluster on this host.
+
+    The exit status is 1 when it could not start, and 2 for a wrong option.
+    """
+    if head == (address is not None):
+        raise fail("give either --head, to start a cluster, or --address HOST:PORT, to join one", 2)
+    custom = _resources(resources)
+    config, own_host = _config(host=host, num_cpus=num_cpus, num_gpus=num_gpus, store_capacity=store_capacity)
+    if port is None:
+        port = DEFAULT_PORT if head else 0
+    try:
+        node = start_node(
+            replace(config, address=None), own_host=own_host, head=address, port=port, resources=custom,
+            stays=not block,
+        )  # fmt: skip
+    except (ZcactorError, OSError, ValueError) as error:
+        raise fail(error) from error
+    _tell(node, block)
+    if block:
+        raise typer.Exit(_wait(node))
+
+
+def _tell(node: StartedNode, block: bool) -> None:
+    record = node.record
+    where = "" if block else f", log {record.log}"
+    typer.echo(f"zcactor: {record.role} ready at {record.address} (node {record.node[:8]}, pid {record.pid}{where})")
+    if record.role == "head":
+        typer.echo(f"  token          {node.token}")
+        typer.echo(f"  more nodes     zcactor start --address {record.address}")
+        typer.echo(f'  programs       zc.init("{record.address}")')
+        typer.echo("  to end it      " + ("Ctrl-C" if block else "zcactor stop"))
+
+
+def _wait(node: StartedNode) -> int:
+    """Wait for the node; Ctrl-C and SIGTERM end it in order."""
+
+    def end(*_: object) -> None:
+        node.process.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    return node.process.wait()
+
+
+def stop() -> None:
+    """End every node of this user on this host that 'zcactor start' has started.
+
+    Idle actors are closed in order; those with calls running are killed.
+    """
+    config, _ = _config()
+    ended = stop_nodes(config.shutdown_timeout)
+    for record, by_itself in ended:
+        how = "has ended" if by_itself else "did not end in time and was killed"
+        typer.echo(f"zcactor: the {record.role} at {record.address} (node {record.node[:8]}, pid {record.pid}) {how}")
+    if not ended:
+        typer.echo("zcactor: no node of yours runs on this host")
+
+
+def status(
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="HOST:PORT", help="The head. Default: that of a node on this host."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as one JSON object.")] = False,
+) -> None:
+    """Show a cluster's nodes, resources and actors."""
+    config, _ = _config(address=address)
+    address = config.address
+    if address is None:
+        local = list_nodes(base_directory())
+        if not local:
+            raise fail("no node of yours runs on this host; give --address HOST:PORT")
+        address = local[0].head
+    try:
+        told = run(_ask(replace(config, address=address, store_capacity=1 << 24, num_cpus=None, num_gpus=None)))
+    except (ZcactorError, OSError, ValueError) as error:
+        raise fail(error) from error
+    if as_json:
+        typer.echo(json.dumps({"address": address, **told}, indent=2))
+    else:
+        _show(address, told)
+
+
+async def _ask(config: Config) -> dict[str, Any]:
+    async with driver.init(config=config):
+        nodes, actors = await asyncio.gather(inspection.nodes(), inspection.actors())
+        total, free = await asyncio.gather(inspection.cluster_resources(), inspection.available_resources())
+    return {
+        "nodes": [_plain(node) for node in nodes],
+        "resources": {name: {"total": total[name], "free": free.get(name, 0.0)} for name in total},
+        "actors": [_plain(actor) for actor in actors],
+    }
+
+
+def _plain(facts: Any) -> dict[str, Any]:
+    return {name: getattr(facts, name) for name in type(facts).__slots__}
+
+
+def _show(address: str, told: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 140)
+    nodes = Table("node", "host", "address", "transports", "resources", "processes", title=f"cluster at {address}")
+    for node in told["nodes"]:
+        amounts = ", ".join(f"{name} {amount:g}" for name, amount in node["resources"].items())
+        place = node["address"].partition("@")[2]
+        nodes.add_row(
+            node["node_id"][:8], node["host"], place, ",".join(node["transports"]), amounts, str(node["workers"])
+        )
+    console.print(nodes)
+    for name, amount in told["resources"].items():
+        console.print(f"{name}: {amount['free']:g} of {amount['total']:g} free")
+    alive = [actor for actor in told["actors"] if actor["state"] != "dead"]
+    if alive:
+        actors = Table("actor", "class", "name", "namespace", "state", "node", "pid", "restarts")
+        for actor in alive:
+            actors.add_row(
+                actor["actor_id"][:8], actor["class_name"], actor["name"] or "", actor["namespace"], actor["state"],
+                actor["node_id"][:8], str(actor["pid"]), str(actor["restarts"]),
+            )  # fmt: skip
+        console.print(actors)
+    else:
+        console.print("no actors")
+
+
+def token() -> None:
+    """Make a token for a cluster, in a file that only you can read. An existing one is left alone."""
+    path = default_file(os.environ)
+    try:
+        make_token_file(path)
+    except FileExistsError:
+        typer.echo(f"zcactor: there is a token in {path} already; copy that file to every host of the cluster")
+    except OSError as error:
+        raise fail(f"{path} cannot be made: {error.strerror}") from error
+    else:
+        typer.echo(f"zcactor: a token is in {path}; copy that file to every host of the cluster, with mode 0600")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these functions commands of `app`."""
+    for command in (start, stop, status, token):
+        app.command()(command)

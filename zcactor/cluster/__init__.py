@@ -1,0 +1,3 @@
+"""Bringing nodes up and down."""
+
+__all__: list[str] = []

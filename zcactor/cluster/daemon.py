@@ -1,0 +1,241 @@
+"""Nodes of this host that outlive the command that starts them: `start_node` and `stop_nodes`."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
+from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.runtime.directory import RunDirectory, base_directory
+from zcactor.runtime.driver import HANG_AFTER, HEARTBEAT, default_capacity, resources_of
+from zcactor.runtime.node import launch, send_setup
+from zcactor.token import default_file, find_token, make_token_file, read_token_file
+from zcactor.transport.identify import identify
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zcactor.config import Config
+
+__all__ = ["DEFAULT_PORT", "StartedNode", "log_directory", "start_node", "stop_nodes"]
+
+DEFAULT_PORT = 7433
+"""Where a head listens when nothing is said; not among the numbers that IANA has given away."""
+_TAIL = 2000
+"""Bytes of a log that are shown when its node does not start."""
+_KILLED = 5.0
+"""Seconds beyond their own time that nodes get to end before they are killed, and then to be gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedNode:
+    """A node that is ready."""
+
+    record: NodeFile
+    token: str
+    """Where the token came from."""
+    process: subprocess.Popen[bytes]
+    """Its agent."""
+    control: socket.socket
+    """A node that does not stay ends when this is closed."""
+
+
+def log_directory(environ: Mapping[str, str]) -> Path:
+    """Where nodes log: ``$XDG_STATE_HOME/zcactor/logs``."""
+    base = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(base, "zcactor", "logs")
+
+
+def start_node(
+    config: Config, *, own_host: bool, head: str | None, port: int, resources: Mapping[str, float], stays: bool
+) -> StartedNode:
+    """Start a node on this host and wait until it is ready.
+
+    Args:
+        config: the settings of the node and its workers.
+        own_host: whether `config.host` was said by anybody. Otherwise a node that joins listens at the address by which
+            it reaches the head.
+        head: ``"host:port"`` of the head to join; None makes the node a head.
+        port: where it listens; 0 lets the system choose.
+        resources: custom ones, by name.
+        stays: whether it outlives this process. Then it logs to a file; otherwise it prints here.
+
+    Raises:
+        AuthenticationError: there is no token where one is needed, it is not safe, or the head's is another.
+        ConnectionLost: the head is not there, or the node did not become ready; the message says why.
+        ValueError: `head` or the host is no address that can be used.
+        OSError: a file or the process cannot be made.
+    """
+    if ipaddress.ip_address(config.host).is_unspecified:
+        raise ValueError(
+            f"{config.host} is no place where others find this host; give one of its addresses, for instance "
+            f"--host {_an_address()}"
+        )
+    token, source = _token(config, head)
+    node = secrets.token_bytes(16)
+    with ExitStack() as undo:
+        if head is None:
+            cluster, head_address = node, ""
+        else:
+            identity = asyncio.run(identify(head, token))
+            cluster, head_address = identity.process, identity.address
+            if not own_host:
+                config = replace(config, host=identity.ours)
+        directory = RunDirectory.shared(base_directory(), cluster.hex())
+        undo.callback(directory.remove)
+        log = log_directory(os.environ) / f"node-{node.hex()[:8]}.log"
+        output = None
+        if stays:
+            log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            output = undo.enter_context(open(log, "ab", buffering=0, opener=_private))
+        agent, control = launch(directory.lock_fd, output)
+        undo.callback(_kill, agent)
+        undo.callback(control.close)
+        send_setup(
+            control,
+            {
+                "directory": str(directory.path), "token": token, "agent": node, "driver": b"",
+                "head": (cluster, head_address), "clustered": True, "port": port, "stays": stays,
+                "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources),
+                "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER,
+                "worker": {
+                    "store_capacity": config.store_capacity or default_capacity(), "namespace": config.namespace,
+                },
+            },
+        )  # fmt: skip
+        address = _until_ready(control, agent, config.spawn_timeout, log if stays else None)
+        record = NodeFile(
+            node.hex(), agent.pid, started_at(agent.pid) or 0, "head" if head is None else "member",
+            address.partition("@")[2], address.partition("@")[2] if head is None else head,
+            str(log) if stays else "",
+        )  # fmt: skip
+        write_record(directory.path, record)
+        undo.pop_all()
+        directory.forget()  # the agent holds it
+        if output is not None:
+            output.close()
+    return StartedNode(record, source, agent, control)
+
+
+def _token(config: Config, head: str | None) -> tuple[bytes, str]:
+    """The token and its source; a head that only this host reaches makes one where there is none."""
+    found = find_token(None, os.environ)
+    if found is not None:
+        return found
+    path = default_file(os.environ)
+    if head is not None:
+        raise AuthenticationError(
+            f"to join {head} the cluster's token is needed: copy {path} from the head's host, or set "
+            "ZCACTOR_TOKEN_FILE or ZCACTOR_TOKEN"
+        )
+    if not ipaddress.ip_address(config.host).is_loopback:
+        raise AuthenticationError(
+            f"a node at {config.host} can be reached from other hosts and needs a token: make one with 'zcactor token' "
+            f"and copy {path} to every host of the cluster"
+        )
+    try:
+        return make_token_file(path), str(path)
+    except FileExistsError:  # another head was started at the same moment
+        return read_token_file(path), str(path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _an_address() -> str:
+    """An address of this host that others may reach: the one by which packets would leave it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737); nothing is sent
+        except OSError:
+            return "127.0.0.1"
+        return str(sock.getsockname()[0])
+
+
+def _until_ready(control: socket.socket, agent: subprocess.Popen[bytes], timeout: float, log: Path | None) -> str:
+    """The address of the node, once it has told.
+
+    Raises:
+        ConnectionLost: it has not in time, or told why it cannot.
+    """
+    control.settimeout(timeout)
+    try:
+        told = control.recv(65536)
+    except TimeoutError:
+        raise ConnectionLost(f"the node did not start within {timeout:g} s (spawn_timeout)") from None
+    except ConnectionResetError:
+        told = b""
+    if told[:1] == b"r":
+        return told[1:].decode()
+    if told[:1] == b"e":
+        raise ConnectionLost(f"the node could not start: {told[1:].decode()}")
+    status = agent.wait()
+    raise ConnectionLost(f"the node ended at its start with status {status}{_tail(log)}")
+
+
+def _tail(log: Path | None) -> str:
+    if log is None:
+        return "; its own error is printed above"
+    text = log.read_bytes()[-_TAIL:].decode("utf-8", "replace").strip()
+    return f"; the end of {log}:\n{text}"
+
+
+def _kill(agent: subprocess.Popen[bytes]) -> None:
+    agent.terminate()
+    try:
+        agent.wait(_KILLED)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        agent.wait()
+
+
+def stop_nodes(grace: float, base: Path | None = None) -> list[tuple[NodeFile, bool]]:
+    """End every node of this user on this host that was started from the command line, and wait until they are gone.
+
+    Args:
+        grace: seconds in which idle actors are closed in order.
+        base: where run directories lie; by default where `zcactor.runtime.directory.base_directory` says.
+
+    Returns:
+        Each node, and whether it ended by itself; otherwise it was killed.
+    """
+    ending: list[tuple[NodeFile, int]] = []
+    for record in list_nodes(base or base_directory()):
+        try:
+            pidfd = os.pidfd_open(record.pid)
+        except ProcessLookupError:
+            continue
+        if started_at(record.pid) != record.started:  # it ended meanwhile, and its number was given to another
+            os.close(pidfd)
+            continue
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        ending.append((record, pidfd))
+    deadline = time.monotonic() + grace + _KILLED
+    result = []
+    for record, pidfd in ending:
+        ended = _wait(pidfd, deadline - time.monotonic())
+        if not ended:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            _wait(pidfd, _KILLED)
+        os.close(pidfd)
+        result.append((record, ended))
+    return result
+
+
+def _wait(pidfd: int, seconds: float) -> bool:
+    poll: Any = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0.0) * 1000))

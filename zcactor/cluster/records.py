@@ -1,0 +1,68 @@
+"""What nodes run on this host: a small file for each in its cluster's run directory, which goes with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from zcactor.runtime.directory import PREFIX
+
+__all__ = ["NodeFile", "list_nodes", "started_at", "write_record"]
+
+_PATTERN = "node-*.json"
+
+
+class NodeFile(msgspec.Struct, frozen=True):
+    """One node of this host, started from the command line."""
+
+    node: str
+    """32 hexadecimal digits."""
+    pid: int
+    """Of its agent."""
+    started: int
+    """When that process began, in ticks since boot: another process that gets the same pid began later."""
+    role: str
+    """``"head"`` or ``"member"``."""
+    address: str
+    """``host:port`` of the node."""
+    head: str
+    """``host:port`` of its cluster's head."""
+    log: str
+    """Its file."""
+
+
+def started_at(pid: int) -> int | None:
+    """When a process began, in ticks since boot (proc(5), field 22 of ``stat``); None when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def write_record(directory: Path, record: NodeFile) -> None:
+    """Put `record` into a run directory."""
+    path = directory / f"node-{record.node}.json"
+    part = path.with_suffix(".part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(msgspec.json.encode(record))
+    part.rename(path)
+
+
+def list_nodes(base: Path) -> list[NodeFile]:
+    """This user's nodes whose run directories lie in `base`, and that are running; heads come first."""
+    found = []
+    for path in sorted(base.glob(f"{PREFIX}*/{_PATTERN}")):
+        try:
+            if path.lstat().st_uid != os.getuid():
+                continue
+            record = msgspec.json.decode(path.read_bytes(), type=NodeFile)
+        except (OSError, UnicodeDecodeError, msgspec.DecodeError):  # it is just ending; or somebody's own file
+            continue
+        if started_at(record.pid) == record.started:
+            found.append(record)
+    return sorted(found, key=lambda record: record.role != "head")

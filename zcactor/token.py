@@ -1,0 +1,132 @@
+"""The cluster's token: 32 bytes that every process of it holds, and where they are found.
+
+In this order: the argument ``token`` of `zcactor.init`, the file that ``ZCACTOR_TOKEN_FILE`` names, the variable
+``ZCACTOR_TOKEN``, the file ``token`` beside the user's ``zcactor.toml``. Written it is 64 hexadecimal digits. It is
+never taken from a command line and never logged: command lines can be read by every user of a host.
+
+Whoever holds it may run code in every process of the cluster. So a file that others can read is refused, not warned of.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from zcactor.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["TOKEN_NBYTES", "default_file", "find_token", "make_token_file", "parse_token", "read_token_file"]
+
+TOKEN_NBYTES: Final = 32
+"""As many as the digest of the HMAC that proves it, beyond which a key adds no strength (RFC 2104, 3)."""
+
+
+def default_file(environ: Mapping[str, str]) -> Path:
+    """Where the user's token lies when nothing else is said: ``$XDG_CONFIG_HOME/zcactor/token``."""
+    base = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(base, "zcactor", "token")
+
+
+def parse_token(text: str, source: str) -> bytes:
+    """The token that `text` writes.
+
+    Raises:
+        AuthenticationError: it is not 64 hexadecimal digits. The message names `source`, and not the text.
+    """
+    text = text.strip()
+    try:
+        token = bytes.fromhex(text)
+    except ValueError:
+        token = b""
+    if len(token) != TOKEN_NBYTES or len(text) != 2 * TOKEN_NBYTES:
+        raise AuthenticationError(
+            f"{source}: a token is {2 * TOKEN_NBYTES} hexadecimal digits, and this is something else of {len(text)} "
+            "characters; make one with: zcactor token"
+        )
+    return token
+
+
+def read_token_file(path: Path) -> bytes:
+    """The token in `path`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        AuthenticationError: it is a link, belongs to somebody else, can be read or written by others, cannot be read,
+            or holds no token.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe must not make us wait
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise AuthenticationError(f"the token file {path} cannot be read: {error.strerror}") from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise AuthenticationError(f"the token file {path} is no file")
+        if status.st_uid != os.geteuid():
+            raise AuthenticationError(
+                f"the token file {path} belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}; make "
+                "one of your own: zcactor token"
+            )
+        if status.st_mode & 0o077:
+            raise AuthenticationError(
+                f"the token file {path} has mode {stat.S_IMODE(status.st_mode):04o}: others can get at the token, and "
+                f"may have; make a new one (rm {path}; zcactor token), or chmod 600 {path} if you know that nobody did"
+            )
+        text = os.read(fd, 4 * TOKEN_NBYTES)
+    finally:
+        os.close(fd)
+    return parse_token(text.decode("ascii", "replace"), str(path))
+
+
+def make_token_file(path: Path) -> bytes:
+    """Make a new token and write it to `path`, which only this user can read.
+
+    Raises:
+        FileExistsError: there is one already.
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    token = secrets.token_bytes(TOKEN_NBYTES)
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(token.hex() + "\n")
+        os.link(part, path)  # fails where it exists, and nobody ever reads half of it
+    finally:
+        part.unlink()
+    return token
+
+
+def find_token(argument: str | None, environ: Mapping[str, str]) -> tuple[bytes, str] | None:
+    """The token and where it came from; None where there is none anywhere.
+
+    Args:
+        argument: the one that was passed in the program; comes first.
+        environ: the environment.
+
+    Raises:
+        AuthenticationError: what was found is no token, or not safe; or ``ZCACTOR_TOKEN_FILE`` names no file.
+    """
+    if argument is not None:
+        return parse_token(argument, "the argument token"), "the argument token"
+    named = environ.get("ZCACTOR_TOKEN_FILE")
+    if named:
+        try:
+            return read_token_file(Path(named)), named
+        except FileNotFoundError:
+            raise AuthenticationError(f"ZCACTOR_TOKEN_FILE names {named}, which does not exist") from None
+    if environ.get("ZCACTOR_TOKEN"):
+        return parse_token(environ["ZCACTOR_TOKEN"], "ZCACTOR_TOKEN"), "ZCACTOR_TOKEN"
+    path = default_file(environ)
+    try:
+        return read_token_file(path), str(path)
+    except FileNotFoundError:
+        return None
