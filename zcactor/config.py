@@ -66,6 +66,8 @@ class Config:
         num_gpus: GPUs this node offers; None counts the visible ones.
         transports: which ways to a peer are allowed, separated by commas, the preferred one first: ``local`` (the same
             host), ``verbs`` (RDMA) and ``tcp``.
+        require: the transport that connections to other hosts must have; one that comes about in another way is an
+            error instead of a slower connection. None takes any of `transports`.
         host: the IP address at which this process listens for peers of other transports than ``local``. The default is
             reached from this host only.
         sealing: whether frames that go to other hosts are encrypted: ``"auto"`` does where `host` is not a loopback
@@ -96,6 +98,7 @@ class Config:
     num_cpus: int | None = None
     num_gpus: int | None = None
     transports: str = "local,verbs,tcp"
+    require: Literal["verbs", "tcp"] | None = None
     host: str = "127.0.0.1"
     sealing: Literal["auto", "on", "off"] = "auto"
     verbs_binding: Literal["auto", "pyverbs", "ibverbs", "none"] = "auto"
@@ -120,6 +123,8 @@ class Config:
                 f"transports must be some of {', '.join(TRANSPORTS)}, separated by commas and each once, "
                 f"not {self.transports!r}"
             )
+        if self.require is not None and self.require not in names:
+            raise ValueError(f"require is {self.require!r}, which transports, {self.transports!r}, does not allow")
         if not _is_address(self.host):
             raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
 
@@ -269,7 +274,8 @@ def _convert(name: str, value: object, source: str, *, lax: bool) -> object:
     except msgspec.ValidationError as error:
         text = f"{where} must be {expected} ({error}). Valid keys: {', '.join(sorted(_names()))}"
         # A text where one of a few is expected has the right type and the wrong value
-        one_of_a_few = typing.get_origin(kind) is Literal and isinstance(value, str)
+        literals = [one for one in (kind, *typing.get_args(kind)) if typing.get_origin(one) is Literal]
+        one_of_a_few = bool(literals) and isinstance(value, str)
         raise (ValueError if one_of_a_few else TypeError)(text) from error
     minimum = _MINIMUM.get(name)
     if minimum is not None and isinstance(converted, (int, float)) and not minimum <= converted < float("inf"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import stat
@@ -13,7 +14,7 @@ import pytest
 
 from tests.transport.local_arena import run_directory
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
-from zcactor.transport.base import Endpoint
+from zcactor.transport.base import Endpoint, PeerInfo
 from zcactor.transport.select import SelectingEndpoint
 
 NAME = bytes(range(16))
@@ -26,6 +27,11 @@ class Reached:
     def __init__(self, kind: str, rejected: Mapping[str, str]) -> None:
         self.kind = kind
         self.rejected = rejected
+        self.peer = PeerInfo(bytes.fromhex(PEER), 1, 0, 0)
+        self.closed = asyncio.Event()
+
+    async def aclose(self) -> None:
+        self.closed.set()
 
 
 class Way:
@@ -37,6 +43,7 @@ class Way:
         self.error = error
         self.rejected = rejected
         self.problem: str | None = None
+        self.fallback = ""
         self.asked: list[str] = []
         self.calls: list[str] = []
         self.accepted: Callable[[Any], None] | None = None
@@ -52,7 +59,8 @@ class Way:
         self.asked.append(address)
         if self.error is not None:
             raise self.error
-        return Reached(self.kind, self.rejected)
+        self.made = Reached(self.fallback or self.kind, self.rejected)
+        return self.made
 
     def abandon(self) -> None:
         self.calls.append("abandon")
@@ -157,6 +165,51 @@ async def test_none_works(directory: Path) -> None:
     expected = f"process {PEER} cannot be reached: local: no socket; tcp: process {PEER} does not listen by tcp"
     assert caught.value.args[0].startswith(expected)
     assert not caught.value.maybe_executed
+
+
+async def test_who_is_on_another_host_is_asked_for(directory: Path) -> None:
+    async def find(process: str) -> str:
+        if process != PEER:
+            raise ConnectionLost("nobody knows it")
+        return "far away"
+
+    tcp = Way("tcp")
+    endpoint = selecting(directory, Way("local", ConnectionLost("no socket")), tcp)
+    endpoint.find = find
+    await endpoint.connect(PEER)
+    publish(directory, "tcp")
+    await endpoint.connect(PEER)
+    assert tcp.asked == ["far away", "where it is"]
+    with pytest.raises(ConnectionLost, match="tcp: nobody knows it"):
+        await endpoint.connect("cd" * 16)
+
+
+async def test_what_is_required_or_nothing(directory: Path) -> None:
+    publish(directory, "verbs")
+    local, verbs = Way("local", ConnectionLost("no socket")), Way("verbs", verbs="the proof failed")
+    endpoint = SelectingEndpoint(directory, NAME, (local, verbs), "verbs")
+    assert (await endpoint.connect(PEER)).kind == "verbs"
+    verbs.fallback = "tcp"
+    with pytest.raises(ConnectionLost, match=rf"{PEER} is reached by tcp, and require='verbs' .*: the proof failed"):
+        await endpoint.connect(PEER)
+    assert verbs.made.closed.is_set()
+    local.error = None
+    assert (await endpoint.connect(PEER)).kind == "local"
+
+
+async def test_what_is_required_holds_for_who_connects_to_us(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    verbs = Way("verbs")
+    endpoint = SelectingEndpoint(directory, NAME, (verbs,), "verbs")
+    accepted: list[Any] = []
+    await endpoint.start(accepted.append)
+    assert verbs.accepted is not None
+    good, bad = Reached("verbs", {}), Reached("tcp", {"verbs": "no device there"})
+    verbs.accepted(good)
+    verbs.accepted(bad)
+    async with asyncio.timeout(20):
+        await bad.closed.wait()
+    assert accepted == [good]
+    assert "no device there" in caplog.text
 
 
 @pytest.mark.parametrize("error", [AuthenticationError("stranger"), ProtocolError("rubbish")], ids=repr)

@@ -248,6 +248,7 @@ def init(
     store_capacity: int | None = None,
     token: str | None = None,
     transports: Sequence[str] | None = None,
+    require: str | None = None,
     namespace: str | None = None,
     log_to_driver: bool | None = None,
     config: Config | None = None,
@@ -268,6 +269,8 @@ def init(
         token: the cluster's secret, 64 hexadecimal digits; without it those of ``ZCACTOR_TOKEN_FILE``,
             ``ZCACTOR_TOKEN`` or the user's token file are taken. An embedded node makes its own.
         transports: which to allow and in which order, of ``"local"``, ``"verbs"``, ``"tcp"``.
+        require: ``"verbs"`` or ``"tcp"``: whoever is reached on another host in another way is not reached at all, and
+            a fallback is an error.
         namespace: where names of actors are looked up by default; default ``"default"``.
         log_to_driver: show here what actors print; default True.
         config: all further settings; the arguments above override it.
@@ -294,14 +297,15 @@ def init(
             raise ValueError(f"zc.init: give {key} by num_{key.lower()}s, not in resources")
     named = {
         "address": address, "num_cpus": num_cpus, "num_gpus": num_gpus, "store_capacity": store_capacity,
-        "namespace": namespace, "log_to_driver": log_to_driver,
+        "namespace": namespace, "log_to_driver": log_to_driver, "require": require,
         "transports": None if transports is None else ",".join(transports),
     }  # fmt: skip
     if config is not None:
         named = {**asdict(config), **{key: value for key, value in named.items() if value is not None}}
     if token is not None and not isinstance(token, str):
         raise TypeError(f"zc.init: token must be a str, not {type(token).__name__}")
-    return Init(named, {"resources": dict(resources), "token": token})
+    counted = num_cpus is not None or num_gpus is not None
+    return Init(named, {"resources": dict(resources), "counted": counted, "token": token})
 
 
 async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Node:
@@ -321,12 +325,14 @@ async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Node
         if config.address is None:
             _node = await _start_node(config, extra["resources"])
         else:
-            if extra["resources"] or config.num_cpus is not None or config.num_gpus is not None:
+            if extra["resources"] or extra["counted"]:
                 raise ValueError(
                     "zc.init: num_cpus, num_gpus and resources are a node's, and a program that joins a cluster at "
                     f"{config.address} brings none; give them to zcactor start"
                 )
-            _node = await _join(config, extra["token"], own_host=sources["host"] != "default")
+            # A `Config` that was passed has all fields, so its default does not tell that somebody has chosen it.
+            own_host = config.host != Config().host or sources["host"] not in ("default", "argument")
+            _node = await _join(config, extra["token"], own_host=own_host)
     finally:
         _starting = False
     return _node

@@ -51,7 +51,7 @@ def make_endpoint(
     ways: list[Endpoint] = [_between_hosts(config, far, process, token, store, port)]
     if "local" in names:
         ways.insert(0 if names[0] == "local" else 1, local)
-    return SelectingEndpoint(directory, process, ways)
+    return SelectingEndpoint(directory, process, ways, config.require or "")
 
 
 def find_through(endpoint: Endpoint, process: Process, head_address: str) -> None:

@@ -77,6 +77,7 @@ class NodeMember:
             self._pool.kill_all("the node was shut down")
 
     async def _end(self, grace: float) -> None:
+        self._report("leave_node")  # before workers end: nothing is to be started here in their place
         await end_workers(self._process, self._pool, grace, "the node was shut down")
         with contextlib.suppress(TimeoutError):  # the head does not take it in, and is told nothing more
             async with asyncio.timeout(_LAST_REPORT):

@@ -93,6 +93,13 @@ class Membership:
                 return
             await asyncio.sleep(self._heartbeat)
 
+    async def leave_node(self) -> None:
+        """The calling node is about to end its workers, and takes no more."""
+        peer = current_call.get().session.peer_process
+        node = self._nodes.by_id.get(peer.hex())
+        if node is not None and node in self._remote:
+            self._nodes.remove(node)
+
     def _lost(self, node: NodeRecord, cause: str) -> None:
         """A node is gone: its actors are dead, or start again elsewhere. Its agent, which loses us as well, ends them
         where they are."""
@@ -101,7 +108,8 @@ class Membership:
             return
         if not self._agent.closing:
             logger.warning("%s is lost: %s", node.label, cause)
-        self._nodes.remove(node)
+        if self._nodes.by_id.get(node.id) is node:
+            self._nodes.remove(node)
         pool.lost(f"its {node.label} was lost: {cause}")
         if not self._remote:
             self._none_left.set()

@@ -270,7 +270,7 @@ async def _serve(
     control.setblocking(False)
     loop.add_reader(control.fileno(), launcher_gone)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, told_to_end, config.shutdown_timeout if setup["stays"] else 0.0)
+        loop.add_signal_handler(number, told_to_end, 0.0 if setup["driver"] else config.shutdown_timeout)
     try:
         if isinstance(node, NodeMember):
             await process.ask_members("join_node", facts, setup["resources"])

@@ -8,7 +8,9 @@ Open Source Framework for HPC Network APIs and Beyond", HOTI 2015.)
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import re
 from typing import TYPE_CHECKING, Final
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SelectingEndpoint"]
 
+log = logging.getLogger("zcactor.transport")
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -35,16 +38,20 @@ class SelectingEndpoint(EndpointContext):
         process: 16 random bytes that name this process.
         ways: the endpoints in the order of preference. One of kind ``"local"`` is connected to by the process's name,
             the others by the address that is published.
+        required: the kind that connections to other hosts must have; empty for any. What came about in another way is
+            closed, whoever connected.
     """
 
     kind = "any"
 
-    def __init__(self, directory: Path, process: bytes, ways: Sequence[Endpoint]) -> None:
+    def __init__(self, directory: Path, process: bytes, ways: Sequence[Endpoint], required: str = "") -> None:
         self.address = process.hex()
         self.ways = tuple(ways)
         self.find: Callable[[str], Awaitable[str]] | None = None
         """Gives the address of a process that is not on this host; raises ConnectionLost where there is none."""
         self._directory = directory
+        self._required = required
+        self._closing: set[asyncio.Task[None]] = set()
 
     def viability(self) -> str | None:
         """None when one of the ways can work here, else the reasons against all."""
@@ -55,10 +62,30 @@ class SelectingEndpoint(EndpointContext):
 
     async def start(self, accepted: Callable[[Connection], None]) -> None:
         """Listen in all ways. See `zcactor.transport.base.Endpoint.start`."""
+
+        def take(connection: Connection) -> None:
+            if self._fits(connection):
+                accepted(connection)
+                return
+            log.warning("refused a connection: %s", self._misfit(connection))
+            task = asyncio.get_running_loop().create_task(connection.aclose())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
         for way in self.ways:
-            await way.start(accepted)
+            await way.start(take if self._required else accepted)
             if way.kind != "local":
                 self._publish(way)
+
+    def _fits(self, connection: Connection) -> bool:
+        return connection.kind in (self._required or connection.kind, "local")
+
+    def _misfit(self, connection: Connection) -> str:
+        reason = connection.rejected.get(self._required, "it is not among the transports")
+        return (
+            f"process {connection.peer.process.hex()} is reached by {connection.kind}, and require={self._required!r} "
+            f"takes nothing else: {reason}"
+        )
 
     def _publish(self, way: Endpoint) -> None:
         path = self._path(self.address, way.kind)
@@ -77,7 +104,7 @@ class SelectingEndpoint(EndpointContext):
         """Connect in the first way that works. See `zcactor.transport.base.Endpoint.connect`.
 
         Raises:
-            ConnectionLost: none works; the message has the reason against each.
+            ConnectionLost: none works, or none that is required; the message has the reason against each.
         """
         rejected: dict[str, str] = {}
         for way in self.ways:
@@ -91,6 +118,9 @@ class SelectingEndpoint(EndpointContext):
                 rejected[way.kind] = str(error.args[0])
                 continue
             connection.rejected = {**rejected, **connection.rejected}
+            if not self._fits(connection):
+                await connection.aclose()
+                raise ConnectionLost(self._misfit(connection))
             return connection
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in rejected.items())
         raise ConnectionLost(f"process {address} cannot be reached: {reasons}")

@@ -1,0 +1,405 @@
+"""``zcactor start``, ``stop``, ``status``, ``token``: as users run them, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.cluster.hosts import Hosts
+from tests.runtime.programs import alive, until
+from zcactor.cli import nodes
+from zcactor.cli.main import app
+from zcactor.cluster.daemon import DEFAULT_PORT
+from zcactor.cluster.records import list_nodes
+from zcactor.errors import ConnectionLost
+from zcactor.token import read_token_file
+from zcactor.transport import greeting
+
+READY = re.compile(r"zcactor: (head|member) ready at (\S+) \(node ([0-9a-f]{8}), pid (\d+)(?:, log (\S+))?\)")
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with Hosts() as found:
+        yield found
+
+
+def invoke(hosts: Hosts, *arguments: str, host: str = "a", environ: Mapping[str, str] | None = None) -> Result:
+    """Run a command in this process: for what ends before anything is started."""
+    with hosts.on(host, environ):
+        result = CliRunner().invoke(app, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def refused(hosts: Hosts, *arguments: str, status: int = 1, environ: Mapping[str, str] | None = None) -> str:
+    """The one line that a command says before it ends with `status`; nothing is left of it."""
+    done = invoke(hosts, *arguments, environ=environ)
+    assert (done.exit_code, done.stdout) == (status, "")
+    hosts.assert_clean("a", "b")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("zcactor: ")
+    return line
+
+
+def ready(done: subprocess.CompletedProcess[str]) -> tuple[str, str, str, int, str]:
+    """Role, address, node, pid and log of the node that was started."""
+    assert (done.returncode, done.stderr) == (0, "")
+    found = READY.match(done.stdout)
+    assert found is not None, done.stdout
+    return found[1], found[2], found[3], int(found[4]), found[5]
+
+
+def make_token(hosts: Hosts, mode: int = 0o600) -> str:
+    token = secrets.token_hex(32)
+    hosts.token_file.parent.mkdir(parents=True, exist_ok=True)
+    hosts.token_file.touch(mode)
+    hosts.token_file.write_text(token)
+    hosts.token_file.chmod(mode)
+    return token
+
+
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+# ---- from the first node to the last
+
+
+@pytest.mark.slow
+def test_a_cluster_from_the_command_line(hosts: Hosts) -> None:
+    port = unused_port()
+    done = hosts.zcactor("start", "--head", "--port", str(port), "--num-cpus", "2", "--num-gpus", "0")
+    role, address, node, pid, log = ready(done)
+    assert (role, address) == ("head", f"127.0.0.1:{port}")
+    assert stat.S_IMODE(Path(log).stat().st_mode) == 0o600
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert f"token          {hosts.token_file}" in lines
+    assert f"more nodes     zcactor start --address {address}" in lines
+    assert f'programs       zc.init("{address}")' in lines
+    assert "to end it      zcactor stop" in lines
+    token = read_token_file(hosts.token_file).hex()
+
+    done = hosts.zcactor(
+        "start", "--address", address, "--num-cpus", "1", "--num-gpus", "4", "--resources", '{"tape": 1.5}',
+        "--store-capacity", str(1 << 26), host="b",
+    )  # fmt: skip
+    role, member_address, member, member_pid, member_log = ready(done)
+    assert role == "member"
+    assert len(done.stdout.splitlines()) == 1
+    assert stat.S_IMODE(Path(member_log).stat().st_mode) == 0o600
+    assert alive(pid) and alive(member_pid)
+
+    text = hosts.zcactor("status")
+    assert (text.returncode, text.stderr) == (0, "")
+    for shown in (node, member, address, member_address, "CPU 2", "CPU 1, tape 1.5, GPU 4", "no actors"):
+        assert shown in text.stdout
+    for shown in ("CPU: 3 of 3 free", "GPU: 4 of 4 free", "tape: 1.5 of 1.5 free"):
+        assert shown in text.stdout
+
+    with hosts.program(
+        """
+@zc.actor
+class Long:
+    def tokens(self): return [name for name, value in os.environ.items() if "TOKEN" in name]
+async def main():
+    async with zc.init(ADDRESS):
+        actor = await Long.options(name="mine", num_cpus=2).spawn()
+        tell(tokens=await actor.tokens())
+        try:
+            while True:
+                await zc.nodes()
+                await asyncio.sleep(0.05)
+        except zc.ConnectionLost as error:
+            tell(lost=str(error))
+zc.run(main())
+""",
+        address,
+    ) as program:
+        assert program.told("tokens") == []
+        told = hosts.zcactor("status", "--json", "--address", address, host="b")
+        assert (told.returncode, told.stderr) == (0, "")
+        report = json.loads(told.stdout)
+        assert report["address"] == address
+        assert [found["node_id"][:8] for found in report["nodes"]] == [node, member]
+        assert [found["workers"] for found in report["nodes"]] == [1, 0]
+        assert report["resources"]["CPU"] == {"total": 3.0, "free": 1.0}
+        (actor,) = report["actors"]
+        assert (actor["class_name"], actor["name"], actor["state"]) == ("Long", "mine", "alive")
+        assert actor["node_id"][:8] == node
+        text = hosts.zcactor("status", host="b")
+        assert "mine" in text.stdout and "CPU: 1 of 3 free" in text.stdout
+
+        found = hosts.processes()
+        assert {pid, member_pid, program.pid} <= set(found)
+        for process in found:
+            assert token.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
+        done = hosts.zcactor("stop", host="b")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"zcactor: the member at {member_address} (node {member}, pid {member_pid}) has ended\n"
+        done = hosts.zcactor("stop")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"zcactor: the head at {address} (node {node}, pid {pid}) has ended\n"
+        assert set(hosts.processes()) <= {program.pid}
+        assert program.told("lost")
+        assert program.status() == 0
+    hosts.assert_clean("a", "b")
+    assert {str(path) for path in hosts.logs()} == {log, member_log}
+    assert not any(token in path.read_text() for path in hosts.logs())
+    done = hosts.zcactor("stop")
+    assert (done.returncode, done.stdout) == (0, "zcactor: no node of yours runs on this host\n")
+
+
+CLOSING = """
+@zc.actor
+class Closing:
+    def __init__(self, path): self.path = path
+    def pid(self): return os.getpid()
+    def close(self): open(self.path, "w").close()
+async def main():
+    async with zc.init(ADDRESS):
+        actor = await Closing.options(lifetime="detached", name="x").spawn(PATH)
+        tell(pid=await actor.pid())
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_the_foreground(hosts: Hosts, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "zcactor", "start", "--head", "--port", "0", "--num-gpus", "0", "--block"]
+    with hosts.program("", argv=command) as program:
+        (record,) = until(lambda: list_nodes(hosts.run_directories("a")), "a head")
+        assert record.role == "head"
+        program.process.send_signal(number)
+        assert program.status() == 0
+        assert READY.match(program.text())
+        assert f"pid {record.pid})" in program.text()
+        assert "Ctrl-C" in program.text()
+        assert program.stderr() == ""
+    hosts.assert_clean("a")
+    assert hosts.logs() == []
+
+
+@pytest.mark.slow
+def test_the_foreground_ends_when_it_is_killed_or_stopped(hosts: Hosts) -> None:
+    command = [sys.executable, "-m", "zcactor", "start", "--head", "--port", "0", "--num-gpus", "0", "--block"]
+    for how in ("killed", "stopped"):
+        with hosts.program("", argv=command) as program:
+            until(lambda: list_nodes(hosts.run_directories("a")), "a head")
+            if how == "killed":
+                program.process.kill()
+                assert program.status() == -signal.SIGKILL
+            else:
+                assert hosts.zcactor("stop").stdout.endswith("has ended\n")
+                assert program.status() == 0
+        hosts.assert_clean("a")
+
+
+@pytest.mark.slow
+def test_the_foreground_closes_idle_actors(hosts: Hosts) -> None:
+    closed = hosts.directory / "closed"
+    command = [sys.executable, "-m", "zcactor", "start", "--head", "--port", "0", "--num-gpus", "0", "--block"]
+    with hosts.program("", argv=command) as foreground:
+        (record,) = until(lambda: list_nodes(hosts.run_directories("a")), "a head")
+        with hosts.program(CLOSING.replace("PATH", repr(str(closed))), record.address) as program:
+            assert alive(program.told("pid"))
+            assert program.status() == 0
+        foreground.process.send_signal(signal.SIGINT)
+        assert foreground.status() == 0
+    assert closed.exists()
+    hosts.assert_clean("a")
+
+
+# ---- what start refuses
+
+
+@pytest.mark.parametrize("arguments", [(), ("--head", "--address", "127.0.0.1:7433")])
+def test_either_a_head_or_a_member(hosts: Hosts, arguments: tuple[str, ...]) -> None:
+    assert "give either --head, to start a cluster, or --address" in refused(hosts, "start", *arguments, status=2)
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ("{", "--resources is no JSON: "),
+        ("tape=1", "--resources is no JSON: "),
+        ("", "--resources is no JSON: "),
+        ("[1]", "must be a JSON object of amounts >= 0, not [1]"),
+        ('"tape"', "must be a JSON object"),
+        ('{"tape": -1}', "must be a JSON object of amounts >= 0"),
+        ('{"tape": "1"}', "must be a JSON object of amounts >= 0"),
+        ('{"tape": true}', "must be a JSON object of amounts >= 0"),
+        ('{"tape": null}', "must be a JSON object of amounts >= 0"),
+        ('{"tape": NaN}', "must be a JSON object of amounts >= 0"),
+        ('{"tape": Infinity}', "must be a JSON object of amounts >= 0"),
+        ('{"tape": 1' + "0" * 400 + "}", "must be a JSON object of amounts >= 0"),
+        ('{"CPU": 1}', "give CPU by --num-cpus, not in --resources"),
+        ('{"GPU": 1}', "give GPU by --num-gpus, not in --resources"),
+    ],
+)
+def test_resources_that_are_none(hosts: Hosts, resources: str, message: str) -> None:
+    assert message in refused(hosts, "start", "--head", "--resources", resources, status=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--num-cpus", "-1"), "--num-cpus"),
+        (("--num-cpus", "many"), "--num-cpus"),
+        (("--port", "65536"), "--port"),
+        (("--token", "0" * 64), "--token"),
+        (("--host", "localhost"), "host"),
+        (("--store-capacity", "1"), "store_capacity"),
+    ],
+)
+def test_options_that_are_none(hosts: Hosts, arguments: tuple[str, ...], named: str) -> None:
+    done = invoke(hosts, "start", "--head", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert named in done.stderr
+    hosts.assert_clean("a")
+
+
+@pytest.mark.parametrize("address", ["7433", "host:", "::1:80", "host:0"])
+def test_an_address_that_is_none(hosts: Hosts, address: str) -> None:
+    make_token(hosts)
+    assert f"{address!r} is no address" in refused(hosts, "start", "--address", address)
+
+
+def test_nobody_there(hosts: Hosts) -> None:
+    make_token(hosts)
+    address = f"127.0.0.1:{unused_port()}"
+    for command in ("start", "status"):
+        line = refused(hosts, command, "--address", address)
+        assert address in line
+        assert line.endswith("Connection refused")
+
+
+def test_silence(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_token(hosts)
+    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        for command in ("start", "status"):
+            assert f"{address} did not answer the handshake" in refused(hosts, command, "--address", address)
+
+
+def test_port_in_use(hosts: Hosts) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(hosts, "start", "--head", "--port", str(port))
+    assert f"cannot listen at 127.0.0.1 port {port}: " in line
+    assert line.endswith("in use")
+
+
+def test_another_token(hosts: Hosts) -> None:
+    head = hosts.start()
+    wrong = secrets.token_hex(32)
+    for command in ("start", "status"):
+        done = invoke(hosts, command, "--address", head.record.address, environ={"ZCACTOR_TOKEN": wrong})
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert head.record.address in done.stderr
+        assert "holds another token" in done.stderr
+        assert wrong not in done.stderr
+
+
+def test_no_token(hosts: Hosts) -> None:
+    for command in ("start", "status"):
+        line = refused(hosts, command, "--address", "127.0.0.1:7433")
+        assert f"copy {hosts.token_file} from the head's host" in line
+    assert "make one with 'zcactor token'" in refused(hosts, "start", "--head", "--host", "192.0.2.1")
+    assert not hosts.token_file.exists()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_every_address_at_once(hosts: Hosts, host: str) -> None:
+    for _ in range(2):
+        line = refused(hosts, "start", "--head", "--host", host)
+        assert f"{host} is no place where others find this host" in line
+        assert re.search(r"--host [0-9.]+$", line)
+        make_token(hosts)
+
+
+@pytest.mark.parametrize("arguments", [("start", "--head"), ("start", "--address", "127.0.0.1:1")])
+def test_a_token_that_others_can_read(hosts: Hosts, arguments: tuple[str, ...]) -> None:
+    token = make_token(hosts, 0o644)
+    line = refused(hosts, *arguments)
+    assert f"{hosts.token_file} has mode 0644" in line
+    assert f"chmod 600 {hosts.token_file}" in line
+    assert token[:8] not in line
+
+
+def test_default_port(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = []
+
+    def start_node(*_: object, port: int, **__: object) -> None:
+        ports.append(port)
+        raise ConnectionLost("not now")
+
+    monkeypatch.setattr(nodes, "start_node", start_node)
+    for arguments in (
+        ("--head",),
+        ("--address", "h:1"),
+        ("--head", "--port", "5"),
+        ("--address", "h:1", "--port", "6"),
+    ):
+        assert refused(hosts, "start", *arguments) == "zcactor: not now"
+    assert ports == [DEFAULT_PORT, 0, 5, 6]
+
+
+# ---- status, stop, token
+
+
+@pytest.mark.parametrize("name", ["ZCACTOR_NUM_CPUS", "ZCACTOR_NUM_GPUS"])
+def test_status_with_settings_that_are_a_nodes(hosts: Hosts, name: str) -> None:
+    head = hosts.start()
+    done = hosts.zcactor("status", "--json", environ={name: "3"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["address"] == head.record.address
+
+
+def test_status_where_nothing_runs(hosts: Hosts) -> None:
+    assert "no node of yours runs on this host; give --address HOST:PORT" in refused(hosts, "status")
+    line = refused(hosts, "status", environ={"ZCACTOR_ADDRESS": "nowhere"})
+    assert "'nowhere' is no address" in line or "no token" in line or "token is needed" in line
+
+
+def test_stop_where_nothing_runs(hosts: Hosts) -> None:
+    done = invoke(hosts, "stop")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "zcactor: no node of yours runs on this host\n", "")
+
+
+@pytest.mark.parametrize("arguments", [("start", "--head"), ("status",), ("stop",)])
+def test_an_error_in_the_configuration(hosts: Hosts, arguments: tuple[str, ...]) -> None:
+    assert "ZCACTOR_NUM_CPUS" in refused(hosts, *arguments, status=2, environ={"ZCACTOR_NUM_CPUS": "many"})
+
+
+def test_token(hosts: Hosts) -> None:
+    done = invoke(hosts, "token")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert f"a token is in {hosts.token_file}; copy that file" in done.stdout
+    assert stat.S_IMODE(hosts.token_file.stat().st_mode) == 0o600
+    token = read_token_file(hosts.token_file)
+    again = invoke(hosts, "token")
+    assert (again.exit_code, again.stderr) == (0, "")
+    assert f"there is a token in {hosts.token_file} already" in again.stdout
+    assert read_token_file(hosts.token_file) == token
+    assert token.hex()[:8] not in done.stdout + again.stdout
+
+
+def test_token_that_cannot_be_written(hosts: Hosts) -> None:
+    (hosts.directory / "config").touch()
+    assert f"{hosts.token_file} cannot be made: " in refused(hosts, "token")

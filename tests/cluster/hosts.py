@@ -1,0 +1,159 @@
+"""Made-up hosts on this machine: each has a folder for run directories of its own, so they reach each other over TCP.
+
+Everything that is started here inherits a mark in its environment, so that it is found wherever it was re-parented to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.runtime.programs import MARK, ROOT, Program, processes, until
+from zcactor.cluster.daemon import StartedNode, start_node
+from zcactor.config import Config
+from zcactor.token import default_file
+
+__all__ = ["Hosts"]
+
+CAPACITY = 1 << 26
+"""Bytes of each process's arena: the machine need not have much memory."""
+
+
+class Hosts:
+    """Hosts ``"a"`` and ``"b"`` of one user, who has one configuration; as a context manager all on them is ended."""
+
+    def __init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+        self.directory = Path(tempfile.mkdtemp(prefix="zct-", dir="/tmp"))
+        for host in "ab":
+            (self.directory / host).mkdir(mode=0o700)
+        self._shm = set(os.listdir("/dev/shm"))
+        self._started: list[StartedNode] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for node in self._started:  # first, so that they can be reaped
+            node.control.close()
+            node.process.kill()
+            node.process.wait()
+        until(self._kill_all, "processes that cannot be killed")
+        if error is not None:
+            for log in sorted(self.logs()):
+                sys.stderr.write(f"--- {log}\n{log.read_text()}")
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _kill_all(self) -> bool:
+        found = processes(self.mark)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not found
+
+    def run_directories(self, host: str) -> Path:
+        """Where they are made."""
+        return self.directory / host
+
+    def logs(self) -> list[Path]:
+        """The log files of nodes."""
+        return list((self.directory / "state" / "zcactor" / "logs").glob("*"))
+
+    @property
+    def token_file(self) -> Path:
+        """The user's."""
+        return default_file(self.variables("a"))
+
+    def variables(self, host: str) -> dict[str, str]:
+        """Of the environment there."""
+        return {
+            MARK: self.mark,
+            "XDG_CONFIG_HOME": str(self.directory / "config"),
+            "XDG_STATE_HOME": str(self.directory / "state"),
+            "XDG_RUNTIME_DIR": str(self.run_directories(host)),
+        }
+
+    @contextlib.contextmanager
+    def on(self, host: str, environ: Mapping[str, str] | None = None) -> Iterator[None]:
+        """This process is on `host` meanwhile, with nothing of this machine's own settings."""
+        before = dict(os.environ)
+        for name in before:
+            if name.startswith("ZCACTOR_") and name != "ZCACTOR_NATIVE":
+                del os.environ[name]
+        os.environ.update(self.variables(host))
+        os.environ.update(environ or {})
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def start(
+        self, where: str = "a", head: StartedNode | str | None = None, *, environ: Mapping[str, str] | None = None,
+        own_host: bool = False, port: int = 0, resources: Mapping[str, float] | None = None, stays: bool = True,
+        **settings: Any,
+    ) -> StartedNode:  # fmt: skip
+        """A node on the host `where`, whose agent is this process's child; a head where `head` is not given."""
+        config = Config(**{"num_cpus": 2, "num_gpus": 0, "store_capacity": CAPACITY, **settings})
+        address = head.record.address if isinstance(head, StartedNode) else head
+        with self.on(where, environ):
+            node = start_node(
+                config, own_host=own_host, head=address, port=port, resources=resources or {}, stays=stays
+            )
+        self._started.append(node)
+        return node
+
+    def zcactor(
+        self, *arguments: str, host: str = "a", environ: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """``python -m zcactor`` with `arguments`."""
+        with self.on(host, environ):
+            return subprocess.run(
+                [sys.executable, "-m", "zcactor", *arguments],
+                cwd=self.directory,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=50,
+            )
+
+    def program(
+        self, source: str, address: str = "", host: str = "a", argv: Sequence[str] = (sys.executable, "{file}")
+    ) -> Program:
+        """A program on `host`; its variable ``ADDRESS`` is `address`."""
+        with self.on(host):
+            return Program(f"ADDRESS = {address!r}\n{source}", argv=argv, env=self.variables(host))
+
+    def processes(self) -> dict[int, str]:
+        """All that live, on every host: command lines by process id."""
+        return processes(self.mark)
+
+    def left(self, host: str) -> dict[str, Any]:
+        """Files, sockets and shared memory there; empty when all is clean."""
+        base = self.run_directories(host)
+        left = {
+            "files": sorted(str(path.relative_to(base)) for path in base.rglob("*")),
+            "sockets": [line for line in Path("/proc/net/unix").read_text().splitlines() if f"{base}/" in line],
+            "shared memory": sorted(name for name in set(os.listdir("/dev/shm")) - self._shm if "zcactor" in name),
+        }
+        return {kind: found for kind, found in left.items() if found}
+
+    def assert_clean(self, *hosts: str) -> None:
+        """Wait until there is no process any more, and nothing is left on `hosts`."""
+        until(lambda: not self.processes(), "processes to end")
+        left = {host: found for host in hosts if (found := self.left(host))}
+        assert not left, left

@@ -1,0 +1,584 @@
+"""Nodes that outlive whoever starts them: two made-up hosts, programs that join, and every way in which it may end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.hosts import Hosts
+from tests.runtime.programs import alive, until
+from zcactor.cluster import daemon
+from zcactor.cluster.daemon import log_directory, stop_nodes
+from zcactor.cluster.records import NodeFile, list_nodes
+from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.runtime.node import send_setup
+from zcactor.token import make_token_file, read_token_file
+from zcactor.transport import greeting
+
+GRACE = 5.0
+
+HELPERS = '''
+async def again(call):
+    """The result of ``call()``, which may have to wait for an actor that starts again."""
+    while True:
+        try:
+            return await call()
+        except zc.ActorUnavailable:
+            await asyncio.sleep(0.01)
+
+zc.actor(Busy)
+
+@zc.actor
+class Maker:
+    def made(self, count): return np.arange(count, dtype=np.float64)
+    def total(self, array): return float(array.sum())
+    def pid(self): return os.getpid()
+    async def node(self): return zc.current_actor().node
+'''
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with Hosts() as found:
+        yield found
+
+
+def stop(hosts: Hosts, host: str = "a") -> list[tuple[NodeFile, bool]]:
+    return stop_nodes(GRACE, hosts.run_directories(host))
+
+
+def a_port_that_is_taken() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+# ---- one node
+
+
+def test_a_head_from_start_to_stop(hosts: Hosts) -> None:
+    node = hosts.start()
+    record = node.record
+    assert record.role == "head"
+    assert record.address == record.head
+    assert record.address.startswith("127.0.0.1:")
+    assert record.pid == node.process.pid
+    assert list_nodes(hosts.run_directories("a")) == [record]
+    assert list_nodes(hosts.run_directories("b")) == []
+    assert node.token == str(hosts.token_file)
+    assert len(read_token_file(hosts.token_file)) == 32
+    log = Path(record.log)
+    assert log.parent == log_directory(hosts.variables("a"))
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    (directory,) = hosts.run_directories("a").iterdir()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    node.control.close()  # whoever started it is gone
+    assert stop(hosts) == [(record, True)]
+    assert node.process.wait() == 0
+    assert log.read_text() == ""
+    hosts.assert_clean("a")
+    assert stop(hosts) == []
+
+
+def test_one_that_does_not_stay_ends_with_who_started_it(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
+    node = hosts.start(stays=False)
+    assert node.record.log == ""
+    assert list_nodes(hosts.run_directories("a")) == [node.record]
+    node.control.close()
+    assert node.process.wait(20) == 0
+    hosts.assert_clean("a")
+    assert hosts.logs() == []
+
+
+def test_a_hangup_and_a_signal_end_it_in_order(hosts: Hosts) -> None:
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        node = hosts.start()
+        node.process.send_signal(number)
+        assert node.process.wait(20) == 0
+        hosts.assert_clean("a")
+
+
+def test_two_heads_on_one_host(hosts: Hosts) -> None:
+    first, second = hosts.start(), hosts.start()
+    assert {record.node for record in list_nodes(hosts.run_directories("a"))} == {first.record.node, second.record.node}
+    assert len(list(hosts.run_directories("a").iterdir())) == 2
+    assert {(record.node, ended) for record, ended in stop(hosts)} == {
+        (first.record.node, True),
+        (second.record.node, True),
+    }
+    for node in (first, second):
+        node.process.wait()
+    hosts.assert_clean("a")
+
+
+def test_one_that_does_not_end_in_time_is_killed(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = hosts.start()
+    node.process.send_signal(signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{node.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "its stop")
+    monkeypatch.setattr(daemon, "_KILLED", 0.2)
+    assert stop_nodes(0.0, hosts.run_directories("a")) == [(node.record, False)]
+    assert node.process.wait() == -signal.SIGKILL
+    until(lambda: not hosts.processes(), "what it had started to end with it")
+    assert list_nodes(hosts.run_directories("a")) == []
+    again = hosts.start()  # the next one removes what was left
+    assert [path.name[-32:] for path in hosts.run_directories("a").iterdir()] == [again.record.node]
+    assert stop(hosts) == [(again.record, True)]
+    again.process.wait()
+    hosts.assert_clean("a")
+
+
+def test_settings_and_resources_reach_the_node(hosts: Hosts) -> None:
+    with a_port_that_is_taken() as taken:
+        port = taken.getsockname()[1]
+    node = hosts.start(port=port, num_cpus=7, num_gpus=3, resources={"tape": 1.5}, host="127.0.0.2", own_host=True)
+    assert node.record.address == f"127.0.0.2:{port}"
+    with hosts.program(
+        """
+async def main():
+    async with zc.init(ADDRESS):
+        tell(resources=await zc.cluster_resources())
+zc.run(main())
+""",
+        node.record.address,
+    ) as program:
+        assert program.told("resources") == {"CPU": 7.0, "GPU": 3.0, "tape": 1.5}
+        assert program.status() == 0
+
+
+# ---- what is refused; nothing is left of it
+
+
+def test_port_in_use(hosts: Hosts) -> None:
+    with a_port_that_is_taken() as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConnectionLost, match=f"cannot listen at 127.0.0.1 port {port}: .*in use"):
+            hosts.start(port=port)
+    hosts.assert_clean("a")
+
+
+def test_an_address_of_another_machine(hosts: Hosts) -> None:
+    hosts.token_file.parent.mkdir(parents=True)
+    hosts.token_file.touch(0o600)
+    hosts.token_file.write_text(secrets.token_hex(32))
+    with pytest.raises(ConnectionLost, match="cannot listen at 203.0.113.7.*: Cannot assign"):
+        hosts.start(host="203.0.113.7", own_host=True)
+    hosts.assert_clean("a")
+
+
+def test_nobody_at_the_address(hosts: Hosts) -> None:
+    with a_port_that_is_taken() as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    token = {"ZCACTOR_TOKEN": secrets.token_hex(32)}
+    with pytest.raises(ConnectionLost, match=f"{address} cannot be reached over TCP: Connection refused"):
+        hosts.start(head=address, environ=token)
+    hosts.assert_clean("a")
+
+
+def test_silence_at_the_address(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 0.05)
+    with a_port_that_is_taken() as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConnectionLost, match=f"{address} did not answer the handshake"):
+            hosts.start(head=address, environ={"ZCACTOR_TOKEN": secrets.token_hex(32)})
+    hosts.assert_clean("a")
+
+
+def test_another_token(hosts: Hosts) -> None:
+    head = hosts.start()
+    wrong = secrets.token_hex(32)
+    with pytest.raises(AuthenticationError, match="holds another token") as refused:
+        hosts.start("b", head, environ={"ZCACTOR_TOKEN": wrong})
+    assert head.record.address in str(refused.value)
+    assert wrong not in str(refused.value)
+    assert stop(hosts) == [(head.record, True)]
+    head.process.wait()
+    hosts.assert_clean("a", "b")
+
+
+def test_a_member_needs_a_token(hosts: Hosts) -> None:
+    with pytest.raises(AuthenticationError, match=f"to join 127.0.0.1:1 .* copy {hosts.token_file} from the head"):
+        hosts.start(head="127.0.0.1:1")
+    assert not hosts.token_file.exists()
+
+
+def test_a_head_that_others_reach_needs_a_token(hosts: Hosts) -> None:
+    with pytest.raises(AuthenticationError, match="make one with 'zcactor token'"):
+        hosts.start(host="192.0.2.1", own_host=True)
+    assert not hosts.token_file.exists()
+    hosts.assert_clean("a")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+@pytest.mark.parametrize("head", [None, "127.0.0.1:1"])
+def test_every_address_at_once_is_none(hosts: Hosts, host: str, head: str | None) -> None:
+    with pytest.raises(ValueError, match=rf"^{host} is no place .* for instance --host [0-9.]+$"):
+        hosts.start(host=host, own_host=True, head=head)
+    assert not hosts.token_file.exists()
+
+
+def test_a_token_that_others_can_read(hosts: Hosts) -> None:
+    hosts.token_file.parent.mkdir(parents=True)
+    hosts.token_file.write_text(secrets.token_hex(32))
+    hosts.token_file.chmod(0o644)
+    for head in (None, "127.0.0.1:1"):
+        with pytest.raises(AuthenticationError, match=f"mode 0644.*chmod 600 {hosts.token_file}"):
+            hosts.start(head=head)
+    hosts.assert_clean("a")
+
+
+def test_a_token_that_another_head_makes_at_the_same_moment(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bytes] = []
+
+    def late(path: Path) -> bytes:
+        made.append(make_token_file(path))
+        return make_token_file(path)
+
+    monkeypatch.setattr(daemon, "make_token_file", late)
+    node = hosts.start()
+    assert node.token == str(hosts.token_file)
+    assert made == [read_token_file(hosts.token_file)]
+
+
+def test_a_node_that_fails_at_its_start(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nonsense(sock: socket.socket, setup: Any) -> None:
+        send_setup(sock, {**setup, "config": {**setup["config"], "recv_depth": -1}})
+
+    monkeypatch.setattr(daemon, "send_setup", nonsense)
+    with pytest.raises(ConnectionLost, match=r"ended at its start with status 1; the end of (?s:.*)recv_depth") as lost:
+        hosts.start()
+    (log,) = hosts.logs()
+    assert str(log) in str(lost.value)
+    hosts.assert_clean("a")
+
+
+def test_a_node_that_is_not_ready_in_time(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "send_setup", lambda *_: None)
+    with pytest.raises(ConnectionLost, match=r"did not start within 0.1 s \(spawn_timeout\)"):
+        hosts.start(spawn_timeout=0.1)
+    hosts.assert_clean("a")
+
+
+def test_the_token_is_in_no_environment(hosts: Hosts) -> None:
+    token = secrets.token_hex(32)
+    node = hosts.start(environ={"ZCACTOR_TOKEN": token})
+    assert node.token == "ZCACTOR_TOKEN"
+    for pid in hosts.processes():
+        for name in ("environ", "cmdline"):
+            assert token.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+# ---- a cluster
+
+TWO_NODES = (
+    HELPERS
+    + """
+async def main():
+    async with zc.init(ADDRESS) as node:
+        nodes = await zc.nodes()
+        tell(nodes=[[n.node_id, n.address, n.host, dict(n.resources), list(n.transports), n.alive] for n in nodes])
+        tell(repr=repr(node))
+        here, there = [await Maker.options(node=n.node_id).spawn() for n in nodes]
+        tell(at=[await here.node(), await there.node()])
+        tell(paths=[(await zc.explain(here)).transport, (await zc.explain(there)).transport])
+        sums = [await there.total(await here.made(1 << 17)), await here.total(await there.made(1 << 17))]
+        sums += [await there.total(here.made(1 << 17)), await here.total(there.made(1 << 17))]
+        tell(sums=sums)
+        tell(mine=await there.total(np.ones(1 << 17)))
+        spread = [await Maker.options(node="spread").spawn() for _ in range(4)]
+        tell(spread=[await actor.node() for actor in spread])
+        tape = await Maker.options(resources={"tape": 1}).spawn()
+        tell(tape=await tape.node())
+        tell(free=await zc.available_resources())
+        for wanted in ({"resources": {"tape": 2}}, {"num_cpus": 3}, {"resources": {"moon": 1}}):
+            try:
+                await Maker.options(**wanted).spawn()
+            except zc.InsufficientResources as error:
+                tell(refused=str(error))
+        await tape.pid()
+    tell(done=True)
+zc.run(main())
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_cluster_of_two_hosts(hosts: Hosts) -> None:
+    head = hosts.start()
+    member = hosts.start("b", head, num_cpus=1, resources={"tape": 1})
+    assert member.record.role == "member"
+    assert member.record.head == head.record.address
+    ids = [head.record.node, member.record.node]
+    with hosts.program(TWO_NODES, head.record.address) as program:
+        assert program.told("nodes") == [
+            [
+                node.record.node, f"{node.record.node}@{node.record.address}", socket.gethostname(), resources,
+                ["local", "verbs", "tcp"], True,
+            ]
+            for node, resources in [(head, {"CPU": 2.0}), (member, {"CPU": 1.0, "tape": 1.0})]
+        ]  # fmt: skip
+        assert head.record.address in program.told("repr")
+        assert program.told("at") == ids
+        local, remote = program.told("paths")
+        assert local == "local"
+        assert remote in ("tcp", "verbs")
+        count = 1 << 17
+        assert program.told("sums") == [count * (count - 1) / 2] * 4
+        assert program.told("mine") == count
+        assert sorted(program.told("spread")) == sorted(ids * 2)
+        assert program.told("tape") == ids[1]
+        assert program.told("free") == {"CPU": 3.0, "tape": 0.0}
+        for what in ("tape", "CPU", "moon"):
+            refused = program.told("refused")
+            assert what in refused
+            assert all(node[:8] in refused for node in ids), refused
+        assert program.told("done")
+        assert program.status() == 0
+    assert stop(hosts) == [(head.record, True)]
+    for node in (head, member):
+        assert node.process.wait(20) == 0
+    hosts.assert_clean("a", "b")
+
+
+DETACHING = """
+zc.actor(Busy)
+
+async def main():
+    async with zc.init(ADDRESS):
+        stays = await Busy.options(name="stays", lifetime="detached").spawn()
+        owned = await Busy.options(name="goes").spawn()
+        tell(pids=[await stays.pid(), await owned.pid()])
+        if HOW == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+    tell(done=True)
+HOW = "{how}"
+zc.run(main())
+"""
+
+FINDING = """
+zc.actor(Busy)
+
+async def main():
+    async with zc.init(ADDRESS):
+        found = await zc.get_actor("stays")
+        tell(stays=await found.pid())
+        while True:
+            try:
+                await zc.get_actor("goes")
+            except zc.NoSuchActor as error:
+                tell(goes=str(error))
+                break
+            await asyncio.sleep(0.01)
+        await zc.stop(found)
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_what_outlives_a_program(hosts: Hosts, how: str) -> None:
+    head = hosts.start()
+    with hosts.program(DETACHING.replace("{how}", how), head.record.address) as program:
+        stays, goes = program.told("pids")
+        assert program.status() == (0 if how == "ended" else -signal.SIGKILL)
+    with hosts.program(FINDING, head.record.address) as program:
+        assert program.told("stays") == stays
+        assert "no actor named 'goes'" in program.told("goes")
+        until(lambda: not alive(goes), "the owned actor to end")
+        assert program.status() == 0
+    until(lambda: not alive(stays), "the detached actor to end when it is stopped")
+    assert stop(hosts) == [(head.record, True)]
+    head.process.wait()
+    hosts.assert_clean("a")
+
+
+LOSING_A_NODE = (
+    HELPERS
+    + """
+async def main():
+    async with zc.init(ADDRESS):
+        head, member = [node.node_id for node in await zc.nodes()]
+        doomed = await Busy.options(node=member).spawn()
+        phoenix = await Maker.options(max_restarts=1).spawn()
+        waiting = doomed.wait()
+        assert await phoenix.node() == member
+        tell(ready=[await doomed.pid(), await phoenix.pid()])
+        try:
+            await waiting
+        except zc.ActorDied as error:
+            tell(died=str(error))
+        tell(restarted_at=await again(phoenix.node))
+        while len(nodes := await zc.nodes()) > 1:
+            await asyncio.sleep(0.01)
+        tell(nodes=[node.node_id for node in nodes])
+        tell(resources=await zc.cluster_resources())
+        tell(states=sorted([actor.class_name, actor.state, actor.restarts] for actor in await zc.actors()))
+        try:
+            await doomed.pid()
+        except zc.ActorDied as error:
+            tell(still=str(error))
+zc.run(main())
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_member_is_killed(hosts: Hosts) -> None:
+    head = hosts.start()
+    member = hosts.start("b", head, resources={"tape": 1})
+    with hosts.program(LOSING_A_NODE, head.record.address, host="b") as program:
+        pids = program.told("ready")
+        member.process.kill()
+        member.process.wait()
+        label = f"node {member.record.node[:8]}"
+        assert label in program.told("died")
+        assert program.told("restarted_at") == head.record.node
+        assert program.told("nodes") == [head.record.node]
+        assert program.told("resources") == {"CPU": 2.0}
+        assert program.told("states") == [["Busy", "dead", 0], ["Maker", "alive", 1]]
+        assert label in program.told("still")
+        assert program.status() == 0
+    until(lambda: not any(map(alive, pids)), "its actors to end")
+    assert label in Path(head.record.log).read_text()
+    assert stop(hosts) == [(head.record, True)]
+    head.process.wait()
+    hosts.assert_clean("a")
+
+
+LOSING_THE_HEAD = """
+zc.actor(Busy)
+
+async def main():
+    async with zc.init(ADDRESS):
+        head, member = [node.node_id for node in await zc.nodes()]
+        actors = [await Busy.options(node=node).spawn() for node in (head, member)]
+        waiting = [actor.wait() for actor in actors]
+        tell(ready=[await actor.pid() for actor in actors])
+        for ref in waiting:
+            try:
+                await ref
+            except (zc.ActorDied, zc.ActorUnavailable, zc.ConnectionLost) as error:
+                tell(lost=type(error).__name__)
+        try:
+            await zc.nodes()
+        except zc.ConnectionLost as error:
+            tell(nodes=str(error))
+    tell(done=True)
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_the_head_is_killed(hosts: Hosts, host: str) -> None:
+    head = hosts.start()
+    member = hosts.start("b", head)
+    with hosts.program(LOSING_THE_HEAD, head.record.address, host=host) as program:
+        pids = program.told("ready")
+        head.process.kill()
+        head.process.wait()
+        assert member.process.wait(20) == 0
+        assert program.told("lost")
+        assert program.told("lost")
+        assert program.told("nodes")
+        assert program.told("done")
+        assert program.status() == 0
+    assert not any(map(alive, pids))
+    hosts.assert_clean("b")
+    assert "head is lost" in Path(member.record.log).read_text()
+    assert list_nodes(hosts.run_directories("a")) == []
+
+
+@pytest.mark.slow
+def test_a_member_is_stopped(hosts: Hosts) -> None:
+    head = hosts.start()
+    member = hosts.start("b", head)
+    with hosts.program(LOSING_A_NODE, head.record.address, host="b") as program:
+        program.told("ready")
+        assert stop(hosts, "b") == [(member.record, True)]
+        member.process.wait()
+        assert program.told("died")
+        assert program.told("restarted_at") == head.record.node
+        assert program.status() == 0
+    assert list_nodes(hosts.run_directories("a")) == [head.record]
+    assert stop(hosts) == [(head.record, True)]
+    head.process.wait()
+    hosts.assert_clean("a", "b")
+
+
+@pytest.mark.slow
+def test_a_member_on_the_heads_host(hosts: Hosts) -> None:
+    head = hosts.start()
+    member = hosts.start("a", head)
+    assert list_nodes(hosts.run_directories("a")) == [head.record, member.record]
+    (directory,) = hosts.run_directories("a").iterdir()
+    assert {path.name for path in directory.glob("node-*")} == {
+        f"node-{node.record.node}.json" for node in (head, member)
+    }
+    assert stop(hosts) == [(head.record, True), (member.record, True)]
+    for node in (head, member):
+        node.process.wait()
+    hosts.assert_clean("a")
+
+
+PRINTING = """
+zc.actor(Busy)
+
+async def main():
+    async with zc.init(ADDRESS):
+        actor = await Busy.options(node=(await zc.nodes())[1].node_id, lifetime="detached", name="x").spawn()
+        await actor.say("for the program")
+        tell(pid=await actor.pid())
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_what_actors_print_comes_to_their_program(hosts: Hosts) -> None:
+    head = hosts.start()
+    hosts.start("b", head)
+    with hosts.program(PRINTING, head.record.address) as program:
+        pid = program.told("pid")
+        assert program.status() == 0
+        assert f"(Busy x pid={pid}) for the program" in program.text()
+    assert os.path.exists(f"/proc/{pid}")
+    assert "for the program" not in "".join(log.read_text() for log in hosts.logs())
+
+
+CLOSING = """
+@zc.actor
+class Closing:
+    def __init__(self, path): self.path = path
+    def pid(self): return os.getpid()
+    def close(self): open(self.path, "w").close()
+
+async def main():
+    async with zc.init(ADDRESS):
+        for number, node in enumerate(await zc.nodes()):
+            actor = await Closing.options(lifetime="detached", name=str(number), node=node.node_id).spawn(
+                PATH + str(number)
+            )
+            tell(pid=await actor.pid())
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_idle_actors_are_closed_in_order(hosts: Hosts) -> None:
+    head = hosts.start()
+    member = hosts.start("b", head)
+    closed = hosts.directory / "closed"
+    with hosts.program(CLOSING.replace("PATH", repr(str(closed))), head.record.address) as program:
+        pids = [program.told("pid"), program.told("pid")]
+        assert program.status() == 0
+    assert all(map(alive, pids))
+    assert stop(hosts) == [(head.record, True)]
+    for node in (head, member):
+        assert node.process.wait(20) == 0
+    assert [path.name for path in sorted(hosts.directory.glob("closed*"))] == ["closed0", "closed1"]
+    hosts.assert_clean("a", "b")
