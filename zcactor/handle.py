@@ -241,7 +241,8 @@ class RemoteActor:
             self.location = location
         for call in calls:
             maybe = call.state is not CallState.QUEUED
-            error = ActorUnavailable(self.label, f"{why or cause}; it is being restarted", maybe)
+            reason = f"{why or cause}; it is being restarted" if state == "restarting" else cause
+            error = ActorUnavailable(self.label, reason, maybe)
             if call.resend is None or not call.resend(call, error):
                 call.fail(error)
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.runtime.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
 from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.runtime import membership
 from zcactor.runtime.host import current_call
 from zcactor.runtime.membership import Membership, membership_interface
 from zcactor.runtime.nodes import NodeRecord, Nodes, facts_of
@@ -102,7 +103,38 @@ async def test_a_node_that_joins_and_is_lost(caplog: pytest.LogCaptureFixture) -
     await head.end()
 
 
-async def test_a_node_that_does_not_respond_is_lost() -> None:
+async def test_actors_of_a_node_that_may_still_run_are_not_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    over = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        if seconds < 1:  # between two pings
+            await asyncio.Event().wait()
+        waited.append(seconds)
+        await over.wait()
+
+    head = Head()
+    session, node = await head.join()
+    record = node.workers.start("Shard", {}, DRIVER, shared=False)
+    monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep, timeout=asyncio.timeout))
+    session.closed = ConnectionLost("broke: Connection timed out")
+    session.closed.__cause__ = TimeoutError(110, "Connection timed out")
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    await head.process.settle()
+    assert waited == [membership.FENCE]
+    assert NODE.hex() not in head.nodes.by_id, "nothing is placed on it"
+    assert head.done == []
+    over.set()
+    await head.process.settle()
+    ((_, process, cause),) = head.done
+    assert (process, "Connection timed out" in cause) == (record.process, True)
+    await head.end()
+
+
+async def test_a_node_that_does_not_respond_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "FENCE", 0.0)
+
     async def silent(*_: Any) -> None:
         await asyncio.Event().wait()
 

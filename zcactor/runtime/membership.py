@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Membership", "membership_interface"]
 
 logger = logging.getLogger("zcactor")
+FENCE = 8.0
+"""Seconds after which a node whose cable was cut has noticed it, too, and has ended its workers: the five of
+`zcactor.transport.tcp`, and time to act. Until then its actors do not start elsewhere, nor are their names free."""
 _LAST_WORD = 1.0
 """Seconds beyond their grace that nodes get to tell that their workers have ended."""
 
@@ -86,8 +89,8 @@ class Membership:
                 async with asyncio.timeout(self._hang_after):
                     await self._process.ask(session, "ping")
             except TimeoutError:
-                self._lost(node, f"it did not respond for {self._hang_after:g} s")
                 await session.aclose()
+                self._unreachable(node, f"it did not respond for {self._hang_after:g} s")
                 return
             except ZcactorError:
                 return
@@ -99,6 +102,20 @@ class Membership:
         node = self._nodes.by_id.get(peer.hex())
         if node is not None and node in self._remote:
             self._nodes.remove(node)
+
+    def _unreachable(self, node: NodeRecord, cause: str) -> None:
+        """Nobody knows whether a node still runs: nothing is placed on it from now on, and it is given up once it must
+        have given us up."""
+        if node not in self._remote or self._nodes.by_id.get(node.id) is not node:
+            return
+        logger.warning("%s cannot be reached: %s", node.label, cause)
+        self._nodes.remove(node)
+        self._process.start_task(self._fence(node, cause))
+
+    async def _fence(self, node: NodeRecord, cause: str) -> None:
+        if not self._agent.closing:
+            await asyncio.sleep(FENCE)
+        self._lost(node, cause)
 
     def _lost(self, node: NodeRecord, cause: str) -> None:
         """A node is gone: its actors are dead, or start again elsewhere. Its agent, which loses us as well, ends them
@@ -171,7 +188,11 @@ class Membership:
             self._agent.end_owned(peer)
         for node, (_, its_session) in list(self._remote.items()):
             if its_session is session:
-                self._lost(node, f"the connection to it ended ({session.closed})")
+                cause = f"the connection to it ended ({session.closed})"
+                if _ended_there(session.closed):
+                    self._lost(node, cause)
+                else:
+                    self._unreachable(node, cause)
 
     async def end(self, grace: float) -> None:
         """End every other node, and wait for that a little longer than `grace` seconds."""
@@ -182,6 +203,12 @@ class Membership:
                 await self._none_left.wait()
         except TimeoutError:
             logger.warning("%d nodes did not end in time", len(self._remote))
+
+
+def _ended_there(error: Exception | None) -> bool:
+    """Whether a connection ended because the process at its other end did, and not because nothing came through."""
+    system = error.__cause__ if error is not None else None
+    return not isinstance(system, OSError) or isinstance(system, ConnectionResetError | BrokenPipeError)
 
 
 @functools.cache
