@@ -7,15 +7,12 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import zcactor as zc
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Array = npt.NDArray[Any]
 MIB = 1 << 20
@@ -77,9 +74,6 @@ class Shard:
     def scale(self, array: Array, factor: float) -> Array:
         array *= factor
         return zc.move(array)
-
-    def frame(self, table: pd.DataFrame) -> pd.DataFrame:
-        return table.assign(c=table.a + table.b)
 
     def batch(self, batch: Batch) -> Batch:
         return Batch(batch.name + "!", batch.inputs + 1, [label * 2 for label in batch.labels])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +58,15 @@ async def settled(node: Node) -> None:
     assert engine is not None
     while engine.connections > len(node.links):
         await asyncio.sleep(0)
+
+
+def open_files() -> dict[str, int]:
+    """How many descriptors of each kind this process has."""
+    kinds: Counter[str] = Counter()
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            kinds[os.readlink(entry.path).partition(":")[0]] += 1
+    return dict(kinds)
 
 
 async def works(node: Node, link: Link, peer: Peer, nbytes: int = MIB) -> None:
@@ -236,7 +248,7 @@ async def test_many_pieces_arrive_exactly(nbytes: int) -> None:
 async def test_many_connections_leave_nothing(count: int) -> None:
     with Peer() as peer:
         async with listening() as node:
-            taken = {}
+            taken: dict[int, Any] = {}
             for number in range(1, count + 1):
                 link = await peer.connected(node)
                 await link.connection.aclose()
@@ -244,7 +256,11 @@ async def test_many_connections_leave_nothing(count: int) -> None:
                     await settled(node)
                     while await peer.ask("connections"):
                         pass
-                    fds, own = len(os.listdir("/proc/self/fd")), resident()
+                    if taken:  # sockets of the last few are closed when both ends have said so
+                        async with asyncio.timeout(60):
+                            while open_files() != taken[WARM][0][1]:
+                                await asyncio.sleep(0)
+                    fds, own = open_files(), resident()
                     peers_own, peers_fds = await peer.ask("resident")
                     assert peer.process.pid is not None
                     things = resources(os.getpid()), resources(peer.process.pid)

@@ -7,17 +7,33 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 import zcactor as zc
 from tests.vm.guest import guest_only
 from tests.vm.guest_actors import MIB, ROWS, Batch, Shard, checksum
-from tests.vm.test_harness import ROOT
 
 pytestmark = guest_only
+in_the_node = pytest.mark.asyncio(loop_scope="module")
+"""All tests share one node and its loop: starting one takes ten seconds in a guest."""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def node() -> AsyncIterator[zc.Node]:
+    """A node whose processes have no other way than RDMA."""
+    async with zc.init(transports=("verbs",), store_capacity=1088 * MIB) as node:
+        yield node
+
+
+@pytest.fixture
+def since(node: zc.Node) -> zc.Stats:
+    """What this process has counted before the test."""
+    return zc.stats()
 
 
 async def spawn(rows: int, **options: Any) -> Any:
@@ -25,179 +41,167 @@ async def spawn(rows: int, **options: Any) -> Any:
     return await Shard.options(**options).spawn(rows)
 
 
-def by_rdma(store_capacity: int = 256 * MIB) -> Any:
-    """A node whose processes have no other way."""
-    return zc.init(transports=("verbs",), store_capacity=store_capacity)
+def only_read(stats: zc.Stats, nbytes: int | None = None, since: zc.Stats | None = None) -> bool:
+    """Whether no array came in any other way, and as many bytes as said by READ; since then, or ever."""
+
+    def more(name: str) -> int:
+        value: int = getattr(stats, name) - (getattr(since, name) if since is not None else 0)
+        return value
+
+    rest = more("bytes_copied") or more("bytes_received") or more("bytes_mapped")
+    return not rest and (nbytes is None or more("bytes_read") == nbytes)
 
 
-def only_read(stats: zc.Stats, nbytes: int | None = None) -> bool:
-    """Whether no array came in any other way, and as many bytes as said by READ."""
-    rest = stats.bytes_copied or stats.bytes_received or stats.bytes_mapped
-    return not rest and (nbytes is None or stats.bytes_read == nbytes)
+@in_the_node
+async def test_the_whole_program(since: zc.Stats) -> None:
+    shard = await spawn(ROWS)
+    path = await zc.explain(shard)
+    assert path.transport == "verbs"
+    assert path.rtt > 0
+    grad = np.ones(ROWS)
+    assert await shard.push(grad) == 1.0
+    weights = shard.weights_now()
+    other = await spawn(ROWS, name="mirror", max_restarts=3)
+    assert await other.push(weights) == pytest.approx(0.1)
+    before = zc.stats().bytes_read - since.bytes_read
+    seen = [float(row[-1]) async for row in shard.batches(3)]
+    assert seen == [0.0, 1.0, 2.0]
+    assert only_read(zc.stats(), 3 * MIB + before, since)
+    assert only_read(await zc.stats(shard), MIB)
+    assert only_read(await zc.stats(other), MIB)
 
 
-async def test_the_whole_program() -> None:
-    async with by_rdma():
-        shard = await spawn(ROWS)
-        path = await zc.explain(shard)
-        assert path.transport == "verbs"
-        assert path.rtt > 0
-        grad = np.ones(ROWS)
-        assert await shard.push(grad) == 1.0
-        weights = shard.weights_now()
-        other = await spawn(ROWS, name="mirror", max_restarts=3)
-        assert await other.push(weights) == pytest.approx(0.1)
-        before = zc.stats().bytes_read
-        seen = [float(row[-1]) async for row in shard.batches(3)]
-        assert seen == [0.0, 1.0, 2.0]
-        assert only_read(zc.stats(), before + 3 * MIB)
-        assert only_read(await zc.stats(shard), MIB)
-        assert only_read(await zc.stats(other), MIB)
-
-
-async def test_calls_with_arrays_copy_nothing() -> None:
-    async with by_rdma():
-        shard = await spawn(ROWS)
-        for _ in range(20):
-            await shard.push(np.ones(ROWS))
-        assert only_read(zc.stats(), 0)
-        assert only_read(await zc.stats(shard), 20 * MIB)
-
-
-async def test_a_call_with_an_array_takes_two_frames() -> None:
-    async with by_rdma():
-        shard = await spawn(ROWS)
+@in_the_node
+async def test_calls_with_arrays_copy_nothing(since: zc.Stats) -> None:
+    shard = await spawn(ROWS)
+    for _ in range(20):
         await shard.push(np.ones(ROWS))
-        before, calls = zc.stats(), 20
-        for _ in range(calls):
-            await shard.push(np.ones(ROWS))
-        after = zc.stats()
-        frames = after.frames_sent - before.frames_sent, after.frames_received - before.frames_received
-        assert frames == (calls, calls)
+    assert only_read(zc.stats(), 0, since)
+    assert only_read(await zc.stats(shard), 20 * MIB)
 
 
-async def test_what_is_passed_on_does_not_come_through_the_caller() -> None:
-    async with by_rdma():
-        first, second = await asyncio.gather(spawn(8), spawn(8))
-        total = await second.sum_of(first.words(4 * MIB))
-        assert total == await first.sum_of_words()
-        assert only_read(await zc.stats(second), 4 * MIB)
-        assert only_read(zc.stats(), 0)
+@in_the_node
+async def test_a_call_with_an_array_takes_two_frames(since: zc.Stats) -> None:
+    shard = await spawn(ROWS)
+    await shard.push(np.ones(ROWS))
+    before, calls = zc.stats(), 20
+    for _ in range(calls):
+        await shard.push(np.ones(ROWS))
+    after = zc.stats()
+    frames = after.frames_sent - before.frames_sent, after.frames_received - before.frames_received
+    assert frames == (calls, calls)
 
 
-async def test_references_pass_from_actor_to_actor() -> None:
-    async with by_rdma():
-        first, second, third = await asyncio.gather(*(spawn(8) for _ in range(3)))
-        ref: Any = first.words(16 * MIB)
-        for shard in (second, third):
-            ref = shard.keep(ref)
-        array = await ref
-        assert checksum(array) == await first.sum_of_words()
-        assert not array.flags.writeable
-        assert only_read(zc.stats())
-        for shard, nbytes in ((first, 0), (second, 16 * MIB), (third, 16 * MIB)):
-            assert only_read(await zc.stats(shard), nbytes)
-        assert await second.nested({"x": zc.put(np.full(ROWS, 7.0)), "y": 1}) == 7.0
-        assert await third.nested({"x": first.keep(np.full(ROWS, 8.0))}) == 8.0
-        del ref, array
-        await first.keep(np.zeros(1))
+@in_the_node
+async def test_what_is_passed_on_does_not_come_through_the_caller(since: zc.Stats) -> None:
+    first, second = await asyncio.gather(spawn(8), spawn(8))
+    total = await second.sum_of(first.words(4 * MIB))
+    assert total == await first.sum_of_words()
+    assert only_read(await zc.stats(second), 4 * MIB)
+    assert only_read(zc.stats(), 0, since)
 
 
-async def test_values_of_many_kinds() -> None:
-    import pandas as pd  # here: it takes the actor half a minute to import it, and this process as long
-
-    async with by_rdma():
-        shard = await spawn(8)
-        table = pd.DataFrame({"a": np.arange(ROWS, dtype=float), "b": np.ones(ROWS)})
-        pd.testing.assert_frame_equal(await shard.frame(table), table.assign(c=table.a + table.b))
-        batch = await shard.batch(Batch("b", np.zeros(ROWS), [np.ones(ROWS), np.ones(4)]))
-        assert (batch.name, batch.inputs[-1], [label[-1] for label in batch.labels]) == ("b!", 1.0, [2.0, 2.0])
-        mine = np.full(ROWS, 2.0)
-        moved = await shard.scale(zc.move(mine), 3.0)
-        assert moved[-1] == 6.0
-        moved[0] = 0.0
-        back = await shard.scale(zc.move(moved), 2.0)
-        assert (back[0], back[1]) == (0.0, 12.0)
-        strided = np.arange(4 * ROWS, dtype=float).reshape(4, ROWS)[::2, ::-1]
-        kept = await shard.keep(strided)
-        np.testing.assert_array_equal(kept, strided)
-        assert zc.stats().bytes_received == zc.stats().bytes_mapped == 0
+@in_the_node
+async def test_references_pass_from_actor_to_actor(since: zc.Stats) -> None:
+    first, second, third = await asyncio.gather(*(spawn(8) for _ in range(3)))
+    ref: Any = first.words(16 * MIB)
+    for shard in (second, third):
+        ref = shard.keep(ref)
+    array = await ref
+    assert checksum(array) == await first.sum_of_words()
+    assert not array.flags.writeable
+    assert only_read(zc.stats(), None, since)
+    for shard, nbytes in ((first, 0), (second, 16 * MIB), (third, 16 * MIB)):
+        assert only_read(await zc.stats(shard), nbytes)
+    assert await second.nested({"x": zc.put(np.full(ROWS, 7.0)), "y": 1}) == 7.0
+    assert await third.nested({"x": first.keep(np.full(ROWS, 8.0))}) == 8.0
+    del ref, array
+    await first.keep(np.zeros(1))
 
 
-async def test_names_restarts_and_kills() -> None:
-    async with by_rdma():
-        shard = await spawn(8, name="one", max_restarts=1)
-        again = await zc.get_actor("one")
-        assert again == shard
-        ref = shard.words(4 * MIB)
-        await zc.wait([ref])
-        total = await shard.sum_of_words()
-        os.kill(await shard.pid(), signal.SIGKILL)
-        assert checksum(await ref) == total  # what has come is ours
-        del ref
-        while True:
-            try:
-                assert await shard.restarts() == 1
-                break
-            except zc.ActorUnavailable:
-                await asyncio.sleep(0)  # the error may be there at once, and the loop has the restart to hear of
-        assert (await zc.explain(shard)).transport == "verbs"
-        assert await shard.push(np.full(8, 3.0)) == 3.0
-        assert len(await shard.words(4 * MIB)) == MIB // 2
-        waiting = shard.wait()
-        await zc.kill(shard)
-        with pytest.raises(zc.ActorDied):
-            await waiting
-        with pytest.raises(zc.NoSuchActor):
-            await zc.get_actor("one")
+@in_the_node
+async def test_values_of_many_kinds(since: zc.Stats) -> None:
+    shard = await spawn(8)
+    batch = await shard.batch(Batch("b", np.zeros(ROWS), [np.ones(ROWS), np.ones(4)]))
+    assert (batch.name, batch.inputs[-1], [label[-1] for label in batch.labels]) == ("b!", 1.0, [2.0, 2.0])
+    mine = np.full(ROWS, 2.0)
+    moved = await shard.scale(zc.move(mine), 3.0)
+    assert moved[-1] == 6.0
+    moved[0] = 0.0
+    back = await shard.scale(zc.move(moved), 2.0)
+    assert (back[0], back[1]) == (0.0, 12.0)
+    strided = np.arange(4 * ROWS, dtype=float).reshape(4, ROWS)[::2, ::-1]
+    kept = await shard.keep(strided)
+    np.testing.assert_array_equal(kept, strided)
+    after = zc.stats()
+    assert (after.bytes_received, after.bytes_mapped) == (since.bytes_received, since.bytes_mapped)
 
 
-async def test_errors_and_cancelling() -> None:
-    async with by_rdma():
-        shard = await spawn(8)
-        with pytest.raises(ValueError, match="on purpose"):
-            await shard.fail("on purpose")
-        with pytest.raises(TypeError):
-            shard.fail()
-        waiting = shard.wait()
-        await shard.pid()
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert await shard.was_cancelled()
-        with pytest.raises(zc.DeadlineExceeded):
-            await shard.wait.options(timeout=0.5)()
-        assert await shard.push(np.full(8, 2.0)) == 2.0
+@in_the_node
+async def test_names_restarts_and_kills(since: zc.Stats) -> None:
+    shard = await spawn(8, name="one", max_restarts=1)
+    again = await zc.get_actor("one")
+    assert again == shard
+    ref = shard.words(4 * MIB)
+    await zc.wait([ref])
+    total = await shard.sum_of_words()
+    os.kill(await shard.pid(), signal.SIGKILL)
+    assert checksum(await ref) == total  # what has come is ours
+    del ref
+    while True:
+        try:
+            assert await shard.restarts() == 1
+            break
+        except zc.ActorUnavailable:
+            await asyncio.sleep(0)  # the error may be there at once, and the loop has the restart to hear of
+    assert (await zc.explain(shard)).transport == "verbs"
+    assert await shard.push(np.full(8, 3.0)) == 3.0
+    assert len(await shard.words(4 * MIB)) == MIB // 2
+    waiting = shard.wait()
+    await zc.kill(shard)
+    with pytest.raises(zc.ActorDied):
+        await waiting
+    with pytest.raises(zc.NoSuchActor):
+        await zc.get_actor("one")
 
 
-async def test_a_stream_that_is_left() -> None:
-    async with by_rdma():
-        shard = await spawn(8)
-        async for row in shard.batches(1000):
-            if row[0] == 20:
-                break
-        used = (await zc.stats(shard)).store_used
-        assert used < 100 * MIB
-        assert await shard.push(np.ones(8)) == 1.0
+@in_the_node
+async def test_errors_and_cancelling(since: zc.Stats) -> None:
+    shard = await spawn(8)
+    with pytest.raises(ValueError, match="on purpose"):
+        await shard.fail("on purpose")
+    with pytest.raises(TypeError):
+        shard.fail()
+    waiting = shard.wait()
+    await shard.pid()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await shard.was_cancelled()
+    with pytest.raises(zc.DeadlineExceeded):
+        await shard.wait.options(timeout=0.5)()
+    assert await shard.push(np.full(8, 2.0)) == 2.0
+
+
+@in_the_node
+async def test_a_stream_that_is_left(since: zc.Stats) -> None:
+    shard = await spawn(8)
+    async for row in shard.batches(1000):
+        if row[0] == 20:
+            break
+    used = (await zc.stats(shard)).store_used
+    assert used < 100 * MIB
+    assert await shard.push(np.ones(8)) == 1.0
 
 
 @pytest.mark.parametrize("nbytes", [64 * MIB, 256 * MIB, pytest.param(1 << 30, marks=pytest.mark.slow)])
-async def test_large_arrays(nbytes: int) -> None:
-    async with by_rdma(nbytes + 64 * MIB):
-        shard = await spawn(8)
-        array = await shard.words(nbytes)
-        assert array.nbytes == nbytes
-        assert checksum(array) == await shard.sum_of_words()
-        assert only_read(zc.stats(), nbytes)
-
-
-def test_the_quickstart() -> None:
-    environ = {**os.environ, "ZCACTOR_TRANSPORTS": "verbs"}
-    command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--size", "16MiB"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=140, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "bytes_copied, driver and three actors together: 0" in done.stdout
-    assert done.stdout.count("has the array: same checksum") == 2
+@in_the_node
+async def test_large_arrays(since: zc.Stats, nbytes: int) -> None:
+    shard = await spawn(8)
+    array = await shard.words(nbytes)
+    assert array.nbytes == nbytes
+    assert checksum(array) == await shard.sum_of_words()
+    assert only_read(zc.stats(), nbytes, since)
 
 
 def test_the_doctor() -> None:
