@@ -63,7 +63,7 @@ class Block:
     """
 
     __slots__ = (
-        "__weakref__", "address", "array", "exported", "hold", "id", "nbytes", "offset", "sealed", "store",
+        "__weakref__", "address", "array", "exported", "hold", "id", "nbytes", "of_numpy", "offset", "sealed", "store",
     )  # fmt: skip
 
     def __init__(self, store: Store, hold: Hold, nbytes: int, block_id: int | None = None) -> None:
@@ -80,6 +80,8 @@ class Block:
         """DRAFT is False: the owner writes. SEALED is True: nobody does, and leases may be given."""
         self.exported = False
         """Whether `Store.lookup` finds it."""
+        self.of_numpy = False
+        """Whether NumPy allocated the memory for an array of its own."""
         self.array: ref[NDArray[Any]] | None = None
         """The array that `Store.empty` made: sealing the block by way of a view makes it read-only as well."""
         # It is apart from the block because weak references lead to blocks: while a ``__del__`` of the block ran,
@@ -134,6 +136,7 @@ class Store:
         self._blocks: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()  # by offset
         self._exported: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()
         self._kept: Final[dict[int, tuple[ref[NDArray[Any]], Block]]] = {}  # by offset; see `keep`
+        self._known: Final[dict[int, int]] = {}  # by offset: the memory of NumPy's that peers were told of last
 
     def allocate(self, nbytes: int, alignment: int | None = None) -> Block:
         """Take `nbytes` of shared memory. Their contents are undefined.
@@ -245,7 +248,9 @@ class Store:
         """The living block whose bytes contain the addresses ``[low, high)``; None when there is none.
 
         Memory that NumPy has allocated in the store gets a block when it is first asked for: its bytes then stay as
-        long as the array or the block does. The id is the same for every block that the memory has in its life.
+        long as the array or the block does. The id is the same for every block that the memory has in its life, until
+        peers are told of it. A peer may keep a copy under that id, so once somebody could write to the bytes again,
+        which a block that is gone does not prevent, nor an array whose flags were set back, they are another object's.
         """
         offset = low - self.arena.address
         start = self.heap.around(offset) if 0 <= offset < self.capacity else -1
@@ -259,7 +264,16 @@ class Store:
                     hold = self.heap.adopt(start)
                     if hold is None:
                         return None
-                    block = self._blocks[start] = Block(self, hold, hold.nbytes)
+                    if self._known.get(start) == hold.id:
+                        block = self.block_over(hold, hold.nbytes)
+                    else:
+                        block = self._blocks[start] = Block(self, hold, hold.nbytes)
+                    block.of_numpy = True
+        elif block.sealed and (kept := self._kept.get(start)) is not None:
+            array = kept[0]()
+            if array is not None and array.flags.writeable:
+                block = self.block_over(block.hold, block.nbytes)
+                block.of_numpy = True
         return block if high <= block.address + block.nbytes else None
 
     def keep(self, block: Block, array: NDArray[Any]) -> None:
@@ -308,6 +322,8 @@ class Store:
     def export(self, block: Block) -> int:
         """Let `lookup` find the block for as long as it lives. Idempotent. Returns its id."""
         self._exported[block.id] = block
+        if block.of_numpy:
+            self._known[block.offset] = block.hold.id
         block.exported = True
         return block.id
 

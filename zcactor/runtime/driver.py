@@ -24,6 +24,7 @@ from zcactor.objectstore.store import Store
 from zcactor.runtime.directory import RunDirectory, base_directory
 from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of
 from zcactor.runtime.forked import watch_forks
+from zcactor.runtime.locations import own_machine
 from zcactor.runtime.node import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.runtime.nodes import machine_of
 from zcactor.runtime.process import Process
@@ -366,6 +367,7 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
         endpoint = make_endpoint(config, directory.path, driver, secret, store)
         process = Process(driver, "driver", config, loop, store, endpoint)
         process.agent = agent_id
+        process.machine = own_machine(config, directory.path)
         process.system.print_log = _print_log
         try:
             await endpoint.start(process.accepted)
@@ -416,6 +418,7 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Node
             raise ConnectionLost(f"zc.init: {address} cannot be joined: {problem}")
         process = Process(driver, "driver", config, loop, store, endpoint)
         process.agent = head.process
+        process.machine = own_machine(config, directory.path)
         process.system.print_log = _print_log
         find_through(endpoint, process, head.address)
         context.set_current(process)  # the answers to what is asked below are opened in it

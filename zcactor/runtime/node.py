@@ -209,6 +209,7 @@ async def _serve(
     from zcactor.objectstore.store import Store
     from zcactor.runtime.agent import NodeAgent
     from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of
+    from zcactor.runtime.locations import own_machine
     from zcactor.runtime.member import NodeMember
     from zcactor.runtime.membership import Membership
     from zcactor.runtime.nodes import facts_of, machine_of
@@ -224,6 +225,7 @@ async def _serve(
     )
     process = Process(setup["agent"], "agent", config, loop, store, endpoint)
     process.agent = head
+    process.machine = own_machine(config, directory)
     context.set_current(process)
     problem = problem_of(endpoint)
     if problem:

@@ -14,15 +14,15 @@ import socket
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError, RemoteError, ZcactorError
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError, RemoteError, ZcactorError
 from zcactor.future import ObjectRef, OwnRef, RefHolder
 from zcactor.handle import ActorHold, RemoteActor
 from zcactor.interface import Interface
 from zcactor.marshal import Marshaller, arrays
 from zcactor.objectstore.copies import CopyCounter
-from zcactor.objectstore.lease import Lease, RemoteLease
+from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.placement import Placements
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
 from zcactor.rpc.call import Call
@@ -31,11 +31,11 @@ from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
 from zcactor.runtime.host import ActorHost
+from zcactor.runtime.locations import Locations, LostPart, Origins
 from zcactor.runtime.parting import Parting
 from zcactor.runtime.registering import Registrar
 from zcactor.runtime.system import SystemActor
 from zcactor.runtime.trimming import Trimmer
-from zcactor.transport.base import RemoteRegion
 from zcactor.transport.loopback import loopback_pair
 
 if TYPE_CHECKING:
@@ -61,28 +61,8 @@ MEMBERSHIP_INDEX = 2
 FIRST_ACTOR_INDEX = 2
 _DELIVERY_TIMEOUT = 5.0
 """Seconds that a peer has to take in the last answers of an actor that stops."""
-
-
-class LostPart:
-    """Stands for an object whose owner is gone; using it raises `ObjectLost`."""
-
-    __slots__ = ("_error", "reason")
-
-    def __init__(self, reason: str, error: ZcactorError | None = None) -> None:
-        self.reason = reason
-        self._error = error
-
-    def raise_error(self) -> NoReturn:
-        """Raise why it is lost: `ObjectLost`, or the error that it was given."""
-        raise ObjectLost(self.reason) if self._error is None else self._error.with_traceback(None)
-
-    @property
-    def __array_interface__(self) -> Any:
-        self.raise_error()
-
-    def grant(self, _: Any) -> tuple[bytes, int, int]:
-        """There is nothing to pass on."""
-        self.raise_error()
+_COMING = Part(0, None, 0, 0)
+"""Stands in the place of a part that comes later."""
 
 
 class Process:
@@ -118,6 +98,11 @@ class Process:
         self.marshaller = Marshaller(store, self.copies, self.counters, config.eager_limit)
         self.trimmer = Trimmer(store.heap, loop, config.store_keep_nbytes)
         self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
+        self.locations = Locations(self)
+        self.origins = Origins()
+        self.machine = ""
+        """What names this host for those who may map our arena, see `zcactor.runtime.locations.own_machine`; empty
+        where nobody is to."""
         self.registrar: Registrar | None = None
         """Registers memory with the network card ahead of need, once a peer is reached by RDMA."""
         self.last_system_index = MEMBERSHIP_INDEX if role == "agent" else SYSTEM_INDEX
@@ -162,9 +147,14 @@ class Process:
         if threading.get_ident() != self.thread:
             self.loop.call_soon_threadsafe(self.start_task, coroutine)
             return
+        self.begin(coroutine)
+
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """The same on the loop's thread, for somebody who wants the result."""
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        return task
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -245,6 +235,7 @@ class Process:
         """See `zcactor.rpc.session.Hub`."""
         self._all.discard(session)
         self.placements.forget(session.peer_process)
+        self.origins.left(session.peer_process)
         if self.sessions.get(session.peer_process) is session:
             del self.sessions[session.peer_process]
         for host in list(self.hosts.values()):
@@ -317,18 +308,21 @@ class Process:
             return Part(kind, holder, offset, nbytes), None
         if owner == session.peer_process:
             if kind <= RegionKind.MOVED and nbytes and not session.connection.maps:
-                part = self._remote(session, region)
-                return (part, None) if unread else self._later(self._read(part))
+                part = self.locations.remote(session, region)
+                found = part if unread else self.locations.bring(part)
+                return (found, None) if isinstance(found, Part) else (_COMING, found)
             if kind == RegionKind.MOVED and session.connection.writable_mapping is None:
                 return self._later(self._open_writable(session, region, session))
             return self._leased(session, region), None
+        known = self.locations.known(region)
+        if known is not None:
+            if region.pin:
+                session.release(region.pin)
+            return known, None
         return self._later(self._adopt(session, region, unread))
 
     def _later(self, coroutine: Coroutine[Any, Any, Part]) -> tuple[Part, asyncio.Future[Part]]:
-        future = self.loop.create_task(coroutine)
-        self._tasks.add(future)
-        future.add_done_callback(self._task_done)
-        return Part(0, None, 0, 0), future
+        return _COMING, self.begin(coroutine)
 
     def _leased(self, session: Session, region: Region) -> Part:
         """The part for an object whose owner is the peer of `session` and has granted us the lease."""
@@ -347,41 +341,16 @@ class Process:
             holder = ActorHold(owner, object_id, session.release)
         return Part(kind, holder, offset, nbytes)
 
-    def _remote(self, owner: Session, region: Region) -> Part:
-        """The same where the owner's arena is not mapped: bytes to be read, or to be passed on as they are."""
-        kind, process, object_id, offset, nbytes, _, seal, rkey = region
-        check_bounds(region, owner.connection.peer.arena_nbytes)
-        return Part(kind, RemoteLease(process, object_id, offset, nbytes, owner, seal, rkey), offset, nbytes)
-
-    async def _read(self, part: Part) -> Part:
-        """Bring the bytes of a `RemoteLease` into our own store: an object of ours from then on, which is passed on,
-        shared and freed as such. The lease ends with the last part that has it."""
-        kind, lease, offset, nbytes = part
-        connection = lease.session.connection
-        try:
-            block = self.placements.take(lease.owner, nbytes)
-            wanted = RemoteRegion(lease.id, offset, nbytes, lease.seal, lease.rkey)
-            await connection.pull(wanted, block.address, block)
-        except OutOfMemory as error:
-            return Part(kind, LostPart(f"there is no room for it here: {error}", error), 0, 0)
-        except (ZcactorError, OSError) as error:
-            return Part(kind, LostPart(f"it could not be brought here: {error}"), 0, 0)
-        if connection.kind == "verbs":
-            self.counters.bytes_read += nbytes
-        else:
-            self.counters.bytes_received += nbytes
-        block.sealed = kind != RegionKind.MOVED
-        return Part(kind, block, block.offset, nbytes)
-
     def read_result(self, call: Call) -> None:
         """See `zcactor.rpc.session.Hub`."""
         self.start_task(self._read_result(call))
 
     async def _read_result(self, call: Call) -> None:
-        async def here(part: Part) -> Part:
-            return await self._read(part) if type(part.holder) is RemoteLease else part
-
-        parts = await asyncio.gather(*map(here, call.parts))
+        found = [self.locations.bring(part) for part in call.parts]
+        coming = [task for task in found if isinstance(task, asyncio.Task)]
+        if coming:
+            await asyncio.wait(coming)
+        parts = [task.result() if isinstance(task, asyncio.Task) else task for task in found]
         call.complete(call.status, call.payload, parts, call.flags)
 
     async def _open_writable(self, session: Session, region: Region, owner: Session) -> Part:
@@ -401,8 +370,8 @@ class Process:
                     f"object {region.id:x} is no longer held by process {region.owner.hex()[:8]}, its owner"
                 )
             if region.kind <= RegionKind.MOVED and region.nbytes and not owner.connection.maps:
-                part = self._remote(owner, region)
-                return part if unread else await self._read(part)
+                part = self.locations.remote(owner, region)
+                return part if unread else await self.locations.read(part)
             if region.kind == RegionKind.MOVED:
                 await owner.connection.open_writable()
             return self._leased(owner, region)

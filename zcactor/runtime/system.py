@@ -13,6 +13,7 @@ from zcactor.interface import MARK
 from zcactor.marshal.sealed import Sealed
 from zcactor.rpc.call import Call
 from zcactor.runtime.host import current_call
+from zcactor.runtime.locations import Copy
 
 if TYPE_CHECKING:
     from zcactor.runtime.process import Process
@@ -53,6 +54,32 @@ class SystemActor:
         with session.lock:
             session.leases.grant(object_id, holder)
         return True
+
+    async def source(
+        self, object_id: int, offset: int, nbytes: int, machine: str, failed: bytes
+    ) -> tuple[bytes, int, int]:
+        """Where the caller, who holds a lease on an object of ours, is to take its bytes from: a process, and the id
+        and the offset of the copy there; no process stands for this one. See `zcactor.runtime.locations.Origins`.
+
+        Raises:
+            ObjectLost: there is no such object.
+        """
+        process = self._process
+        block = process.store.lookup(object_id)
+        if block is None:
+            raise ObjectLost(f"object {object_id:x} is no longer held by its owner, pid {os.getpid()}")
+        reader = current_call.get().session.peer_process
+        return (await process.origins.source(reader, block, offset, nbytes, machine, failed))[:3]
+
+    async def located(
+        self, object_id: int, offset: int, nbytes: int, copy_id: int, copy_offset: int, machine: str, failed: bytes
+    ) -> None:
+        """The caller's transfer of an object of ours is over, and it has a copy of that id, or with 0 none."""
+        block = self._process.store.lookup(object_id)
+        if block is not None:
+            reader = current_call.get().session.peer_process
+            copy = Copy(reader, copy_id, copy_offset, machine) if copy_id else None
+            self._process.origins.ended(reader, block, offset, nbytes, copy, failed)
 
     async def part(self) -> bool:
         """Whether the caller may close its connection to us, which we do not need either."""

@@ -20,6 +20,7 @@ from zcactor.objectstore.store import Store
 from zcactor.runtime.agent import agent_interface
 from zcactor.runtime.endpoints import address_of, find_through, make_endpoint
 from zcactor.runtime.forked import watch_forks
+from zcactor.runtime.locations import own_machine
 from zcactor.runtime.loops import new_event_loop
 from zcactor.runtime.member import member_interface
 from zcactor.runtime.process import AGENT_INDEX, Process
@@ -155,6 +156,7 @@ async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
     )
     process = Process(setup["process"], "worker", config, loop, store, endpoint)
     process.agent = setup["agent"]
+    process.machine = own_machine(config, Path(setup["directory"]))
     find_through(endpoint, process, setup["head_address"])
     process.namespace = setup["namespace"]
     worker = Worker(process, setup["node"])
