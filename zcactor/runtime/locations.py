@@ -43,8 +43,8 @@ LOCATED_NBYTES: Final = 1 << 20
 """Bytes from which on a reader asks where to take an object from. The question costs a round trip, about 60 us; TCP at
 10 Gbit/s takes 900 us for so many bytes. Smaller objects would be delayed by more than they can gain."""
 LOCATED_READ_NBYTES: Final = 256 << 20
-"""The same by RDMA, which at 100 Gbit/s brings 1 MiB in 90 us, and this in 20 ms: below, the question would be seen. So an array that
-a loop passes at each step takes a frame each way and the READs, and nothing else."""
+"""The same by RDMA, which at 100 Gbit/s brings 1 MiB in 90 us, and this in 20 ms: below, the question would be seen. So
+an array that a loop passes at each step takes a frame each way and the READs, and nothing else."""
 AT_ONCE: Final = 2
 """Transfers of one object that run from one place. With one, a tree of N readers is N deep where a reader is slow; with
 two it is about log2 N deep, and each gets half of a link."""
