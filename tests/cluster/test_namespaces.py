@@ -1,0 +1,134 @@
+"""Clusters of hosts that have nothing in common but a cable: network namespaces, addresses that are no loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.netns import Host, Network, Program, missing
+from tests.runtime.programs import ROOT, until
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
+
+TOKEN = {"ZCACTOR_TOKEN": "5a" * 32, "ZCACTOR_STORE_CAPACITY": str(1 << 28), "PYTHONPATH": str(ROOT)}
+MIB = 1 << 20
+NOTICED = 8.0
+"""Seconds in which a cut cable must be noticed: the six that are promised, and time for a busy machine."""
+
+
+def zcactor(host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line there."""
+    with host.start(
+        sys.executable, "-m", "zcactor", *arguments,
+        env=TOKEN, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        output, _ = process.communicate(timeout=40)
+        return subprocess.CompletedProcess(arguments, process.returncode, output)
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[list[Host], str]]:
+    """Two hosts with a node each, the first the head's, and its address."""
+    with Network(2, direct=True) as hosts:
+        head = f"{hosts[0].address}:7433"
+        for host, arguments in zip(hosts, (["--head", "--host", hosts[0].address], ["--address", head]), strict=True):
+            done = zcactor(host, "start", *arguments, "--num-cpus", "2")
+            assert done.returncode == 0, done.stdout
+            assert f"ready at {host.address}:" in done.stdout
+        yield hosts, head
+
+
+def program(host: Host, head: str) -> Program:
+    """One that has joined, on `host`."""
+    return host.python(str(Path(__file__).with_name("far_driver.py")), head, env=TOKEN)
+
+
+def test_two_hosts(cluster: tuple[list[Host], str]) -> None:
+    (a, b), head = cluster
+    with program(a, head) as driver:
+        (first, *here), (second, *there) = driver.ask("nodes")
+        assert [*here, *there] == ["a", ["local", "verbs", "tcp"], "b", ["local", "verbs", "tcp"]]
+        driver.ask("spawn", name="near", node=first)
+        driver.ask("spawn", name="far", node=second)
+        assert driver.ask("path", name="near")[0] == "local"
+        transport, reason = driver.ask("path", name="far")
+        assert transport == "tcp"
+        assert "sealed" in reason
+        assert driver.ask("total", name="far", nbytes=8 * MIB) == 2.0 * MIB
+        assert driver.ask("passed", maker="near", reader="far", nbytes=8 * MIB) == MIB
+        assert driver.ask("passed", maker="far", reader="near", nbytes=8 * MIB) == MIB
+        assert driver.ask("stats") == {"bytes_copied": 0, "bytes_received": 0, "bytes_mapped": 0}
+    with program(b, head) as other:  # the first has gone, and what was detached stays
+        other.ask("find", name="far")
+        assert other.ask("path", name="far")[0] == "local"
+        other.ask("find", name="near")
+        assert other.ask("path", name="near")[0] == "tcp"
+    assert zcactor(b, "stop").returncode == 0
+    listed = zcactor(a, "status")
+    assert "near" in listed.stdout and "far" not in listed.stdout, listed.stdout
+
+
+def test_a_host_that_is_cut_off(cluster: tuple[list[Host], str]) -> None:
+    """Calls to it end once and in time; its actors start elsewhere when it has ended them, and not before."""
+    (a, b), head = cluster
+    with program(a, head) as driver:
+        (first, *_), (second, *_) = driver.ask("nodes")
+        driver.ask("spawn", name="one", node=second)
+        for name in ("filler", "another"):
+            driver.ask("spawn", name=name, node=first)
+        moves = "two"
+        driver.ask("spawn", name=moves, node="spread", restarts=-1)
+        assert driver.ask("where", name=moves) == [second, 0]
+        waiting = [driver.send("failure", name="one"), driver.send("failure", name=moves)]
+        with b.down():
+            for number in waiting:
+                kind, text, seconds = driver.answer(number)
+                assert kind in ("ActorUnavailable", "ActorDied", "ConnectionLost"), text
+                assert "may have run" in text
+                assert seconds < NOTICED + 3, text  # the agent is asked for two seconds what became of the actor
+            assert [node for node, *_ in driver.ask("nodes")] == [first]
+            until(lambda: len(b.pids()) <= 1, "the node that is cut off ends")
+            ended = time.monotonic()
+            driver.ask("find", name=moves)
+            assert driver.ask("where", name=moves) == [first, 1]
+            assert time.monotonic() >= ended
+            with pytest.raises(OSError, match="NoSuchActor"):
+                driver.ask("find", name="one")
+            driver.ask("spawn", name="one", node=first)  # the name is free
+        done = zcactor(b, "start", "--address", head)  # and the host comes back as a new node
+        assert done.returncode == 0, done.stdout
+        assert len(driver.ask("nodes")) == 2
+
+
+def test_a_head_that_is_cut_off(cluster: tuple[list[Host], str]) -> None:
+    (a, b), head = cluster
+    with program(b, head) as driver:
+        (first, *_), (second, *_) = driver.ask("nodes")
+        driver.ask("spawn", name="here", node=second)
+        driver.ask("spawn", name="there", node=first)
+        waiting = driver.send("failure", name="there")
+        with a.down():
+            kind, text, seconds = driver.answer(waiting)
+            assert kind in ("ActorUnavailable", "ActorDied", "ConnectionLost"), text
+            assert seconds < NOTICED + 3, text
+            until(lambda: len(b.pids()) <= 2, "the node ends, and the program stays")
+
+
+def test_a_token_that_is_another(cluster: tuple[list[Host], str]) -> None:
+    (_, b), head = cluster
+    with b.start(
+        sys.executable, "-m", "zcactor", "start", "--address", head,
+        env={**TOKEN, "ZCACTOR_TOKEN": "5b" * 32}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        output, _ = process.communicate(timeout=40)
+    assert process.returncode == 1
+    assert "token" in output and head in output
