@@ -14,7 +14,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two processes, as most tests wait for others of theirs; see tests/conftest.py for what goes where.
-SPREAD := -n 2 --dist loadgroup --no-loadscope-reorder
+SPREAD := -n 2 --no-loadscope-reorder
 
 .DEFAULT_GOAL := check
 .PHONY: demo test test-rdma check bench lint setup clean

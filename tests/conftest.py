@@ -8,9 +8,11 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
+from xdist.scheduler import LoadScopeScheduling
 
 pytest.register_assert_rewrite("tests.conformance.connection")  # a failing assertion there shows its values, too
 
@@ -63,14 +65,24 @@ def pytest_asyncio_loop_factories(
     return {name: LOOPS[name] for name in names}
 
 
-@pytest.hookimpl(tryfirst=True)
+class Spread(LoadScopeScheduling):  # type: ignore[misc]
+    """Which tests go to the same process: those of a module, and all that start virtual machines, as the machine has no
+    room for two at once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return "virtual machines" if "/vm/" in module else module
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
+    """How tests are spread over processes; pytest-xdist asks this where it has several."""
+    return Spread(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what this machine cannot run, with the reason; and says what goes to which of several processes, where
-    pytest-xdist has them: a module stays together, and virtual machines, which take longest, come first and one after
-    the other."""
+    """Skips what this machine cannot run, with the reason. What takes longest comes first, so that no process has it
+    left when the others are done."""
     items.sort(key=_turn)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("vm" if _turn(item) == 0 else item.nodeid.partition("::")[0]))
     infiniband = Path("/sys/class/infiniband")
     missing = {
         "root": os.geteuid() != 0,
@@ -89,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    """When an item is run: what takes long first, so that no process has it left when the others are done."""
+    """A number; items of lower ones are run first."""
     parts = item.path.parts
     if "vm" in parts:
         return 0
