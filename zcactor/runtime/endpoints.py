@@ -121,7 +121,7 @@ def _between_hosts(
 
         endpoint = VerbsEndpoint(
             config.host, process, token, arena, arena.fd, config.recv_depth, config.eager_limit,
-            binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding),
+            binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding, quick=True),
             lookup=store.lookup, device=config.verbs_device, device_port=config.verbs_port,
             gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit, falls_back="tcp" in names,
             port=port, sealing=sealing,

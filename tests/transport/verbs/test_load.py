@@ -115,6 +115,17 @@ def test_device_that_cannot_be_used(tmp_path: Path) -> None:
     assert "/dev/infiniband" in reason.fix
 
 
+def test_nothing_is_imported_where_the_kernel_lists_no_device(tmp_path: Path) -> None:
+    def never(name: str) -> ModuleType:
+        pytest.fail(f"{name} was imported")
+
+    for root in (tmp_path, tmp_path / "none"):
+        (reason,) = absent(bindings(quick=True, importer=never, root=root)).reasons
+        assert f"it lists no RDMA device in {root}" in reason.cause
+    (tmp_path / "mlx5_0").touch()
+    assert len(absent(bindings(quick=True, importer=missing, root=tmp_path)).reasons) == 2
+
+
 def test_next_binding_is_tried() -> None:
     binding = bindings(importer=ibverbs(lambda: [SimpleNamespace(name="mlx5_0")]))
     assert not isinstance(binding, Absent)

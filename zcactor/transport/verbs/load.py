@@ -99,6 +99,7 @@ def _why_no_device(name: str, error: OSError | None, root: Path) -> Reason:
 def bindings(
     which: str | None = None,
     *,
+    quick: bool = False,
     importer: Callable[[str], ModuleType] = importlib.import_module,
     root: Path = sysfs.ROOT,
 ) -> Binding | Absent:
@@ -106,8 +107,10 @@ def bindings(
 
     Args:
         which: ``"pyverbs"`` or ``"ibverbs"`` to try only that, ``"none"`` for neither, None or ``""`` for both.
+        quick: where the kernel lists no device, import nothing: importing a binding takes tenths of a second, which
+            every process would pay on hosts without RDMA.
         importer: imports a module by its full name.
-        root: where the kernel lists its devices; only looked at to explain a failure.
+        root: where the kernel lists its devices.
 
     Returns:
         The binding, or an `Absent` with one reason for each that was tried. Nothing is raised, whatever a binding does.
@@ -116,6 +119,8 @@ def bindings(
         return Absent((Reason("none", "ZCACTOR_VERBS_BINDING=none asks for no RDMA", "unset it"),))
     if which and which not in NAMES:
         return Absent((Reason(which, "no such binding", f"set ZCACTOR_VERBS_BINDING to {', '.join(NAMES)} or none"),))
+    if quick and not (sysfs.has_rdma(root) and any(root.iterdir())):
+        return Absent((Reason("the kernel", f"it lists no RDMA device in {root}", _NO_KERNEL),))
     loaders: dict[str, Callable[[Callable[[str], ModuleType]], Binding]] = {
         "pyverbs": pyverbs_adapter.load,
         "ibverbs": ibverbs_adapter.load,

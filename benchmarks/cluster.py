@@ -1,0 +1,167 @@
+"""Starting nodes: how long one takes from the command to its being ready, and how many form a cluster how fast.
+
+::
+
+    python -m benchmarks.cluster              # 64 nodes on this machine, agents only
+    python -m benchmarks.cluster --quick      # 8 of them
+
+A node is started as a user starts it, by ``zcactor start``, and the floor is the start of an interpreter that imports
+NumPy: the command and the agent that it starts each are one. Memory is the proportional share (PSS) of an agent and of
+the process that its workers will be forked from, in which they have what they share with each other once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import psutil
+
+from benchmarks.harness import Measurement, Scale, at_most, markdown, show
+from zcactor.cluster.records import list_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["main"]
+
+NODES: Final = 64
+READY: Final = 0.5
+"""Seconds from the command to a node that is ready: the budget."""
+FORMED: Final = 10.0
+"""Seconds until so many nodes know of each other, and MiB of one: the budgets."""
+AGENT_MIB: Final = 40.0
+AT_ONCE: Final = 4
+"""Commands that run at the same time: more only wait for the same cores."""
+
+FULL, QUICK = Scale(5, 1.0), Scale(2, 0.125)
+
+
+class Made:
+    """Nodes of a user of their own, which end with the block."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="zcb-")
+        self.base = Path(self._folder.name)
+        run = self.base / "run"
+        run.mkdir(mode=0o700)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ZCACTOR_")}
+        self.environ = {
+            **kept, "XDG_CONFIG_HOME": str(self.base / "config"), "XDG_STATE_HOME": str(self.base / "state"),
+            "XDG_RUNTIME_DIR": str(run),
+        }  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.zcactor("stop")
+        self._folder.cleanup()
+
+    def zcactor(self, *arguments: str) -> float:
+        """Run the command line; the seconds it took."""
+        before = time.perf_counter()
+        command = [sys.executable, "-m", "zcactor", *arguments]
+        subprocess.run(command, env=self.environ, check=True, capture_output=True)
+        return time.perf_counter() - before
+
+    def head(self) -> str:
+        """Where the head listens."""
+        return list_nodes(Path(self.environ["XDG_RUNTIME_DIR"]))[0].head
+
+    def seen(self) -> int:
+        """How many nodes the head knows of."""
+        command = [sys.executable, "-m", "zcactor", "status", "--json"]
+        done = subprocess.run(command, env=self.environ, check=True, capture_output=True, text=True)
+        return len(json.loads(done.stdout)["nodes"])
+
+    def pss(self) -> list[float]:
+        """MiB of each node's agent, with what it has forked."""
+        found = []
+        for record in list_nodes(Path(self.environ["XDG_RUNTIME_DIR"])):
+            agent = psutil.Process(record.pid)
+            shares = [process.memory_full_info().pss for process in (agent, *agent.children())]
+            found.append(sum(shares) / (1 << 20))
+        return found
+
+
+def _interpreter(environ: Mapping[str, str]) -> float:
+    before = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import numpy"], env=environ, check=True)
+    return time.perf_counter() - before
+
+
+def measure(scale: Scale) -> list[Measurement]:
+    """Start nodes one by one, and then many."""
+    times: dict[str, list[float]] = {"floor": [], "head": [], "member": []}
+    for _ in range(scale.runs):
+        with Made() as made:
+            times["floor"].append(_interpreter(made.environ))
+            times["head"].append(made.zcactor("start", "--head", "--port", "0"))
+            times["member"].append(made.zcactor("start", "--address", made.head()))
+    floor = median(times["floor"])
+    found = [
+        Measurement("cluster", "zcactor start --head, until it is ready", median(times["head"]), "s", floor,
+                    "an interpreter with NumPy", at_most(READY, "value")),
+        Measurement("cluster", "zcactor start --address, until it is ready", median(times["member"]), "s", floor,
+                    "an interpreter with NumPy", at_most(READY, "value")),
+    ]  # fmt: skip
+    count = scale.count(NODES, 2)
+    with Made() as made:
+        before = time.perf_counter()
+        made.zcactor("start", "--head", "--port", "0")
+        head = made.head()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(lambda _: made.zcactor("start", "--address", head), range(count - 1)))
+        seconds = time.perf_counter() - before
+        seen = made.seen()
+        if seen != count:
+            raise RuntimeError(f"{count} nodes were started, and the head knows of {seen}")
+        memory = median(made.pss())
+    limit = FORMED * count / NODES
+    found.append(
+        Measurement("cluster", f"{count} nodes on one machine", seconds, "s", None, "", at_most(limit, "value"))
+    )
+    found.append(Measurement("cluster", "memory of a node", memory, "MiB", None, "", at_most(AGENT_MIB, "value")))
+    return found
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description="Starting nodes.")
+    parser.add_argument("--quick", action="store_true", help="fewer runs and nodes")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there, one JSON object a line")
+    parser.add_argument("--markdown", action="store_true", help="end with a Markdown table")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and show.
+
+    Returns:
+        0; 1 with ``--strict`` when a budget does not hold.
+    """
+    options = parse(arguments)
+    found: list[Any] = measure(QUICK if options.quick else FULL)
+    show("Starting nodes", found)
+    if options.json is not None:
+        options.json.write_text("".join(json.dumps(measurement.plain()) + "\n" for measurement in found))
+    if options.markdown:
+        print(markdown(found) + "\n")
+    missed = [measurement for measurement in found if measurement.verdict == "FAIL"]
+    print(f"{len(found) - len(missed)} of {len(found)} budgets hold")
+    return int(options.strict and bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
