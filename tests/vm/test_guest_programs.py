@@ -194,7 +194,9 @@ async def test_a_stream_that_is_left(since: zc.Stats) -> None:
     assert await shard.push(np.ones(8)) == 1.0
 
 
-@pytest.mark.parametrize("nbytes", [64 * MIB, 256 * MIB, pytest.param(1 << 30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "nbytes", [64 * MIB, *(pytest.param(size, marks=pytest.mark.slow) for size in (256 * MIB, 1 << 30))]
+)
 @in_the_node
 async def test_large_arrays(since: zc.Stats, nbytes: int) -> None:
     shard = await spawn(8)
@@ -204,6 +206,7 @@ async def test_large_arrays(since: zc.Stats, nbytes: int) -> None:
     assert only_read(zc.stats(), nbytes, since)
 
 
+@pytest.mark.slow
 def test_the_doctor() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "zcactor", "doctor"], capture_output=True, text=True, timeout=140, check=False

@@ -37,6 +37,10 @@ needs_guest = [
     pytest.mark.skipif(bool(UNAVAILABLE), reason=f"no virtual machine: {UNAVAILABLE}"),
 ]
 
+needs_time = pytest.mark.skipif(
+    os.environ.get("RDMA_TESTS") != "all", reason="a guest takes many minutes for it: make test-rdma, or RDMA_TESTS=all"
+)
+
 PINGPONG = """
 ping_pong() { ibv_rc_pingpong -d rxe0 -g 1 -n 50 "$@"; }
 client() { tries=0; until ping_pong "$1" || [ $((tries += 1)) -gt 50 ]; do sleep 0.1; done; [ $tries -le 50 ]; }
@@ -133,7 +137,7 @@ class TestOneGuest:
 
 
 class TestTwoGuests:
-    pytestmark = needs_guest
+    pytestmark = [*needs_guest, needs_time]
 
     def test_two_hosts_play_ping_pong(self) -> None:
         script = """
@@ -151,7 +155,7 @@ class TestTwoGuests:
 
 
 class TestEnds:
-    pytestmark = needs_guest
+    pytestmark = [*needs_guest, needs_time]
 
     @pytest.fixture(autouse=True)
     def scratch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -6,12 +6,9 @@ import json
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
 import zcactor
 from zcactor.cli import nodes
-from zcactor.cli.doctor import examine
-from zcactor.cli.render import render
 from zcactor.config import load_config
 
 __all__ = ["app", "doctor", "options"]
@@ -51,6 +48,12 @@ def doctor(
     except (ValueError, TypeError, OSError) as error:
         typer.echo(f"zcactor: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from error
+    # What only this command needs is imported here: starting a node is not to wait for it.
+    from rich.console import Console
+
+    from zcactor.cli.doctor import examine
+    from zcactor.cli.render import render
+
     report = examine(config, sources)
     if as_json:
         typer.echo(json.dumps(report.plain(), indent=2, allow_nan=False))

@@ -11,14 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from zcactor.cluster.daemon import DEFAULT_PORT, start_node, stop_nodes
 from zcactor.cluster.records import list_nodes
 from zcactor.config import load_config
 from zcactor.errors import ConnectionLost, ZcactorError
-from zcactor.runtime import driver, inspection
 from zcactor.runtime.directory import base_directory
 from zcactor.runtime.loops import run
 from zcactor.token import default_file, make_token_file
@@ -173,6 +170,8 @@ def status(
 
 
 async def _ask(config: Config) -> dict[str, Any]:
+    from zcactor.runtime import driver, inspection
+
     async with driver.init(config=config):
         nodes, actors = await asyncio.gather(inspection.nodes(), inspection.actors())
         total, free = await asyncio.gather(inspection.cluster_resources(), inspection.available_resources())
@@ -188,6 +187,9 @@ def _plain(facts: Any) -> dict[str, Any]:
 
 
 def _show(address: str, told: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, 140)
