@@ -40,6 +40,7 @@ needs_guest = [
 needs_time = pytest.mark.skipif(
     os.environ.get("RDMA_TESTS") != "all", reason="a guest takes many minutes for it: make test-rdma, or RDMA_TESTS=all"
 )
+in_long_guests = [*needs_guest, needs_time]
 
 PINGPONG = """
 ping_pong() { ibv_rc_pingpong -d rxe0 -g 1 -n 50 "$@"; }
@@ -137,7 +138,7 @@ class TestOneGuest:
 
 
 class TestTwoGuests:
-    pytestmark = [*needs_guest, needs_time]
+    pytestmark = in_long_guests
 
     def test_two_hosts_play_ping_pong(self) -> None:
         script = """
@@ -155,7 +156,7 @@ class TestTwoGuests:
 
 
 class TestEnds:
-    pytestmark = [*needs_guest, needs_time]
+    pytestmark = in_long_guests
 
     @pytest.fixture(autouse=True)
     def scratch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
