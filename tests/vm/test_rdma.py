@@ -18,8 +18,8 @@ from tests.vm.test_harness import ROOT, needs_guest, needs_time
 from tools import vm
 
 HERE = Path(__file__).resolve().parent
-LIMIT = 560
-"""Seconds for a guest, a watchdog: the longest takes a fifth of it on an idle machine."""
+LIMIT = 900
+"""Seconds for a guest, a watchdog: the longest takes a third of it on an idle machine, and tests run beside it."""
 SPARE_MIB = 1024
 """Of memory, which stay free here beside a guest."""
 
@@ -68,6 +68,7 @@ class TestOneGuest:
         runs = [["--timeout", "120", suite, "-k", name] for name in bindings]
         assert_no_retries(run_pytest(*runs, expected=60 * len(bindings), timeout=LIMIT))
 
+    @needs_time
     def test_endpoints_and_programs(self) -> None:
         """`test_guest_endpoints.py` and `test_guest_programs.py`."""
         runs = [[str(HERE / f"test_guest_{name}.py"), "-m", "not slow"] for name in ("endpoints", "programs")]
@@ -80,6 +81,7 @@ class TestOneGuest:
         runs = [[str(HERE / f"test_guest_{name}.py"), "-m", "slow"] for name in ("endpoints", "programs")]
         assert_no_retries(run_pytest(*runs, expected=5, timeout=3 * LIMIT - 30, memory_mib=memory_for(5120)))
 
+    @needs_time
     def test_too_little_memory_may_be_locked(self) -> None:
         """`little_memory.py`."""
         result = vm.run(
