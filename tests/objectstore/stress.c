@@ -493,8 +493,8 @@ static void finish(worker_t *workers, const pthread_t *pinner) {
         CHECK(!shelf[k].there);
     }
     while (!with_memory && add_extent(0)) continue;
+    if (pinner) finish_pinning(*pinner); /* which still changes the heap until then */
     verify();
-    if (pinner) finish_pinning(*pinner);
     settle(h);
     verify();
     CHECK(h->used == 0 && h->count == 0 && h->of_numpy == 0 && h->all == NIL);
