@@ -12,7 +12,6 @@ the process that its workers will be forked from, in which they have what they s
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -26,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import psutil
 
-from benchmarks.harness import Measurement, Scale, at_most, markdown, show
+from benchmarks.harness import Measurement, Scale, at_most, show
+from benchmarks.program import options_of, report
 from zcactor.cluster.records import list_nodes
 
 if TYPE_CHECKING:
@@ -135,32 +135,16 @@ def measure(scale: Scale) -> list[Measurement]:
     return found
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description="Starting nodes.")
-    parser.add_argument("--quick", action="store_true", help="fewer runs and nodes")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there, one JSON object a line")
-    parser.add_argument("--markdown", action="store_true", help="end with a Markdown table")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and show.
 
     Returns:
         0; 1 with ``--strict`` when a budget does not hold.
     """
-    options = parse(arguments)
+    options = options_of("benchmarks.cluster", "Starting nodes.").parse_args(arguments)
     found: list[Any] = measure(QUICK if options.quick else FULL)
     show("Starting nodes", found)
-    if options.json is not None:
-        options.json.write_text("".join(json.dumps(measurement.plain()) + "\n" for measurement in found))
-    if options.markdown:
-        print(markdown(found) + "\n")
-    missed = [measurement for measurement in found if measurement.verdict == "FAIL"]
-    print(f"{len(found) - len(missed)} of {len(found)} budgets hold")
-    return int(options.strict and bool(missed))
+    return report(options, found)
 
 
 if __name__ == "__main__":

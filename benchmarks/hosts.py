@@ -16,7 +16,6 @@ gain little, and figures scatter. Ratios are of use, times are not.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import ctypes
 import json
@@ -28,7 +27,6 @@ import threading
 import time
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -44,11 +42,11 @@ from benchmarks.harness import (
     at_most,
     exactly,
     interleave,
-    markdown,
     medians,
     show,
 )
 from benchmarks.machine import cores
+from benchmarks.program import options_of, report
 from tests.hosts.members import Member
 from tests.hosts.netns import Network, missing
 from zcactor.handle import ActorHandle, RemoteActor
@@ -365,37 +363,20 @@ def frame_nbytes(payload: int, frames: int) -> int:
 # ---- the program
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description="Two hosts next to their floors.")
-    parser.add_argument("--quick", action="store_true", help="fewer runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, one JSON object a line")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
-    parser.add_argument("--markdown", action="store_true", help="end with a Markdown table of what has a budget")
-    return parser.parse_args(arguments)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure and show.
 
     Returns:
         0; 1 with ``--strict`` when a budget does not hold; 2 where there can be no hosts.
     """
-    options = parse(arguments)
+    options = options_of("benchmarks.hosts", "Two hosts next to their floors.").parse_args(arguments)
     reason = missing()
     if reason is not None:
         print(reason, file=sys.stderr)
         return 2
     found = measure(QUICK if options.quick else FULL)
     show("Two hosts over TCP", found)
-    if options.json is not None:
-        options.json.write_text("".join(json.dumps(measurement.plain()) + "\n" for measurement in found))
-    if options.markdown:
-        print(markdown(found) + "\n")
-    with_budget = [m for m in found if m.budget is not None]
-    missed = [m for m in with_budget if m.verdict == "FAIL"]
-    print(f"{len(with_budget) - len(missed)} of {len(with_budget)} budgets hold")
-    return int(options.strict and bool(missed))
+    return report(options, found)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ emulated along with its processor, so its ratios are of use and its times are no
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import ctypes
 import json
@@ -29,7 +28,6 @@ import time
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -45,10 +43,10 @@ from benchmarks.harness import (
     at_most,
     exactly,
     interleave,
-    markdown,
     medians,
     show,
 )
+from benchmarks.program import options_of, report
 from zcactor import context
 from zcactor.objectstore.arena import Arena
 from zcactor.rpc.codec import frame_size
@@ -632,25 +630,16 @@ async def _passes(echoer: Any, nbytes: int) -> list[Measurement]:
 # ---- the program
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rdma", description="RDMA next to its floors.")
-    parser.add_argument("--binding", choices=[*NAMES, "fake"], help="default: the first that finds a device")
-    parser.add_argument("--quick", action="store_true", help="fewer runs, smaller arrays")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, one JSON object a line")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
-    parser.add_argument("--markdown", action="store_true", help="end with a Markdown table of what has a budget")
-    parser.add_argument("--only", choices=["pulls", "calls"], help="measure only that")
-    return parser.parse_args(arguments)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure and show.
 
     Returns:
         0; 1 with ``--strict`` when a budget does not hold; 2 where there is no device.
     """
-    options = parse(arguments)
+    parser = options_of("benchmarks.rdma", "RDMA next to its floors.")
+    parser.add_argument("--binding", choices=[*NAMES, "fake"], help="default: the first that finds a device")
+    parser.add_argument("--only", choices=["pulls", "calls"], help="measure only that")
+    options = parser.parse_args(arguments)
     scale = QUICK if options.quick else FULL
     found: list[Measurement] = []
     if options.binding == "fake":
@@ -674,14 +663,7 @@ def main(arguments: list[str] | None = None) -> int:
             part = zc.run(calls(library.name, scale, quick=options.quick))
             show("Calls through the device", part)
             found += part
-    if options.json is not None:
-        options.json.write_text("".join(json.dumps(measurement.plain()) + "\n" for measurement in found))
-    if options.markdown:
-        print(markdown(found) + "\n")
-    with_budget = [m for m in found if m.budget is not None]
-    missed = [m for m in with_budget if m.verdict == "FAIL"]
-    print(f"{len(with_budget) - len(missed)} of {len(with_budget)} budgets hold")
-    return int(options.strict and bool(missed))
+    return report(options, found)
 
 
 if __name__ == "__main__":
