@@ -56,8 +56,7 @@ class FakeProcess:
 
     async def settle(self) -> None:
         """Let everything run that can."""
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns()
 
 
 class FakePool:
@@ -101,3 +100,9 @@ class _Worker(WorkerRecord):
 
     def kill(self, cause: str | None = None) -> None:
         self._pool.end(self, cause or "its process was killed")
+
+
+async def turns() -> None:
+    """Let everything run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)

@@ -8,17 +8,14 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import zcactor as zc
+from tests.runtime.agents import turns
 from tests.runtime.test_process_verbs import TOKEN, ByAddress, _same
 from zcactor import context
 from zcactor.errors import ConnectionLost, ObjectLost
@@ -27,19 +24,10 @@ from zcactor.handle import RemoteActor
 from zcactor.interface import Interface
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind
-from zcactor.objectstore.store import Block, Store
+from zcactor.objectstore.store import Store
 from zcactor.runtime import locations
-from zcactor.runtime.locations import (
-    AT_ONCE,
-    LOCATED_NBYTES,
-    MAX_COPIES,
-    OWNER,
-    Copy,
-    LostPart,
-    Origins,
-    Spread,
-    own_machine,
-)
+from zcactor.runtime.locations import LOCATED_NBYTES, LostPart
+from zcactor.runtime.origins import Copy, Origins
 from zcactor.runtime.process import Process
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.loopback import LoopbackConnection, LoopbackEndpoint, LoopbackNetwork
@@ -56,236 +44,6 @@ Array = np.ndarray[Any, Any]
 
 def name(number: int) -> bytes:
     return number.to_bytes(16, "little")
-
-
-# ---------------------------------------------------------------- the owner's decisions
-
-readers = st.integers(1, 12).map(name)
-machines = st.sampled_from(["", "", "a", "b"])
-
-
-class Spreading(RuleBasedStateMachine):
-    """What readers do in any order, next to what they know themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spread = Spread()
-        self.machines: dict[bytes, str] = {}
-        self.transfers: dict[bytes, Copy] = {}
-        self.copies: dict[bytes, int] = {}
-        self.dead: set[tuple[bytes, int]] = set()
-        self.direct = 0
-        self.ids = 0
-
-    def decide(self) -> None:
-        direct = self.direct
-        had_copies = bool(self.copies)
-        for reader, copy in self.spread.decide():
-            assert (copy.process, copy.id) not in self.dead, "what was reported gone is not handed out"
-            if copy is OWNER:
-                self.direct += 1
-            else:
-                assert self.copies[copy.process] == copy.id
-            if copy.machine and copy.machine == self.machines[reader]:
-                continue  # it maps, and is done
-            assert reader not in self.transfers
-            self.transfers[reader] = copy
-        if had_copies:
-            assert self.direct <= max(direct, AT_ONCE)
-
-    @rule(reader=readers, machine=machines)
-    def ask(self, reader: bytes, machine: str) -> None:
-        self.transfers.pop(reader, None)
-        self.copies.pop(reader, None)
-        self.machines[reader] = machine
-        self.spread.ask(reader, machine)
-        self.decide()
-
-    @precondition(lambda self: self.transfers)
-    @rule(data=st.data(), well=st.booleans())
-    def end(self, data: st.DataObject, well: bool) -> None:
-        reader = data.draw(st.sampled_from(sorted(self.transfers)))
-        del self.transfers[reader]
-        self.ids += 1
-        if well:
-            self.copies[reader] = self.ids
-        self.spread.ended(reader, Copy(reader, self.ids, 0, self.machines[reader]) if well else None)
-        self.decide()
-
-    @precondition(lambda self: self.transfers)
-    @rule(data=st.data())
-    def find_a_location_dead(self, data: st.DataObject) -> None:
-        reader = data.draw(st.sampled_from(sorted(self.transfers)))
-        failed = self.transfers.pop(reader).process
-        if failed in self.copies:
-            self.dead.add((failed, self.copies.pop(failed)))
-        self.spread.gone(failed)
-        self.spread.ask(reader, self.machines[reader])
-        self.decide()
-
-    @rule(reader=readers)
-    def lose(self, reader: bytes) -> None:
-        self.transfers.pop(reader, None)
-        if reader in self.copies:
-            self.dead.add((reader, self.copies.pop(reader)))
-        self.spread.left(reader)
-        self.decide()
-
-    @invariant()
-    def no_place_is_overrun(self) -> None:
-        assert all(count <= AT_ONCE for count in Counter(copy.process for copy in self.transfers.values()).values())
-
-    @invariant()
-    def who_waits_waits_for_somebody(self) -> None:
-        assert self.transfers or not self.spread.waiting
-
-    @invariant()
-    def it_knows_what_is_so(self) -> None:
-        assert {reader: copy for reader, (copy, _) in self.spread.running.items()} == self.transfers
-        assert {process: copy.id for process, copy in self.spread.copies.items()} == self.copies
-
-    def teardown(self) -> None:
-        """Everyone is served in the end."""
-        while self.transfers:
-            reader = min(self.transfers)
-            del self.transfers[reader]
-            self.ids += 1
-            self.copies[reader] = self.ids
-            self.spread.ended(reader, Copy(reader, self.ids, 0, self.machines[reader]))
-            self.decide()
-        assert not self.spread.waiting
-
-
-Spreading.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestSpreading = Spreading.TestCase
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 64, 300])
-def test_a_broadcast_takes_few_rounds_and_two_transfers_from_the_owner(count: int) -> None:
-    spread = Spread()
-    for number in range(1, count + 1):
-        spread.ask(name(number), "")
-    rounds = direct = 0
-    while running := spread.decide():
-        rounds += 1
-        direct += sum(copy is OWNER for _, copy in running)
-        for reader, _ in running:
-            spread.ended(reader, Copy(reader, 1, 0, ""))
-    assert not spread.waiting
-    assert direct == min(count, AT_ONCE)
-    # Each round, every copy makes two more.
-    assert rounds <= 1 + max(0, (count - 1).bit_length() - 1)
-
-
-def test_one_transfer_for_each_machine() -> None:
-    spread = Spread()
-    for number in range(1, 7):
-        spread.ask(name(number), "ab"[number % 2])
-    first = spread.decide()
-    assert [copy for _, copy in first] == [OWNER, OWNER]
-    assert not spread.decide()
-    for reader, _ in first:
-        spread.ended(reader, Copy(reader, 1, 0, spread.running[reader][1]))
-    rest = spread.decide()
-    assert len(rest) == 4 and not spread.running, "who maps transfers nothing"
-    assert all(copy.machine == "ab"[reader[0] % 2] for reader, copy in rest)
-
-
-def test_copies_that_are_remembered_are_bounded() -> None:
-    spread = Spread()
-    for number in range(1, MAX_COPIES + 3):
-        spread.ended(name(number), Copy(name(number), 1, 0, ""))
-    assert len(spread.copies) == MAX_COPIES and name(1) not in spread.copies
-
-
-@pytest.fixture
-def store() -> Any:
-    store = Store(16 << 20, os.urandom(16))
-    yield store
-    store.close()
-
-
-def asked(origins: Origins, block: Block, number: int, machine: str = "", failed: bytes = b"") -> asyncio.Task[Copy]:
-    return asyncio.get_running_loop().create_task(
-        origins.source(name(number), block, block.offset, block.nbytes, machine, failed)
-    )
-
-
-async def turns() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-async def test_questions_wait_for_their_answer(store: Store) -> None:
-    origins, block = Origins(), store.allocate(100)
-    tasks = [asked(origins, block, number) for number in range(1, 6)]
-    await turns()
-    assert [task.done() for task in tasks] == [True, True, False, False, False]
-    copy = Copy(name(1), 7, 64, "")
-    origins.ended(name(1), block, block.offset, block.nbytes, copy)
-    assert await tasks[2] == copy and await tasks[3] == copy
-    assert not tasks[4].done()
-    origins.left(name(3))
-    assert await tasks[4] == copy
-    spread = origins.spread(block, block.offset, block.nbytes)
-    assert spread is not None and set(spread.running) == {name(2), name(4), name(5)}
-    assert origins.spread(block, block.offset, 50) is None
-    origins.ended(name(1), block, block.offset, 50, copy)  # of what nobody has asked for
-
-
-async def test_a_question_that_is_cancelled_holds_nobody_up(store: Store) -> None:
-    origins, block = Origins(), store.allocate(100)
-    tasks = [asked(origins, block, number) for number in range(1, 5)]
-    await turns()
-    tasks[2].cancel()
-    origins.ended(name(1), block, block.offset, block.nbytes, None)  # before it could notice
-    assert await tasks[3] == OWNER
-    await asyncio.wait(tasks)
-    spread = origins.spread(block, block.offset, block.nbytes)
-    assert spread is not None and set(spread.running) == {name(2), name(4)} and not spread.waiting
-    again = asked(origins, block, 5)
-    await turns()
-    again.cancel()
-    await asyncio.wait([again])
-    assert not spread.waiting
-    first, second = asked(origins, block, 6), asked(origins, block, 6)
-    assert await first == OWNER, "who asks again has given up what it asked before"
-    origins.left(name(2))
-    assert await second == OWNER and set(spread.running) == {name(4), name(6)}
-
-
-async def test_whoever_waits_too_long_is_served_by_the_owner(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locations, "PATIENCE", 0)
-    origins, block = Origins(), store.allocate(100)
-    assert [await asked(origins, block, number) for number in range(1, 5)] == [OWNER] * 4
-    monkeypatch.setattr(locations, "PATIENCE", PATIENCE)
-    monkeypatch.setattr(locations, "MAX_WAITING", 1)
-    waits, served = asked(origins, block, 5), asked(origins, block, 6)
-    assert await served == OWNER
-    assert not waits.done()
-    origins.left(name(1))
-    assert await waits == OWNER
-
-
-async def test_what_is_known_goes_with_the_object(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locations, "MAX_VIEWS", 2)
-    origins, block = Origins(), store.allocate(100)
-    for nbytes in (10, 20, 30):
-        assert await origins.source(name(1), block, block.offset, nbytes, "") == OWNER
-    assert [origins.spread(block, block.offset, nbytes) is None for nbytes in (10, 20, 30)] == [False, False, True]
-    del block
-    assert not origins._asked
-    origins.left(name(1))
-
-
-def test_a_machine_has_a_name_where_its_processes_prefer_to_map(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    name = own_machine(zc.Config(), tmp_path)
-    assert name and name == own_machine(zc.Config(transports="local"), tmp_path)
-    assert name != own_machine(zc.Config(), other)
-    assert own_machine(zc.Config(transports="tcp"), tmp_path) == ""
-    assert own_machine(zc.Config(transports="tcp,local"), tmp_path) == ""
 
 
 def test_what_is_lost_says_why() -> None:

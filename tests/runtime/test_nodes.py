@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 
+import zcactor as zc
 from zcactor.errors import ConnectionLost, InsufficientResources
-from zcactor.runtime.nodes import SHARED_WORKERS, DriverRecord, NodeRecord, Nodes, RemotePool, facts_of, machine_of
+from zcactor.runtime.nodes import (
+    SHARED_WORKERS,
+    DriverRecord,
+    NodeRecord,
+    Nodes,
+    RemotePool,
+    facts_of,
+    machine_of,
+    own_machine,
+)
 from zcactor.runtime.pool import WorkerRecord
 
 DRIVER = b"d" * 16
@@ -155,3 +165,13 @@ def test_machines(tmp_path: Path) -> None:
     two.mkdir()
     assert machine_of(one) == machine_of(one)
     assert machine_of(one) != machine_of(two)
+
+
+def test_a_machine_has_a_name_where_its_processes_prefer_to_map(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    name = own_machine(zc.Config(), tmp_path)
+    assert name and name == own_machine(zc.Config(transports="local"), tmp_path)
+    assert name != own_machine(zc.Config(), other)
+    assert own_machine(zc.Config(transports="tcp"), tmp_path) == ""
+    assert own_machine(zc.Config(transports="tcp,local"), tmp_path) == ""

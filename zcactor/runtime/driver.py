@@ -24,9 +24,8 @@ from zcactor.objectstore.store import Store
 from zcactor.runtime.directory import RunDirectory, base_directory
 from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of
 from zcactor.runtime.forked import watch_forks
-from zcactor.runtime.locations import own_machine
 from zcactor.runtime.node import launch, raise_descriptor_limit, search_path, send_setup
-from zcactor.runtime.nodes import machine_of
+from zcactor.runtime.nodes import machine_of, own_machine
 from zcactor.runtime.process import Process
 from zcactor.token import default_file, find_token
 from zcactor.transport.identify import identify

@@ -209,10 +209,9 @@ async def _serve(
     from zcactor.objectstore.store import Store
     from zcactor.runtime.agent import NodeAgent
     from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of
-    from zcactor.runtime.locations import own_machine
     from zcactor.runtime.member import NodeMember
     from zcactor.runtime.membership import Membership
-    from zcactor.runtime.nodes import facts_of, machine_of
+    from zcactor.runtime.nodes import facts_of, machine_of, own_machine
     from zcactor.runtime.pool import Pool
     from zcactor.runtime.process import AGENT_INDEX, MEMBERSHIP_INDEX, Process
 

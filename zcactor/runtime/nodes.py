@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from zcactor.config import Config
+
 __all__ = [
     "SHARED_WORKERS", "DriverRecord", "NodeRecord", "Nodes", "RemotePool", "Workers", "facts_of", "machine_of",
+    "own_machine",
 ]  # fmt: skip
 
 SHARED_WORKERS = max(1, len(os.sched_getaffinity(0)))
@@ -33,6 +36,12 @@ def machine_of(directory: Path) -> str:
     status = directory.stat()
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()}-{status.st_dev}-{status.st_ino}"
+
+
+def own_machine(config: Config, directory: Path) -> str:
+    """What `Process.machine` is: the name of the host, where processes in the run directory `directory` prefer to map
+    each other's arenas; empty where they do not."""
+    return machine_of(directory) if config.transports.startswith("local") else ""
 
 
 class Workers(Protocol):

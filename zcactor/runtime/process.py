@@ -31,7 +31,8 @@ from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
 from zcactor.runtime.host import ActorHost
-from zcactor.runtime.locations import Locations, LostPart, Origins
+from zcactor.runtime.locations import Locations, LostPart
+from zcactor.runtime.origins import Origins
 from zcactor.runtime.parting import Parting
 from zcactor.runtime.registering import Registrar
 from zcactor.runtime.system import SystemActor
@@ -101,7 +102,7 @@ class Process:
         self.locations = Locations(self)
         self.origins = Origins()
         self.machine = ""
-        """What names this host for those who may map our arena, see `zcactor.runtime.locations.own_machine`; empty
+        """What names this host for those who may map our arena, see `zcactor.runtime.nodes.own_machine`; empty
         where nobody is to."""
         self.registrar: Registrar | None = None
         """Registers memory with the network card ahead of need, once a peer is reached by RDMA."""

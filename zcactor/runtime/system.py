@@ -13,7 +13,7 @@ from zcactor.interface import MARK
 from zcactor.marshal.sealed import Sealed
 from zcactor.rpc.call import Call
 from zcactor.runtime.host import current_call
-from zcactor.runtime.locations import Copy
+from zcactor.runtime.origins import Copy
 
 if TYPE_CHECKING:
     from zcactor.runtime.process import Process
@@ -59,7 +59,7 @@ class SystemActor:
         self, object_id: int, offset: int, nbytes: int, machine: str, failed: bytes
     ) -> tuple[bytes, int, int]:
         """Where the caller, who holds a lease on an object of ours, is to take its bytes from: a process, and the id
-        and the offset of the copy there; no process stands for this one. See `zcactor.runtime.locations.Origins`.
+        and the offset of the copy there; no process stands for this one. See `zcactor.runtime.origins.Origins`.
 
         Raises:
             ObjectLost: there is no such object.

@@ -20,9 +20,9 @@ from zcactor.objectstore.store import Store
 from zcactor.runtime.agent import agent_interface
 from zcactor.runtime.endpoints import address_of, find_through, make_endpoint
 from zcactor.runtime.forked import watch_forks
-from zcactor.runtime.locations import own_machine
 from zcactor.runtime.loops import new_event_loop
 from zcactor.runtime.member import member_interface
+from zcactor.runtime.nodes import own_machine
 from zcactor.runtime.process import AGENT_INDEX, Process
 
 if TYPE_CHECKING:
