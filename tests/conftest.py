@@ -65,6 +65,16 @@ def pytest_asyncio_loop_factories(
     return {name: LOOPS[name] for name in names}
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis sets no time limits: a busy machine is no counterexample. (Guests leave its plugin out: importing it
+    takes them seconds.)"""
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import settings
+
+        settings.register_profile("patient", deadline=None)
+        settings.load_profile("patient")
+
+
 class Spread(LoadScopeScheduling):  # type: ignore[misc]
     """Which tests go to the same process: those of a module, and all that start virtual machines, as the machine has no
     room for two at once."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.cluster.hosts import Hosts
+from tests.cluster.hosts import CLOSING_ACTOR, Hosts
 from tests.runtime.programs import alive, until
 from zcactor.cli import nodes
 from zcactor.cli.main import app
@@ -163,18 +163,16 @@ zc.run(main())
     assert (done.returncode, done.stdout) == (0, "zcactor: no node of yours runs on this host\n")
 
 
-CLOSING = """
-@zc.actor
-class Closing:
-    def __init__(self, path): self.path = path
-    def pid(self): return os.getpid()
-    def close(self): open(self.path, "w").close()
+CLOSING = (
+    CLOSING_ACTOR
+    + """
 async def main():
     async with zc.init(ADDRESS):
         actor = await Closing.options(lifetime="detached", name="x").spawn(PATH)
         tell(pid=await actor.pid())
 zc.run(main())
 """
+)
 
 
 @pytest.mark.slow

@@ -23,10 +23,19 @@ from zcactor.cluster.daemon import StartedNode, start_node
 from zcactor.config import Config
 from zcactor.token import default_file
 
-__all__ = ["Hosts"]
+__all__ = ["CLOSING_ACTOR", "Hosts"]
 
 CAPACITY = 1 << 26
 """Bytes of each process's arena: the machine need not have much memory."""
+CLOSING_ACTOR = """
+@zc.actor
+class Closing:
+    def __init__(self, path): self.path = path
+    def pid(self): return os.getpid()
+    def close(self): open(self.path, "w").close()
+
+"""
+"""Part of a program: an actor that leaves a file when it is closed in order."""
 
 
 class Hosts:

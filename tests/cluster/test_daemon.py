@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Hosts
+from tests.cluster.hosts import CLOSING_ACTOR, Hosts
 from tests.runtime.programs import alive, until
 from zcactor.cluster import daemon
 from zcactor.cluster.daemon import log_directory, stop_nodes
@@ -550,12 +550,9 @@ def test_what_actors_print_comes_to_their_program(hosts: Hosts) -> None:
     assert "for the program" not in "".join(log.read_text() for log in hosts.logs())
 
 
-CLOSING = """
-@zc.actor
-class Closing:
-    def __init__(self, path): self.path = path
-    def pid(self): return os.getpid()
-    def close(self): open(self.path, "w").close()
+CLOSING = (
+    CLOSING_ACTOR
+    + """
 
 async def main():
     async with zc.init(ADDRESS):
@@ -566,6 +563,7 @@ async def main():
             tell(pid=await actor.pid())
 zc.run(main())
 """
+)
 
 
 @pytest.mark.slow

@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conformance.connection import Recorder, Side, send
+from zcactor.transport.auth import HELLO_NBYTES, preamble
 from zcactor.transport.base import Connection
+
+STRANGERS = {
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "tls": bytes.fromhex("1603010200010001fc0303") + os.urandom(500),
+    "random": os.urandom(100_000),
+    "zeros": bytes(8),
+    "bad hello": preamble() + b"\xff" * HELLO_NBYTES,
+}
+"""What those begin with who do not speak zcactor's protocol."""
 
 
 async def rest(sock: socket.socket) -> bytes:

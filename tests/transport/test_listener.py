@@ -16,10 +16,10 @@ import pytest
 
 from tests.conformance.connection import Recorder, connect, finish, send, turns
 from tests.transport.local_arena import local_side, run_directory
-from tests.transport.outsiders import rest
+from tests.transport.outsiders import STRANGERS, rest
 from zcactor.errors import ConnectionLost
 from zcactor.transport import greeting, listener, unix
-from zcactor.transport.auth import HELLO_NBYTES, Status, preamble, refusal
+from zcactor.transport.auth import Status, preamble, refusal
 from zcactor.transport.listener import LOG_INTERVAL, MAX_PENDING, Listener, Rebuff
 from zcactor.transport.local import LocalEndpoint
 
@@ -46,16 +46,7 @@ def call(path: str) -> socket.socket:
     return sock
 
 
-STRANGERS = [
-    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    bytes.fromhex("1603010200010001fc0303") + os.urandom(500),
-    os.urandom(100_000),
-    bytes(8),
-    preamble() + b"\xff" * HELLO_NBYTES,
-]
-
-
-@pytest.mark.parametrize("opening", STRANGERS, ids=["http", "tls", "random", "zeros", "bad hello"])
+@pytest.mark.parametrize("opening", STRANGERS.values(), ids=STRANGERS.keys())
 async def test_strangers(endpoint: LocalEndpoint, path: str, opening: bytes, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(5):
         with call(path) as sock:

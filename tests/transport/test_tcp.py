@@ -25,7 +25,7 @@ from tests.conformance.connection import (
     turns,
 )
 from tests.transport.local_arena import TOKEN
-from tests.transport.outsiders import Relay, rest, victim
+from tests.transport.outsiders import STRANGERS, Relay, rest, victim
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ObjectLost, ProtocolError, VersionMismatch
 from zcactor.transport import greeting, tcp_pull
@@ -212,16 +212,7 @@ async def test_acceptor_of_another_version() -> None:
     await turns()
 
 
-STRANGERS = [
-    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    bytes.fromhex("1603010200010001fc0303") + os.urandom(500),
-    os.urandom(100_000),
-    bytes(8),
-    preamble() + b"\xff" * HELLO_NBYTES,
-]
-
-
-@pytest.mark.parametrize("opening", STRANGERS, ids=["http", "tls", "random", "zeros", "bad hello"])
+@pytest.mark.parametrize("opening", STRANGERS.values(), ids=STRANGERS.keys())
 async def test_strangers(endpoint: TcpEndpoint, opening: bytes, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         with call(endpoint) as sock:
@@ -488,7 +479,7 @@ def test_sealing_is_not_viable_without_cryptography() -> None:
     assert str(endpoint.viability()).endswith("pip install 'zcactor[cluster]'")
 
 
-@pytest.mark.parametrize("opening", STRANGERS, ids=["http", "tls", "random", "zeros", "bad hello"])
+@pytest.mark.parametrize("opening", STRANGERS.values(), ids=STRANGERS.keys())
 async def test_strangers_where_frames_are_sealed(opening: bytes) -> None:
     with tcp_side(sealing=True) as side:
         await side.endpoint.start(lambda connection: connection.abort())

@@ -286,8 +286,16 @@ static int buffer_seal(SendBuffer *self) {
     self->sent = 0;
     return 0;
 }
+/* The system took nothing: 0 try again, 1 the socket is full, -1 an exception is set. */
+static int send_refused(void) {
+    if (errno == EINTR) return 0;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return 1;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return -1;
+}
 /* Send what is left of the record: 0 all gone, 1 the socket is full, -1 an exception is set. */
 static int buffer_send_record(SendBuffer *self) {
+    int refused;
     Py_ssize_t size = PyBytes_GET_SIZE(self->record);
     char header[RECORD_HEAD];
     PUT(uint32_t, header, size - RECORD_TAG);
@@ -297,13 +305,8 @@ static int buffer_send_record(SendBuffer *self) {
                                  {PyBytes_AS_STRING(self->record) + at, (size_t)(size - at)}};
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
         ssize_t sent = sendmsg(self->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (sent < 0) {
-            if (errno == EINTR) continue;
-            if (errno == EAGAIN || errno == EWOULDBLOCK) return 1;
-            PyErr_SetFromErrno(PyExc_OSError);
-            return -1;
-        }
-        self->sent += sent;
+        if (sent >= 0) self->sent += sent;
+        else if ((refused = send_refused()) != 0) return refused;
     }
     Py_CLEAR(self->record);
     return 0;
@@ -321,6 +324,7 @@ static int buffer_drain_sealed(SendBuffer *self) {
 }
 /* Send what is there: 0 all gone, 1 the socket is full, -1 an exception is set. */
 static int buffer_drain(SendBuffer *self) {
+    int refused;
     if (self->encrypt) return buffer_drain_sealed(self);
     if (self->on_slots) {
         PyObject *done = self->slots ? PyObject_CallMethodNoArgs(self->slots, str_flush) : Py_NewRef(Py_None);
@@ -329,13 +333,8 @@ static int buffer_drain(SendBuffer *self) {
     }
     while (self->head < self->tail) {
         ssize_t sent = send(self->fd, self->data + self->head, (size_t)(self->tail - self->head), MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (sent < 0) {
-            if (errno == EINTR) continue;
-            if (errno == EAGAIN || errno == EWOULDBLOCK) return 1;
-            PyErr_SetFromErrno(PyExc_OSError);
-            return -1;
-        }
-        self->head += sent;
+        if (sent >= 0) self->head += sent;
+        else if ((refused = send_refused()) != 0) return refused;
     }
     self->head = self->tail = 0;
     return 0;
