@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
-from zcactor.errors import ConnectionLost
+from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.runtime.member import NodeMember, member_interface
 
 WORKER, OTHER = b"w" * 16, b"o" * 16
@@ -92,6 +92,17 @@ async def test_without_its_head_a_node_ends(caplog: pytest.LogCaptureFixture) ->
         await bench.member.finished
     assert not bench.pool.by_process
     assert "the cluster's head is lost (cut" in caplog.text
+
+
+async def test_a_head_that_has_given_the_node_up_does_not_keep_it_from_ending() -> None:
+    async def strange(*_: Any) -> None:
+        raise AuthenticationError("this process is the agent of no node of this cluster")
+
+    bench = Bench(strange)
+    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
+    await bench.member.end(0.0)
+    async with asyncio.timeout(20):
+        await bench.member.finished
 
 
 async def test_a_worker_that_cannot_be_reached_is_killed() -> None:

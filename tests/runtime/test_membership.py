@@ -132,6 +132,29 @@ async def test_actors_of_a_node_that_may_still_run_are_not_given_up_at_once(monk
     await head.end()
 
 
+async def test_a_node_that_hangs_is_given_up_later_than_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    head = Head(silent, hang_after=0.01)
+    session, node = await head.join()
+    closed = session.aclose
+
+    async def aclose() -> None:
+        await closed()
+        head.members.session_lost(session)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(session, "aclose", aclose)
+    record = node.workers.start("Shard", {}, DRIVER, shared=False)
+    async with asyncio.timeout(20):
+        while session.closed is None:
+            await asyncio.sleep(0)
+    await head.process.settle()
+    assert NODE.hex() not in head.nodes.by_id
+    assert not record.ended.done(), "its actors may still run"
+    await head.end()
+
+
 async def test_a_node_that_does_not_respond_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "FENCE", 0.0)
 

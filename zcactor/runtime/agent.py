@@ -134,9 +134,7 @@ class NodeAgent:
     def worker_ended(self, record: WorkerRecord) -> None:
         """A worker's process is gone (from the pool of its node)."""
         self._nodes.addresses.pop(record.process, None)
-        for node in self._nodes.by_id.values():
-            if record in node.shared:
-                node.shared.remove(record)
+        self._nodes.unshare(record)
         cause = record.ended.result()
         for actor in list(record.actors):
             self._actor_lost(actor, cause)
@@ -358,9 +356,7 @@ class NodeAgent:
         worker.actors.discard(actor)
         if not worker.actors:
             worker.leaving = True
-            for node in self._nodes.by_id.values():
-                if worker in node.shared:
-                    node.shared.remove(worker)
+            self._nodes.unshare(worker)
             worker.kill()
         elif worker.shared:
             self.process.start_task(self._discard(worker, actor.index))

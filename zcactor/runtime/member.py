@@ -12,7 +12,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from zcactor.errors import ConnectionLost
+from zcactor.errors import ZcactorError
 from zcactor.interface import Interface
 from zcactor.runtime.leaving import end_workers
 from zcactor.runtime.output import Printers
@@ -127,7 +127,7 @@ class NodeMember:
     async def _tell_head(self, method: str, args: tuple[Any, ...]) -> None:
         try:
             await self._process.ask_members(method, *args)
-        except ConnectionLost as error:
+        except ZcactorError as error:  # it is gone, or has given us up: what we have to tell is of no use to it
             logger.debug("the head was not told of %s: %s", method, error)
 
 

@@ -45,6 +45,8 @@ class Membership:
         self._remote: dict[NodeRecord, tuple[RemotePool, Session]] = {}
         self._heartbeat = heartbeat
         self._hang_after = hang_after
+        self._fenced: set[NodeRecord] = set()
+        """Nodes that cannot be reached and are not given up yet."""
         self._none_left = asyncio.Event()
         self._none_left.set()
 
@@ -89,8 +91,8 @@ class Membership:
                 async with asyncio.timeout(self._hang_after):
                     await self._process.ask(session, "ping")
             except TimeoutError:
-                await session.aclose()
                 self._unreachable(node, f"it did not respond for {self._hang_after:g} s")
+                await session.aclose()
                 return
             except ZcactorError:
                 return
@@ -106,15 +108,16 @@ class Membership:
     def _unreachable(self, node: NodeRecord, cause: str) -> None:
         """Nobody knows whether a node still runs: nothing is placed on it from now on, and it is given up once it must
         have given us up."""
-        if node not in self._remote or self._nodes.by_id.get(node.id) is not node:
-            return
         logger.warning("%s cannot be reached: %s", node.label, cause)
-        self._nodes.remove(node)
+        self._fenced.add(node)
+        if self._nodes.by_id.get(node.id) is node:
+            self._nodes.remove(node)
         self._process.start_task(self._fence(node, cause))
 
     async def _fence(self, node: NodeRecord, cause: str) -> None:
         if not self._agent.closing:
             await asyncio.sleep(FENCE)
+        self._fenced.discard(node)
         self._lost(node, cause)
 
     def _lost(self, node: NodeRecord, cause: str) -> None:
@@ -144,9 +147,9 @@ class Membership:
         self._agent.show(driver, stream, "", text.splitlines())
 
     def _pool_of_caller(self) -> RemotePool:
-        session = current_call.get().session
-        for pool, its_session in self._remote.values():
-            if its_session is session:
+        peer = current_call.get().session.peer_process
+        for node, (pool, _) in self._remote.items():
+            if node.process == peer:
                 return pool
         raise AuthenticationError("this process is the agent of no node of this cluster")
 
@@ -187,7 +190,7 @@ class Membership:
             self._nodes.addresses.pop(peer, None)
             self._agent.end_owned(peer)
         for node, (_, its_session) in list(self._remote.items()):
-            if its_session is session:
+            if its_session is session and node not in self._fenced:
                 cause = f"the connection to it ended ({session.closed})"
                 if _ended_there(session.closed):
                     self._lost(node, cause)

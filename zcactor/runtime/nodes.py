@@ -259,6 +259,12 @@ class Nodes:
         except OSError as error:
             raise InsufficientResources(f"no process could be started for {label}: {error}; see ulimit -n") from error
 
+    def unshare(self, worker: WorkerRecord) -> None:
+        """A worker is over: no further actor goes there."""
+        for node in self.by_id.values():
+            if worker in node.shared:
+                node.shared.remove(worker)
+
     def told(self) -> list[dict[str, Any]]:
         """What `zcactor.nodes` shows."""
         return [
