@@ -30,6 +30,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
+from zcactor.token import TOKEN_NBYTES
 from zcactor.transport.sealing import KEY_NBYTES, NO_KEY, REMEDY, Opener, Sealer, Seals, derive, key_exchange
 
 if TYPE_CHECKING:
@@ -37,12 +38,10 @@ if TYPE_CHECKING:
 
     from zcactor.transport.sealing import KeyExchange
 
-__all__ = ["HELLO_NBYTES", "PROTOCOL_VERSION", "TOKEN_NBYTES", "Handshake", "Hello", "Purpose", "Status", "refusal"]
+__all__ = ["HELLO_NBYTES", "PROTOCOL_VERSION", "Handshake", "Hello", "Purpose", "Status", "refusal"]
 
 PROTOCOL_VERSION: Final = 2
 """Raised with every change of the bytes on the wire that an older process would misread."""
-TOKEN_NBYTES: Final = 32
-"""Bytes of a cluster's token; as many as the HMAC's digest, beyond which a key adds no strength (RFC 2104, 3)."""
 PYTHON: Final = (sys.version_info.major, sys.version_info.minor)
 MAX_EAGER_LIMIT: Final = 1 << 20
 """Bytes; a peer that announces more would make us hold receive buffers of its choosing."""
