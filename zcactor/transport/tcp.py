@@ -34,6 +34,7 @@ from zcactor.transport.base import Connection, PeerInfo
 from zcactor.transport.endpoints import ListeningEndpoint
 from zcactor.transport.greeting import answering, introduce, receive_exactly, send_all, shake_hands
 from zcactor.transport.listener import Listener
+from zcactor.transport.liveness import tune
 from zcactor.transport.sealing import REMEDY, SealedSocket, key_exchange
 from zcactor.transport.tcp_connection import TcpConnection
 from zcactor.transport.tcp_data import KEY_NBYTES
@@ -44,16 +45,10 @@ if TYPE_CHECKING:
 
     from zcactor.transport.sealing import KeyExchange
 
-__all__ = ["TcpEndpoint", "parse_address", "tune"]
+__all__ = ["TcpEndpoint", "parse_address"]
 
 BACKLOG: Final = 1024
 """Connections the kernel holds for us while the loop is busy."""
-KEEPALIVE: Final = (2, 1, 3)
-"""Seconds of silence until the peer's system is asked whether it is there, seconds between questions, and how many go
-unanswered: five seconds after a host has vanished its connections end."""
-USER_TIMEOUT: Final = 5000
-"""Milliseconds that bytes may stay unconfirmed, or unsent because the peer does not read; the same five seconds for a
-connection that is in use, of which keepalive says nothing (tcp(7), TCP_USER_TIMEOUT)."""
 NO_UID: Final = -1
 """`PeerInfo.uid` of a peer whose user nobody can vouch for, because it may be on another host."""
 
@@ -85,17 +80,6 @@ def parse_address(address: str) -> tuple[str, str, int]:
 
 def _written(process: str, host: str, port: int) -> str:
     return f"{process}@[{host}]:{port}" if ":" in host else f"{process}@{host}:{port}"
-
-
-def tune(sock: socket.socket) -> None:
-    """Send small frames at once, and notice within seconds that a host is gone."""
-    idle, interval, count = KEEPALIVE
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT)
 
 
 def _new_socket(host: str) -> socket.socket:

@@ -9,6 +9,7 @@ import termios
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.liveness import Liveness
 from zcactor.transport.stream_connection import StreamConnection
 from zcactor.transport.tcp_pull import DataPuller
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from zcactor.transport.base import PeerInfo, RemoteRegion
+    from zcactor.transport.base import PeerInfo, Receiver, RemoteRegion
     from zcactor.transport.mapping import Mapping
     from zcactor.transport.tcp_serve import DataServer
 
@@ -58,6 +59,11 @@ class TcpConnection(StreamConnection):
         super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, where=where)
         self._puller = DataPuller(self.name, connect_data)
         self._server = server
+        self._liveness: Liveness | None = None
+
+    def _begin(self, receiver: Receiver) -> None:
+        super()._begin(receiver)
+        self._liveness = Liveness(self._sock, self._loop, lambda how: self._lose(self._ended(how)))
 
     def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
         """0: the arena cannot be mapped.
@@ -122,6 +128,8 @@ class TcpConnection(StreamConnection):
             delay = min(2 * delay, _LAST_LOOK)
 
     def _fence(self, then: Callable[[], None]) -> None:
+        if self._liveness is not None:
+            self._liveness.stop()
         self._puller.close()
         self._server.close(then)
 

@@ -19,6 +19,8 @@ import threading
 from enum import IntEnum
 from typing import Final
 
+from zcactor.transport.liveness import RESET_ON_CLOSE
+
 __all__ = ["KEY_NBYTES", "REQUEST", "Answer", "Channel"]
 
 KEY_NBYTES: Final = 16
@@ -30,7 +32,6 @@ PATIENCE: Final = 60.0
 after seconds; this is for a process that is there and does nothing, and for data sockets that nobody uses any more."""
 
 _TIMEVAL: Final = struct.Struct("@ll")
-_RESET_ON_CLOSE: Final = struct.pack("@ii", 1, 0)
 
 
 class Answer(IntEnum):
@@ -97,7 +98,7 @@ class Channel:
         """By the thread that works with the socket, when it does so no longer. Idempotent."""
         with self._lock:
             if self._ended and not self._closed:
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             self._closed = True
             self.sock.close()
 

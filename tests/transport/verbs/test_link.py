@@ -42,6 +42,7 @@ class Watches:
         self.remove_reader = noting(self.readers.discard, loop.remove_reader)
         self.add_writer = noting(self.writers.add, loop.add_writer)
         self.remove_writer = noting(self.writers.discard, loop.remove_writer)
+        self.call_later = loop.call_later
 
 
 class End:

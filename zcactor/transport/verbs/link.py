@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from zcactor.errors import ProtocolError
+from zcactor.transport.liveness import Liveness
 from zcactor.transport.verbs.bootstrap import encode, split
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Link:
         self._refused = False  # the peer has done wrong
         self._over = False  # ended or closed
         self._closed = False
+        self._liveness = Liveness(sock, loop, self._end)
         loop.add_reader(sock.fileno(), self._on_readable)
 
     def tell(self, message: Message) -> None:
@@ -110,6 +112,7 @@ class Link:
 
     def _stop(self) -> None:
         self._over = True
+        self._liveness.stop()
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
 
