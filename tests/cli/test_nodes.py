@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import signal
@@ -182,6 +183,7 @@ def test_in_the_foreground(hosts: Hosts, number: signal.Signals) -> None:
     with hosts.program("", argv=command) as program:
         (record,) = until(lambda: list_nodes(hosts.run_directories("a")), "a head")
         assert record.role == "head"
+        program.said("to end it")
         program.process.send_signal(number)
         assert program.status() == 0
         assert READY.match(program.text())
@@ -356,6 +358,19 @@ def test_default_port(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert refused(hosts, "start", *arguments) == "zcactor: not now"
     assert ports == [DEFAULT_PORT, 0, 5, 6]
+
+
+def test_the_node_has_no_token_in_its_environment(hosts: Hosts) -> None:
+    secret = "5e" * 32
+    done = hosts.zcactor("start", "--head", "--port", "0", environ={"ZCACTOR_TOKEN": secret})
+    assert done.returncode == 0, done.stderr
+    (record,) = list_nodes(hosts.run_directories("a"))
+    environment = Path(f"/proc/{record.pid}/environ").read_bytes()
+    assert b"XDG_RUNTIME_DIR=" in environment
+    assert secret.encode() not in environment
+    assert os.getsid(record.pid) == record.pid
+    assert {os.readlink(f"/proc/{record.pid}/fd/{fd}") for fd in (1, 2)} == {record.log}
+    assert os.readlink(f"/proc/{record.pid}/fd/0") == os.devnull
 
 
 # ---- status, stop, token

@@ -215,6 +215,14 @@ class Program:
                 return self._found
         pytest.fail(f"the program did not tell {key!r}; its standard error:\n{self.stderr()}")
 
+    def said(self, text: str, patience: float = PATIENCE) -> None:
+        """Wait for a line of the standard output that has `text` in it."""
+        for line in self._lines(patience):
+            self.printed.append(line)
+            if text in line:
+                return
+        pytest.fail(f"the program did not say {text!r}; its standard error:\n{self.stderr()}")
+
     def _note(self, line: str, key: str) -> bool:
         head, mark, told = line.partition("@{")
         if not mark or (head and not head.startswith("(")):

@@ -54,7 +54,7 @@ class Zygote:
         if self.pid == 0:
             try:
                 self.sock.close()
-                run_zygote(theirs, behave)
+                run_zygote(theirs, lambda: behave)
             finally:
                 os._exit(0)
         theirs.close()
@@ -171,7 +171,7 @@ def fail(): raise BlockingIOError(11, "Resource temporarily unavailable")
 if os.fork() == 0:
     ours.close()
     os.fork = fail
-    run_zygote(theirs, print)
+    run_zygote(theirs, lambda: print)
     os._exit(0)
 socket.send_fds(ours, [msgspec.msgpack.encode({"label": "x"})], [1, 2])
 tell(report=msgspec.msgpack.decode(ours.recv(4096)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zcactor.cluster.child import fork_agent
 from zcactor.cluster.daemon import DEFAULT_PORT, start_node, stop_nodes
 from zcactor.cluster.records import list_nodes
 from zcactor.config import load_config
@@ -99,7 +100,7 @@ def start(
     try:
         node = start_node(
             replace(config, address=None), own_host=own_host, head=address, port=port, resources=custom,
-            stays=not block,
+            stays=not block, launch=fork_agent,
         )  # fmt: skip
     except (ZcactorError, OSError, ValueError) as error:
         raise fail(error) from error

@@ -25,8 +25,10 @@ from zcactor.token import default_file, find_token, make_token_file, read_token_
 from zcactor.transport.identify import identify
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from typing import IO
 
+    from zcactor.cluster.child import Agent
     from zcactor.config import Config
 
 __all__ = ["DEFAULT_PORT", "StartedNode", "log_directory", "start_node", "stop_nodes"]
@@ -46,8 +48,8 @@ class StartedNode:
     record: NodeFile
     token: str
     """Where the token came from."""
-    process: subprocess.Popen[bytes]
-    """Its agent."""
+    process: Agent
+    """That of its agent."""
     control: socket.socket
     """A node that does not stay ends when this is closed."""
 
@@ -59,8 +61,9 @@ def log_directory(environ: Mapping[str, str]) -> Path:
 
 
 def start_node(
-    config: Config, *, own_host: bool, head: str | None, port: int, resources: Mapping[str, float], stays: bool
-) -> StartedNode:
+    config: Config, *, own_host: bool, head: str | None, port: int, resources: Mapping[str, float], stays: bool,
+    launch: Callable[[int, IO[bytes] | None], tuple[Agent, socket.socket]] = launch,
+) -> StartedNode:  # fmt: skip
     """Start a node on this host and wait until it is ready.
 
     Args:
@@ -71,6 +74,8 @@ def start_node(
         port: where it listens; 0 lets the system choose.
         resources: custom ones, by name.
         stays: whether it outlives this process. Then it logs to a file; otherwise it prints here.
+        launch: starts the agent's process: `zcactor.runtime.node.launch`, or where this process does nothing else
+            `zcactor.cluster.child.fork_agent`.
 
     Raises:
         AuthenticationError: there is no token where one is needed, it is not safe, or the head's is another.
@@ -165,7 +170,7 @@ def _an_address() -> str:
         return str(sock.getsockname()[0])
 
 
-def _until_ready(control: socket.socket, agent: subprocess.Popen[bytes], timeout: float, log: Path | None) -> str:
+def _until_ready(control: socket.socket, agent: Agent, timeout: float, log: Path | None) -> str:
     """The address of the node, once it has told.
 
     Raises:
@@ -193,7 +198,7 @@ def _tail(log: Path | None) -> str:
     return f"; the end of {log}:\n{text}"
 
 
-def _kill(agent: subprocess.Popen[bytes]) -> None:
+def _kill(agent: Agent) -> None:
     agent.terminate()
     try:
         agent.wait(_KILLED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import resource
 import select
@@ -20,13 +21,13 @@ import msgspec
 from zcactor.runtime.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import IO
 
-__all__ = ["launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
+__all__ = ["SECRETS", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
 
 _BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from zcactor.runtime.node import main; main({fd}, {lock_fd})"
-_SECRETS = ("ZCACTOR_TOKEN",)
+SECRETS = ("ZCACTOR_TOKEN",)
 """Variables that actors have no business with; the environment of a process can be read by others of the same user."""
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 _LENGTH = struct.Struct("<I")
@@ -65,7 +66,7 @@ def launch(lock_fd: int, output: IO[bytes] | None = None) -> tuple[subprocess.Po
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={key: value for key, value in os.environ.items() if key not in _SECRETS},
+                env={key: value for key, value in os.environ.items() if key not in SECRETS},
                 start_new_session=True,
             )
         except OSError:
@@ -126,8 +127,7 @@ def main(fd: int, lock_fd: int) -> None:
     control = socket.socket(fileno=fd)
     os.set_inheritable(lock_fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from zcactor.marshal.importable import search_here
-    from zcactor.runtime import worker as worker_module  # what workers need: the zygote shares it with them
+    import zcactor.runtime.worker  # noqa: F401  # what workers need: the zygote shares it with them
     from zcactor.runtime import zygote
 
     with contextlib.suppress(ImportError):
@@ -145,15 +145,8 @@ def main(fd: int, lock_fd: int) -> None:
         for file in (ours, control):
             file.close()
         os.close(lock_fd)
-        import cloudpickle  # noqa: F401
-        import numpy.random  # noqa: F401
-
-        import zcactor.runtime.inspection  # noqa: F401
-        from zcactor.runtime.endpoints import preload
-
-        preload(setup["config"]["transports"], clustered=setup["clustered"])
-        search_here(sys.path)
-        zygote.run_zygote(theirs, worker_module.become_worker)
+        # A program that starts a node for itself is about to use it. Of a cluster's nodes some may never be used.
+        zygote.run_zygote(theirs, functools.partial(_prepare, setup), at_once=not setup["clustered"])
         os._exit(0)
     theirs.close()
     from zcactor.runtime.loops import new_event_loop
@@ -175,6 +168,21 @@ def main(fd: int, lock_fd: int) -> None:
         directory.path.joinpath(f"node-{setup['agent'].hex()}.json").unlink(missing_ok=True)
         directory.remove()
         os._exit(status)
+
+
+def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """In the zygote: import what workers are likely to use; what a fork of it becomes a worker by."""
+    import cloudpickle  # noqa: F401
+    import numpy.random  # noqa: F401
+
+    import zcactor.runtime.inspection  # noqa: F401
+    from zcactor.marshal.importable import search_here
+    from zcactor.runtime.endpoints import preload
+    from zcactor.runtime.worker import become_worker
+
+    preload(setup["config"]["transports"], clustered=setup["clustered"])
+    search_here(sys.path)
+    return become_worker
 
 
 def _end_zygote(pid: int) -> None:

@@ -86,12 +86,19 @@ def kill_group(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], None]) -> None:
+def run_zygote(
+    sock: socket.socket, prepare: Callable[[], Callable[[dict[str, Any]], None]], *, at_once: bool = True
+) -> None:
     """Serve fork requests on `sock` until it closes. Returns only in the zygote; a worker never leaves this function.
 
-    Each request is one message (SOCK_SEQPACKET), a mapping that is handed to ``become_worker`` in the child, with two
-    descriptors for its standard output and error. The answer is ``{"pid": n}``; ``{"pid": n, "status": s}`` is sent
-    when a child has ended, `s` as ``os.waitpid`` gives it.
+    Each request is one message (SOCK_SEQPACKET), a mapping, with two descriptors for the worker's standard output and
+    error. The answer is ``{"pid": n}``; ``{"pid": n, "status": s}`` is sent when a child has ended, `s` as
+    ``os.waitpid`` gives it.
+
+    Args:
+        sock: to the agent.
+        prepare: called once: imports what workers need, and returns what is called in a child with the request.
+        at_once: whether it is called now; otherwise at the first request, which waits for it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
@@ -101,8 +108,7 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
     os.set_blocking(wake_read, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    gc.collect()
-    gc.freeze()  # children share these pages as long as the collector does not touch them
+    become_worker = _prepared(prepare) if at_once else None
     children: set[int] = set()
     encode = msgspec.msgpack.encode
     while True:
@@ -125,6 +131,8 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
         if not message:
             break
         request: dict[str, Any] = msgspec.msgpack.decode(message)
+        if become_worker is None:
+            become_worker = _prepared(prepare)
         try:
             pid = os.fork()
         except OSError as error:  # too many processes, or no memory: the agent tells the spawner
@@ -158,6 +166,13 @@ def run_zygote(sock: socket.socket, become_worker: Callable[[dict[str, Any]], No
     for pid in children:
         kill_group(pid)
     kill_orphans()
+
+
+def _prepared(prepare: Callable[[], Callable[[dict[str, Any]], None]]) -> Callable[[dict[str, Any]], None]:
+    become_worker = prepare()
+    gc.collect()
+    gc.freeze()  # children share these pages as long as the collector does not touch them
+    return become_worker
 
 
 def _reap() -> list[tuple[int, int]]:
