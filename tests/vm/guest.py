@@ -86,13 +86,12 @@ def told_counters(output: str) -> dict[str, int]:
 
 
 def assert_no_retries(counted: Mapping[str, int]) -> None:
-    """No message met an empty receive queue, and nothing had to be sent twice, but where the driver says that an
-    acknowledgement had come and waited in its own queue.
+    """No message met an empty receive queue, none was lost, and nothing was sent twice but what had arrived.
 
-    In an emulated guest whose processors are busy, soft-RoCE's worker sometimes takes up an acknowledgement
-    (``ack_deferred``) only when the sender's timer has run out, and the sender repeats what had arrived: perftest's
-    ``ib_send_bw`` between two busy loops has one such repetition in about 15,000 messages.
+    In an emulated guest whose processors are busy, the sender's timer sometimes runs out before soft-RoCE's worker has
+    sent or taken up an acknowledgement, and the sender repeats what the receiver has and counts as a duplicate:
+    perftest's ``ib_send_bw`` between two busy loops has one such repetition in about 15,000 messages.
     """
     assert counted["rdma_sends"] > 0
     assert {name: counted[name] for name in ERRORS} == dict.fromkeys(ERRORS, 0)
-    assert counted["ack_deferred"] or not counted["completer_retry_err"]
+    assert counted["completer_retry_err"] <= counted["duplicate_request"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import weakref
 
 import pytest
 from hypothesis import given
@@ -92,10 +93,14 @@ def test_its_memory_is_the_devices_and_no_peers() -> None:
 def test_closing() -> None:
     device = open_device(FakeFabric(), "a")
     area = SlotArea(device, 3, 100)
+    view = area.views[2]
     area.close()
     area.close()
     assert len(device.ledger) == 0 == device.nic.pinned
-    area.views[2][0] = 1  # whoever still looks at it finds memory
+    view[0] = 1  # whoever still looks at it finds memory
+    mapping = weakref.ref(view.obj)
+    view.release()
+    assert mapping() is None, "nothing else keeps the memory, whoever keeps the area"
 
 
 def test_limit_of_pinned_memory() -> None:

@@ -302,8 +302,8 @@ class PathAttributes:
     """READs of the peer that this end serves at a time."""
     remote_read: bool = True
     """Whether the peer may READ through this queue pair at all."""
-    timeout: int = 17
-    """Wait for an answer of 4.096 us * 2**timeout: 0.54 s. A dead peer is noticed sooner, by the socket beside."""
+    timeout: int = 18
+    """Wait for an answer of 4.096 us * 2**timeout: 1.07 s. A dead peer is noticed sooner, by the socket beside."""
     retry_count: int = 6
     """Retries when no answer comes, 0 to 6. 7 retries for ever on rdma_rxe (rxe_comp.c), so it is refused."""
     rnr_retry: int = 6

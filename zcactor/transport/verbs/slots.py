@@ -81,13 +81,13 @@ class SlotArea:
     def __init__(self, device: Device, count: int, nbytes: int) -> None:
         self.count: Final = count
         self.nbytes: Final = (nbytes + 63) & -64
-        self._memory = mmap.mmap(-1, count * self.nbytes)
-        view = memoryview(self._memory)
+        memory = mmap.mmap(-1, count * self.nbytes)
+        view = memoryview(memory)
         self.views: Final = [view[i * self.nbytes : (i + 1) * self.nbytes] for i in range(count)]
         """The bytes of each slot."""
-        anchor = ctypes.c_char.from_buffer(self._memory)
+        anchor = ctypes.c_char.from_buffer(memory)
         self._address: Final = ctypes.addressof(anchor)
-        self._anchor = anchor  # the mapping cannot go while this exists
+        self._anchor: ctypes.c_char | None = anchor  # the mapping cannot go while this exists
         self._region = device.register(self._address, count * self.nbytes, remote_read=False)
         self.lkey: Final = self._region.lkey
 
@@ -96,9 +96,12 @@ class SlotArea:
         return self._address + index * self.nbytes
 
     def close(self) -> None:
-        """Unregister it. Idempotent.
+        """Unregister it, and let go of the memory: a connection that has ended is in a cycle of references, and the
+        collector, which counts objects and not bytes, would leave it there for hundreds of connections. Idempotent.
 
         Raises:
             OSError: the device refused.
         """
         self._region.close()
+        self.views.clear()
+        self._anchor = None
