@@ -16,6 +16,9 @@ STAMP := $(VENV)/.installed
 # Two processes, as most tests wait for others of theirs; see tests/conftest.py for what goes where.
 SPREAD := -n 2 --no-loadscope-reorder
 
+# The tests start hundreds of interpreters, and none is to compile the package anew, in a guest least of all.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := check
 .PHONY: demo test test-rdma check bench lint setup clean
 

@@ -6,7 +6,7 @@ import sys
 
 __all__ = ["main"]
 
-_EXTRA = frozenset({"rich", "typer"})
+_EXTRA = frozenset({"click", "rich"})
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
             raise
         print(f"zcactor: the command line needs {error.name}: pip install 'zcactor[cli]'", file=sys.stderr)
         sys.exit(2)
-    app()
+    app(prog_name="zcactor")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from zcactor.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "5ec4e7" * 10
-NO_TYPER = "import runpy, sys; sys.modules['typer'] = None; runpy.run_module('zcactor', run_name='__main__')"
+NO_CLICK = "import runpy, sys; sys.modules['click'] = None; runpy.run_module('zcactor', run_name='__main__')"
 
 
 @pytest.fixture
@@ -119,13 +119,13 @@ def test_help(here: Path) -> None:
 
 
 def test_without_the_extra(here: Path) -> None:
-    done = run(here, "doctor", start=("-c", NO_TYPER))
+    done = run(here, "doctor", start=("-c", NO_CLICK))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "zcactor: the command line needs typer: pip install 'zcactor[cli]'\n"
+    assert done.stderr == "zcactor: the command line needs click: pip install 'zcactor[cli]'\n"
 
 
 def test_importing_the_package_imports_none_of_it(here: Path) -> None:
-    program = "import sys, zcactor; print([n for n in sys.modules if n.partition('.')[0] in ('rich', 'typer', 'click')"
+    program = "import sys, zcactor; print([n for n in sys.modules if n.partition('.')[0] in ('rich', 'click')"
     program += " or n.startswith(('zcactor.cli', 'zcactor.__main__'))])"
     done = run(here, start=("-c", program))
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from tests.cluster.hosts import CLOSING_ACTOR, Hosts
 from tests.runtime.programs import alive, until

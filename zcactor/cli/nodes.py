@@ -8,9 +8,9 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from zcactor.cluster.child import fork_agent
 from zcactor.cluster.daemon import DEFAULT_PORT, start_node, stop_nodes
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from zcactor.cluster.daemon import StartedNode
     from zcactor.config import Config
 
-__all__ = ["add_to", "start", "status", "stop", "token"]
+__all__ = ["start", "status", "stop", "token"]
+
+_AMOUNT = click.IntRange(min=0)
 
 
-def fail(message: object, code: int = 1) -> typer.Exit:
+def fail(message: object, code: int = 1) -> click.exceptions.Exit:
     """Say on standard error what went wrong; the exception to raise."""
     if isinstance(message, ConnectionLost):  # without the note on whether a call may have run
         message = message.args[0]
-    typer.echo(f"zcactor: {message}", err=True)
-    return typer.Exit(code)
+    click.echo(f"zcactor: {message}", err=True)
+    return click.exceptions.Exit(code)
 
 
 def _config(**given: Any) -> tuple[Config, bool]:
@@ -64,28 +66,28 @@ def _resources(text: str | None) -> dict[str, float]:
     return {name: float(amount) for name, amount in resources.items()}
 
 
+@click.command()
+@click.option("--head", is_flag=True, help="Start a cluster, of which this node is the head.")
+@click.option("--address", metavar="HOST:PORT", help="Join the cluster whose head listens there.")
+@click.option(
+    "--host", help="IP address at which others reach this host. Default: this host only, or what leads to the head."
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="Where to listen; 0 for any.  [a head's: 7433]")
+@click.option("--num-cpus", type=_AMOUNT, help="CPUs that actors may reserve.")
+@click.option("--num-gpus", type=_AMOUNT, help="GPUs that actors may reserve.")
+@click.option("--resources", metavar="JSON", help="Custom resources.")
+@click.option("--store-capacity", type=int, metavar="BYTES", help="Bound of each process's arena.")
+@click.option("--block", is_flag=True, help="Stay in the foreground; Ctrl-C ends the node.")
 def start(
-    head: Annotated[bool, typer.Option("--head", help="Start a cluster, of which this node is the head.")] = False,
-    address: Annotated[
-        str | None, typer.Option("--address", metavar="HOST:PORT", help="Join the cluster whose head listens there.")
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            help="IP address at which others reach this host. Default: this host only, or what leads to the head.",
-        ),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", min=0, max=65535, help="Where to listen; 0 for any. [a head's: 7433]")
-    ] = None,
-    num_cpus: Annotated[int | None, typer.Option("--num-cpus", min=0, help="CPUs that actors may reserve.")] = None,
-    num_gpus: Annotated[int | None, typer.Option("--num-gpus", min=0, help="GPUs that actors may reserve.")] = None,
-    resources: Annotated[str | None, typer.Option("--resources", metavar="JSON", help="Custom resources.")] = None,
-    store_capacity: Annotated[
-        int | None, typer.Option("--store-capacity", metavar="BYTES", help="Bound of each process's arena.")
-    ] = None,
-    block: Annotated[bool, typer.Option("--block", help="Stay in the foreground; Ctrl-C ends the node.")] = False,
+    head: bool,
+    address: str | None,
+    host: str | None,
+    port: int | None,
+    num_cpus: int | None,
+    num_gpus: int | None,
+    resources: str | None,
+    store_capacity: int | None,
+    block: bool,
 ) -> None:
     """Start a node of a cluster on this host.
 
@@ -106,18 +108,18 @@ def start(
         raise fail(error) from error
     _tell(node, block)
     if block:
-        raise typer.Exit(_wait(node))
+        raise click.exceptions.Exit(_wait(node))
 
 
 def _tell(node: StartedNode, block: bool) -> None:
     record = node.record
     where = "" if block else f", log {record.log}"
-    typer.echo(f"zcactor: {record.role} ready at {record.address} (node {record.node[:8]}, pid {record.pid}{where})")
+    click.echo(f"zcactor: {record.role} ready at {record.address} (node {record.node[:8]}, pid {record.pid}{where})")
     if record.role == "head":
-        typer.echo(f"  token          {node.token}")
-        typer.echo(f"  more nodes     zcactor start --address {record.address}")
-        typer.echo(f'  programs       zc.init("{record.address}")')
-        typer.echo("  to end it      " + ("Ctrl-C" if block else "zcactor stop"))
+        click.echo(f"  token          {node.token}")
+        click.echo(f"  more nodes     zcactor start --address {record.address}")
+        click.echo(f'  programs       zc.init("{record.address}")')
+        click.echo("  to end it      " + ("Ctrl-C" if block else "zcactor stop"))
 
 
 def _wait(node: StartedNode) -> int:
@@ -131,6 +133,7 @@ def _wait(node: StartedNode) -> int:
     return node.process.wait()
 
 
+@click.command()
 def stop() -> None:
     """End every node of this user on this host that 'zcactor start' has started.
 
@@ -140,18 +143,15 @@ def stop() -> None:
     ended = stop_nodes(config.shutdown_timeout)
     for record, by_itself in ended:
         how = "has ended" if by_itself else "did not end in time and was killed"
-        typer.echo(f"zcactor: the {record.role} at {record.address} (node {record.node[:8]}, pid {record.pid}) {how}")
+        click.echo(f"zcactor: the {record.role} at {record.address} (node {record.node[:8]}, pid {record.pid}) {how}")
     if not ended:
-        typer.echo("zcactor: no node of yours runs on this host")
+        click.echo("zcactor: no node of yours runs on this host")
 
 
-def status(
-    address: Annotated[
-        str | None,
-        typer.Option("--address", metavar="HOST:PORT", help="The head. Default: that of a node on this host."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as one JSON object.")] = False,
-) -> None:
+@click.command()
+@click.option("--address", metavar="HOST:PORT", help="The head. Default: that of a node on this host.")
+@click.option("--json", "as_json", is_flag=True, help="Print the same as one JSON object.")
+def status(address: str | None, as_json: bool) -> None:
     """Show a cluster's nodes, resources and actors."""
     config, _ = _config(address=address)
     address = config.address
@@ -165,7 +165,7 @@ def status(
     except (ZcactorError, OSError, ValueError) as error:
         raise fail(error) from error
     if as_json:
-        typer.echo(json.dumps({"address": address, **told}, indent=2))
+        click.echo(json.dumps({"address": address, **told}, indent=2))
     else:
         _show(address, told)
 
@@ -217,20 +217,15 @@ def _show(address: str, told: dict[str, Any]) -> None:
         console.print("no actors")
 
 
+@click.command()
 def token() -> None:
     """Make a token for a cluster, in a file that only you can read. An existing one is left alone."""
     path = default_file(os.environ)
     try:
         make_token_file(path)
     except FileExistsError:
-        typer.echo(f"zcactor: there is a token in {path} already; copy that file to every host of the cluster")
+        click.echo(f"zcactor: there is a token in {path} already; copy that file to every host of the cluster")
     except OSError as error:
         raise fail(f"{path} cannot be made: {error.strerror}") from error
     else:
-        typer.echo(f"zcactor: a token is in {path}; copy that file to every host of the cluster, with mode 0600")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Make these functions commands of `app`."""
-    for command in (start, stop, status, token):
-        app.command()(command)
+        click.echo(f"zcactor: a token is in {path}; copy that file to every host of the cluster, with mode 0600")
