@@ -7,8 +7,8 @@
 
 An array is pulled from the owner's arena into the reader's. The floor is what cannot be done without: the same bytes
 by one process's sendfile(2) from a memfd to the other's recv(2) into memory that it has already touched. The floor of a
-call is a round trip of messages of the same sizes between two processes on uvloop. All go over the same cable, in turns
-and between the same two processes.
+call is a round trip of messages of the same sizes between two processes on uvloop, which are not encrypted where the
+call's frames are sealed either. All go over the same cable, in turns and between the same two processes.
 
 As both ends and the cable are of one machine, its cores are what is measured: on two of them, a pull's further streams
 gain little, and figures scatter. Ratios are of use, times are not.
@@ -58,15 +58,16 @@ from zcactor.transport.base import LENGTH_PREFIX, RemoteRegion
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.hosts.netns import Program
+    from benchmarks.harness import Budget
+    from tests.hosts.netns import Host, Program
 
 __all__ = ["main"]
 
 MIB: Final = 1 << 20
 SIZES: Final = (64, 256)
 """MiB of the pulls."""
-SHARE_OF_RATE, TIMES_ECHO = 0.9, 1.6
-"""Budgets: of the rate of a bare socket, and times a bare round trip."""
+SHARE_OF_RATE, TIMES_ECHO, TIMES_ECHO_SEALED = 0.9, 1.6, 2.0
+"""Budgets: of the rate of a bare socket, and times a bare round trip, for plain frames and for sealed ones."""
 CALLS: Final = 2000
 """In one sample."""
 
@@ -165,10 +166,10 @@ class Kinds:
 class End:
     """One of the two processes: a member, and beside it what the floors need. Methods are commands."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, *, sealing: bool) -> None:
         self._host = host
         self._largest = SIZES[-1] * MIB
-        self.member = Member(host, 3 * self._largest)
+        self.member = Member(host, 3 * self._largest, sealing=sealing)
         self.member.be_current()
         self._keep: list[Any] = []
 
@@ -290,9 +291,9 @@ async def _each(run: Callable[[], Any], times: int) -> float:
     return (time.perf_counter() - before) / times * 1e6
 
 
-async def answer(host: str) -> None:
+async def answer(host: str, frames: str) -> None:
     """The program of either process: do what lines on the standard input say."""
-    end = End(host)
+    end = End(host, sealing=frames == "sealed")
     await end.member.start()
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -308,10 +309,7 @@ def measure(scale: Scale) -> list[Measurement]:
     """Everything, between two hosts that it makes."""
     found: list[Measurement] = []
     with Network(2, direct=True) as (here, there), ExitStack() as stack:
-        reader, owner = (
-            stack.enter_context(host.python("-m", "benchmarks.hosts", "serve", host.address)) for host in (here, there)
-        )
-        reader.ask("meet", host=there.address, owner=owner.ask("own"))
+        reader, owner = _pair(stack, here, there, "plain")
         for mib in SIZES:
             times = max(1, scale.count(512) // mib)
             before = copied(reader, owner)
@@ -322,19 +320,36 @@ def measure(scale: Scale) -> list[Measurement]:
             name = f"call that returns {mib} MiB"
             found.append(Measurement("hosts", name, rates["call"], "MiB/s", rates["bare"], floor, None, scale.runs))
             found.append(Measurement("hosts", f"bytes copied for {mib} MiB", copies, "", budget=exactly(0)))
-        available = cores()
-        for end, core in ((reader, available[0]), (owner, available[-1])):
-            end.ask("cores", cores=[core])
-        sizes = [frame_nbytes(*stats) for stats in _eager(reader, owner)]
-        port = owner.ask("serve", nbytes=sizes[0], answers=sizes[1])
-        taken = reader.answer(
-            reader.send("calls", port=port, sizes=sizes, runs=scale.runs, times=scale.count(CALLS)), LIMIT
-        )
-        floor = f"echo of {sizes[0]} B to {sizes[1]} B"
-        for kind in ("sync", "async", "inline"):
-            name, budget = f"{kind} call, each host on a core", at_most(TIMES_ECHO)
-            found.append(Measurement("hosts", name, taken[kind], "us", taken["bare"], floor, budget, scale.runs))
+        found += _calls(reader, owner, scale, "", at_most(TIMES_ECHO))
+        found += _calls(*_pair(stack, here, there, "sealed"), scale, "sealed ", at_most(TIMES_ECHO_SEALED))
     return found
+
+
+def _pair(stack: ExitStack, here: Host, there: Host, frames: str) -> tuple[Program, Program]:
+    """A reader and an owner that know each other."""
+    reader, owner = (
+        stack.enter_context(host.python("-m", "benchmarks.hosts", "serve", host.address, frames))
+        for host in (here, there)
+    )
+    reader.ask("meet", host=there.address, owner=owner.ask("own"))
+    return reader, owner
+
+
+def _calls(reader: Program, owner: Program, scale: Scale, how: str, budget: Budget) -> list[Measurement]:
+    available = cores()
+    for end, core in ((reader, available[0]), (owner, available[-1])):
+        end.ask("cores", cores=[core])
+    sizes = [frame_nbytes(*stats) for stats in _eager(reader, owner)]
+    port = owner.ask("serve", nbytes=sizes[0], answers=sizes[1])
+    taken = reader.answer(
+        reader.send("calls", port=port, sizes=sizes, runs=scale.runs, times=scale.count(CALLS)), LIMIT
+    )
+    floor = f"echo of {sizes[0]} B to {sizes[1]} B"
+    return [
+        Measurement("hosts", f"{how}{kind} call, each host on a core", taken[kind], "us", taken["bare"], floor, budget,
+                    scale.runs)
+        for kind in ("sync", "async", "inline")
+    ]  # fmt: skip
 
 
 LIMIT: Final = 300.0
@@ -381,6 +396,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        uvloop.run(answer(sys.argv[2]))
+        uvloop.run(answer(*sys.argv[2:]))
     else:
         sys.exit(main())

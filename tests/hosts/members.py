@@ -121,6 +121,7 @@ class Member:
         host: its IP address.
         capacity: bytes of its store.
         endpoint: the class of its endpoint.
+        sealing: whether its frames are sealed.
 
     Attributes:
         addresses: of the others, by name in hexadecimal; to be filled in.
@@ -129,13 +130,16 @@ class Member:
     """
 
     def __init__(
-        self, host: str = "127.0.0.1", capacity: int = 8 * MIB, endpoint: type[TcpEndpoint] = TcpEndpoint
-    ) -> None:
+        self, host: str = "127.0.0.1", capacity: int = 8 * MIB, endpoint: type[TcpEndpoint] = TcpEndpoint, *,
+        sealing: bool = False,
+    ) -> None:  # fmt: skip
         self.name = os.urandom(16)
         self.addresses: dict[str, str] = {}
         store = Store(capacity, self.name)
         arena = store.arena
-        self.endpoint = endpoint(host, self.name, TOKEN, arena.fd, arena.nbytes, RECV_DEPTH, EAGER_LIMIT)
+        self.endpoint = endpoint(
+            host, self.name, TOKEN, arena.fd, arena.nbytes, RECV_DEPTH, EAGER_LIMIT, sealing=sealing
+        )
         self.endpoint.authorize = self._may_read
         config = zc.Config(eager_limit=EAGER_LIMIT, recv_depth=RECV_DEPTH)
         by_name: Any = _ByName(self.endpoint, self.addresses)
