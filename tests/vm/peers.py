@@ -117,7 +117,7 @@ class Node:
         self.objects: dict[int, Whole] = {ALL: Whole(0, nbytes)}
         self.endpoint = VerbsEndpoint(
             host, process or secrets.token_bytes(16), TOKEN, self.arena, fd, port=port,
-            binding=lambda: bindings(binding), lookup=self.objects.get, falls_back=falls_back,
+            binding=lambda: bindings(binding), lookup=self.objects.get, falls_back=falls_back, verbs_eager_limit=16384,
         )  # fmt: skip
         self.links: list[Link] = []
         """Those that are open, the oldest first."""

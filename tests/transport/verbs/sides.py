@@ -104,7 +104,9 @@ def device_sides(name: str) -> Iterator[tuple[Side, Side]]:
     binding = bindings(name)
     if isinstance(binding, Absent):
         pytest.skip(str(binding))
-    with verbs_side(lambda: binding) as left, verbs_side(lambda: binding) as right:
+    # Measuring what is best takes a second in a guest, for each of hundreds of endpoints.
+    limit = {"verbs_eager_limit": 16384}
+    with verbs_side(lambda: binding, **limit) as left, verbs_side(lambda: binding, **limit) as right:
         yield left, right
 
 
