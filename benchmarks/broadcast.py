@@ -37,10 +37,10 @@ from zcactor.runtime import locations
 from zcactor.transport.tcp_serve import DataServer
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator, Sequence
 
     from tests.hosts.netns import Host, Program
+    from zcactor.transport.tcp_data import Channel
 
 __all__ = ["main"]
 
@@ -91,11 +91,9 @@ class End:
     def _count(self) -> None:
         served, answer = self._served, DataServer._answer
 
-        def counting(
-            self: DataServer, sock: socket.socket, arena: int, object_id: int, offset: int, nbytes: int
-        ) -> None:
+        def counting(self: DataServer, channel: Channel, arena: int, object_id: int, offset: int, nbytes: int) -> None:
             served.append(nbytes)
-            answer(self, sock, arena, object_id, offset, nbytes)
+            answer(self, channel, arena, object_id, offset, nbytes)
 
         setattr(DataServer, "_answer", counting)  # noqa: B010  # where bytes leave, whoever asked for them
 

@@ -206,3 +206,29 @@ def test_host_is_an_address(host: str) -> None:
     with pytest.raises(ValueError, match="host must be an IP address"):
         Config(host=host)
     assert Config(host="::1").host == "::1"
+
+
+# ---- tls
+
+
+def test_tls_from_the_environment_or_an_argument(tmp_path: Path) -> None:
+    def load(arguments: dict[str, object], environ: dict[str, str]) -> tuple[Config, Mapping[str, str]]:
+        return load_config(arguments, environ=environ, directory=tmp_path, user_directory=tmp_path)
+
+    assert Config().tls is None
+    config, sources = load({}, {"ZCACTOR_TLS": "/etc/zcactor/tls"})
+    assert (config.tls, sources["tls"]) == ("/etc/zcactor/tls", "ZCACTOR_TLS")
+    config, sources = load({"tls": "~/tls"}, {})
+    assert (config.tls, sources["tls"]) == ("~/tls", "argument")
+
+
+def test_tls_is_an_absolute_path() -> None:
+    for path in ("tls", "./tls", ""):
+        with pytest.raises(ValueError, match="tls must be the absolute path of a folder"):
+            Config(tls=path)
+
+
+def test_tls_excludes_a_demand_for_rdma() -> None:
+    with pytest.raises(ValueError, match="require is 'verbs' and tls is set"):
+        Config(tls="/tls", require="verbs")
+    Config(tls="/tls", require="tcp")

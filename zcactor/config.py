@@ -72,6 +72,9 @@ class Config:
             reached from this host only.
         sealing: whether frames that go to other hosts are encrypted: ``"auto"`` does where `host` is not a loopback
             address, ``"on"`` and ``"off"`` always or never. One side's wish is enough. The bytes of arrays are not.
+        tls: absolute path of a folder with ``ca.pem``, ``cert.pem`` and ``key.pem`` of this host (``~`` is the user's
+            home). Everything that goes to other hosts then passes through TLS 1.3, arrays included, and only processes
+            with a certificate of that CA are let in; all hosts need it. It excludes RDMA, and `sealing` means nothing.
         verbs_binding: which Python binding of libibverbs to use; ``"none"`` switches RDMA off.
         verbs_device: name of the only RDMA device to use, as in /sys/class/infiniband; None takes the first that works.
         verbs_port: number of the only port to use of it; None tries all.
@@ -101,6 +104,7 @@ class Config:
     require: Literal["verbs", "tcp"] | None = None
     host: str = "127.0.0.1"
     sealing: Literal["auto", "on", "off"] = "auto"
+    tls: str | None = None
     verbs_binding: Literal["auto", "pyverbs", "ibverbs", "none"] = "auto"
     verbs_device: str | None = None
     verbs_port: int | None = None
@@ -125,6 +129,15 @@ class Config:
             )
         if self.require is not None and self.require not in names:
             raise ValueError(f"require is {self.require!r}, which transports, {self.transports!r}, does not allow")
+        if self.tls is not None and not self.tls.startswith(("/", "~")):
+            raise ValueError(
+                f"tls must be the absolute path of a folder, which processes in other directories find too, not "
+                f"{self.tls!r}"
+            )
+        if self.tls is not None and self.require == "verbs":
+            raise ValueError(
+                "require is 'verbs' and tls is set, and bytes by RDMA cannot be encrypted; unset one of them"
+            )
         if not _is_address(self.host):
             raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
 

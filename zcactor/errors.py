@@ -203,7 +203,8 @@ class VersionMismatch(ProtocolError):
 
 
 class AuthenticationError(ProtocolError):
-    """The peer is another user's process or does not hold this cluster's token."""
+    """The peer is another user's process, does not hold this cluster's token, or has no certificate that is accepted;
+    or what this process was to show is not there or not safe."""
 
 
 class NotInitialized(ZcactorError):

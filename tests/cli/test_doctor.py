@@ -12,6 +12,7 @@ import pytest
 
 import zcactor
 from tests.cli.conftest import Look
+from tests.transport.certificates import Authority
 from zcactor.cli.doctor import GidInfo, PortInfo, Report, Setting, Transport, default_capacity, examine
 from zcactor.config import Config, load_config
 from zcactor.runtime import driver
@@ -206,6 +207,18 @@ def test_a_host_of_somebody_else(look: Look, fabric: FakeFabric) -> None:
         assert "cannot listen at 192.0.2.1" in transport(report, name).reason
     assert (report.same_host, report.other_host) == ("local", "")
     assert "ZCACTOR_HOST" in report.other_host_fix
+
+
+def test_tls(look: Look, fabric: FakeFabric, tmp_path: Path) -> None:
+    fabric.add_nic("mlx5_0")
+    folder = Authority().folder(tmp_path / "tls")
+    report = look(fabric.binding(), tls=str(folder))
+    assert not transport(report, "verbs").usable
+    assert transport(report, "verbs").reason == "tls is set, and bytes by RDMA cannot be encrypted"
+    assert transport(report, "tcp").reason == "can listen at 127.0.0.1 by TLS, arrays are copied"
+    (folder / "key.pem").chmod(0o644)
+    tcp = transport(look(fabric.binding(), tls=str(folder)), "tcp")
+    assert not tcp.usable and "mode 0644" in tcp.reason
 
 
 def test_only_local(look: Look) -> None:

@@ -26,9 +26,9 @@ class Source:
     def __init__(self):
         self.asked = asked = []
         answer = DataServer._answer
-        def counting(server, sock, arena, object_id, offset, nbytes):
+        def counting(server, channel, arena, object_id, offset, nbytes):
             asked.append(nbytes)
-            answer(server, sock, arena, object_id, offset, nbytes)
+            answer(server, channel, arena, object_id, offset, nbytes)
         DataServer._answer = counting
         self.array = zc.empty(NBYTES // 8)
         self.array[:] = np.random.default_rng(5).random(NBYTES // 8)

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.transport.certificates import Authority
 from tests.transport.local_arena import TOKEN, run_directory
 from zcactor.config import Config
+from zcactor.errors import AuthenticationError
 from zcactor.objectstore.store import Store
-from zcactor.runtime.endpoints import make_endpoint
+from zcactor.runtime.endpoints import make_endpoint, tls_of
 from zcactor.transport.local import LocalEndpoint
 from zcactor.transport.select import SelectingEndpoint
 from zcactor.transport.tcp import TcpEndpoint
@@ -106,6 +108,37 @@ def test_peers_may_read_what_is_exported_and_no_more(directory: Path, store: Sto
     number = block.id
     del block
     assert not may(number, low, 1)
+
+
+@pytest.mark.parametrize("transports", ["tcp", "verbs,tcp"])
+def test_certificates_are_handed_on(directory: Path, store: Store, tmp_path: Path, transports: str) -> None:
+    folder = Authority().folder(tmp_path / "tls")
+    (endpoint,) = make(directory, store, transports, tls=str(folder), sealing="on").ways
+    assert endpoint._tls is not None
+    assert endpoint._sealing is False
+    assert endpoint.viability() is None
+    with pytest.raises(AuthenticationError, match="none, and ca.pem there cannot be read"):
+        make(directory, store, transports, tls=str(tmp_path / "none"))
+
+
+def test_nothing_is_loaded_where_there_are_no_other_hosts(directory: Path, store: Store) -> None:
+    assert type(make(directory, store, "local,tcp", tls="/none")) is LocalEndpoint
+
+
+def test_a_folder_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Authority().folder(tmp_path / "tls")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tls_of(CONFIG) is None
+    assert tls_of(replace(CONFIG, tls="~/tls")) is not None
+
+
+async def test_no_rdma_by_tls(directory: Path, store: Store, tmp_path: Path) -> None:
+    folder = str(Authority().folder(tmp_path / "tls"))
+    (endpoint,) = make(directory, store, "verbs,tcp", tls=folder).ways
+    assert endpoint.open_engine() is None
+    assert endpoint.problem.startswith("tls is set, and bytes by RDMA cannot be encrypted")
+    (endpoint,) = make(directory, store, "verbs", tls=folder).ways
+    assert endpoint.viability() == endpoint.problem
 
 
 def test_a_process_with_local_peers_only_never_loads_the_rest() -> None:

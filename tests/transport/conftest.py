@@ -1,11 +1,14 @@
-"""Sockets that the tests of several transports share."""
+"""Sockets and certificates that the tests of several transports share."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.transport.certificates import Authority
 
 
 @pytest.fixture
@@ -16,3 +19,15 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         left.setblocking(False)
         right.setblocking(False)
         yield left, right
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    """Who has signed the certificates of `tls_folder`."""
+    return Authority()
+
+
+@pytest.fixture(scope="session")
+def tls_folder(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A host's."""
+    return authority.folder(tmp_path_factory.mktemp("tls") / "host")

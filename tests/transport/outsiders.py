@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conformance.connection import Recorder, Side, send
-from zcactor.transport.auth import HELLO_NBYTES, preamble
+from zcactor.transport.auth import HELLO_NBYTES, Status, preamble, refusal
 from zcactor.transport.base import Connection
 
 STRANGERS = {
@@ -23,6 +23,8 @@ STRANGERS = {
     "bad hello": preamble() + b"\xff" * HELLO_NBYTES,
 }
 """What those begin with who do not speak zcactor's protocol."""
+ANSWERS = (b"", refusal(Status.TLS))
+"""What they are told: nothing, or that there is no TLS."""
 
 
 async def rest(sock: socket.socket) -> bytes:

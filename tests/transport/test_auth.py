@@ -20,6 +20,7 @@ from zcactor.transport.auth import (
     Purpose,
     Status,
     preamble,
+    raise_refusal,
     refusal,
 )
 from zcactor.transport.sealing import KEY_NBYTES, NO_KEY, KeyExchange, key_exchange
@@ -143,6 +144,7 @@ def test_versions_are_named_on_both_sides(version: int, python: tuple[int, int],
         (Status.VERSION, VersionMismatch),
         (Status.FULL, ConnectionLost),
         (Status.SEALING, AuthenticationError),
+        (Status.TLS, ProtocolError),
         (200, ProtocolError),
     ],
 )
@@ -152,12 +154,30 @@ def test_refusals(status: int, error: type[Exception]) -> None:
         connector.receive(preamble() + bytes((status,)))
 
 
-@pytest.mark.parametrize("data", [b"GET / HT", b"\x16\x03\x01\x02\x00\x01\x00\x01", bytes(8)])
+@pytest.mark.parametrize("data", [b"GET / HT", b"\x16\x02\x01\x02\x00\x01\x00\x01", bytes(8)])
 def test_strangers_get_no_answer(data: bytes) -> None:
     _, acceptor = sides()
     with pytest.raises(ProtocolError, match="does not speak"):
         acceptor.receive(data)
     assert acceptor.farewell == b""
+
+
+def test_who_speaks_tls_is_told() -> None:
+    _, acceptor = sides()
+    with pytest.raises(ProtocolError, match="began with TLS.*ZCACTOR_TLS"):
+        acceptor.receive(b"\x16\x03\x01\x02\x00\x01\x00\x01")
+    assert acceptor.farewell == refusal(Status.TLS)
+
+
+def test_refusals_where_tls_was_to_be() -> None:
+    with pytest.raises(ProtocolError, match="speaks no TLS"):
+        raise_refusal(refusal(Status.TLS))
+    with pytest.raises(ConnectionLost, match="pending"):
+        raise_refusal(refusal(Status.FULL))
+    with pytest.raises(VersionMismatch):
+        raise_refusal(preamble(3) + bytes((Status.VERSION,)))
+    for other in (b"", refusal(Status.TLS)[:-1], bytes(9), b"\x16\x03\x03\x00\x7a\x02\x00\x00\x76"):
+        raise_refusal(other)
 
 
 @pytest.mark.parametrize(

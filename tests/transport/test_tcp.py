@@ -25,7 +25,7 @@ from tests.conformance.connection import (
     turns,
 )
 from tests.transport.local_arena import TOKEN
-from tests.transport.outsiders import STRANGERS, Relay, rest, victim
+from tests.transport.outsiders import ANSWERS, STRANGERS, Relay, rest, victim
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ObjectLost, ProtocolError, VersionMismatch
 from zcactor.runtime.node import raise_descriptor_limit
@@ -219,7 +219,7 @@ async def test_strangers(endpoint: TcpEndpoint, opening: bytes, caplog: pytest.L
         with call(endpoint) as sock:
             with contextlib.suppress(BlockingIOError):
                 sock.send(opening)
-            assert await rest(sock) == b""
+            assert await rest(sock) in ANSWERS
     while endpoint.pending:
         await asyncio.sleep(0)
     assert len(caplog.records) == 1
@@ -489,7 +489,7 @@ async def test_strangers_where_frames_are_sealed(opening: bytes) -> None:
         with call(endpoint_of(side)) as sock:
             with contextlib.suppress(BlockingIOError):
                 sock.send(opening)
-            assert await rest(sock) == b""
+            assert await rest(sock) in ANSWERS
         await side.endpoint.aclose()
 
 

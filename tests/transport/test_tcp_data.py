@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.transport.local_arena import memfd
 from zcactor.transport import tcp_data
 from zcactor.transport.tcp_data import REQUEST, Channel
 
@@ -49,6 +51,22 @@ def test_receives_what_comes_in_parts(ends: Ends) -> None:
     thread.join()
     assert bytes(view) == b"0123456789"
     channel.check_alive()
+
+
+def test_sends_parts_of_a_file(ends: Ends) -> None:
+    channel, far = ends
+    with memfd(100_000) as fd:
+        os.pwrite(fd, content := os.urandom(100_000), 0)
+        channel.send(b"ok", more=True)
+        thread = threading.Thread(target=channel.send_file, args=(fd, 4097, 90_000))
+        thread.start()
+        received = b""
+        while len(received) < 90_002:
+            received += far.recv(1 << 16)
+        thread.join()
+        assert received == b"ok" + content[4097:94_097]
+        with pytest.raises(BrokenPipeError, match="ends before"):
+            channel.send_file(fd, 99_000, 1001)
 
 
 @pytest.mark.parametrize("sent", [0, 1, 9])

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import zcactor
 from zcactor.config import TRANSPORTS
+from zcactor.errors import AuthenticationError
 from zcactor.runtime.directory import base_directory
+from zcactor.runtime.endpoints import tls_of
 from zcactor.transport.verbs import load
 from zcactor.transport.verbs.base import DeviceAttributes, LinkLayer, PortState
 from zcactor.transport.verbs.load import Absent, Reason
@@ -302,11 +304,16 @@ def _local() -> Transport:
     return Transport("local", False, f"{base} cannot be written to", "set XDG_RUNTIME_DIR to a directory of yours")
 
 
-def _tcp(host: str) -> Transport:
+def _tcp(config: Config) -> Transport:
+    host = config.host
     problem = _listening_problem(host)
     if problem:
         return Transport("tcp", False, problem, "set ZCACTOR_HOST to an address of this host (ip addr)")
-    return Transport("tcp", True, f"can listen at {host}, arrays are copied", "")
+    try:
+        by_tls = "" if tls_of(config) is None else " by TLS"
+    except AuthenticationError as error:
+        return Transport("tcp", False, str(error), "put the files there that tls needs, or unset it")
+    return Transport("tcp", True, f"can listen at {host}{by_tls}, arrays are copied", "")
 
 
 def _verbs(verdict: Verdict, tcp: Transport) -> Transport:
@@ -321,8 +328,11 @@ def _verbs(verdict: Verdict, tcp: Transport) -> Transport:
 
 def _transports(config: Config, verdict: Verdict) -> tuple[Transport, ...]:
     wanted = config.transports.split(",")
-    tcp = _tcp(config.host)
-    found = {"local": _local(), "verbs": _verbs(verdict, tcp), "tcp": tcp}
+    tcp = _tcp(config)
+    verbs = _verbs(verdict, tcp)
+    if config.tls is not None:
+        verbs = Transport("verbs", False, "tls is set, and bytes by RDMA cannot be encrypted", "unset tls to use RDMA")
+    found = {"local": _local(), "verbs": verbs, "tcp": tcp}
     left_out = [
         Transport(name, False, f"not among transports = {config.transports}", f"add {name} to ZCACTOR_TRANSPORTS")
         for name in TRANSPORTS

@@ -20,6 +20,7 @@ from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_reco
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.runtime.directory import RunDirectory, base_directory
 from zcactor.runtime.driver import HANG_AFTER, HEARTBEAT, default_capacity, resources_of
+from zcactor.runtime.endpoints import tls_of
 from zcactor.runtime.node import launch, send_setup
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
 from zcactor.transport.identify import identify
@@ -78,7 +79,8 @@ def start_node(
             `zcactor.cluster.child.fork_agent`.
 
     Raises:
-        AuthenticationError: there is no token where one is needed, it is not safe, or the head's is another.
+        AuthenticationError: there is no token where one is needed, it is not safe, or the head's is another; likewise
+            what `config.tls` names.
         ConnectionLost: the head is not there, or the node did not become ready; the message says why.
         ValueError: `head` or the host is no address that can be used.
         OSError: a file or the process cannot be made.
@@ -89,12 +91,13 @@ def start_node(
             f"--host {_an_address()}"
         )
     token, source = _token(config, head)
+    tls = tls_of(config)
     node = secrets.token_bytes(16)
     with ExitStack() as undo:
         if head is None:
             cluster, head_address = node, ""
         else:
-            identity = asyncio.run(identify(head, token))
+            identity = asyncio.run(identify(head, token, tls))
             cluster, head_address = identity.process, identity.address
             if not own_host:
                 config = replace(config, host=identity.ours)

@@ -22,7 +22,7 @@ from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLo
 from zcactor.marshal.importable import search_here
 from zcactor.objectstore.store import Store
 from zcactor.runtime.directory import RunDirectory, base_directory
-from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of
+from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of, tls_of
 from zcactor.runtime.forked import watch_forks
 from zcactor.runtime.node import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.runtime.nodes import machine_of, own_machine
@@ -249,6 +249,7 @@ def init(
     token: str | None = None,
     transports: Sequence[str] | None = None,
     require: str | None = None,
+    tls: str | None = None,
     namespace: str | None = None,
     log_to_driver: bool | None = None,
     config: Config | None = None,
@@ -271,6 +272,7 @@ def init(
         transports: which to allow and in which order, of ``"local"``, ``"verbs"``, ``"tcp"``.
         require: ``"verbs"`` or ``"tcp"``: whoever is reached on another host in another way is not reached at all, and
             a fallback is an error.
+        tls: path of the folder with this host's certificate, for connections to other hosts; see `Config`.
         namespace: where names of actors are looked up by default; default ``"default"``.
         log_to_driver: show here what actors print; default True.
         config: all further settings; the arguments above override it.
@@ -279,7 +281,8 @@ def init(
         AlreadyInitialized: the runtime is running in this process.
         TypeError, ValueError: a setting is wrong, here, in the environment or in a file; the message names the source.
         ConnectionLost: nobody answers at `address`, or what answers takes no programs.
-        AuthenticationError: there is no token, it is not that cluster's, or the file it is in can be read by others.
+        AuthenticationError: there is no token, it is not that cluster's, or the file it is in can be read by others;
+            likewise certificates.
         VersionMismatch: the cluster speaks another protocol or Python version.
 
     Cancelling an ``await zc.init()`` ends what had been started.
@@ -297,7 +300,7 @@ def init(
             raise ValueError(f"zc.init: give {key} by num_{key.lower()}s, not in resources")
     named = {
         "address": address, "num_cpus": num_cpus, "num_gpus": num_gpus, "store_capacity": store_capacity,
-        "namespace": namespace, "log_to_driver": log_to_driver, "require": require,
+        "namespace": namespace, "log_to_driver": log_to_driver, "require": require, "tls": tls,
         "transports": None if transports is None else ",".join(transports),
     }  # fmt: skip
     if config is not None:
@@ -399,7 +402,7 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Node
             "or set ZCACTOR_TOKEN_FILE or ZCACTOR_TOKEN, or pass token="
         )
     token, _ = found
-    head = await identify(address, token)
+    head = await identify(address, token, tls_of(config))
     if not own_host:
         config = replace(config, host=head.ours)
     raise_descriptor_limit()

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zcactor.transport.local import LocalEndpoint
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from zcactor.config import Config
     from zcactor.objectstore.store import Store
     from zcactor.runtime.process import Process
     from zcactor.transport.base import Endpoint
     from zcactor.transport.tcp import TcpEndpoint
+    from zcactor.transport.tls import Tls
 
-__all__ = ["address_of", "find_through", "make_endpoint", "preload", "problem_of"]
+__all__ = ["address_of", "find_through", "make_endpoint", "preload", "problem_of", "tls_of"]
+
+
+def tls_of(config: Config) -> Tls | None:
+    """What connections between hosts are encrypted with; None where `config` says nothing of TLS.
+
+    Raises:
+        AuthenticationError: the folder is not as it should be; see `zcactor.transport.tls.load_tls`.
+    """
+    if config.tls is None:
+        return None
+    from zcactor.transport.tls import load_tls
+
+    return load_tls(Path(config.tls).expanduser())
 
 
 def make_endpoint(
@@ -36,6 +49,9 @@ def make_endpoint(
         store: what peers may map and read.
         clustered: whether it has peers on other hosts.
         port: where to listen for them; 0 lets the system choose.
+
+    Raises:
+        AuthenticationError: as `tls_of`, where there are other ways than `local`.
     """
     names = config.transports.split(",")
     arena = store.arena
@@ -106,6 +122,7 @@ def _between_hosts(
     config: Config, names: list[str], process: bytes, token: bytes, store: Store, port: int
 ) -> TcpEndpoint:
     arena = store.arena
+    tls = tls_of(config)
     sealing = config.sealing == "on" or (config.sealing == "auto" and not ip_address(config.host).is_loopback)
     endpoint: TcpEndpoint
     if "verbs" not in names or ("tcp" in names and names.index("tcp") < names.index("verbs")):
@@ -113,7 +130,7 @@ def _between_hosts(
 
         endpoint = TcpEndpoint(
             config.host, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit, port=port,
-            sealing=sealing,
+            sealing=sealing, tls=tls,
         )  # fmt: skip
     else:
         from zcactor.transport.verbs.endpoint import VerbsEndpoint
@@ -124,7 +141,7 @@ def _between_hosts(
             binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding, quick=True),
             lookup=store.lookup, device=config.verbs_device, device_port=config.verbs_port,
             gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit, falls_back="tcp" in names,
-            port=port, sealing=sealing,
+            port=port, sealing=sealing, tls=tls,
         )  # fmt: skip
 
     def may_read(peer: bytes, object_id: int, offset: int, nbytes: int) -> bool:

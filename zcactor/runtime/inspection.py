@@ -166,6 +166,8 @@ def _why(connection: Any) -> str:
         return "same host: frames over a unix socket, arrays mapped in place"
     if connection.kind == "verbs":
         return f"RDMA, proven by a message and a READ: {connection.describe()}"
+    if connection.tls:
+        return "frames and arrays over TCP by TLS; arrays received into the store over further sockets"
     frames = "frames over TCP, sealed" if connection.sealed else "frames over TCP"
     return f"{frames}; arrays received into the store over further sockets"
 

@@ -38,7 +38,17 @@ if TYPE_CHECKING:
 
     from zcactor.transport.sealing import KeyExchange
 
-__all__ = ["HELLO_NBYTES", "PROTOCOL_VERSION", "Handshake", "Hello", "Purpose", "Status", "refusal"]
+__all__ = [
+    "HELLO_NBYTES",
+    "PROTOCOL_VERSION",
+    "REFUSAL_NBYTES",
+    "Handshake",
+    "Hello",
+    "Purpose",
+    "Status",
+    "raise_refusal",
+    "refusal",
+]
 
 PROTOCOL_VERSION: Final = 2
 """Raised with every change of the bytes on the wire that an older process would misread."""
@@ -54,7 +64,11 @@ _MAGIC: Final = b"ZCAC"
 _PREAMBLE: Final = struct.Struct("<4sHBB")
 _HELLO: Final = struct.Struct("<32s16sIQIIBB")
 HELLO_NBYTES: Final = _HELLO.size
+REFUSAL_NBYTES: Final = _PREAMBLE.size + 1
+"""Bytes of a `refusal`."""
 _PROOF_NBYTES: Final = 32
+_TLS_HANDSHAKE: Final = b"\x16\x03"
+"""What a TLS handshake begins with (RFC 8446, 5.1)."""
 _CONNECTOR: Final = b"zcactor connector\0"
 _ACCEPTOR: Final = b"zcactor acceptor\0\0"
 
@@ -88,6 +102,8 @@ class Status(IntEnum):
     SEALING = 4
     """Frames are to be sealed and one side cannot: before the acceptor's hello that is the acceptor, after it the
     connector."""
+    TLS = 5
+    """One side has `tls` set and the other has not. Sent without TLS by the acceptor, whichever of the two it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +164,28 @@ def refusal(status: Status) -> bytes:
     return preamble() + bytes((status,))
 
 
+def raise_refusal(data: bytes) -> None:
+    """For a connector by TLS: raise what an acceptor said by `refusal` before there was any TLS.
+
+    Args:
+        data: the first bytes that came; nothing happens where they are no refusal.
+
+    Raises:
+        ProtocolError: the acceptor has no `tls` set.
+        VersionMismatch, ConnectionLost: as `Handshake.receive`.
+    """
+    if len(data) < REFUSAL_NBYTES or not data.startswith(_MAGIC):
+        return
+    _check_preamble(data[: _PREAMBLE.size])
+    status = data[_PREAMBLE.size]
+    if status == Status.TLS:
+        raise ProtocolError(
+            "the peer speaks no TLS, and tls is set here; set tls (ZCACTOR_TLS) there as well, to a folder with a "
+            "certificate of the same CA"
+        )
+    _check_status(status)
+
+
 def _check_preamble(data: bytes) -> None:
     magic, version, major, minor = _PREAMBLE.unpack(data)
     if magic != _MAGIC:
@@ -176,6 +214,11 @@ def _check_status(value: int) -> None:
         raise ConnectionLost("the peer has too many pending handshakes and refused this one; try again")
     if value == Status.SEALING:
         raise _cannot_seal("the peer", "there")
+    if value == Status.TLS:
+        raise ProtocolError(
+            "the peer takes connections by TLS only, and tls is not set here; set tls (ZCACTOR_TLS) to a folder with "
+            "ca.pem, cert.pem and key.pem"
+        )
     if value != Status.OK:
         raise ProtocolError(f"the peer answered the handshake with the unknown status {value}")
 
@@ -270,6 +313,12 @@ class Handshake:
     # ---- the acceptor
 
     def _connector_began(self, data: bytes) -> bytes:
+        if data.startswith(_TLS_HANDSHAKE):
+            self.farewell = refusal(Status.TLS)
+            raise ProtocolError(
+                f"the peer began with TLS ({data!r}), and tls is not set here; if it is a process of this cluster, set "
+                "tls (ZCACTOR_TLS) on this host as well"
+            )
         try:
             _check_preamble(data)
         except VersionMismatch:

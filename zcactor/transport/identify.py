@@ -10,12 +10,14 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
 from zcactor.transport.auth import Handshake, Hello, Purpose
 from zcactor.transport.greeting import answering, send_all, shake_hands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from zcactor.transport.tls import Tls
 
 __all__ = ["Identity", "identify", "parse_host_port"]
 
@@ -56,17 +58,19 @@ def parse_host_port(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-async def identify(address: str, token: bytes) -> Identity:
+async def identify(address: str, token: bytes, tls: Tls | None = None) -> Identity:
     """Prove to whoever listens at `address` that we hold `token`, and have it prove the same.
 
     Args:
         address: ``"host:port"``; the host may be a name.
         token: the cluster's secret, 32 bytes.
+        tls: where it is given, all that is said passes through TLS.
 
     Raises:
         ValueError: `address` has another form.
         ConnectionLost: nobody is there, or does not answer within 5 s. The message names the address and the reason.
-        AuthenticationError: one side does not hold the other's token. This and what follows names the address, too.
+        AuthenticationError: one side does not hold the other's token, or refuses its certificate. This and what follows
+            names the address, too.
         VersionMismatch: it speaks another protocol or Python version.
         ProtocolError: what answers there does not speak zcactor's protocol.
     """
@@ -78,16 +82,24 @@ async def identify(address: str, token: bytes) -> Identity:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConnectionLost(f"no host is called {host!r}: {reason}") from error
     async with answering(address, "over TCP"):
-        with await _connected(found) as sock:
+        with contextlib.ExitStack() as undo:
+            sock = undo.enter_context(await _connected(found))
             hello = Hello(secrets.token_bytes(_ANY), os.getpid(), 0, 4, 64, Purpose.NAME)
             handshake = Handshake(token, hello, accepting=False)
             try:
+                if tls is not None:
+                    sock = undo.enter_context(await tls.connect(sock))
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     await send_all(sock, handshake.opening)  # a peer that refuses at once has left its reason
                 await shake_hands(sock, handshake)
             except (ConnectionLost, ProtocolError) as error:
-                raise type(error)(f"{address}: {error.args[0]}") from error
+                raise _plain(error)(f"{address}: {error.args[0]}") from error
             return Identity(handshake.peer.process, str(sock.getpeername()[0]), port, str(sock.getsockname()[0]))
+
+
+def _plain(error: ConnectionLost | ProtocolError) -> type[Exception]:
+    """The class of `zcactor.errors` that it belongs to."""
+    return next(cls for cls in type(error).__mro__ if cls.__module__ == ZcactorError.__module__)
 
 
 async def _connected(found: Iterable[tuple[Any, ...]]) -> socket.socket:

@@ -20,7 +20,7 @@ import os
 import select
 import struct
 import threading
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.native import hot
@@ -68,6 +68,8 @@ class StreamConnection(Delivering):
         OSError: no descriptor is left (EMFILE); `sock` stays the caller's.
     """
 
+    native: ClassVar[bool] = True
+    """Whether frames may take the native way, which reads and writes the descriptor itself."""
     export: Callable[[int, int, int], tuple[int, int]] | None = None
 
     def __init__(
@@ -87,22 +89,23 @@ class StreamConnection(Delivering):
         self._hangup.register(self._fd, select.EPOLLRDHUP)
         self._recv_into = sock.recv_into
         self._sealed = sock if isinstance(sock, SealedSocket) else None
+        self._hot = hot if self.native else None
         self.native_out: Any = None
         """The native send buffer, where there is one: whoever writes whole frames may do so without `reserve`."""
         self._out: Any
-        if hot is None:
+        if self._hot is None:
             send = sock.send if self._sealed is None else self._sealed.send_record
             self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, send)
         else:
             sealing = () if self._sealed is None else (None, *self._sealed.seals.sealer.hand_over())
-            self._out = self.native_out = hot.SendBuffer(self.max_frame + LENGTH_PREFIX, sock.fileno(), *sealing)
+            self._out = self.native_out = self._hot.SendBuffer(self.max_frame + LENGTH_PREFIX, sock.fileno(), *sealing)
         # bound here because the rpc layer calls them for every frame: one call less each
         self.reserve: _Reserve = self._out.reserve
         self.commit: _Commit = self._out.commit
         self._flush_out = self._out.flush
         self._reader: Any = None  # native, while the connection is open; where there is one, the three below go unused
         self._read: Callable[[], bool] = self._on_readable
-        self._in = bytearray(0 if hot is not None else max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX))
+        self._in = bytearray(0 if self._hot is not None else max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX))
         self._in_view = memoryview(self._in)
         self._filled = 0  # bytes at the start of _in: the beginning of a frame
         self._thread = threading.get_ident()
@@ -121,9 +124,9 @@ class StreamConnection(Delivering):
     def _begin(self, receiver: Receiver) -> None:
         """Watch the socket. A receiver whose `wire` is a native one gets its frames there, without a Python function
         in between."""
-        if hot is not None:
+        if self._hot is not None:
             opening = () if self._sealed is None else self._sealed.seals.opener.hand_over()
-            self._reader = hot.Reader(
+            self._reader = self._hot.Reader(
                 self._fd, max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX), self.max_frame,
                 getattr(receiver, "wire", None), receiver.frames_received, self._reading_ended, *opening,
             )  # fmt: skip
@@ -300,7 +303,9 @@ class StreamConnection(Delivering):
     def _abandon(self) -> None:
         """Runs in a forked child: closes its copies of further descriptors, without a lock or the loop."""
 
-    def _broken(self, error: OSError) -> ConnectionLost:
+    def _broken(self, error: OSError) -> Exception:
+        if isinstance(error, ProtocolError):  # of a socket that checks what comes
+            return error
         lost = self._ended(f"broke: {error.strerror}")
         lost.__cause__ = error
         return lost

@@ -8,8 +8,9 @@ transport that begins over TCP and goes on by other means overrides it.
 Where either side wants it, the socket is a `SealedSocket` from then on: frames can be neither read nor changed on
 their way (`zcactor.transport.sealing`). **Bulk bytes are not encrypted**: arrays go through data sockets by
 sendfile(2), straight from the owner's pages. Only holders of the token can open data sockets, but whoever sits on the
-path can read and change what passes there. Where arrays are secret, isolate the network or use one that encrypts
-(WireGuard, IPsec).
+path can read and change what passes there. Where arrays are secret, isolate the network, use one that encrypts
+(WireGuard, IPsec), or give the endpoint certificates: then every socket of it speaks TLS from its first byte on, data
+sockets included, and the handshake runs inside (`zcactor.transport.tls`). Nothing is sealed in addition.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zcactor.transport.sealing import KeyExchange
+    from zcactor.transport.tls import Tls
 
 __all__ = ["TcpEndpoint", "parse_address"]
 
@@ -107,6 +109,7 @@ class TcpEndpoint(ListeningEndpoint):
         port: where to listen; 0 lets the system choose.
         sealing: whether frames are to be sealed, whatever the peer wants. Where it is False they are sealed if the peer
             wants that, so both ends need the package ``cryptography``, of the extra ``cluster``.
+        tls: has all that is sent and received encrypted; peers must have it as well. `sealing` means nothing then.
 
     Attributes:
         address: what a peer passes to `connect`; empty until `start`.
@@ -132,6 +135,7 @@ class TcpEndpoint(ListeningEndpoint):
         *,
         port: int = 0,
         sealing: bool = False,
+        tls: Tls | None = None,
     ) -> None:
         super().__init__(process, token, arena_fd, arena_nbytes, recv_depth, eager_limit)
         place = ipaddress.ip_address(host)
@@ -140,7 +144,8 @@ class TcpEndpoint(ListeningEndpoint):
         self.authorize: Callable[[bytes, int, int, int], bool] = _anything
         self._host = str(place)
         self._port = port
-        self._sealing = sealing
+        self._sealing = sealing and tls is None
+        self._tls = tls
         self._exchange: Callable[[], KeyExchange | None] = key_exchange
         # by the key that a data socket shows; each is its connection's
         self._servers: weakref.WeakValueDictionary[bytes, DataServer] = weakref.WeakValueDictionary()
@@ -188,9 +193,10 @@ class TcpEndpoint(ListeningEndpoint):
             ConnectionLost: `address` is malformed, nobody listens there, the peer went away, has too many pending
                 handshakes, or did not answer within 5 s. The message names the address and the reason.
             AuthenticationError: the peer refused us, does not hold the token, or is not the process named by `address`;
-                or frames are to be sealed and one side cannot, and the message says which.
+                or frames are to be sealed and one side cannot, and the message says which; or a certificate is not
+                accepted.
             VersionMismatch: the peer speaks another protocol or Python version.
-            ProtocolError: what answers there does not speak zcactor's protocol.
+            ProtocolError: what answers there does not speak zcactor's protocol, or only one of the ends speaks TLS.
         """
         sock, hello = await self._introduce(address, Purpose.PEER)
         async with answering(address, "over TCP"):
@@ -206,7 +212,8 @@ class TcpEndpoint(ListeningEndpoint):
 
         Args:
             sock: non-blocking; nothing has been read from it beyond the handshake. Where frames are to be sealed it is
-                a `SealedSocket`, which seals whatever is said through its `send` and `recv`, too.
+                a `SealedSocket`, which seals whatever is said through its `send` and `recv`, too; with `tls` it is a
+                `zcactor.transport.tls.TlsSocket`.
             hello: what the peer said about itself, authenticated.
             accepting: whether the peer connected.
 
@@ -219,7 +226,8 @@ class TcpEndpoint(ListeningEndpoint):
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
             key = secrets.token_bytes(KEY_NBYTES)
-            server = DataServer(hello.process, self._arena_fd, self._arena_nbytes, self._authorized)
+            make = self._connection_class()
+            server = DataServer(hello.process, self._arena_fd, self._arena_nbytes, self._authorized, make.channel)
             self._servers[key] = server  # before the peer knows the key
             await send_all(sock, self._link(key))
             peer_key, place, port = _LINK.unpack(await receive_exactly(sock, _LINK.size))
@@ -227,7 +235,7 @@ class TcpEndpoint(ListeningEndpoint):
             if isinstance(sock, SealedSocket):
                 sock.check_drained()
             recv_depth, eager_limit = self._agreed(hello)
-            connection = TcpConnection(
+            connection = make(
                 sock,
                 self._peer(hello),
                 recv_depth=recv_depth,
@@ -238,6 +246,13 @@ class TcpEndpoint(ListeningEndpoint):
             )
             undo.pop_all()
         return connection
+
+    def _connection_class(self) -> type[TcpConnection]:
+        if self._tls is None:
+            return TcpConnection
+        from zcactor.transport.tls_connection import TlsConnection
+
+        return TlsConnection
 
     def _peer(self, hello: Hello) -> PeerInfo:
         """The peer, as a connection knows it."""
@@ -260,16 +275,21 @@ class TcpEndpoint(ListeningEndpoint):
                 if sock.getsockname() == sock.getpeername():
                     # where nobody listens, TCP connects a socket to itself if its own port happens to be that one
                     raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+                if self._tls is not None:
+                    sock = undo.enter_context(await self._tls.connect(sock))
                 handshake = self._handshake(purpose, accepting=False)
                 hello = await introduce(sock, handshake, process)
+                sock = self._sealed(sock, handshake)
             undo.pop_all()
-        return _sealed(sock, handshake), hello
+        return sock, hello
 
     async def _greet(self, sock: socket.socket) -> None:
         """The accepting side of `connect` and of `_connect_data`; owns `sock`."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
             tune(sock)
+            if self._tls is not None:
+                sock = undo.enter_context(await self._tls.accept(sock))
             handshake = self._handshake(Purpose.PEER, accepting=True)
             await shake_hands(sock, handshake)
             hello = handshake.peer
@@ -279,10 +299,20 @@ class TcpEndpoint(ListeningEndpoint):
                 await self._adopt(sock, hello)
             elif hello.purpose is not Purpose.PEER:
                 raise ProtocolError(f"nobody connects over TCP for {hello.purpose.name}")
+            else:
+                sock = self._sealed(sock, handshake)
             undo.pop_all()
         if hello.purpose is Purpose.PEER:
-            connection = await self._make_connection(_sealed(sock, handshake), hello, accepting=True)
+            connection = await self._make_connection(sock, hello, accepting=True)
             self._hand_on(connection)
+
+    def _sealed(self, sock: socket.socket, handshake: Handshake) -> socket.socket:
+        """The socket for what follows a handshake; `sock` itself where nothing is to be sealed, and else empty."""
+        if handshake.seals is None:
+            return sock
+        if self._tls is not None:
+            raise ProtocolError("the peer speaks TLS and wants its frames to be sealed besides, which nobody does")
+        return SealedSocket(sock, handshake.seals)
 
     # ---- data sockets
 
@@ -320,11 +350,6 @@ def _anything(process: bytes, object_id: int, offset: int, nbytes: int) -> bool:
     """The default of `TcpEndpoint.authorize`."""
     del process, object_id, offset, nbytes
     return True
-
-
-def _sealed(sock: socket.socket, handshake: Handshake) -> socket.socket:
-    """The socket for what follows a handshake; `sock` itself where nothing is to be sealed, and else empty."""
-    return sock if handshake.seals is None else SealedSocket(sock, handshake.seals)
 
 
 def _packed(host: str) -> bytes:

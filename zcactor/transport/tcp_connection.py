@@ -6,11 +6,12 @@ import array
 import asyncio
 import fcntl
 import termios
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.liveness import Liveness
 from zcactor.transport.stream_connection import StreamConnection
+from zcactor.transport.tcp_data import Channel
 from zcactor.transport.tcp_pull import DataPuller
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ _LAST_LOOK: Final = 0.05
 class TcpConnection(StreamConnection):
     """A connected and authenticated TCP socket. Satisfies `zcactor.transport.base.Connection`.
 
-    Frames are sealed where the socket is a `zcactor.transport.sealing.SealedSocket`; what is pulled never is.
+    Frames are sealed where the socket is a `zcactor.transport.sealing.SealedSocket`; what is pulled is not. Where all
+    is to be encrypted there is `zcactor.transport.tls_connection.TlsConnection`.
 
     Args, beside those of `StreamConnection`, which raises the same:
         connect_data: gives a data socket to the peer, authenticated and blocking or not; what `pull` opens.
@@ -41,6 +43,10 @@ class TcpConnection(StreamConnection):
 
     kind = "tcp"
     maps = False
+    tls: ClassVar[bool] = False
+    """Whether nobody on the way can read or change what is pulled either."""
+    channel: ClassVar[type[Channel]] = Channel
+    """What a data socket becomes."""
     mapping: Mapping | None = None
     """None: the arena of another host cannot be mapped."""
     writable_mapping: Mapping | None = None
@@ -57,7 +63,7 @@ class TcpConnection(StreamConnection):
         server: DataServer,
     ) -> None:
         super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, where=where)
-        self._puller = DataPuller(self.name, connect_data)
+        self._puller = DataPuller(self.name, connect_data, self.channel)
         self._server = server
         self._liveness: Liveness | None = None
 

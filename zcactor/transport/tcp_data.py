@@ -12,12 +12,13 @@ delivered late, because the memory that they are read from may be used again.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
 import threading
 from enum import IntEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from zcactor.transport.liveness import RESET_ON_CLOSE
 
@@ -51,15 +52,44 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(True)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # and not Python's, which costs a poll for each call
-            sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(*divmod(round(PATIENCE * 1e6), 10**6)))
+        self._be_patient(sock)
         self.sock = sock
         self._lock = threading.Lock()
         self._ended = False
         self._closed = False
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLRDHUP)
+
+    lasts: ClassVar[float] = float("inf")
+    """Bytes that a channel may carry in one direction; after so many a new one is to take its place."""
+
+    def _be_patient(self, sock: socket.socket) -> None:
+        """Have calls block, for `PATIENCE` seconds."""
+        sock.setblocking(True)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # and not Python's, which costs a poll for each call
+            sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(*divmod(round(PATIENCE * 1e6), 10**6)))
+
+    def send(self, data: bytes, *, more: bool = False) -> None:
+        """Send all of `data`; where there is `more`, in one packet with what follows if that can be.
+
+        Raises:
+            OSError: the stream breaks, or takes nothing for `PATIENCE` seconds.
+        """
+        self.sock.sendall(data, socket.MSG_MORE if more else 0)
+
+    def send_file(self, fd: int, offset: int, nbytes: int) -> None:
+        """Send `nbytes` of a file from `offset` on, without their passing through this process.
+
+        Raises:
+            BrokenPipeError: the file ends before.
+            OSError: as `send`.
+        """
+        end = offset + nbytes
+        while offset < end:
+            sent = os.sendfile(self.sock.fileno(), fd, offset, end - offset)
+            if sent == 0:
+                raise BrokenPipeError("the arena ends before its announced size")
+            offset += sent
 
     def receive(self, view: memoryview) -> bool:
         """Fill `view` from the socket. False when the stream ends before its first byte.
@@ -69,13 +99,16 @@ class Channel:
         """
         filled, nbytes = 0, len(view)
         while filled < nbytes:
-            received = self.sock.recv_into(view[filled:], nbytes - filled, socket.MSG_WAITALL)
+            received = self._receive_into(view[filled:])
             if received == 0:
                 if filled:
                     raise ConnectionResetError("a data socket ended inside a message")
                 return False
             filled += received
         return True
+
+    def _receive_into(self, view: memoryview) -> int:
+        return self.sock.recv_into(view, len(view), socket.MSG_WAITALL)
 
     def check_alive(self) -> None:
         """Make sure that the other end had not closed the socket when the last bytes were received.

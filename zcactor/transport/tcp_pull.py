@@ -61,8 +61,9 @@ class _Destination:
 class _Stream:
     """A data socket and its thread. Its methods are called on the loop's thread."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._channel = Channel(sock)
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._received = 0
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.usable = True
@@ -82,10 +83,16 @@ class _Stream:
         try:
             answer = await done
             fetched = True
+            self._received += nbytes
             return answer
         finally:
             if not fetched:
                 self.end()
+
+    @property
+    def worn(self) -> bool:
+        """Whether it has carried as much as its channel lasts."""
+        return self._received >= self._channel.lasts
 
     def end(self) -> None:
         """Let the thread end, at once. Idempotent."""
@@ -123,7 +130,7 @@ class _Stream:
 
     def _fetch(self, job: _Job) -> bool:
         channel = self._channel
-        channel.sock.sendall(REQUEST.pack(job.object_id, job.offset, job.nbytes))
+        channel.send(REQUEST.pack(job.object_id, job.offset, job.nbytes))
         answer = bytearray(1)
         if not channel.receive(memoryview(answer)):
             raise ConnectionResetError("the owner closed the data socket")
@@ -142,9 +149,16 @@ class DataPuller:
     Args:
         name: the peer, for messages.
         connect: gives a data socket, connected and authenticated, that is the puller's from there.
+        channel: what a data socket becomes.
     """
 
-    def __init__(self, name: str, connect: Callable[[], Awaitable[socket.socket]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Awaitable[socket.socket]],
+        channel: Callable[[socket.socket], Channel] = Channel,
+    ) -> None:
+        self._channel = channel
         self._name = name
         self._connect = connect
         self._turns = asyncio.Semaphore(STREAMS)
@@ -241,7 +255,7 @@ class DataPuller:
     async def _open(self) -> _Stream:
         sock = await self._connect()
         try:
-            stream = _Stream(sock)
+            stream = _Stream(self._channel(sock))
         except RuntimeError as error:
             sock.close()
             raise ConnectionLost(f"no thread is left to pull from {self._name}") from error
@@ -249,7 +263,7 @@ class DataPuller:
         return stream
 
     def _put_back(self, stream: _Stream) -> None:
-        if self._closed:
+        if self._closed or stream.worn:
             stream.end()
         if stream.usable:
             self._idle.append(stream)

@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import errno
 import os
-import socket
 import threading
 from typing import TYPE_CHECKING, Final
 
 from zcactor.transport.tcp_data import REQUEST, Answer, Channel
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
 __all__ = ["MAX_CHANNELS", "DataServer"]
@@ -35,11 +35,18 @@ class DataServer:
         arena_nbytes: its size.
         authorize: ``authorize(process, object_id, offset, nbytes)``: whether the peer may have these bytes, which lie
             inside the arena. Called from serving threads, under no lock.
+        channel: what a data socket becomes.
     """
 
     def __init__(
-        self, process: bytes, arena_fd: int | None, arena_nbytes: int, authorize: Callable[[bytes, int, int, int], bool]
+        self,
+        process: bytes,
+        arena_fd: int | None,
+        arena_nbytes: int,
+        authorize: Callable[[bytes, int, int, int], bool],
+        channel: Callable[[socket.socket], Channel] = Channel,
     ) -> None:
+        self._channel = channel
         self.process = process
         self._arena_fd = arena_fd
         self._arena_nbytes = arena_nbytes
@@ -64,7 +71,7 @@ class DataServer:
             raise BlockingIOError(errno.EAGAIN, "no further data socket is allowed")
         # a thread may outlive what its caller knows of, so it reads from a descriptor of its own
         arena = -1 if self._arena_fd is None else os.dup(self._arena_fd)
-        channel = Channel(sock)
+        channel = self._channel(sock)
         try:
             threading.Thread(target=self._serve, args=(channel, arena), name="zcactor data server", daemon=True).start()
         except RuntimeError as error:
@@ -101,7 +108,7 @@ class DataServer:
         request = memoryview(bytearray(REQUEST.size))
         try:
             while channel.receive(request):
-                self._answer(channel.sock, arena, *REQUEST.unpack(request))
+                self._answer(channel, arena, *REQUEST.unpack(request))
         except OSError:
             pass  # the peer is gone, or wants nothing more: the control connection says what there is to say
         finally:
@@ -111,15 +118,10 @@ class DataServer:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 self._loop.call_soon_threadsafe(self._ended, channel)
 
-    def _answer(self, sock: socket.socket, arena: int, object_id: int, offset: int, nbytes: int) -> None:
+    def _answer(self, channel: Channel, arena: int, object_id: int, offset: int, nbytes: int) -> None:
         inside = nbytes > 0 and offset + nbytes <= self._arena_nbytes
         if not inside or not self._authorize(self.process, object_id, offset, nbytes):
-            sock.sendall(bytes((Answer.REFUSED,)))
+            channel.send(bytes((Answer.REFUSED,)))
             return
-        sock.sendall(bytes((Answer.OK,)), socket.MSG_MORE)  # in one packet with the first of the bytes
-        end = offset + nbytes
-        while offset < end:
-            sent = os.sendfile(sock.fileno(), arena, offset, end - offset)
-            if sent == 0:
-                raise BrokenPipeError("the arena ends before its announced size")
-            offset += sent
+        channel.send(bytes((Answer.OK,)), more=True)
+        channel.send_file(arena, offset, nbytes)

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from zcactor.transport.base import Connection, RemoteRegion
 from zcactor.transport.sealing import SealedSocket
 from zcactor.transport.tcp import parse_address
 from zcactor.transport.tcp_connection import TcpConnection
+from zcactor.transport.tls import load_tls
+from zcactor.transport.tls_connection import TlsConnection
 from zcactor.transport.verbs import endpoint as module
 from zcactor.transport.verbs.base import LinkLayer
 from zcactor.transport.verbs.bootstrap import Resume, encode
@@ -110,6 +113,20 @@ async def test_what_goes_through_the_socket_is_sealed(fabric: FakeFabric, able: 
             right.arena[:5] = b"bytes"
             await pair.left.pull(RemoteRegion(1, 0, 5), left.address, left)
             assert bytes(left.arena[:5]) == b"bytes"
+
+
+async def test_tls_goes_before_rdma(fabric: FakeFabric, tls_folder: Path) -> None:
+    fabric.add_nic("fake0")
+    tls = load_tls(tls_folder)
+    with (
+        verbs_side(lambda: fabric.binding("fake0"), tls=tls) as left,
+        verbs_side(lambda: fabric.binding("fake0"), tls=tls) as right,
+    ):
+        async with joined((left, right)) as pair:
+            for connection in (pair.left, pair.right):
+                assert isinstance(connection, TlsConnection) and connection.kind == "tcp"
+                assert "tls is set" in connection.rejected["verbs"]
+            await works(pair)
 
 
 # ---- what is missing at one end

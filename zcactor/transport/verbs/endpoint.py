@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from zcactor.transport.auth import Hello
     from zcactor.transport.base import Connection
+    from zcactor.transport.tls import Tls
     from zcactor.transport.verbs.base import Binding, Device
     from zcactor.transport.verbs.extents import PinnableArena
 
@@ -42,6 +43,8 @@ MAX_VERBS_EAGER_LIMIT: Final = 32768
 """Bytes; slots have room for that and for the rest of a frame, and each peer takes 68 of them."""
 PROOF_SECONDS: Final = 1.5
 """How long an end tries to prove a path. The retries of a request that nobody answers take 0.45 s."""
+
+NOT_BY_TLS: Final = "tls is set, and bytes by RDMA cannot be encrypted; add tcp to transports, or unset tls"
 
 logger = logging.getLogger("zcactor")
 
@@ -58,6 +61,7 @@ class VerbsEndpoint(TcpEndpoint):
         falls_back: whether a peer with which RDMA does not work is served over TCP, instead of refused.
         sealing: as of `TcpEndpoint`. What is said through the socket is sealed then, rkeys among it, and so are the
             frames of a connection that goes on over TCP. Frames and bytes by RDMA are not: isolate the fabric.
+        tls: as of `TcpEndpoint`. There is no RDMA then, because what it carries cannot be encrypted.
     """
 
     kind = "verbs"
@@ -81,13 +85,14 @@ class VerbsEndpoint(TcpEndpoint):
         verbs_eager_limit: int | None = None,
         falls_back: bool = True,
         sealing: bool = False,
+        tls: Tls | None = None,
     ) -> None:
         super().__init__(
-            host, process, token, arena_fd, arena.nbytes, recv_depth, eager_limit, port=port, sealing=sealing
+            host, process, token, arena_fd, arena.nbytes, recv_depth, eager_limit, port=port, sealing=sealing, tls=tls
         )
         self.engine: Engine | None = None
         """The device in use; None before `start`, and where there is none that works."""
-        self.problem = ""
+        self.problem = "" if tls is None else NOT_BY_TLS
         """Why RDMA cannot be used here; empty before it was tried, and where it can."""
         self._arena = arena
         self._binding = binding
@@ -95,7 +100,7 @@ class VerbsEndpoint(TcpEndpoint):
         self._wanted = (device, device_port, gid_index)
         self._falls_back = falls_back
         self._verbs_eager_limit = verbs_eager_limit
-        self._opened = False
+        self._opened = tls is not None
 
     def viability(self) -> str | None:
         """None when this endpoint can work here, else the reason and the remedy. Where it falls back to TCP, that is

@@ -1,0 +1,260 @@
+"""TLS 1.3 between hosts (RFC 8446), both ends with certificates: the folder with them, and a socket that speaks it.
+
+A folder has ``ca.pem``, the certificates of those who may sign; ``cert.pem``, this host's certificate and those between
+it and the CA; and ``key.pem``, its private key, which nobody else may read. Any certificate of the CA makes a member:
+names in it are not looked at, because processes are known by the token and by the names that the handshake proves
+(`zcactor.transport.auth`), which runs inside TLS.
+
+A client has finished before the server has judged its certificate (RFC 8446, 2), so a refusal reaches it with what it
+reads first. The alert that announces an end (RFC 8446, 6.1) is neither sent nor waited for: frames and answers say
+themselves how long they are, and a connection's end is a loss whoever caused it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import stat
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
+from zcactor.transport.auth import REFUSAL_NBYTES, Status, raise_refusal, refusal
+from zcactor.transport.greeting import readable, writable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["BadTls", "RefusedTls", "Tls", "TlsSocket", "load_tls"]
+
+_HANDSHAKE: Final = b"\x16"
+"""The first byte of a record with messages of the handshake (RFC 8446, 5.1)."""
+_ABOUT_CERTIFICATES: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR")
+"""What the names of alerts contain that are about certificates (RFC 8446, 6.2)."""
+
+
+class BadTls(ProtocolError, OSError):
+    """What came is no TLS, or was changed. An `OSError` as well, for readers of sockets that know only those."""
+
+
+class RefusedTls(AuthenticationError, OSError):
+    """One side did not accept the other's certificate."""
+
+
+class TlsSocket(ssl.SSLSocket):
+    """A connected socket whose bytes are encrypted. Made by `Tls.connect` and `Tls.accept`.
+
+    Where it does not block, `recv`, `recv_into` and `send` raise `BlockingIOError`, as other sockets do; one thread may
+    send while another receives. What it received and has not given yet is not told by the descriptor: read until that
+    is raised. A `send` that raised it must be called again with the same bytes, and more may follow them.
+
+    Raises, in all three:
+        BadTls, RefusedTls: as their docstrings say.
+        OSError: the system reports the connection broken.
+    """
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:  # wrap_socket leaves `__init__` out
+        made = super().__new__(cls, *args, **settings)
+        made._turn = threading.Lock()
+        return made
+
+    _turn: threading.Lock  # one operation at a time: what OpenSSL knows of a connection has no lock of its own
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """Up to `buflen` bytes; nothing when the stream has ended."""
+        try:
+            with self._turn:
+                return super().recv(buflen, flags)
+        except ssl.SSLError as error:
+            raise _translated(error) from error
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        """As `recv`, into `buffer`."""
+        try:
+            with self._turn:
+                return super().recv_into(buffer, nbytes, flags)
+        except ssl.SSLError as error:
+            raise _translated(error) from error
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        """Encrypt and send `data`; how many bytes were taken."""
+        try:
+            with self._turn:
+                return super().send(data, flags)
+        except ssl.SSLError as error:
+            raise _translated(error) from error
+
+    def shutdown(self, how: int) -> None:
+        """Of the stream below: other threads' calls return. Unlike its base's it does not go on without TLS."""
+        socket.socket.shutdown(self, how)
+
+    async def shake_hands(self) -> None:
+        """Do the handshake. Cancelling leaves no watch behind; the socket is of no use then.
+
+        Raises:
+            AuthenticationError: one side does not accept the other's certificate.
+            ProtocolError: the peer speaks no TLS 1.3.
+            VersionMismatch, ConnectionLost: the acceptor said so without TLS, which is believed as far as giving up.
+            OSError: the system reports the connection broken.
+        """
+        while True:
+            if not self.server_side:
+                with contextlib.suppress(BlockingIOError):
+                    raise_refusal(socket.socket.recv(self, REFUSAL_NBYTES, socket.MSG_PEEK))
+            try:
+                self.do_handshake()
+            except ssl.SSLWantReadError:
+                await readable(self)
+            except ssl.SSLWantWriteError:
+                await writable(self)
+            except ssl.SSLEOFError as error:
+                raise ConnectionLost(
+                    "the peer closed the connection during the TLS handshake, and its log may say why"
+                ) from error
+            except ssl.SSLError as error:
+                raise _translated(error) from error
+            else:
+                return
+
+
+def _translated(error: ssl.SSLError) -> OSError:
+    """What the error is in the terms of other sockets and of this package."""
+    if isinstance(error, (ssl.SSLWantReadError, ssl.SSLWantWriteError)):
+        return BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    if isinstance(error, (ssl.SSLZeroReturnError, ssl.SSLEOFError, ssl.SSLSyscallError)):
+        return BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return RefusedTls(
+            f"the peer's certificate is not accepted: {error.verify_message}; it must be signed by the CA in this "
+            "host's ca.pem, and be valid today for both ends of TLS"
+        )
+    reason = error.reason or ""
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return RefusedTls("the peer speaks TLS and has no certificate; only who has one of the CA in ca.pem is let in")
+    told = reason.lower().replace("_", " ")
+    if "ALERT" in reason and any(part in reason for part in _ABOUT_CERTIFICATES):
+        return RefusedTls(
+            f"the peer does not accept this process's certificate ({told}); the cert.pem of this host must be signed "
+            "by the CA in the peer's ca.pem, and be valid today for both ends of TLS"
+        )
+    return BadTls(
+        f"what comes from the peer is not TLS 1.3, or somebody changed it on its way ({told or error}); tls must "
+        "be set at both ends"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What a process needs to speak TLS; see `load_tls`."""
+
+    client: ssl.SSLContext
+    server: ssl.SSLContext
+
+    async def connect(self, sock: socket.socket) -> TlsSocket:
+        """Speak TLS on `sock`, connected and non-blocking, which belongs to the result from here. Cancelling closes it.
+
+        Raises:
+            AuthenticationError, ProtocolError, VersionMismatch, ConnectionLost, OSError: as `TlsSocket.shake_hands`.
+        """
+        return await self._wrap(sock, self.client, accepting=False)
+
+    async def accept(self, sock: socket.socket) -> TlsSocket:
+        """As `connect`, on a socket that was accepted. A peer that does not begin with TLS is told so, without it.
+
+        Raises:
+            AuthenticationError, ProtocolError, OSError: as `TlsSocket.shake_hands`.
+            ConnectionLost: the peer closed the connection.
+        """
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(sock)
+            await readable(sock)
+            first = sock.recv(1, socket.MSG_PEEK)
+            if first and first != _HANDSHAKE:
+                with contextlib.suppress(OSError):  # the reason for closing is the one being raised
+                    sock.send(refusal(Status.TLS))
+                raise ProtocolError(
+                    f"the peer speaks no TLS, it began with {first!r}, and tls is set here; if it is a process of this "
+                    "cluster, set tls (ZCACTOR_TLS) there as well"
+                )
+            undo.pop_all()
+        return await self._wrap(sock, self.server, accepting=True)
+
+    async def _wrap(self, sock: socket.socket, context: ssl.SSLContext, *, accepting: bool) -> TlsSocket:
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(sock)
+            wrapped = context.wrap_socket(sock, server_side=accepting, do_handshake_on_connect=False)
+            assert isinstance(wrapped, TlsSocket)
+            undo.enter_context(wrapped)
+            await wrapped.shake_hands()
+            undo.pop_all()
+        return wrapped
+
+
+def load_tls(folder: Path) -> Tls:
+    """What lies in `folder`: ``ca.pem``, ``cert.pem`` and ``key.pem``.
+
+    Raises:
+        AuthenticationError: a file is missing, cannot be read or is not what it should be; the key belongs to somebody
+            else, can be read by others, is encrypted or does not fit the certificate. The message names the file.
+    """
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.check_hostname = False
+    server.num_tickets = 0  # nothing is resumed, and nothing comes unasked for after the handshake
+    for context in (client, server):
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.sslsocket_class = TlsSocket
+        _load(context, folder)
+    return Tls(client, server)
+
+
+def _load(context: ssl.SSLContext, folder: Path) -> None:
+    with contextlib.ExitStack() as undo:
+        # what is checked is what is loaded, whatever happens to the names meanwhile
+        ca, cert, key = (_open(folder, name, undo) for name in ("ca.pem", "cert.pem", "key.pem"))
+        _check_key_file(folder / "key.pem", os.fstat(key))
+        try:
+            context.load_verify_locations(f"/proc/self/fd/{ca}")
+        except ssl.SSLError as error:
+            raise AuthenticationError(
+                f"{folder}/ca.pem holds no certificates in PEM: {error.reason or error}; copy the CA's there"
+            ) from error
+        try:
+            # an empty password, so that nobody is asked for one
+            context.load_cert_chain(f"/proc/self/fd/{cert}", f"/proc/self/fd/{key}", "")
+        except ssl.SSLError as error:
+            raise AuthenticationError(
+                f"{folder}: cert.pem and key.pem are no certificate and its key, in PEM and not encrypted: "
+                f"{error.reason or error}; make both anew, and have the CA sign the certificate"
+            ) from error
+
+
+def _open(folder: Path, name: str, undo: contextlib.ExitStack) -> int:
+    try:
+        fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise AuthenticationError(
+            f"tls is {folder}, and {name} there cannot be read: {error.strerror}; the folder must hold ca.pem, "
+            "cert.pem and key.pem"
+        ) from error
+    undo.callback(os.close, fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise AuthenticationError(f"tls is {folder}, and {name} there is no file; put one in PEM there")
+    return fd
+
+
+def _check_key_file(path: Path, status: os.stat_result) -> None:
+    """Whoever reads the key may be a member: the same rule as for the token (`zcactor.token`)."""
+    if status.st_uid != os.geteuid():
+        raise AuthenticationError(
+            f"the key {path} belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}; make another"
+        )
+    if status.st_mode & 0o077:
+        raise AuthenticationError(
+            f"the key {path} has mode {stat.S_IMODE(status.st_mode):04o}: others can get at it, and may have; make "
+            f"another, or chmod 600 {path} if you know that nobody did"
+        )
