@@ -19,7 +19,7 @@ from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.transport import tcp_pull
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.tcp_data import REQUEST, Answer, Channel
-from zcactor.transport.tcp_pull import STREAMS, DataPuller
+from zcactor.transport.tcp_pull import ATTEMPTS, STREAMS, DataPuller
 
 CONTENT = os.urandom(1 << 16)
 Serve = Callable[[socket.socket], None]
@@ -47,13 +47,15 @@ class Owner:
 
     scripts: list[Serve] = field(default_factory=list)
     opened: int = 0
-    unreachable: bool = False
+    unreachable: int = 0
+    """How often nobody listens, before somebody does."""
     threads: list[threading.Thread] = field(default_factory=list)
 
     async def connect(self) -> socket.socket:
         """What the puller is given."""
         await asyncio.sleep(0)
         if self.unreachable:
+            self.unreachable -= 1
             raise ConnectionLost("nobody listens")
         near, far = socket.socketpair()
         script = self.scripts.pop(0) if self.scripts else serve_all
@@ -201,11 +203,19 @@ def silent(sock: socket.socket) -> None:
         pass
 
 
-async def test_owner_that_cannot_be_reached(owner: Owner, puller: DataPuller) -> None:
-    owner.unreachable = True
+async def test_owner_that_cannot_be_reached(owner: Owner, puller: DataPuller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_pull, "PAUSE", 0.0)
+    owner.unreachable = ATTEMPTS
     with pytest.raises(ConnectionLost, match="nobody listens"):
         await pull(puller, 0, 10)
-    owner.unreachable = False
+    assert owner.unreachable == owner.opened == 0
+
+
+async def test_owner_that_cannot_be_reached_for_a_moment(
+    owner: Owner, puller: DataPuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_pull, "PAUSE", 0.0)
+    owner.unreachable = ATTEMPTS - 1
     assert await pull(puller, 0, 10) == CONTENT[:10]
 
 

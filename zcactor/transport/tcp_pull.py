@@ -33,7 +33,10 @@ PIECE_NBYTES: Final = 16 << 20
 """What a stream of several brings at once, some milliseconds long: a small pull waits no longer for a big one."""
 ATTEMPTS: Final = 2
 """How often a piece is asked for on a new socket. One that breaks although the connection lives is no reason to give
-up: the system breaks it when this process is stopped for some seconds."""
+up: the system breaks it when this process is stopped for some seconds. And how often a socket is asked for: the owner
+may have too many handshakes to do for the moment."""
+PAUSE: Final = 0.25
+"""Seconds until a socket that could not be had is asked for again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -253,7 +256,7 @@ class DataPuller:
                 return
 
     async def _open(self) -> _Stream:
-        sock = await self._connect()
+        sock = await self._socket()
         try:
             stream = _Stream(self._channel(sock))
         except RuntimeError as error:
@@ -261,6 +264,14 @@ class DataPuller:
             raise ConnectionLost(f"no thread is left to pull from {self._name}") from error
         self._streams.add(stream)
         return stream
+
+    async def _socket(self) -> socket.socket:
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await self._connect()
+            except ConnectionLost:  # and not what trying again does not change
+                await asyncio.sleep(PAUSE)
+        return await self._connect()
 
     def _put_back(self, stream: _Stream) -> None:
         if self._closed or stream.worn:
