@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.runtime.programs import until
 from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
 from zcactor.runtime.directory import PREFIX
 
@@ -123,8 +124,8 @@ def test_a_process_with_an_odd_name(tmp_path: Path) -> None:
     program = tmp_path / "a ) Z 1"
     program.symlink_to("/bin/sleep")
     with subprocess.Popen([str(program), "1000"]) as process:
-        name = Path(f"/proc/{process.pid}/comm").read_text()
+        # the new program's name appears a moment after it has begun
+        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "a ) Z 1\n", "the process's name")
         found = started_at(process.pid)
         process.kill()
-    assert name == "a ) Z 1\n"
     assert found is not None and found >= (started_at(os.getpid()) or 0)

@@ -22,7 +22,7 @@ from tests.hosts.proxy import AS_IS, Proxy, Way
 from zcactor import context
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.observe.stats import stats_of
-from zcactor.transport import greeting
+from zcactor.transport import greeting, tcp_pull
 from zcactor.transport.tcp import TcpEndpoint, parse_address
 
 PATIENCE = 40.0
@@ -209,7 +209,11 @@ ELEMENTS = 1024
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("direction", "ending", "loop"), CASES)
-def test_a_data_socket_ends_after_each_byte(direction: str, ending: Ending, loop: str) -> None:
+def test_a_data_socket_ends_after_each_byte(
+    direction: str, ending: Ending, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_pull, "PAUSE", 0.0)
+
     async def test() -> None:
         async with asyncio.timeout(PATIENCE), Two() as two:
             await _end_data_after_each_byte(two, direction, ending)

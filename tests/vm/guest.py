@@ -64,6 +64,8 @@ def run_pytest(
     """
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--loops", "uvloop", "--durations=8"]
     pytest_ += ["-p", "no:hypothesispytest"]  # takes seconds to import in a guest
+    # It looks at threads that go on running, which now and then ends badly, and in a guest everything takes a minute.
+    pytest_ += ["-o", "faulthandler_timeout=0"]
     started = [f'{shlex.join([*pytest_, *arguments])} & pids="$pids $!"' for arguments in runs]
     script = "\n".join([*started, "for pid in $pids; do wait $pid || status=$?; done", TELL, "exit ${status:-0}"])
     result = vm.run(

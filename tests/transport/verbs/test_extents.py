@@ -117,6 +117,21 @@ async def test_twice_at_once_is_one_registration(device: FakeDevice, arena: Aren
     table.close()
 
 
+async def test_who_comes_when_it_is_just_done(device: FakeDevice, arena: Arena) -> None:
+    gate = Gate(arena)
+    table = ExtentTable(device, gate, EXTENT)
+    table.ahead(0, 1)
+    await turns()
+    (under_way,) = table._under_way.values()
+    gate.may.set()
+    while not under_way.done():
+        await asyncio.sleep(0)
+    assert await table.get(0, 1) is table.find(0, 1)
+    await turns()
+    assert table.registrations == 1
+    table.close()
+
+
 async def test_the_loop_goes_on_meanwhile(device: FakeDevice, arena: Arena) -> None:
     gate = Gate(arena)
     table = ExtentTable(device, gate, EXTENT)

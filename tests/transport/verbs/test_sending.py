@@ -100,8 +100,8 @@ class Bench:
 
     def settle(self) -> None:
         """Let everything happen that can."""
-        before = -1
-        while before != (before := self.sender.messages + self.expected + self.owed):
+        before = (-1, 0, 0)
+        while before != (before := (self.sender.messages, self.expected, self.owed)):
             self.fabric.drain()
             self.receive()
             self.acknowledge()

@@ -103,7 +103,9 @@ class ExtentTable:
             future = self._under_way[low, high] = loop.run_in_executor(self._thread, self._register, low, high)
             future.add_done_callback(lambda done: self._registered((low, high), done))
         try:
-            return await asyncio.shield(future)
+            region = await asyncio.shield(future)
+            self._registered((low, high), future)  # it may be done, and its callback may not have had its turn
+            return region
         finally:
             del future  # else what is raised leads back to itself by its traceback, and holds what the callers hold
 
@@ -119,6 +121,8 @@ class ExtentTable:
         return self._device.register(self._arena.address + low, high - low, remote_read=True)
 
     def _registered(self, key: tuple[int, int], done: asyncio.Future[MemoryRegion]) -> None:
+        if self._under_way.get(key) is not done:
+            return
         del self._under_way[key]
         if done.cancelled() or done.exception() is not None:
             return
