@@ -68,7 +68,6 @@ class TestOneGuest:
         runs = [["--timeout", "120", suite, "-k", name] for name in bindings]
         assert_no_retries(run_pytest(*runs, expected=60 * len(bindings), timeout=LIMIT))
 
-    @needs_time
     def test_endpoints_and_programs(self) -> None:
         """`test_guest_endpoints.py` and `test_guest_programs.py`."""
         runs = [[str(HERE / f"test_guest_{name}.py"), "-m", "not slow"] for name in ("endpoints", "programs")]
@@ -81,7 +80,6 @@ class TestOneGuest:
         runs = [[str(HERE / f"test_guest_{name}.py"), "-m", "slow"] for name in ("endpoints", "programs")]
         assert_no_retries(run_pytest(*runs, expected=5, timeout=3 * LIMIT - 30, memory_mib=memory_for(5120)))
 
-    @needs_time
     def test_too_little_memory_may_be_locked(self) -> None:
         """`little_memory.py`."""
         result = vm.run(
