@@ -248,6 +248,7 @@ async def test_many_pieces_arrive_exactly(nbytes: int) -> None:
 async def test_many_connections_leave_nothing(count: int) -> None:
     with Peer() as peer:
         async with listening() as node:
+            sockets, peers_files = open_files().get("socket", 0), (await peer.ask("resident"))[1]
             taken: dict[int, Any] = {}
             for number in range(1, count + 1):
                 link = await peer.connected(node)
@@ -256,15 +257,14 @@ async def test_many_connections_leave_nothing(count: int) -> None:
                     await settled(node)
                     while await peer.ask("connections"):
                         pass
-                    if taken:  # sockets of the last few are closed when both ends have said so
-                        async with asyncio.timeout(60):
-                            while open_files() != taken[WARM][0][1]:
-                                await asyncio.sleep(0)
-                    fds, own = open_files(), resident()
-                    peers_own, peers_fds = await peer.ask("resident")
+                    async with asyncio.timeout(60):  # sockets of the last few are closed when both ends have said so
+                        while open_files().get("socket", 0) != sockets:
+                            await asyncio.sleep(0)
+                        while (found := await peer.ask("resident"))[1] != peers_files:
+                            pass
                     assert peer.process.pid is not None
                     things = resources(os.getpid()), resources(peer.process.pid)
-                    taken[number] = (things, fds, peers_fds), (own, peers_own)
+                    taken[number] = (things, open_files()), (resident(), found[0])
             (before, memory), (after, memory_after) = taken[WARM], taken[count]
             assert after == before
             for earlier, later in zip(memory, memory_after, strict=True):
