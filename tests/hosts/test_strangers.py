@@ -1,0 +1,132 @@
+"""Who does not hold the token is not let in: nothing that a stranger sends is unpickled, whatever it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.members import Member, call
+from zcactor import context
+from zcactor.transport.auth import HELLO_NBYTES, Status, refusal
+from zcactor.transport.tcp import parse_address
+
+PATIENCE = 40.0
+"""Seconds after which something hangs: a watchdog, no statement about speed."""
+PREAMBLE_NBYTES = len(refusal(Status.OK)) - 1
+PROOF_NBYTES = 64
+"""Of the connector's key and proof."""
+HANDSHAKE_NBYTES = PREAMBLE_NBYTES + HELLO_NBYTES + PROOF_NBYTES
+"""What a connector sends of it."""
+
+
+def leave(path: str) -> int:
+    """Leave a mark."""
+    Path(path).touch()
+    return 0
+
+
+class Canary:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = str(mark)
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return leave, (self.mark,)
+
+
+class Recorded:
+    """A caller that has sent a canary to an owner, and all that went from one to the other."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+        self.sent = bytearray()
+
+    async def __aenter__(self) -> Recorded:
+        self.caller, self.owner = Member(), Member()
+        for member in (self.caller, self.owner):
+            await member.start()
+        _, host, self.port = parse_address(self.owner.endpoint.address)
+        self._relay = await asyncio.start_server(self._pass_on, host, 0)
+        relay = self._relay.sockets[0].getsockname()[1]
+        self.caller.addresses[self.owner.name.hex()] = f"{self.owner.name.hex()}@{host}:{relay}"
+        self.caller.be_current()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        context.clear_current()
+        for member in (self.caller, self.owner):
+            await member.close()
+        self._relay.close()
+        await self._relay.wait_closed()
+
+    async def call(self, method: str, *args: object) -> object:
+        """Call the owner's actor."""
+        return await call(self.caller.probe_at(self.owner.name, self.owner.index), method, *args)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self.port)
+        await asyncio.gather(self._copy(reader, back, self.sent), self._copy(there, writer, bytearray()))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray) -> None:
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                record += data
+                writer.write(data)
+
+    async def answer_to(self, data: bytes) -> bytes:
+        """What a stranger who sends `data` is answered until the owner closes the connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        answer = b""
+        with contextlib.closing(writer), contextlib.suppress(ConnectionResetError):  # with bytes unread
+            writer.write(data)
+            while part := await reader.read(1 << 16):
+                answer += part
+        return answer
+
+
+@pytest.fixture
+async def recorded(tmp_path: Path) -> AsyncIterator[Recorded]:
+    async with asyncio.timeout(PATIENCE), Recorded(tmp_path / "mark") as recorded:
+        await recorded.call("note", Canary(recorded.mark))
+        assert recorded.mark.exists(), "a peer's pickle is unpickled, or this would show nothing"
+        recorded.mark.unlink()
+        yield recorded
+
+
+def replayed(sent: bytes) -> bytes:
+    """All of it once more."""
+    return sent
+
+
+def of_another_token(sent: bytes) -> bytes:
+    """With a proof that nobody who holds the token has made."""
+    return sent[: PREAMBLE_NBYTES + HELLO_NBYTES] + os.urandom(PROOF_NBYTES) + sent[HANDSHAKE_NBYTES:]
+
+
+def without_a_proof(sent: bytes) -> bytes:
+    """The frames right behind the hello."""
+    return sent[: PREAMBLE_NBYTES + HELLO_NBYTES] + sent[HANDSHAKE_NBYTES:]
+
+
+def without_a_handshake(sent: bytes) -> bytes:
+    """Frames alone."""
+    return sent[HANDSHAKE_NBYTES:]
+
+
+@pytest.mark.parametrize("attempt", [replayed, of_another_token, without_a_proof, without_a_handshake])
+async def test_nothing_of_a_stranger_is_unpickled(recorded: Recorded, attempt: Callable[[bytes], bytes]) -> None:
+    sent = bytes(recorded.sent)
+    assert b"leave" in sent[HANDSHAKE_NBYTES:], "the canary is in the frames, and nothing is encrypted here"
+    for _ in range(3):
+        answer = await recorded.answer_to(attempt(sent))
+        assert not answer or answer.startswith(refusal(Status.OK)[:PREAMBLE_NBYTES])
+    assert not recorded.mark.exists()
+    assert recorded.owner.probe.noted == [0], "only the peer's"
+    assert len(list(recorded.owner.process.all_sessions())) == 1
+    assert await recorded.call("add", 1, 1) == 2
