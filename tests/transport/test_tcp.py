@@ -24,7 +24,7 @@ from tests.conformance.connection import (
     send,
     turns,
 )
-from tests.transport.local_arena import TOKEN
+from tests.transport.local_arena import TOKEN, memfd
 from tests.transport.outsiders import ANSWERS, STRANGERS, Relay, rest, victim
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ObjectLost, ProtocolError, VersionMismatch
@@ -591,3 +591,22 @@ async def test_peer_is_killed_during_a_pull() -> None:
         assert str(process.pid) in str(cause)
         with pytest.raises(ConnectionLost):
             await connection.pull(region(0, 10), side.address, side)
+
+
+async def test_owner_that_announces_more_than_it_has() -> None:
+    with tcp_side() as side, memfd(ARENA_NBYTES) as fd:
+        liar = TcpEndpoint("127.0.0.1", secrets.token_bytes(16), TOKEN, fd, 2 * ARENA_NBYTES)
+        accepted: list[Connection] = []
+        await liar.start(accepted.append)
+        connection = await side.endpoint.connect(liar.address)
+        connection.start(Recorder())
+        for offset, nbytes in ((ARENA_NBYTES, 64), (ARENA_NBYTES - 32, 64)):
+            with pytest.raises(ConnectionLost, match="did not send 64 bytes"):
+                await connection.pull(region(offset, nbytes), side.address, side)
+        with pytest.raises(ProtocolError, match="arena"):
+            await connection.pull(region(2 * ARENA_NBYTES - 1, 2), side.address, side)
+        await connection.pull(region(0, 64), side.address, side)  # what there is still comes
+        for one in (connection, *accepted):
+            one.abort()
+        await liar.aclose()
+        await turns()
