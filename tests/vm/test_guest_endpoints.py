@@ -264,9 +264,11 @@ async def test_many_connections_leave_nothing(count: int) -> None:
                             pass
                     assert peer.process.pid is not None
                     things = resources(os.getpid()), resources(peer.process.pid)
-                    taken[number] = (things, open_files()), (resident(), found[0])
-            (before, memory), (after, memory_after) = taken[WARM], taken[count]
+                    taken[number] = things, open_files(), (resident(), found[0])
+            (before, files, memory), (after, files_after, memory_after) = taken[WARM], taken[count]
             assert after == before
+            more = {kind: number for kind, number in files_after.items() if number > files.get(kind, 0)}
+            assert not more, "and fewer are there only because of what the collector found of earlier tests"
             for earlier, later in zip(memory, memory_after, strict=True):
                 # the send slots of a single connection are 1 MiB: of all that ended they would be 80 MiB and more
                 assert later - earlier < 32 * MIB
