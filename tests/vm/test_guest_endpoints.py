@@ -258,9 +258,9 @@ async def test_many_connections_leave_nothing(count: int) -> None:
                     while await peer.ask("connections"):
                         pass
                     async with asyncio.timeout(60):  # sockets of the last few are closed when both ends have said so
-                        while open_files().get("socket", 0) != sockets:
+                        while open_files().get("socket", 0) > sockets:
                             await asyncio.sleep(0)
-                        while (found := await peer.ask("resident"))[1] != peers_files:
+                        while (found := await peer.ask("resident"))[1] > peers_files:
                             pass
                     assert peer.process.pid is not None
                     things = resources(os.getpid()), resources(peer.process.pid)
