@@ -62,10 +62,13 @@ lint: $(STAMP)
 check: lint
 	$(BIN)/python -m pytest -q $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)
 
-# Where no virtual machine can run, `prepare` says why, and so do the tests that are skipped.
+# Where no virtual machine can run, `prepare` says why, and so do the tests that are skipped. Guests have the machine to
+# themselves: beside other tests they take twice as long, and acknowledgements come too late. ARGS may leave no test in one
+# of the two runs, which is status 5.
 test: lint
 	-$(BIN)/python tools/vm.py prepare
-	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) --ignore tests/vm $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest tests/vm -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 
 test-rdma: $(STAMP)
 	$(BIN)/python tools/vm.py prepare
