@@ -4,7 +4,7 @@
 #   make test    lint, types and all tests, on uvloop and on asyncio
 #   make bench   the benchmarks
 #   make test-rdma   all tests that need an RDMA device, in virtual machines that have one (Debian on x86-64): those that
-#                    `make test` has, and the longest: 1 GiB, 1,000 connections
+#                    `make test` has, and the longest: endpoints and programs, 1 GiB, 1,000 connections
 # PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
 
 SHELL := /bin/bash

@@ -84,12 +84,15 @@ async def test_calls_with_arrays_copy_nothing(since: zc.Stats) -> None:
 async def test_a_call_with_an_array_takes_two_frames(since: zc.Stats) -> None:
     shard = await spawn(ROWS)
     await shard.push(np.ones(ROWS))
-    before, calls = zc.stats(), 20
-    for _ in range(calls):
-        await shard.push(np.ones(ROWS))
-    after = zc.stats()
-    frames = after.frames_sent - before.frames_sent, after.frames_received - before.frames_received
-    assert frames == (calls, calls)
+    calls, frames = 4, set()
+    for _ in range(5):  # now and then the node's agent has something to say as well
+        before = zc.stats()
+        for _ in range(calls):
+            await shard.push(np.ones(ROWS))
+        after = zc.stats()
+        frames.add((after.frames_sent - before.frames_sent, after.frames_received - before.frames_received))
+    assert (calls, calls) in frames
+    assert all(calls <= sent <= calls + 1 and calls <= received <= calls + 1 for sent, received in frames)
 
 
 @in_the_node
