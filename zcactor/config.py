@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FILE_NAME", "PREFIX", "RESERVED", "TRANSPORTS", "Config", "load_config"]
+__all__ = ["FILE_NAME", "NOT_BY_TLS", "PREFIX", "RESERVED", "TRANSPORTS", "Config", "load_config"]
 
 FILE_NAME = "zcactor.toml"
 """Name of the configuration file, in the working directory and in the user's directory."""
@@ -27,6 +27,9 @@ PREFIX = "ZCACTOR_"
 
 TRANSPORTS = ("local", "verbs", "tcp")
 """The ways to reach a peer, in the default order of preference."""
+
+NOT_BY_TLS = "tls is set, and bytes by RDMA cannot be encrypted"
+"""Why there is no RDMA where `Config.tls` is set."""
 
 RESERVED = frozenset({"ZCACTOR_FAIL", "ZCACTOR_NATIVE", "ZCACTOR_TOKEN", "ZCACTOR_TOKEN_FILE"})
 """Variables with the prefix that are no field: the fault injection of tests, the switch of the native part (read when
@@ -135,9 +138,7 @@ class Config:
                 f"{self.tls!r}"
             )
         if self.tls is not None and self.require == "verbs":
-            raise ValueError(
-                "require is 'verbs' and tls is set, and bytes by RDMA cannot be encrypted; unset one of them"
-            )
+            raise ValueError(f"require is 'verbs' and {NOT_BY_TLS}; unset one of them")
         if not _is_address(self.host):
             raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
 

@@ -69,20 +69,34 @@ def read_token_file(path: Path) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise AuthenticationError(f"the token file {path} is no file")
-        if status.st_uid != os.geteuid():
-            raise AuthenticationError(
-                f"the token file {path} belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}; make "
-                "one of your own: zcactor token"
-            )
-        if status.st_mode & 0o077:
-            raise AuthenticationError(
-                f"the token file {path} has mode {stat.S_IMODE(status.st_mode):04o}: others can get at the token, and "
-                f"may have; make a new one (rm {path}; zcactor token), or chmod 600 {path} if you know that nobody did"
-            )
+        check_private("the token file", path, status, f"make a new one (rm {path}; zcactor token)")
         text = os.read(fd, 4 * TOKEN_NBYTES)
     finally:
         os.close(fd)
     return parse_token(text.decode("ascii", "replace"), str(path))
+
+
+def check_private(what: str, path: Path, status: os.stat_result, remedy: str) -> None:
+    """Make sure that a file with a secret is ours, and that nobody else may read or write it.
+
+    Args:
+        what: the file, for the message.
+        path: where it lies, likewise.
+        status: of the open file.
+        remedy: what to do about it.
+
+    Raises:
+        AuthenticationError: it belongs to another user, or its mode gives others access.
+    """
+    if status.st_uid != os.geteuid():
+        raise AuthenticationError(
+            f"{what} {path} belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}; {remedy}"
+        )
+    if status.st_mode & 0o077:
+        raise AuthenticationError(
+            f"{what} {path} has mode {stat.S_IMODE(status.st_mode):04o}: others can get at it, and may have; {remedy}, "
+            f"or chmod 600 {path} if you know that nobody did"
+        )
 
 
 def make_token_file(path: Path) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.members import Member, call
+from tests.transport.outsiders import Relay
 from zcactor import context
 from zcactor.transport.auth import HELLO_NBYTES, Status, refusal
 from zcactor.transport.tcp import parse_address
@@ -45,16 +46,14 @@ class Recorded:
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
-        self.sent = bytearray()
 
     async def __aenter__(self) -> Recorded:
         self.caller, self.owner = Member(), Member()
         for member in (self.caller, self.owner):
             await member.start()
-        _, host, self.port = parse_address(self.owner.endpoint.address)
-        self._relay = await asyncio.start_server(self._pass_on, host, 0)
-        relay = self._relay.sockets[0].getsockname()[1]
-        self.caller.addresses[self.owner.name.hex()] = f"{self.owner.name.hex()}@{host}:{relay}"
+        _, _, self.port = parse_address(self.owner.endpoint.address)
+        self._relay = await Relay(self.port).__aenter__()
+        self.caller.addresses[self.owner.name.hex()] = self._relay.address(self.owner.name)
         self.caller.be_current()
         return self
 
@@ -62,22 +61,16 @@ class Recorded:
         context.clear_current()
         for member in (self.caller, self.owner):
             await member.close()
-        self._relay.close()
-        await self._relay.wait_closed()
+        await self._relay.__aexit__()
 
     async def call(self, method: str, *args: object) -> object:
         """Call the owner's actor."""
         return await call(self.caller.probe_at(self.owner.name, self.owner.index), method, *args)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self.port)
-        await asyncio.gather(self._copy(reader, back, self.sent), self._copy(there, writer, bytearray()))
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray) -> None:
-        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
-            while data := await reader.read(1 << 16):
-                record += data
-                writer.write(data)
+    @property
+    def sent(self) -> bytes:
+        """What went from the caller to the owner."""
+        return bytes(self._relay.seen[0])
 
     async def answer_to(self, data: bytes) -> bytes:
         """What a stranger who sends `data` is answered until the owner closes the connection."""
@@ -121,7 +114,7 @@ def without_a_handshake(sent: bytes) -> bytes:
 
 @pytest.mark.parametrize("attempt", [replayed, of_another_token, without_a_proof, without_a_handshake])
 async def test_nothing_of_a_stranger_is_unpickled(recorded: Recorded, attempt: Callable[[bytes], bytes]) -> None:
-    sent = bytes(recorded.sent)
+    sent = recorded.sent
     assert b"leave" in sent[HANDSHAKE_NBYTES:], "the canary is in the frames, and nothing is encrypted here"
     for _ in range(3):
         answer = await recorded.answer_to(attempt(sent))

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.runtime.programs import Program, alive, until
-from zcactor.runtime.zygote import kill_group, run_zygote
+from zcactor.runtime.zygote import kill_group, run_zygote, wait_for_end
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
@@ -184,3 +185,12 @@ tell(status=os.wait()[1])
         assert "unavailable" in report["error"]
         assert program.told("status") == 0
         program.assert_clean()
+
+
+def test_waiting_for_an_end() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        pidfd = os.pidfd_open(process.pid)
+        assert not wait_for_end(pidfd, 0.0) and not wait_for_end(pidfd, -1.0)
+        process.kill()
+        assert wait_for_end(pidfd, PATIENCE)
+        os.close(pidfd)

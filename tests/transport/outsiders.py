@@ -8,10 +8,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
-from tests.conformance.connection import Recorder, Side, send
+from tests.conformance.connection import Recorder, Side, send, turns
 from zcactor.transport.auth import HELLO_NBYTES, Status, preamble, refusal
 from zcactor.transport.base import Connection
 
@@ -34,6 +34,24 @@ async def rest(sock: socket.socket) -> bytes:
         while part := await asyncio.get_running_loop().sock_recv(sock, 100):
             received += part
     return received
+
+
+@contextlib.asynccontextmanager
+async def server(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """Something that listens and does `answer` with whoever connects; its address."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answer(reader, writer)
+        finally:
+            writer.close()
+
+    found = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield f"127.0.0.1:{found.sockets[0].getsockname()[1]}"
+    found.close()
+    await turns()
 
 
 class Relay:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tests.conformance.connection import turns
 from tests.transport.local_arena import TOKEN
+from tests.transport.outsiders import server
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
 from zcactor.transport import greeting
@@ -160,24 +161,6 @@ async def test_nobody_there(listening: tuple[TcpEndpoint, list[Connection]]) -> 
 async def test_no_host_of_that_name(host: str) -> None:
     with pytest.raises(ConnectionLost, match=f"no host is called '{host}': "):
         await identify(f"{host}:7433", TOKEN)
-
-
-@contextlib.asynccontextmanager
-async def server(
-    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[str]:
-    """Something that listens and does `answer` with whoever connects; its address."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answer(reader, writer)
-        finally:
-            writer.close()
-
-    found = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield f"127.0.0.1:{found.sockets[0].getsockname()[1]}"
-    found.close()
-    await turns()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 from tests.conformance.connection import turns
 from tests.transport.certificates import DAY, Authority
 from tests.transport.local_arena import TOKEN
-from tests.transport.outsiders import STRANGERS, rest
+from tests.transport.outsiders import STRANGERS, rest, server
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
 from zcactor.transport import greeting
@@ -455,22 +455,6 @@ async def test_no_more_half_open_handshakes_than_so_many(endpoint: TcpEndpoint, 
     (await connector.connect(endpoint.address)).abort()
 
 
-@contextlib.asynccontextmanager
-async def answering(said: bytes) -> AsyncIterator[str]:
-    """A server that says so, once somebody has said something; where it listens."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.write(said)
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
-    await turns()
-
-
 @pytest.mark.parametrize(
     ("said", "error"),
     [
@@ -483,7 +467,12 @@ async def answering(said: bytes) -> AsyncIterator[str]:
     ],
 )
 async def test_something_else_answers(tls: Tls, said: bytes, error: type[Exception]) -> None:
-    async with answering(said) as place:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(said)
+        await reader.read()
+
+    async with server(answer) as place:
         with pytest.raises(error) as told:
             await identify(place, TOKEN, tls)
     assert type(told.value) is error

@@ -85,7 +85,7 @@ async def test_a_call_with_an_array_takes_two_frames(since: zc.Stats) -> None:
     shard = await spawn(ROWS)
     await shard.push(np.ones(ROWS))
     calls, frames = 4, set()
-    for _ in range(5):  # now and then the node's agent has something to say as well
+    for _ in range(5):  # once in a while a frame of another kind is among them: the agent's, or a release by itself
         before = zc.stats()
         for _ in range(calls):
             await shard.push(np.ones(ROWS))

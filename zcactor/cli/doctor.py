@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import zcactor
-from zcactor.config import TRANSPORTS
+from zcactor.config import NOT_BY_TLS, TRANSPORTS
 from zcactor.errors import AuthenticationError
 from zcactor.runtime.directory import base_directory
 from zcactor.runtime.endpoints import tls_of
@@ -331,7 +331,7 @@ def _transports(config: Config, verdict: Verdict) -> tuple[Transport, ...]:
     tcp = _tcp(config)
     verbs = _verbs(verdict, tcp)
     if config.tls is not None:
-        verbs = Transport("verbs", False, "tls is set, and bytes by RDMA cannot be encrypted", "unset tls to use RDMA")
+        verbs = Transport("verbs", False, NOT_BY_TLS, "unset tls to use RDMA")
     found = {"local": _local(), "verbs": verbs, "tcp": tcp}
     left_out = [
         Transport(name, False, f"not among transports = {config.transports}", f"add {name} to ZCACTOR_TRANSPORTS")

@@ -34,8 +34,7 @@ def doctor(as_json: bool) -> None:
     try:
         config, sources = load_config()
     except (ValueError, TypeError, OSError) as error:
-        click.echo(f"zcactor: {' '.join(str(error).split())}", err=True)
-        raise click.exceptions.Exit(2) from error
+        raise nodes.fail(" ".join(str(error).split()), 2) from error
     # What only this command needs is imported here: starting a node is not to wait for it.
     from rich.console import Console
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zcactor.cluster.daemon import StartedNode
     from zcactor.config import Config
 
-__all__ = ["start", "status", "stop", "token"]
+__all__ = ["fail", "start", "status", "stop", "token"]
 
 _AMOUNT = click.IntRange(min=0)
 

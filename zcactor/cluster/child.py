@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 from zcactor.runtime.node import SECRETS, main, search_path
+from zcactor.runtime.zygote import wait_for_end
 
 if TYPE_CHECKING:
     from typing import IO
@@ -83,9 +83,7 @@ class Child:
     def _wait_at_most(self, timeout: float) -> None:
         pidfd = os.pidfd_open(self.pid)
         try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(timeout * 1000):
+            if not wait_for_end(pidfd, timeout):
                 raise subprocess.TimeoutExpired([f"the agent {self.pid}"], timeout)
         finally:
             os.close(pidfd)

@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -14,7 +13,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
 from zcactor.errors import AuthenticationError, ConnectionLost
@@ -22,6 +21,7 @@ from zcactor.runtime.directory import RunDirectory, base_directory
 from zcactor.runtime.driver import HANG_AFTER, HEARTBEAT, default_capacity, resources_of
 from zcactor.runtime.endpoints import tls_of
 from zcactor.runtime.node import launch, send_setup
+from zcactor.runtime.zygote import wait_for_end
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
 from zcactor.transport.identify import identify
 
@@ -234,16 +234,10 @@ def stop_nodes(grace: float, base: Path | None = None) -> list[tuple[NodeFile, b
     deadline = time.monotonic() + grace + _KILLED
     result = []
     for record, pidfd in ending:
-        ended = _wait(pidfd, deadline - time.monotonic())
+        ended = wait_for_end(pidfd, deadline - time.monotonic())
         if not ended:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            _wait(pidfd, _KILLED)
+            wait_for_end(pidfd, _KILLED)
         os.close(pidfd)
         result.append((record, ended))
     return result
-
-
-def _wait(pidfd: int, seconds: float) -> bool:
-    poll: Any = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(max(seconds, 0.0) * 1000))

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import resource
-import select
 import signal
 import socket
 import struct
@@ -191,9 +190,9 @@ def _end_zygote(pid: int) -> None:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    if not poll.poll(_ZYGOTE_END * 1000):
+    from zcactor.runtime.zygote import wait_for_end
+
+    if not wait_for_end(pidfd, _ZYGOTE_END):
         os.kill(pid, signal.SIGKILL)
     os.close(pidfd)
     with contextlib.suppress(ChildProcessError):

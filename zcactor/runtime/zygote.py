@@ -1,4 +1,4 @@
-"""The zygote: a small process that has imported everything and forks a worker when the node agent asks.
+"""The zygote: a small process that has imported what workers need and forks one when the node agent asks.
 
 It is forked from the agent before that has a thread or an event loop, and never gets either, so that its children may
 use both. Forking takes a few milliseconds where starting Python and importing NumPy takes a hundred, and the children
@@ -27,7 +27,15 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ZYGOTE_MESSAGE", "adopt_orphans", "kill_group", "kill_orphans", "run_zygote", "set_death_signal"]
+__all__ = [
+    "ZYGOTE_MESSAGE",
+    "adopt_orphans",
+    "kill_group",
+    "kill_orphans",
+    "run_zygote",
+    "set_death_signal",
+    "wait_for_end",
+]
 
 ZYGOTE_MESSAGE = 128 << 10
 """Bytes of the largest request (an actor's environment variables): what one message of a socket may surely have."""
@@ -77,6 +85,13 @@ def _children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return []
+
+
+def wait_for_end(pidfd: int, seconds: float) -> bool:
+    """Whether the process that `pidfd` stands for (pidfd_open(2)) has ended, waiting for it at most so long."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0.0) * 1000))
 
 
 def kill_group(pid: int) -> None:

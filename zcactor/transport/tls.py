@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
+from zcactor.token import check_private
 from zcactor.transport.auth import REFUSAL_NBYTES, Status, raise_refusal, refusal
 from zcactor.transport.greeting import readable, writable
 
@@ -216,7 +217,7 @@ def _load(context: ssl.SSLContext, folder: Path) -> None:
     with contextlib.ExitStack() as undo:
         # what is checked is what is loaded, whatever happens to the names meanwhile
         ca, cert, key = (_open(folder, name, undo) for name in ("ca.pem", "cert.pem", "key.pem"))
-        _check_key_file(folder / "key.pem", os.fstat(key))
+        check_private("the key", folder / "key.pem", os.fstat(key), "make another")
         try:
             context.load_verify_locations(f"/proc/self/fd/{ca}")
         except ssl.SSLError as error:
@@ -245,16 +246,3 @@ def _open(folder: Path, name: str, undo: contextlib.ExitStack) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise AuthenticationError(f"tls is {folder}, and {name} there is no file; put one in PEM there")
     return fd
-
-
-def _check_key_file(path: Path, status: os.stat_result) -> None:
-    """Whoever reads the key may be a member: the same rule as for the token (`zcactor.token`)."""
-    if status.st_uid != os.geteuid():
-        raise AuthenticationError(
-            f"the key {path} belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}; make another"
-        )
-    if status.st_mode & 0o077:
-        raise AuthenticationError(
-            f"the key {path} has mode {stat.S_IMODE(status.st_mode):04o}: others can get at it, and may have; make "
-            f"another, or chmod 600 {path} if you know that nobody did"
-        )

@@ -15,6 +15,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.config import NOT_BY_TLS
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.greeting import receive_exactly, send_all
 from zcactor.transport.tcp import TcpEndpoint
@@ -44,7 +45,6 @@ MAX_VERBS_EAGER_LIMIT: Final = 32768
 PROOF_SECONDS: Final = 1.5
 """How long an end tries to prove a path. The retries of a request that nobody answers take 0.45 s."""
 
-NOT_BY_TLS: Final = "tls is set, and bytes by RDMA cannot be encrypted; add tcp to transports, or unset tls"
 
 logger = logging.getLogger("zcactor")
 
@@ -92,7 +92,7 @@ class VerbsEndpoint(TcpEndpoint):
         )
         self.engine: Engine | None = None
         """The device in use; None before `start`, and where there is none that works."""
-        self.problem = "" if tls is None else NOT_BY_TLS
+        self.problem = "" if tls is None else f"{NOT_BY_TLS}; add tcp to transports, or unset tls"
         """Why RDMA cannot be used here; empty before it was tried, and where it can."""
         self._arena = arena
         self._binding = binding
