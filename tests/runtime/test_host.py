@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest_asyncio
 
 import zcactor as zc
 from tests.actors import Caller, Plain, Probe, Unusual
+from zcactor import context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -445,3 +448,33 @@ async def test_output_is_shown_with_a_prefix(capfd: pytest.CaptureFixture[str]) 
             out, err = out + captured.out, err + captured.err
     assert f"(Printer pid={pid}) hello\n(Printer pid={pid}) world\n" in out
     assert f"(Printer pid={pid}) err hello\n" in err
+
+
+async def test_a_call_that_comes_while_the_process_leaves_is_answered_by_who_knows_of_restarts(tmp_path: Path) -> None:
+    @zc.actor(max_restarts=1)
+    class Slow:
+        async def pid(self) -> int:
+            return os.getpid()
+
+        async def close(self) -> None:
+            (tmp_path / "closing").touch()
+            while not (tmp_path / "go on").exists():
+                await asyncio.sleep(0.001)
+
+    actor: Any = await Slow.spawn()
+    pid = await actor.pid()
+    process = context.current()
+    leaving = process.ask(process.sessions[actor._remote.location[0]], "leave", 20.0)
+    while not (tmp_path / "closing").exists():
+        await asyncio.sleep(0.001)
+    late = actor.pid()
+    (tmp_path / "go on").touch()
+    with pytest.raises(zc.ActorUnavailable, match="it is being restarted"):
+        await late
+    with contextlib.suppress(zc.ConnectionLost):  # it may have answered before it ended
+        await leaving
+    while True:
+        with contextlib.suppress(zc.ActorUnavailable):
+            assert await actor.pid() != pid
+            break
+    await zc.kill(actor)

@@ -199,7 +199,10 @@ class ActorHost:
             for incoming in list(session.incoming.values()):
                 if incoming.host is self:
                     incoming.cancelled = True
-                    self._answer_status(incoming, Status.KILLED if incoming.started else Status.STOPPED)
+                    if incoming.started:
+                        self._answer_status(incoming, Status.KILLED)
+                    else:
+                        self._refuse(incoming)
                     if incoming.task is not None:
                         incoming.task.cancel()
         for mailbox in self._mailboxes.values():
@@ -218,7 +221,7 @@ class ActorHost:
         """A call has arrived. On the loop's thread."""
         incoming.host = self
         if self.stopping:
-            incoming.session.respond(incoming, Status.STOPPED, b"", (), 0)
+            self._refuse(incoming)
             return
         if incoming.code >= len(self._methods):
             self._fail(incoming, AttributeError(f"{self.label} has no method number {incoming.code}"))
@@ -481,6 +484,14 @@ class ActorHost:
             session.respond(incoming, _OK, payload, parts, flags, more=more)
         if self.stopping:
             self._one_closed()
+
+    def _refuse(self, incoming: Incoming) -> None:
+        """A call that will not start. Where the whole process ends, the end of the connection answers it: the caller
+        then asks the node agent, which knows whether the actor starts again elsewhere."""
+        if self.process.leaving:
+            incoming.host = None  # nothing waits for it to end
+        else:
+            self._answer_status(incoming, Status.STOPPED)
 
     def _answer_status(self, incoming: Incoming, status: int) -> None:
         incoming.session.respond(incoming, status, b"", (), 0)

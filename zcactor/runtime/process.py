@@ -123,6 +123,8 @@ class Process:
         """The agent's way to find an actor that nobody holds at the moment."""
         self.on_session_lost: Callable[[Session], None] | None = None
         self.closing = False
+        self.leaving = False
+        """Whether it ends soon, actors and all. They may live on elsewhere: the node agent knows."""
         self._all: set[Session] = set()
         self._connecting: dict[bytes, asyncio.Task[Session]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()

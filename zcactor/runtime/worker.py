@@ -96,6 +96,7 @@ class Worker:
 
     async def leave(self, grace: float) -> None:
         """End the process: idle actors are closed first, within `grace` seconds."""
+        self.process.leaving = True
         hosts = [host for index, host in self.process.hosts.items() if index > self.process.last_system_index]
         idle = [
             self.process.loop.create_task(host.stop()) for host in hosts if host.instance is not None and not host.busy
