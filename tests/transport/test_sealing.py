@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.conformance.connection import turns
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.native import hot
-from zcactor.transport import greeting
+from zcactor.transport import aes, greeting
 from zcactor.transport.sealing import (
     CONTROL_NBYTES,
     HEADER_NBYTES,
@@ -99,7 +99,7 @@ def test_keys_depend_on_everything() -> None:
 def test_nothing_is_imported_before_it_is_needed() -> None:
     program = (
         "import sys, zcactor, zcactor.transport.tcp, zcactor.transport.verbs.endpoint\n"
-        "assert not [name for name in sys.modules if name.startswith('cryptography')]"
+        "assert not [name for name in sys.modules if name.partition('.')[0] in ('cryptography', 'nacl')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -350,6 +350,17 @@ async def test_forged_record_during_a_handshake(ends: Ends, wrong: Callable[[byt
 # ---- the native part
 
 
+@pytest.fixture(params=["libsodium", "cryptography"], scope="class")
+def cipher(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Either package makes the native part's records."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "cryptography":
+            patch.setattr(aes, "libsodium", lambda: None)
+        elif aes.libsodium() is None:
+            pytest.skip("no libsodium with AES: PyNaCl is not installed, or the processor has no instructions for it")
+        yield
+
+
 def put(buffer: Any, data: bytes) -> None:
     """Reserve, write and commit."""
     into, at = buffer.reserve(len(data))
@@ -357,6 +368,7 @@ def put(buffer: Any, data: bytes) -> None:
     buffer.commit(len(data))
 
 
+@pytest.mark.usefixtures("cipher")
 @pytest.mark.skipif(hot is None, reason="is for the native send buffer")
 class TestNativeSendBuffer:
     """On a socket pair; the reading half in Python says what came."""
@@ -501,6 +513,7 @@ class TestNativeSendBuffer:
                 buffer.flush()
 
 
+@pytest.mark.usefixtures("cipher")
 @pytest.mark.skipif(hot is None, reason="is for the native reader")
 class TestNativeReader:
     """What the native reader makes of records, and the one in Python alike."""

@@ -155,16 +155,95 @@ static PyTypeObject CountersType = {
 #define RECORD_MOST (1 << 20)
 #define RECEIVE_MOST (256 << 10)
 
-/* What `apply`, the encrypt or decrypt of an AESGCM, makes of `text` in the record number *count, whose plain text has `nbytes`. It
- * may let other threads run; `text` is a bytes object, so that nobody writes to it meanwhile. */
+/* The encrypt or decrypt of an AESGCM with the cipher of libsodium (docs/decisions/0017-sealed-frames.md), by its function's address:
+ * crypto_aead_aes256gcm_encrypt or crypto_aead_aes256gcm_decrypt. */
+#define RECORD_NONCE 12
+#define RECORD_KEY 32
+#define CIPHER_ALONE (64 << 10) /* bytes from which on other threads may run meanwhile */
+typedef unsigned char byte;
+typedef int (*cipher_encrypt)(byte *, unsigned long long *, const byte *, unsigned long long, const byte *, unsigned long long,
+                              const byte *, const byte *, const byte *);
+typedef int (*cipher_decrypt)(byte *, unsigned long long *, byte *, const byte *, unsigned long long, const byte *,
+                              unsigned long long, const byte *, const byte *);
+typedef struct {
+    PyObject_HEAD
+    void *function;
+    PyObject *invalid; /* decrypts, and raises this for what does not open; NULL: encrypts */
+    byte key[RECORD_KEY];
+} Cipher;
+
+static int cipher_init(Cipher *self, PyObject *args, PyObject *kwargs) {
+    PyObject *address, *invalid = NULL;
+    const char *key;
+    Py_ssize_t size;
+    if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "Cipher takes no keywords"); return -1; }
+    if (!PyArg_ParseTuple(args, "Oy#|O", &address, &key, &size, &invalid)) return -1;
+    if (self->function) { PyErr_SetString(PyExc_RuntimeError, "a Cipher is initialised once"); return -1; }
+    if (size != RECORD_KEY) { PyErr_Format(PyExc_ValueError, "a key of %zd bytes; it has %d", size, RECORD_KEY); return -1; }
+    void *function = PyLong_AsVoidPtr(address);
+    if (!function) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no function is at 0");
+        return -1;
+    }
+    memcpy(self->key, key, RECORD_KEY);
+    self->invalid = Py_XNewRef(invalid);
+    self->function = function;
+    return 0;
+}
+static void cipher_dealloc(Cipher *self) {
+    Py_XDECREF(self->invalid);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+static PyObject *cipher_apply(Cipher *self, const char *nonce, PyObject *text, const char *header, Py_ssize_t head) {
+    if (!self->function) return PyErr_Format(PyExc_RuntimeError, "this Cipher was not initialised");
+    Py_ssize_t size = PyBytes_GET_SIZE(text) + (self->invalid ? -RECORD_TAG : RECORD_TAG);
+    PyObject *made = size < 0 ? NULL : PyBytes_FromStringAndSize(NULL, size);
+    if (!made && size >= 0) return NULL;
+    int failed = -1;
+    if (made) {
+        const byte *from = (const byte *)PyBytes_AS_STRING(text), *ad = (const byte *)header, *count = (const byte *)nonce;
+        byte *to = (byte *)PyBytes_AS_STRING(made);
+        unsigned long long n = (unsigned long long)PyBytes_GET_SIZE(text), written, ad_size = (unsigned long long)head;
+        PyThreadState *state = n < CIPHER_ALONE ? NULL : PyEval_SaveThread();
+        if (self->invalid) failed = ((cipher_decrypt)self->function)(to, &written, NULL, from, n, ad, ad_size, count, self->key);
+        else failed = ((cipher_encrypt)self->function)(to, &written, from, n, ad, ad_size, NULL, count, self->key);
+        if (state) PyEval_RestoreThread(state);
+    }
+    if (!failed) return made;
+    Py_XDECREF(made);
+    PyErr_SetNone(self->invalid ? self->invalid : PyExc_RuntimeError);
+    return NULL;
+}
+static PyObject *cipher_call(Cipher *self, PyObject *args, PyObject *kwargs) {
+    const char *nonce, *header;
+    Py_ssize_t size, head;
+    PyObject *text;
+    if (kwargs && PyDict_GET_SIZE(kwargs)) return PyErr_Format(PyExc_TypeError, "a Cipher takes no keywords");
+    if (!PyArg_ParseTuple(args, "y#Sy#", &nonce, &size, &text, &header, &head)) return NULL;
+    if (size != RECORD_NONCE) return PyErr_Format(PyExc_ValueError, "a nonce of %zd bytes; it has %d", size, RECORD_NONCE);
+    return cipher_apply(self, nonce, text, header, head);
+}
+static PyTypeObject CipherType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Cipher",
+    .tp_basicsize = sizeof(Cipher), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)cipher_init, .tp_dealloc = (destructor)cipher_dealloc, .tp_call = (ternaryfunc)cipher_call,
+    .tp_doc = "One direction of AES-256-GCM by libsodium: Cipher(address of its function, key) encrypts, and with what is raised for "
+              "what does not open as a third argument it decrypts. Called with (nonce, text, authenticated); all are bytes."};
+
+/* What `apply`, a Cipher or the encrypt or decrypt of an AESGCM, makes of `text` in the record number *count, whose plain text has
+ * `nbytes`. It may let other threads run; `text` is a bytes object, so that nobody writes to it meanwhile. */
 static PyObject *seal_apply(PyObject *apply, uint64_t *count, PyObject *text, uint32_t nbytes) {
-    char nonce[12] = {0}, header[RECORD_HEAD];
+    char nonce[RECORD_NONCE] = {0}, header[RECORD_HEAD];
     PUT(uint64_t, nonce + 4, *count);
     PUT(uint32_t, header, nbytes);
+    if (Py_TYPE(apply) == &CipherType) {
+        ++*count; /* whatever comes of it: no nonce is used twice */
+        return cipher_apply((Cipher *)apply, nonce, text, header, RECORD_HEAD);
+    }
     PyObject *stack[4] = {NULL, PyBytes_FromStringAndSize(nonce, sizeof nonce), text, PyBytes_FromStringAndSize(header, RECORD_HEAD)};
     PyObject *result = NULL;
     if (stack[1] && stack[3]) {
-        ++*count; /* whatever comes of it: no nonce is used twice */
+        ++*count;
         result = PyObject_Vectorcall(apply, stack + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     }
     Py_XDECREF(stack[1]);
@@ -1453,7 +1532,7 @@ PyMODINIT_FUNC PyInit__hot(void) {
         if (!(*names[i].to = PyUnicode_InternFromString(names[i].text))) return NULL;
     struct { PyTypeObject *type; const char *name; } types[] = {
         {&CreditsType, "Credits"}, {&CountersType, "Counters"}, {&SendBufferType, "SendBuffer"}, {&WireType, "Wire"},
-        {&ReaderType, "Reader"}};
+        {&ReaderType, "Reader"}, {&CipherType, "Cipher"}};
     PyObject *module = PyModule_Create(&definition);
     for (size_t i = 0; module && i < sizeof types / sizeof *types; i++)
         if (PyType_Ready(types[i].type) < 0 || PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type) < 0)

@@ -39,6 +39,7 @@ _KWARGS = int(Flags.KWARGS)
 _OK = int(Status.OK)
 _ASYNC = int(MethodKind.ASYNC)
 _INLINE = int(MethodKind.INLINE)
+_SYNC = int(MethodKind.SYNC)
 _GENERATOR = int(MethodKind.GENERATOR)
 
 
@@ -86,7 +87,8 @@ class ActorHost:
         for name, size in groups.items():
             self._mailboxes[name] = self._mailbox(name, size, size)
         self._by_code: list[Mailbox] = []
-        for spec in self.interface.methods:
+        self._specs = self.interface.methods
+        for spec in self._specs:
             mailbox = self._mailboxes.get(spec.group)
             if mailbox is None:
                 raise ValueError(
@@ -114,10 +116,10 @@ class ActorHost:
     def adopt(self, instance: Any) -> None:
         """Use `instance`, made elsewhere."""
         self.instance = instance
-        self._methods = [getattr(instance, spec.name) for spec in self.interface.methods]
+        self._methods = [getattr(instance, spec.name) for spec in self._specs]
         self._plain = [
             (method, spec.kind, mailbox)
-            for method, spec, mailbox in zip(self._methods, self.interface.methods, self._by_code, strict=True)
+            for method, spec, mailbox in zip(self._methods, self._specs, self._by_code, strict=True)
         ]
 
     async def construct(self, make: Callable[[], Any]) -> None:
@@ -230,7 +232,7 @@ class ActorHost:
             incoming.deadline = self.process.loop.time() + incoming.timeout_ns * 1e-9
         if incoming.parts and not incoming.blockers:
             self._prepare(incoming)
-        self._by_code[incoming.code].submit(incoming, self.interface.methods[incoming.code])
+        self._by_code[incoming.code].submit(incoming, self._specs[incoming.code])
 
     def receive_plain(self, session: Session, call_id: int, code: int, timeout_ns: int, args: list[Any]) -> None:
         """A call with plain arguments has arrived; called by the native part. The same as `receive`.
@@ -242,7 +244,14 @@ class ActorHost:
         if code < len(plain) and not timeout_ns:
             method, kind, mailbox = plain[code]
             lane = mailbox.lanes.get(session)
-            if lane is not None and (
+            if lane is not None and kind == _SYNC:
+                if not lane.held and not lane.async_unstarted:
+                    incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
+                    incoming.host = self
+                    mailbox.hand_over(incoming, self._specs[code], lane)
+                    return
+                lane = None
+            elif lane is not None and (
                 lane.held or lane.put != lane.started or mailbox.async_running >= mailbox.async_limit
             ):
                 lane = None
@@ -278,7 +287,7 @@ class ActorHost:
             self._prepare(incoming)
             if incoming.blockers:
                 return
-        self._by_code[incoming.code].unblocked(incoming, self.interface.methods[incoming.code])
+        self._by_code[incoming.code].unblocked(incoming, self._specs[incoming.code])
 
     def _prepare(self, incoming: Incoming) -> None:
         """Start getting promises among the top-level arguments; the call starts when they are here."""
@@ -331,20 +340,28 @@ class ActorHost:
             if incoming.deadline:
                 call_deadline.set(incoming.deadline)
             try:
-                args, kwargs = self._arguments(incoming)
-                if kwargs:
-                    result = self._methods[incoming.code](*args, **kwargs)
+                payload = incoming.payload
+                if type(payload) is list:  # as `_arguments` has it, one call less
+                    incoming.payload = b""
+                    result = self._methods[incoming.code](*payload)
+                    payload = None  # leases that the method did not keep go back with the answer
                 else:
-                    result = self._methods[incoming.code](*args)
-                incoming.payload = b""
-                del args, kwargs  # leases that the method did not keep go back with the answer
+                    payload = None
+                    args, kwargs = self._arguments(incoming)
+                    result = self._methods[incoming.code](*args, **kwargs)
+                    incoming.payload = b""
+                    del args, kwargs
             finally:
                 if incoming.deadline:
                     call_deadline.set(None)
             if type(result) is CoroutineType:  # a plain function that returns a coroutine, a decorated async one
                 self.process.loop.call_soon_threadsafe(self._adopt_coroutine, incoming, result)
                 return
-            self._answer_value(incoming, result, more=more)
+            wire = session.wire
+            if wire is None or not wire.respond(incoming.id, result, more):
+                self._answer_value(incoming, result, more=more)
+            elif self.stopping:  # after the answer: the loop may have set it meanwhile
+                self._one_closed()
             del result
         except BaseException as error:
             self._fail(incoming, error, more=more)

@@ -110,11 +110,8 @@ class Mailbox:
         elif spec.kind in _THREADED:
             if lane.async_unstarted:
                 lane.held.append((incoming, spec))
-                return
-            lane.put += 1
-            if len(self._threads) < self.sync_limit:
-                self._grow()
-            self._queue.put((incoming, spec, lane))
+            else:
+                self.hand_over(incoming, spec, lane)
         elif lane.put != lane.started or self.async_running >= self.async_limit:
             lane.held.append((incoming, spec))
             if lane.put == lane.started:  # the thread may have caught up before it could see that something is held
@@ -128,6 +125,13 @@ class Mailbox:
             self.async_running += 1
             lane.async_unstarted += 1
             self._start_async(incoming, spec, lane)
+
+    def hand_over(self, incoming: Incoming, spec: MethodSpec, lane: Lane) -> None:
+        """Give a call that may start to the thread."""
+        lane.put += 1
+        if len(self._threads) < self.sync_limit:
+            self._grow()
+        self._queue.put((incoming, spec, lane))
 
     def unblocked(self, incoming: Incoming, spec: MethodSpec) -> None:
         """The last argument of `incoming` is here."""
@@ -150,10 +154,7 @@ class Mailbox:
     def _start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> None:
         kind = spec.kind
         if kind in _THREADED:
-            lane.put += 1
-            if len(self._threads) < self.sync_limit:
-                self._grow()
-            self._queue.put((incoming, spec, lane))
+            self.hand_over(incoming, spec, lane)
         elif kind == _INLINE:
             self._run_inline(incoming, spec)
         else:
