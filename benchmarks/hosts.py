@@ -68,8 +68,8 @@ SIZES: Final = (64, 256)
 """MiB of the pulls."""
 SHARE_OF_RATE, TIMES_ECHO, TIMES_ECHO_SEALED = 0.9, 1.6, 2.0
 """Budgets: of the rate of a bare socket, and times a bare round trip, for plain frames and for sealed ones."""
-CALLS: Final = 2000
-"""In one sample."""
+CALLS, PARTS = 2000, 8
+"""In one run, and how many parts it has: turns of milliseconds meet what else a machine does alike, long ones do not."""
 
 Array = npt.NDArray[np.float64]
 
@@ -341,9 +341,8 @@ def _calls(reader: Program, owner: Program, scale: Scale, how: str, budget: Budg
         end.ask("cores", cores=[core])
     sizes = [frame_nbytes(*stats) for stats in _eager(reader, owner)]
     port = owner.ask("serve", nbytes=sizes[0], answers=sizes[1])
-    taken = reader.answer(
-        reader.send("calls", port=port, sizes=sizes, runs=scale.runs, times=scale.count(CALLS)), LIMIT
-    )
+    times = scale.count(CALLS // PARTS)
+    taken = reader.answer(reader.send("calls", port=port, sizes=sizes, runs=scale.runs * PARTS, times=times), LIMIT)
     floor = f"echo of {sizes[0]} B to {sizes[1]} B"
     return [
         Measurement("hosts", f"{how}{kind} call, each host on a core", taken[kind], "us", taken["bare"], floor, budget,

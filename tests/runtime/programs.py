@@ -147,7 +147,7 @@ class Program:
             env={key: value for key, value in variables.items() if value is not None},
             cwd=self.directory,
             start_new_session=True,
-            preexec_fn=_take_terminal if terminal else None,
+            preexec_fn=_take_terminal if terminal else _take_signals,
         )
         if terminal:
             os.close(stdin)
@@ -262,8 +262,14 @@ class Program:
             select.select([], [], [], 0.005)
 
 
+def _take_signals() -> None:
+    """What runs the tests in the background ignores SIGINT, and its children would, too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _take_terminal() -> None:
     import fcntl
     import termios
 
+    _take_signals()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
