@@ -69,7 +69,7 @@ SIZES: Final = (64, 256)
 SHARE_OF_RATE, TIMES_ECHO, TIMES_ECHO_SEALED = 0.9, 1.6, 2.0
 """Budgets: of the rate of a bare socket, and times a bare round trip, for plain frames and for sealed ones."""
 CALLS, PARTS = 2000, 8
-"""In one run, and how many parts it has: turns of milliseconds meet what else a machine does alike, long ones do not."""
+"""In one run, and how many parts it has: what else a machine does meets short turns alike, and long ones not."""
 
 Array = npt.NDArray[np.float64]
 
