@@ -51,6 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=",".join(LOOPS),
         help="event loops that each async test runs on, separated by commas (default: %(default)s)",
     )
+    parser.addoption(
+        "--part",
+        default="1/1",
+        metavar="K/N",
+        help="of the tests, every N-th from the K-th on, so that N processes have all of them (default: %(default)s)",
+    )
 
 
 def pytest_asyncio_loop_factories(
@@ -89,10 +95,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
     return Spread(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips what this machine cannot run, with the reason. What takes longest comes first, so that no process has it
     left when the others are done."""
     items.sort(key=_turn)
+    part, parts = (int(number) for number in str(config.getoption("--part")).split("/"))
+    items[:] = items[part - 1 :: parts]
     infiniband = Path("/sys/class/infiniband")
     missing = {
         "root": os.geteuid() != 0,

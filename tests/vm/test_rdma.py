@@ -62,13 +62,13 @@ class TestOneGuest:
         runs = [["--timeout", "120", str(tests / f"test_{name}_adapter.py")] for name in bindings]
         run_pytest(*runs, expected=50 * len(bindings), timeout=LIMIT)
 
-    def test_the_conformance_suite(self) -> None:
-        """`tests/transport/verbs/test_connection.py` with each binding that there is."""
+    @pytest.mark.parametrize("name", [*bindings[:1], *(pytest.param(name, marks=needs_time) for name in bindings[1:])])
+    def test_the_conformance_suite(self, name: str) -> None:
+        """`tests/transport/verbs/test_connection.py`, half of it on either processor."""
         suite = str(ROOT / "tests" / "transport" / "verbs" / "test_connection.py")
-        runs = [["--timeout", "120", suite, "-k", name] for name in bindings]
-        assert_no_retries(run_pytest(*runs, expected=60 * len(bindings), timeout=LIMIT))
+        runs = [["--timeout", "120", suite, "-k", name, "--part", part] for part in ("1/2", "2/2")]
+        assert_no_retries(run_pytest(*runs, expected=60, timeout=LIMIT))
 
-    @needs_time
     def test_endpoints_and_programs(self) -> None:
         """`test_guest_endpoints.py` and `test_guest_programs.py`."""
         runs = [[str(HERE / f"test_guest_{name}.py"), "-m", "not slow"] for name in ("endpoints", "programs")]
