@@ -95,6 +95,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
     return Spread(config, log)
 
 
+@pytest.hookimpl(trylast=True)  # of the tests that -k and -m have left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips what this machine cannot run, with the reason. What takes longest comes first, so that no process has it
     left when the others are done."""

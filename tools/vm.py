@@ -89,7 +89,7 @@ LEFT_OUT = (
     *("nokaslr", "mitigations=off", "audit=0", "apparmor=0", "nowatchdog", "rcupdate.rcu_cpu_stall_suppress=1"),
     *("init_on_alloc=0", "hardened_usercopy=off", "randomize_kstack_offset=off", "tsc=reliable"),
 )
-"""Parameters that spare the guest's kernel what only costs time here: guards against strangers, doubts about its clock."""
+"""Parameters that spare the guest's kernel what only costs time here: guards against strangers, doubts of its clock."""
 
 TAIL = 60
 """How many of a guest's last console lines an error shows."""
