@@ -4,7 +4,7 @@
 #   make test    lint, types and all tests, on uvloop and on asyncio
 #   make bench   the benchmarks
 #   make test-rdma   all tests that need an RDMA device, in virtual machines that have one (Debian on x86-64): those that
-#                    `make test` has, and the longest: endpoints and programs, 1 GiB, 1,000 connections
+#                    `make test` has, and the longest: 256 MiB and 1 GiB, 1,000 connections, the second binding's connections
 # PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
 
 SHELL := /bin/bash
@@ -13,8 +13,9 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Two processes, as most tests wait for others of theirs; see tests/conftest.py for what goes where.
-SPREAD := -n 2 --no-loadscope-reorder
+# One process more than the processors of a small machine, as tests wait for processes of theirs, and two would leave a
+# quarter of it idle; see tests/conftest.py for what goes where.
+SPREAD := -n 3 --no-loadscope-reorder
 
 # The tests start hundreds of interpreters, and none is to compile the package anew, in a guest least of all.
 unexport PYTHONDONTWRITEBYTECODE

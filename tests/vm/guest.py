@@ -96,4 +96,4 @@ def assert_no_retries(counted: Mapping[str, int]) -> None:
     """
     assert counted["rdma_sends"] > 0
     assert {name: counted[name] for name in ERRORS} == dict.fromkeys(ERRORS, 0)
-    assert counted["completer_retry_err"] <= counted["duplicate_request"]
+    assert counted["completer_retry_err"] <= counted["duplicate_request"], dict(counted)
