@@ -13,9 +13,8 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One process more than the processors of a small machine, as tests wait for processes of theirs, and two would leave a
-# quarter of it idle; see tests/conftest.py for what goes where.
-SPREAD := -n 3 --no-loadscope-reorder
+# Two processes, as most tests wait for others of theirs; see tests/conftest.py for what goes where.
+SPREAD := -n 2 --no-loadscope-reorder
 
 # The tests start hundreds of interpreters, and none is to compile the package anew, in a guest least of all.
 unexport PYTHONDONTWRITEBYTECODE

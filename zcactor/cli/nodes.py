@@ -106,9 +106,11 @@ def start(
         )  # fmt: skip
     except (ZcactorError, OSError, ValueError) as error:
         raise fail(error) from error
+    if block:
+        _end_by_signals(node)  # before anybody is told that this is how
     _tell(node, block)
     if block:
-        raise click.exceptions.Exit(_wait(node))
+        raise click.exceptions.Exit(node.process.wait())
 
 
 def _tell(node: StartedNode, block: bool) -> None:
@@ -122,15 +124,14 @@ def _tell(node: StartedNode, block: bool) -> None:
         click.echo("  to end it      " + ("Ctrl-C" if block else "zcactor stop"))
 
 
-def _wait(node: StartedNode) -> int:
-    """Wait for the node; Ctrl-C and SIGTERM end it in order."""
+def _end_by_signals(node: StartedNode) -> None:
+    """Ctrl-C and SIGTERM end the node in order, from here on."""
 
     def end(*_: object) -> None:
         node.process.terminate()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-    return node.process.wait()
 
 
 @click.command()
