@@ -4,7 +4,8 @@
 #   make test    lint, types and all tests, on uvloop and on asyncio
 #   make bench   the benchmarks
 #   make test-rdma   all tests that need an RDMA device, in virtual machines that have one (Debian on x86-64): those that
-#                    `make test` has, and the longest: 256 MiB and 1 GiB, 1,000 connections, the second binding's connections
+#                    `make test` has, and the longest: endpoints and programs, 1 GiB, 1,000 connections, connections by the
+#                    second binding
 # PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
 
 SHELL := /bin/bash

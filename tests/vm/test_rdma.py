@@ -70,6 +70,7 @@ class TestOneGuest:
         runs = [["--timeout", "120", suite, "-k", name, "--part", part] for part in ("1/2", "2/2")]
         assert_no_retries(run_pytest(*runs, expected=60, timeout=LIMIT))
 
+    @needs_time
     def test_endpoints_and_programs(self) -> None:
         """`test_guest_endpoints.py` and `test_guest_programs.py`."""
         runs = [[str(HERE / f"test_guest_{name}.py"), "-m", "not slow"] for name in ("endpoints", "programs")]
