@@ -100,8 +100,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Skips what this machine cannot run, with the reason. What takes longest comes first, so that no process has it
     left when the others are done."""
     items.sort(key=_turn)
-    part, parts = (int(number) for number in str(config.getoption("--part")).split("/"))
-    items[:] = items[part - 1 :: parts]
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text := str(config.getoption("--part")))
+    if found is None or int(found[1]) > int(found[2]):
+        raise pytest.UsageError(f"--part: {text} is no K/N with K from 1 to N")
+    items[:] = items[int(found[1]) - 1 :: int(found[2])]
     infiniband = Path("/sys/class/infiniband")
     missing = {
         "root": os.geteuid() != 0,

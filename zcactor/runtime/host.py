@@ -244,15 +244,9 @@ class ActorHost:
         if code < len(plain) and not timeout_ns:
             method, kind, mailbox = plain[code]
             lane = mailbox.lanes.get(session)
-            if lane is not None and kind == _SYNC:
-                if not lane.held and not lane.async_unstarted:
-                    incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
-                    incoming.host = self
-                    mailbox.hand_over(incoming, self._specs[code], lane)
-                    return
-                lane = None
-            elif lane is not None and (
-                lane.held or lane.put != lane.started or mailbox.async_running >= mailbox.async_limit
+            if lane is not None and (
+                lane.held
+                or (kind != _SYNC and (lane.put != lane.started or mailbox.async_running >= mailbox.async_limit))
             ):
                 lane = None
         if lane is not None and kind == _INLINE and not lane.async_unstarted:
@@ -268,6 +262,10 @@ class ActorHost:
                 self._answer_inline(incoming, result)
             return
         incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
+        if lane is not None and kind == _SYNC and not lane.async_unstarted:
+            incoming.host = self
+            mailbox.hand_over(incoming, self._specs[code], lane)
+            return
         if lane is not None and kind == _ASYNC:
             incoming.host = self
             mailbox.async_running += 1

@@ -60,7 +60,7 @@ _MOST: Final = 15
 _STEPS: Final = 50
 """Runs of `_step` in one sample."""
 _SECONDS: Final = 5.0
-"""Of waiting for one completion. A request that nobody answers fails after 0.45 s with the usual retries."""
+"""Of waiting for one completion. A request that nobody answers would fail after 7.5 s with the usual retries."""
 _AREA: Final = READS[-1]
 """Bytes of the source and of the target. Copies and messages walk through them, so they meet caches as data does that
 has been written some time ago."""

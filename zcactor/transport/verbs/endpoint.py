@@ -43,8 +43,7 @@ __all__ = ["PROOF_SECONDS", "VerbsEndpoint"]
 MAX_VERBS_EAGER_LIMIT: Final = 32768
 """Bytes; slots have room for that and for the rest of a frame, and each peer takes 68 of them."""
 PROOF_SECONDS: Final = 1.5
-"""How long an end tries to prove a path. The retries of a request that nobody answers take 0.45 s."""
-
+"""How long an end tries to prove a path. The device's own retries take 7.5 s and are not waited for."""
 
 logger = logging.getLogger("zcactor")
 

@@ -43,7 +43,8 @@ __all__ = ["NotViable", "Viable", "choose_gid", "memlock_limit", "prove", "viabi
 PROOF_NBYTES: Final = 4096
 """Bytes that the proof moves: a page, and one packet of the largest MTU."""
 PROOF_SECONDS: Final = 5.0
-"""A READ that nobody answers fails after 0.45 s with the retries of `PathAttributes`; ten times that is a hang."""
+"""A READ takes microseconds, 50 ms in an emulated machine. The device's own retries (`PathAttributes`, 7.5 s) are not
+waited for: nothing is lost on the way to oneself."""
 _CAP_IPC_LOCK: Final = 14
 """Bit of CapEff in /proc/self/status; capabilities(7). With it the kernel pins without looking at the limit."""
 
