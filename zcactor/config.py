@@ -6,7 +6,6 @@ environment (``ZCACTOR_`` and the field's name in capitals), arguments. Nothing 
 
 from __future__ import annotations
 
-import difflib
 import os
 import socket
 from dataclasses import dataclass, fields, replace
@@ -231,6 +230,8 @@ def _names() -> tuple[str, ...]:
 
 
 def _unknown(source: str, name: str, valid: tuple[str, ...]) -> str:
+    import difflib  # for the message only
+
     close = difflib.get_close_matches(name, valid, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{source}: there is no setting {name!r}{hint} Valid keys: {', '.join(sorted(valid))}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
@@ -131,6 +130,8 @@ def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         check = known.get(name)
         if check is None:
+            import difflib  # for the message only
+
             close = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]!r}?" if close else "."
             raise TypeError(f"{where}: unknown option {name!r}{hint} Valid options: {', '.join(known)}")

@@ -111,6 +111,19 @@ def test_version(here: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"zcactor {zcactor.__version__}\n", "")
 
 
+@pytest.mark.parametrize("arguments", [("--version",), ("doctor",)])
+def test_nobody_reads_the_output(here: Path, arguments: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as output:
+        command = [sys.executable, "-m", "zcactor", *arguments]
+        done = subprocess.run(
+            command, cwd=here, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=output, stderr=subprocess.PIPE,
+            check=False, timeout=50,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_help(here: Path) -> None:
     done = run(here, "--help")
     assert (done.returncode, done.stderr) == (0, "")

@@ -150,3 +150,18 @@ def test_a_process_with_local_peers_only_never_loads_the_rest() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_drives_a_device_is_loaded_where_the_kernel_lists_one(tmp_path: Path, there: bool) -> None:
+    if there:
+        (tmp_path / "mlx5_0").mkdir()
+    program = (
+        "import sys; from pathlib import Path; from zcactor.runtime import endpoints\n"
+        "from zcactor.transport.verbs import load\n"
+        f"load.has_device.__defaults__ = (Path({str(tmp_path)!r}),)\n"
+        "endpoints.preload('local,verbs,tcp', clustered=True)\n"
+        "print([name in sys.modules for name in ('zcactor.transport.tcp', 'zcactor.transport.verbs.base')])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == f"[True, {there}]\n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hmac
 import struct
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch, ZcactorError
 from zcactor.transport.auth import (

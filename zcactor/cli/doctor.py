@@ -12,9 +12,11 @@ import os
 import platform
 import resource
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 import zcactor
 from zcactor.config import NOT_BY_TLS, TRANSPORTS
@@ -193,7 +195,7 @@ class Report:
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it: numbers, strings, lists and dictionaries, with the attributes' names."""
-        return {**asdict(self), "usable": self.usable}
+        return {**msgspec.to_builtins(self), "usable": self.usable}
 
 
 def default_capacity(memory: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -101,6 +102,7 @@ def fork_agent(lock_fd: int, output: IO[bytes] | None = None) -> tuple[Child, so
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
+    gc.freeze()  # collecting garbage writes to every object, and what is written to is no longer shared
     try:
         pid = os.fork()
     except OSError:

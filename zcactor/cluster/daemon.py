@@ -11,9 +11,11 @@ import socket
 import subprocess
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
 from zcactor.errors import AuthenticationError, ConnectionLost
@@ -42,8 +44,7 @@ _KILLED = 5.0
 """Seconds beyond their own time that nodes get to end before they are killed, and then to be gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartedNode:
+class StartedNode(msgspec.Struct, frozen=True):
     """A node that is ready."""
 
     record: NodeFile

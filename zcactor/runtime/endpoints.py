@@ -115,7 +115,11 @@ def preload(transports: str, *, clustered: bool = False) -> None:
     """Import what an endpoint for these `transports` needs, so that a process that is forked has it."""
     if clustered or not transports.startswith("local"):
         import zcactor.transport.select
-        import zcactor.transport.verbs.endpoint  # noqa: F401
+        import zcactor.transport.verbs.endpoint
+        from zcactor.transport.verbs.load import has_device
+
+        if has_device():
+            import zcactor.transport.verbs.joining  # noqa: F401
 
 
 def _between_hosts(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from zcactor.errors import InsufficientResources
 
@@ -27,8 +28,7 @@ def request_of(options: Mapping[str, object]) -> dict[str, float]:
     return request
 
 
-@dataclass(slots=True)
-class _Amounts:
+class _Amounts(msgspec.Struct):
     """Of one node."""
 
     total: dict[str, float]
@@ -52,8 +52,7 @@ class _Amounts:
             self.free[name] = self.total[name] if self.total[name] - left < _EPSILON else left
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """One request in the queue."""
 
     request: dict[str, float]

@@ -25,9 +25,10 @@ import hmac
 import secrets
 import struct
 import sys
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
 from zcactor.token import TOKEN_NBYTES
@@ -106,8 +107,7 @@ class Status(IntEnum):
     """One side has `tls` set and the other has not. Sent without TLS by the acceptor, whichever of the two it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(msgspec.Struct, frozen=True):
     """What one side says about itself. Authenticated once the handshake is done, because the proofs cover it."""
 
     process: bytes
@@ -122,7 +122,7 @@ class Hello:
     purpose: Purpose = Purpose.PEER
     seals: bool = False
     """Whether it wants frames to be sealed; one side's wish is enough. Nothing else than frames is."""
-    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    nonce: bytes = msgspec.field(default_factory=lambda: secrets.token_bytes(32))
 
     def encode(self) -> bytes:
         """The 70 bytes of the hello."""

@@ -11,8 +11,9 @@ into the receive buffer, which is valid during the callback only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections import abc
@@ -26,8 +27,7 @@ LENGTH_PREFIX = 4
 """Bytes before each frame: its length, little-endian u32, not counting the prefix (FlatBuffers' size prefix)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerInfo:
+class PeerInfo(msgspec.Struct, frozen=True):
     """What the handshake established about the process at the other end."""
 
     process: bytes
@@ -38,8 +38,7 @@ class PeerInfo:
     """Bytes of the peer's arena; every reference to it is checked against this."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteRegion:
+class RemoteRegion(msgspec.Struct, frozen=True):
     """Bytes of the peer's arena, and all that it takes to bring them here. The caller holds a lease on them."""
 
     object_id: int

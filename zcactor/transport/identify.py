@@ -7,8 +7,9 @@ import contextlib
 import os
 import secrets
 import socket
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
 from zcactor.transport.auth import Handshake, Hello, Purpose
@@ -24,8 +25,7 @@ __all__ = ["Identity", "identify", "parse_host_port"]
 _ANY: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """What is known after a proven handshake."""
 
     process: bytes

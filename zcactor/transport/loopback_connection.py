@@ -12,8 +12,9 @@ import ctypes
 import os
 import threading
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
@@ -34,8 +35,7 @@ Arena = tuple[int, int]
 """The address and the bytes of one side's arena."""
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
+class Faults(msgspec.Struct, frozen=True):
     """What goes wrong on the way, in each direction on its own. The default is nothing.
 
     A lost batch breaks the connection, as on every ordered transport, unless `drop_silently` asks for the impossible:

@@ -23,8 +23,9 @@ import errno
 import hmac
 import socket
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from zcactor.errors import ProtocolError
 from zcactor.transport.aes import decryption, encryption
@@ -218,8 +219,7 @@ class Opener:
         return plain
 
 
-@dataclass(frozen=True, slots=True)
-class Seals:
+class Seals(msgspec.Struct, frozen=True):
     """Both directions of one connection, as one of its ends has them."""
 
     sealer: Sealer

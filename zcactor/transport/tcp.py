@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import ipaddress
 import os
@@ -28,6 +27,8 @@ import struct
 import sys
 import weakref
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.auth import Handshake, Hello, Purpose, Status
@@ -261,7 +262,7 @@ class TcpEndpoint(ListeningEndpoint):
     # ---- the handshake
 
     def _handshake(self, purpose: Purpose, *, accepting: bool) -> Handshake:
-        hello = dataclasses.replace(self._hello(purpose), seals=self._sealing and purpose is Purpose.PEER)
+        hello = msgspec.structs.replace(self._hello(purpose), seals=self._sealing and purpose is Purpose.PEER)
         return Handshake(self._token, hello, accepting=accepting, exchange=self._exchange)
 
     async def _introduce(self, address: str, purpose: Purpose) -> tuple[socket.socket, Hello]:

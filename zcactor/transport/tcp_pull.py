@@ -11,8 +11,9 @@ import contextlib
 import ctypes
 import queue
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.transport.tcp_data import REQUEST, Answer, Channel
@@ -39,8 +40,7 @@ PAUSE: Final = 0.25
 """Seconds until a socket that could not be had is asked for again."""
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
+class _Job(msgspec.Struct, eq=False):
     """A request, and the memory that its bytes go to."""
 
     object_id: int
@@ -52,8 +52,7 @@ class _Job:
     """Whether the owner sent them; an `OSError` when the socket broke."""
 
 
-@dataclass(slots=True, eq=False)
-class _Destination:
+class _Destination(msgspec.Struct, eq=False):
     """Where a pull's bytes go. What keeps the memory is taken out when the pull has ended: the frames of an exception
     that somebody keeps shall not keep the memory."""
 

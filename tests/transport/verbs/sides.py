@@ -6,12 +6,12 @@ import contextlib
 import ctypes
 import mmap
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from tests.conformance.connection import ARENA_NBYTES, Side
+from tests.conformance.connection import ARENA_NBYTES, Pair, Recorder, Side, connect, finish, send, turns
 from tests.transport.local_arena import TOKEN, memfd
 from zcactor.transport.verbs.base import Binding
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
@@ -96,6 +96,42 @@ def device_of(side: Side) -> FakeDevice:
     device = engine_of(side).device
     assert isinstance(device, FakeDevice)
     return device
+
+
+@contextlib.asynccontextmanager
+async def joined(sides: tuple[Side, Side]) -> AsyncIterator[Pair]:
+    """A connection between them."""
+    try:
+        pair = await connect(*sides)
+        yield pair
+        await finish(pair)
+    finally:
+        for side in sides:
+            await side.endpoint.aclose()
+
+
+async def works(pair: Pair) -> None:
+    """Frames go both ways."""
+    left, right = Recorder(), Recorder()
+    pair.left.start(left)
+    pair.right.start(right)
+    send(pair.left, [b"there"])
+    send(pair.right, [b"back"])
+    assert await right.wait_frames(1) == [b"there"]
+    assert await left.wait_frames(1) == [b"back"]
+
+
+async def fell_back(sides: tuple[Side, Side], left: str, right: str) -> None:
+    """They connect over TCP, each end knowing its reason, and nothing of RDMA is left in use."""
+    async with joined(sides) as pair:
+        assert (pair.left.kind, pair.right.kind) == ("tcp", "tcp")
+        assert left in pair.left.rejected["verbs"]
+        assert right in pair.right.rejected["verbs"]
+        await works(pair)
+        await turns(20)
+        for side in sides:
+            engine = endpoint_of(side).engine
+            assert engine is None or engine.connections == 0
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zcactor.transport.verbs.base import Gid
-from zcactor.transport.verbs.sysfs import gid_table, has_rdma
+from zcactor.transport.verbs.sysfs import gid_table
 
 
 def make_port(root: Path, entries: dict[int, tuple[str, str, str]]) -> None:
@@ -49,8 +49,3 @@ def test_missing_port(tmp_path: Path) -> None:
     assert gid_table("rxe0", 1, tmp_path) == []
     with pytest.raises(FileNotFoundError):
         gid_table("rxe0", 2, tmp_path)
-
-
-def test_has_rdma(tmp_path: Path) -> None:
-    assert has_rdma(tmp_path)
-    assert not has_rdma(tmp_path / "missing")

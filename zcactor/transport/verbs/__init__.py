@@ -2,7 +2,8 @@
 
 From the top, module for module:
 
-- `endpoint`: meets peers over TCP, and makes a connection by RDMA where both can and the path is proven;
+- `endpoint`: meets peers over TCP, by `meeting`, and makes a connection by RDMA where both can: by `joining`, which
+  proves the path. All that is named below `joining` is imported only where there is a device;
 - `connection`: one peer: frames, pulls, and the end; with `link`, the socket, and `bulk`, the queue pair for READs,
   which is connected anew after a failure;
 - `pair`: the two queue pairs of a connection; `bootstrap`: what the ends tell each other;

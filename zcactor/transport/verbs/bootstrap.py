@@ -13,7 +13,6 @@ from typing import Annotated, Final
 import msgspec
 
 from zcactor.errors import ProtocolError
-from zcactor.transport.verbs.base import MAX_U24, MAX_U32, MAX_U64
 
 __all__ = [
     "MAX_MESSAGE",
@@ -37,11 +36,11 @@ __all__ = [
 MAX_MESSAGE: Final = 4096
 """Bytes; ten times the longest."""
 
-_U16 = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-_U24 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U24)]
-_U32 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U32)]
+_U16 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+_U24 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+_U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgspec limits constants to 63 bits; `_check` knows the rest
-_Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_U32)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
 MAX_REASON: Final = 1000
 """Characters of a reason that is told."""
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
@@ -155,7 +154,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
         Offer: lambda m: (m.arena_address, m.seals[0], m.proof[0]),
         Ask: lambda m: (m.object_id, m.offset, m.nbytes),
     }.get(type(message))
-    if addresses is not None and max(addresses(message)) > MAX_U64:
+    if addresses is not None and max(addresses(message)) >= 1 << 64:
         raise ProtocolError("the peer sent a message about RDMA with a number above 64 bits")
     return message
 

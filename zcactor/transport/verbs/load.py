@@ -7,22 +7,23 @@ case; they get an answer, not an exception.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from zcactor.transport.verbs import ibverbs_adapter, pyverbs_adapter, sysfs
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
     from types import ModuleType
 
     from zcactor.transport.verbs.base import Binding
 
-__all__ = ["NAMES", "Absent", "Reason", "bindings"]
+__all__ = ["NAMES", "ROOT", "Absent", "Reason", "bindings", "has_device"]
 
 NAMES: Final = ("pyverbs", "ibverbs")
 """In the order of preference."""
+ROOT: Final = Path("/sys/class/infiniband")
+"""Where the kernel lists its RDMA devices."""
 
 _INSTALL: Final = {
     "pyverbs": "apt install python3-pyverbs (its CPython must be this one's: Debian's is for Debian's python3)",
@@ -39,8 +40,7 @@ _NO_ACCESS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(msgspec.Struct, frozen=True):
     """Why one binding cannot be used."""
 
     binding: str
@@ -52,8 +52,7 @@ class Reason:
         return f"{self.binding}: {self.cause}; {self.fix}"
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(msgspec.Struct, frozen=True):
     """No binding can be used."""
 
     reasons: tuple[Reason, ...]
@@ -63,6 +62,11 @@ class Absent:
         """What to do first: about a binding that is there, if any is, rather than to install another one."""
         there = [one for one in self.reasons if one.cause != _NOT_INSTALLED]
         return (there or self.reasons)[0].fix
+
+    @property
+    def cause(self) -> str:
+        """Why, in one line."""
+        return "; ".join(f"{one.binding}: {one.cause}" for one in self.reasons)
 
     def __str__(self) -> str:
         return "no RDMA: " + "\n".join(map(str, self.reasons))
@@ -89,11 +93,16 @@ def _why_not_imported(name: str, error: Exception) -> Reason:
 def _why_no_device(name: str, error: OSError | None, root: Path) -> Reason:
     """The cause behind an empty or failed list of devices."""
     suffix = "" if error is None else f" ({error})"
-    if not sysfs.has_rdma(root):
+    if not root.is_dir():
         return Reason(name, f"this kernel has no RDMA, or has not loaded it{suffix}", _NO_KERNEL)
     if any(root.iterdir()):
         return Reason(name, f"the kernel has RDMA devices that libibverbs cannot use{suffix}", _NO_ACCESS)
     return Reason(name, f"the kernel has RDMA and no device{suffix}", _NO_KERNEL)
+
+
+def has_device(root: Path = ROOT) -> bool:
+    """Whether the kernel lists an RDMA device."""
+    return root.is_dir() and any(root.iterdir())
 
 
 def bindings(
@@ -101,7 +110,7 @@ def bindings(
     *,
     quick: bool = False,
     importer: Callable[[str], ModuleType] = importlib.import_module,
-    root: Path = sysfs.ROOT,
+    root: Path = ROOT,
 ) -> Binding | Absent:
     """The first binding that can be imported and lists a device.
 
@@ -119,8 +128,11 @@ def bindings(
         return Absent((Reason("none", "ZCACTOR_VERBS_BINDING=none asks for no RDMA", "unset it"),))
     if which and which not in NAMES:
         return Absent((Reason(which, "no such binding", f"set ZCACTOR_VERBS_BINDING to {', '.join(NAMES)} or none"),))
-    if quick and not (sysfs.has_rdma(root) and any(root.iterdir())):
+    if quick and not has_device(root):
         return Absent((Reason("the kernel", f"it lists no RDMA device in {root}", _NO_KERNEL),))
+    # Not before: with all that they need they are the larger part of this package.
+    from zcactor.transport.verbs import ibverbs_adapter, pyverbs_adapter
+
     loaders: dict[str, Callable[[Callable[[str], ModuleType]], Binding]] = {
         "pyverbs": pyverbs_adapter.load,
         "ibverbs": ibverbs_adapter.load,

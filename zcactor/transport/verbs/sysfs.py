@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zcactor.transport.verbs.base import Gid
+from zcactor.transport.verbs.load import ROOT
 
-__all__ = ["ROOT", "gid_table", "has_rdma"]
+if TYPE_CHECKING:
+    from pathlib import Path
 
-ROOT = Path("/sys/class/infiniband")
+__all__ = ["gid_table"]
 
 _UNUSED = "0" * 32
-
-
-def has_rdma(root: Path = ROOT) -> bool:
-    """Whether the kernel has the RDMA core loaded at all."""
-    return root.is_dir()
 
 
 def _read(path: str) -> str:

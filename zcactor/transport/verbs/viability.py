@@ -268,7 +268,7 @@ def viability(
         The port, or the reason and the fix. No failure of a device is raised, and all devices are closed.
     """
     if isinstance(binding, Absent):
-        return NotViable("; ".join(f"{one.binding}: {one.cause}" for one in binding.reasons), binding.fix)
+        return NotViable(binding.cause, binding.fix)
     try:
         names = list(binding.devices())
     except OSError as error:
