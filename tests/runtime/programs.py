@@ -263,8 +263,9 @@ class Program:
 
 
 def _take_signals() -> None:
-    """What runs the tests in the background ignores SIGINT, and its children would, too."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """What runs the tests in the background ignores SIGINT or SIGHUP, and its children would, too."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _take_terminal() -> None:

@@ -6,9 +6,9 @@ import asyncio
 import random
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.conformance.connection import (
     ARENA_NBYTES,

@@ -7,12 +7,12 @@ import gc
 import random
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.conformance.connection import turns
 from tests.transport.verbs.parts import Memory, Wire
