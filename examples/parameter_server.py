@@ -27,7 +27,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: the workers 
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.datasets import load_digits
 
 import zcactor as zc
 
@@ -146,6 +145,8 @@ def memory_bandwidth(nbytes: int = 64 << 20) -> float:
 
 def load_data() -> tuple[Array, Labels, Array, Labels]:
     """1,797 digits of 8 x 8 pixels: three quarters to train with, the rest to test, always the same."""
+    from sklearn.datasets import load_digits  # takes seconds to import, and only this process needs it
+
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
     x, y = (x / 16)[order], y[order]

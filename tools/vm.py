@@ -88,8 +88,10 @@ knows, the kernel does not trust the time stamp counter and asks a device for th
 LEFT_OUT = (
     *("nokaslr", "mitigations=off", "audit=0", "apparmor=0", "nowatchdog", "rcupdate.rcu_cpu_stall_suppress=1"),
     *("init_on_alloc=0", "hardened_usercopy=off", "randomize_kstack_offset=off", "tsc=reliable"),
+    "rcupdate.rcu_expedited=1",
 )
-"""Parameters that spare the guest's kernel what only costs time here: guards against strangers, doubts of its clock."""
+"""Parameters that spare the guest's kernel what only costs time here: guards against strangers, doubts of its clock,
+waiting for idle processors where a device or one of its objects goes."""
 
 TAIL = 60
 """How many of a guest's last console lines an error shows."""

@@ -5,36 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tests.vm.phases import TOLD
 from tests.vm.test_harness import ROOT
 from tools import vm
 
-COUNTERS = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters")
 ERRORS = ("send_rnr_err", "rcvd_rnr_err", "retry_exceeded_err", "retry_rnr_exceeded_err", "out_of_seq_request")
 """Counters of `COUNTERS` that are 0 where no message met an empty receive queue and none was lost."""
-
-TOLD = "counters of rxe0:"
-"""How the line with the counters begins that a run in a guest ends with."""
-
-TELL = f'cd {COUNTERS}; echo "{TOLD}" $(for one in *; do echo $one=$(cat $one); done)'
-"""Shell commands that print it."""
 
 guest_only = [
     pytest.mark.skipif("VM_HOST" not in os.environ, reason="runs in a guest, started by tests/vm/test_rdma.py"),
     pytest.mark.timeout(300),  # a watchdog: a guest is 10 to 20 times slower than the machine, which others use too
 ]
-
-
-def counters() -> dict[str, int]:
-    """What the device has counted since the guest's start."""
-    return {file.name: int(file.read_text()) for file in COUNTERS.iterdir()}
 
 
 def resources(pid: int) -> dict[str, int]:
@@ -48,43 +38,44 @@ def resources(pid: int) -> dict[str, int]:
 
 
 def run_pytest(
-    *runs: Sequence[str], expected: int, timeout: float, memory_mib: int = 2048, env: Mapping[str, str] | None = None
-) -> dict[str, int]:
+    *phases: Sequence[Sequence[str]], expected: int, timeout: float, memory_mib: int = 2048
+) -> list[Counter[str]]:
     """Have pytest run tests in a guest, and fail unless all of them pass.
 
     Args:
-        runs: arguments of pytest, for each of the runs, which go on side by side: a guest has two processors.
+        phases: one after the other; each has arguments of pytest for each of the runs that go on side by side in it,
+            as a guest has two processors.
         expected: how many tests there are in all, at least; not one may be skipped.
         timeout: seconds until the guest is given up, a watchdog.
         memory_mib: of the guest.
-        env: further variables.
 
     Returns:
-        What the device has counted.
+        For each phase, what the device has counted in it.
     """
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--loops", "uvloop", "--durations=8"]
-    pytest_ += ["-p", "no:hypothesispytest"]  # takes seconds to import in a guest
+    always = ["-q", "-p", "no:cacheprovider", "--loops", "uvloop", "--durations=8"]
+    always += ["-p", "no:hypothesispytest"]  # takes seconds to import in a guest
     # It looks at threads that go on running, which now and then ends badly, and in a guest everything takes a minute.
-    pytest_ += ["-o", "faulthandler_timeout=0"]
-    started = [f'{shlex.join([*pytest_, *arguments])} & pids="$pids $!"' for arguments in runs]
-    script = "\n".join([*started, "for pid in $pids; do wait $pid || status=$?; done", TELL, "exit ${status:-0}"])
+    always += ["-o", "faulthandler_timeout=0"]
+    runs = [[[*always, *arguments] for arguments in phase] for phase in phases]
     result = vm.run(
-        ["sh", "-c", script],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT), **(env or {})}, timeout=timeout, memory_mib=memory_mib,
+        [sys.executable, str(Path(__file__).with_name("phases.py")), json.dumps(runs)],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=timeout, memory_mib=memory_mib,
         on_line=lambda host, line: print(line),
     )  # fmt: skip
     assert result.status == 0, result.output
     summaries = re.findall(r"^(.* passed.*) in [\d.]+s.*$", result.output, re.MULTILINE)
-    assert len(summaries) == len(runs), result.output
+    assert len(summaries) == sum(map(len, phases)), result.output
     assert not any("skipped" in summary for summary in summaries), result.output
     assert sum(int(summary.split()[0]) for summary in summaries) >= expected, result.output
-    return told_counters(result.output)
+    told = told_counters(result.output)
+    assert len(told) == len(phases), result.output
+    return [after - before for before, after in pairwise([Counter(), *told])]
 
 
-def told_counters(output: str) -> dict[str, int]:
-    """What `TELL` has printed at the end of `output`."""
-    words = output.rpartition(TOLD)[2].split()
-    return {name: int(value) for name, _, value in (word.partition("=") for word in words)}
+def told_counters(output: str) -> list[Counter[str]]:
+    """What was told in `output` by lines that begin with `TOLD`: counts since the guest's start."""
+    lines = [line.removeprefix(TOLD).split() for line in output.splitlines() if line.startswith(TOLD)]
+    return [Counter({name: int(value) for name, _, value in (word.partition("=") for word in line)}) for line in lines]
 
 
 def assert_no_retries(counted: Mapping[str, int]) -> None:

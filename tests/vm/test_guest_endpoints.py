@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.connection import put, send
-from tests.vm.guest import counters, guest_only, resources
+from tests.vm.guest import guest_only, resources
 from tests.vm.peers import (
     ALL,
     NUMBER,
@@ -28,6 +28,7 @@ from tests.vm.peers import (
     resident,
     same,
 )
+from tests.vm.phases import counters
 from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.transport import RemoteRegion
 

@@ -14,11 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.vm.guest import TELL, assert_no_retries, run_pytest, told_counters
-from tests.vm.test_harness import ROOT, needs_guest, needs_time
+from tests.vm.guest import assert_no_retries, run_pytest, told_counters
+from tests.vm.phases import TELL
+from tests.vm.test_harness import ROOT, needs_guest
 from tools import vm
 
 HERE = Path(__file__).resolve().parent
+VERBS = ROOT / "tests" / "transport" / "verbs"
 LIMIT = 900
 """Seconds for a guest, a watchdog: the longest takes a third of it on an idle machine, and tests run beside it."""
 SPARE_MIB = 1024
@@ -57,31 +59,21 @@ def python(*arguments: str | Path) -> str:
 class TestOneGuest:
     pytestmark = in_guests
 
-    def test_the_bindings_keep_their_contract(self) -> None:
-        """`tests/transport/verbs/test_pyverbs_adapter.py` and its like: what the fake device passes, too."""
-        tests = ROOT / "tests" / "transport" / "verbs"
-        runs = [["--timeout", "120", str(tests / f"test_{name}_adapter.py")] for name in bindings]
-        run_pytest(*runs, expected=50 * len(bindings), timeout=LIMIT)
+    def test_bindings_and_connections(self) -> None:
+        """`tests/transport/verbs/test_pyverbs_adapter.py` and its like, which is what the fake device passes, too; then
+        `test_connection.py` there with each binding."""
+        contract = [["--timeout", "120", str(VERBS / f"test_{name}_adapter.py")] for name in bindings]
+        suites = [["--timeout", "120", str(VERBS / "test_connection.py"), "-k", name] for name in bindings]
+        _, counted = run_pytest(contract, suites, expected=110 * len(bindings), timeout=LIMIT)
+        assert_no_retries(counted)
 
-    @pytest.mark.parametrize("name", [*bindings[:1], *(pytest.param(name, marks=needs_time) for name in bindings[1:])])
-    def test_the_conformance_suite(self, name: str) -> None:
-        """`tests/transport/verbs/test_connection.py`, half of it on either processor."""
-        suite = str(ROOT / "tests" / "transport" / "verbs" / "test_connection.py")
-        runs = [["--timeout", "120", suite, "-k", name, "--part", part] for part in ("1/2", "2/2")]
-        assert_no_retries(run_pytest(*runs, expected=60, timeout=LIMIT))
-
-    @needs_time
+    @pytest.mark.timeout(2 * LIMIT + 30)
     def test_endpoints_and_programs(self) -> None:
-        """`test_guest_endpoints.py` and `test_guest_programs.py`."""
-        runs = [[str(HERE / f"test_guest_{name}.py"), "-m", "not slow"] for name in ("endpoints", "programs")]
-        run_pytest(*runs, expected=20, timeout=LIMIT, memory_mib=memory_for(3072))
-
-    @needs_time
-    @pytest.mark.timeout(3 * LIMIT)
-    def test_a_gigabyte_and_a_thousand_connections(self) -> None:
-        """The slow parts of `test_guest_endpoints.py` and `test_guest_programs.py`."""
-        runs = [[str(HERE / f"test_guest_{name}.py"), "-m", "slow"] for name in ("endpoints", "programs")]
-        assert_no_retries(run_pytest(*runs, expected=5, timeout=3 * LIMIT - 30, memory_mib=memory_for(5120)))
+        """`test_guest_endpoints.py` and `test_guest_programs.py`: first what kills and breaks, then what is large."""
+        files = [str(HERE / f"test_guest_{name}.py") for name in ("endpoints", "programs")]
+        phases = [[[file, "-m", marks] for file in files] for marks in ("not slow", "slow")]
+        _, counted = run_pytest(*phases, expected=25, timeout=2 * LIMIT, memory_mib=memory_for(5120))
+        assert_no_retries(counted)
 
     def test_too_little_memory_may_be_locked(self) -> None:
         """`little_memory.py`."""
@@ -132,7 +124,7 @@ class TestTwoGuests:
                 assert (off in reason) == ("c" in (name, other)), (name, other, reason)
                 assert ("the peer cannot use RDMA" in reason) == (other == "c"), (name, other, reason)
         # A message that one host repeats is a duplicate on the other.
-        assert_no_retries(sum((Counter(told_counters(output)) for output in result.outputs), Counter()))
+        assert_no_retries(sum((told_counters(output)[-1] for output in result.outputs), Counter()))
 
 
 @pytest.mark.skipif(Path("/sys/class/infiniband").exists(), reason="this machine has RDMA")

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import functools
+import os
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from tests.transport.verbs.parts import SLOT, engine_on
+from zcactor.transport.verbs import adapter
 from zcactor.transport.verbs.engine import Engine
 from zcactor.transport.verbs.fake import FakeFabric
+from zcactor.transport.verbs.sysfs import gid_table
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _table_of_addresses() -> Iterator[None]:
+    """A guest's device keeps the addresses it has, and to read the 1,024 entries for each test takes long there."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "VM_HOST" in os.environ:
+            patch.setattr(adapter, "gid_table", functools.cache(gid_table))
+        yield
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from zcactor.transport.verbs.base import Gid
 from zcactor.transport.verbs.load import ROOT
@@ -19,23 +20,22 @@ if TYPE_CHECKING:
 
 __all__ = ["gid_table"]
 
-_UNUSED = "0" * 32
+_UNUSED: Final = b":".join([b"0000"] * 8) + b"\n"
+"""What most of the hundreds of entries say."""
+_GID: Final = re.compile(rb"(?:[0-9a-f]{4}:){7}[0-9a-f]{4}")
 
 
-def _read(path: str) -> str:
-    """The file's text without blanks around it; empty for an entry that is not in use, which reads as EINVAL.
-
-    By bare system calls: tables have hundreds of entries, nearly all of them empty.
-    """
+def _read(name: str, folder: int | None = None) -> bytes:
+    """What the file says; nothing for an entry that is not in use, which reads as EINVAL."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
         try:
-            return os.read(fd, 4096).decode("ascii", "replace").strip()
+            return os.read(fd, 4096)
         finally:
             os.close(fd)
     except OSError as error:
         if error.errno in {errno.EINVAL, errno.ENOENT, errno.ENODEV}:
-            return ""
+            return b""
         raise
 
 
@@ -46,11 +46,16 @@ def gid_table(device: str, port: int, root: Path = ROOT) -> list[Gid]:
         OSError: there is no such device or port, or the files cannot be read.
     """
     base = f"{root}/{device}/ports/{port}"
+    # Relative to the folder: there is a link at each end of the way to it, and it would be walked for each entry.
+    folder = os.open(f"{base}/gids", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        said = {name: text for name in os.listdir(folder) if (text := _read(name, folder)) != _UNUSED}
+    finally:
+        os.close(folder)
     entries = []
-    for index in sorted(map(int, os.listdir(f"{base}/gids"))):
-        text = _read(f"{base}/gids/{index}").replace(":", "")
-        if len(text) == 32 and text != _UNUSED:
-            kind = _read(f"{base}/gid_attrs/types/{index}")
-            netdev = _read(f"{base}/gid_attrs/ndevs/{index}")
-            entries.append(Gid(index, bytes.fromhex(text), kind == "RoCE v2", netdev))
+    for index, text in sorted((int(name), text.strip()) for name, text in said.items()):
+        if _GID.fullmatch(text) and text != _UNUSED.strip():
+            kind = _read(f"{base}/gid_attrs/types/{index}").strip()
+            netdev = _read(f"{base}/gid_attrs/ndevs/{index}").strip().decode("ascii", "replace")
+            entries.append(Gid(index, bytes.fromhex(text.decode().replace(":", "")), kind == b"RoCE v2", netdev))
     return entries
