@@ -1,4 +1,4 @@
-"""A program for a guest whose command may lock hardly any memory: RDMA is refused with its reason, and TCP serves."""
+"""A program that may lock hardly any memory: prints how it fares with RDMA, as one JSON object."""
 
 from __future__ import annotations
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -207,6 +209,21 @@ async def test_large_arrays(since: zc.Stats, nbytes: int) -> None:
     assert array.nbytes == nbytes
     assert checksum(array) == await shard.sum_of_words()
     assert only_read(zc.stats(), nbytes, since)
+
+
+def test_too_little_memory_may_be_locked() -> None:
+    """`little_memory.py`: RDMA is refused with its reason and the remedy, and TCP serves."""
+    program = f"ulimit -l 64; exec {sys.executable} {Path(__file__).with_name('little_memory.py')}"
+    command = ["setpriv", "--bounding-set", "-ipc_lock", "--", "sh", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    reason, fix = "RLIMIT_MEMLOCK is 65,536 bytes and the arena needs", "ulimit -l unlimited"
+    assert reason in facts["viability"] and fix in facts["viability"]
+    assert (facts["value"], facts["transport"]) == (2.0, "tcp")
+    assert (facts["received"], facts["read"]) == (1 << 20, 0)
+    assert "RLIMIT_MEMLOCK" in facts["alone"]
+    assert reason in facts["rejected"]["verbs"] and fix in facts["rejected"]["verbs"]
 
 
 @pytest.mark.slow

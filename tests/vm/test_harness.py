@@ -37,11 +37,6 @@ needs_guest = [
     pytest.mark.skipif(bool(UNAVAILABLE), reason=f"no virtual machine: {UNAVAILABLE}"),
 ]
 
-needs_time = pytest.mark.skipif(
-    os.environ.get("RDMA_TESTS") != "all", reason="a guest takes many minutes for it: make test-rdma, or RDMA_TESTS=all"
-)
-in_long_guests = [*needs_guest, needs_time]
-
 PINGPONG = """
 ping_pong() { ibv_rc_pingpong -d rxe0 -g 1 -n 50 "$@"; }
 client() { tries=0; until ping_pong "$1" || [ $((tries += 1)) -gt 50 ]; do sleep 0.1; done; [ $tries -le 50 ]; }
@@ -138,7 +133,7 @@ class TestOneGuest:
 
 
 class TestTwoGuests:
-    pytestmark = in_long_guests
+    pytestmark = needs_guest
 
     def test_two_hosts_play_ping_pong(self) -> None:
         script = """
@@ -156,7 +151,7 @@ class TestTwoGuests:
 
 
 class TestEnds:
-    pytestmark = in_long_guests
+    pytestmark = needs_guest
 
     @pytest.fixture(autouse=True)
     def scratch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
