@@ -14,6 +14,10 @@ import pytest
 import uvloop
 from xdist.scheduler import LoadScopeScheduling
 
+# Before NumPy is imported, and for the thousand interpreters that tests start: in each of them OpenBLAS would have
+# threads spin for a while, on processors that the tests need.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 pytest.register_assert_rewrite("tests.conformance.connection")  # a failing assertion there shows its values, too
 
 LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
