@@ -61,11 +61,11 @@ lint: $(STAMP)
 check: lint
 	$(BIN)/python -m pytest -q $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)
 
-# Where no virtual machine can run, `prepare` says why, and so do the tests that are skipped. Guests have the machine to
-# themselves: beside other tests they take twice as long, and acknowledgements come too late. ARGS may leave no test in one
-# of the two runs, which is status 5.
-test: lint
-	-$(BIN)/python tools/vm.py prepare
+# `prepare` waits for downloads while lint goes on. Where no virtual machine can run it says why, and so do the tests that
+# are skipped. Guests have the machine to themselves: beside other tests they take twice as long, and acknowledgements come
+# too late. ARGS may leave no test in one of the two runs, which is status 5.
+test: $(STAMP)
+	$(BIN)/python tools/vm.py prepare & prepared=$$!; $(MAKE) --no-print-directory lint; status=$$?; wait $$prepared || true; exit $$status
 	$(BIN)/python -m pytest $(SPREAD) --ignore tests/vm $(ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest tests/vm -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 
