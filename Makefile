@@ -65,7 +65,8 @@ check: lint
 # are skipped. Guests have the machine to themselves: beside other tests they take twice as long, and acknowledgements come
 # too late. ARGS may leave no test in one of the two runs, which is status 5.
 test: $(STAMP)
-	$(BIN)/python tools/vm.py prepare & prepared=$$!; $(MAKE) --no-print-directory lint; status=$$?; wait $$prepared || true; exit $$status
+	@$(BIN)/python tools/vm.py prepare & prepared=$$!; trap "kill $$prepared" INT TERM; \
+	$(MAKE) --no-print-directory lint; status=$$?; wait $$prepared || true; exit $$status
 	$(BIN)/python -m pytest $(SPREAD) --ignore tests/vm $(ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest tests/vm -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 

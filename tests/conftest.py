@@ -55,12 +55,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=",".join(LOOPS),
         help="event loops that each async test runs on, separated by commas (default: %(default)s)",
     )
-    parser.addoption(
-        "--part",
-        default="1/1",
-        metavar="K/N",
-        help="of the tests, every N-th from the K-th on, so that N processes have all of them (default: %(default)s)",
-    )
 
 
 def pytest_asyncio_loop_factories(
@@ -99,15 +93,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
     return Spread(config, log)
 
 
-@pytest.hookimpl(trylast=True)  # of the tests that -k and -m have left
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what this machine cannot run, with the reason. What takes longest comes first, so that no process has it
     left when the others are done."""
     items.sort(key=_turn)
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text := str(config.getoption("--part")))
-    if found is None or int(found[1]) > int(found[2]):
-        raise pytest.UsageError(f"--part: {text} is no K/N with K from 1 to N")
-    items[:] = items[int(found[1]) - 1 :: int(found[2])]
     infiniband = Path("/sys/class/infiniband")
     missing = {
         "root": os.geteuid() != 0,

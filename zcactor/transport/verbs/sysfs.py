@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["gid_table"]
 
-_UNUSED: Final = b":".join([b"0000"] * 8) + b"\n"
+_UNUSED: Final = b":".join([b"0000"] * 8)
 """What most of the hundreds of entries say."""
 _GID: Final = re.compile(rb"(?:[0-9a-f]{4}:){7}[0-9a-f]{4}")
 
 
 def _read(name: str, folder: int | None = None) -> bytes:
-    """What the file says; nothing for an entry that is not in use, which reads as EINVAL."""
+    """What the file says, without blanks around it; nothing for an entry that is not in use, which reads as EINVAL."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
         try:
-            return os.read(fd, 4096)
+            return os.read(fd, 4096).strip()
         finally:
             os.close(fd)
     except OSError as error:
@@ -46,16 +46,16 @@ def gid_table(device: str, port: int, root: Path = ROOT) -> list[Gid]:
         OSError: there is no such device or port, or the files cannot be read.
     """
     base = f"{root}/{device}/ports/{port}"
-    # Relative to the folder: there is a link at each end of the way to it, and it would be walked for each entry.
+    # Relative to the folder: the way to it leads through a link, and would be gone for each of the entries.
     folder = os.open(f"{base}/gids", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         said = {name: text for name in os.listdir(folder) if (text := _read(name, folder)) != _UNUSED}
     finally:
         os.close(folder)
     entries = []
-    for index, text in sorted((int(name), text.strip()) for name, text in said.items()):
-        if _GID.fullmatch(text) and text != _UNUSED.strip():
-            kind = _read(f"{base}/gid_attrs/types/{index}").strip()
-            netdev = _read(f"{base}/gid_attrs/ndevs/{index}").strip().decode("ascii", "replace")
+    for index, text in sorted((int(name), text) for name, text in said.items()):
+        if _GID.fullmatch(text):
+            kind = _read(f"{base}/gid_attrs/types/{index}")
+            netdev = _read(f"{base}/gid_attrs/ndevs/{index}").decode("ascii", "replace")
             entries.append(Gid(index, bytes.fromhex(text.decode().replace(":", "")), kind == b"RoCE v2", netdev))
     return entries
