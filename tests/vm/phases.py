@@ -27,6 +27,7 @@ __all__ = ["COUNTERS", "TELL", "TOLD", "counters", "main"]
 
 COUNTERS = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters")
 TOLD = "counters of rxe0:"
+"""How a line begins that tells them."""
 TELL = f'cd {COUNTERS}; echo "{TOLD}" $(for one in *; do echo $one=$(cat $one); done)'
 """What a shell tells the counters by."""
 

@@ -3,7 +3,7 @@
 From the top, module for module:
 
 - `endpoint`: meets peers over TCP, by `meeting`, and makes a connection by RDMA where both can: by `joining`, which
-  proves the path. All that is named below `joining` is imported only where there is a device;
+  proves the path, and which with what drives a device is imported only where there is one;
 - `connection`: one peer: frames, pulls, and the end; with `link`, the socket, and `bulk`, the queue pair for READs,
   which is connected anew after a failure;
 - `pair`: the two queue pairs of a connection; `bootstrap`: what the ends tell each other;
