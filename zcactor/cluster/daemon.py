@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -230,14 +230,17 @@ def stop_nodes(grace: float, base: Path | None = None) -> list[tuple[NodeFile, b
         if started_at(record.pid) != record.started:  # it ended meanwhile, and its number was given to another
             os.close(pidfd)
             continue
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         ending.append((record, pidfd))
+    for _, pidfd in ending:  # all are known by now: a head that ends takes its members along
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     deadline = time.monotonic() + grace + _KILLED
     result = []
     for record, pidfd in ending:
         ended = wait_for_end(pidfd, deadline - time.monotonic())
         if not ended:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             wait_for_end(pidfd, _KILLED)
         os.close(pidfd)
         result.append((record, ended))
