@@ -526,6 +526,22 @@ def test_a_member_on_the_heads_host(hosts: Hosts) -> None:
     hosts.assert_clean("a")
 
 
+@pytest.mark.slow
+def test_a_member_that_ends_with_its_head_is_told_of(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = hosts.start()
+    member = hosts.start("a", head)
+    send = signal.pidfd_send_signal
+
+    def and_wait(pidfd: int, number: int) -> None:
+        send(pidfd, number)
+        member.process.wait()
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", and_wait)
+    assert stop(hosts) == [(head.record, True), (member.record, True)]
+    head.process.wait()
+    hosts.assert_clean("a")
+
+
 PRINTING = """
 zc.actor(Busy)
 
