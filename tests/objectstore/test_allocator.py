@@ -228,7 +228,7 @@ TestModelMachine = ModelMachine.TestCase
 TestModelMachine.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.parametrize("operations", [30_000, pytest.param(300_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("operations", [30_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_the_heap_places_blocks_where_the_model_does(operations: int) -> None:
     rng = random.Random(operations)
     native, model = heap(0), BestFitAllocator()
