@@ -56,6 +56,8 @@ def _fork(arguments: Sequence[str]) -> int:
     status = 1
     try:
         status = int(pytest.main(list(arguments)))
+    except BaseException:  # the last frame of a process
+        sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

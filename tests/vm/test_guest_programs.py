@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -213,7 +214,7 @@ async def test_large_arrays(since: zc.Stats, nbytes: int) -> None:
 
 def test_too_little_memory_may_be_locked() -> None:
     """`little_memory.py`: RDMA is refused with its reason and the remedy, and TCP serves."""
-    program = f"ulimit -l 64; exec {sys.executable} {Path(__file__).with_name('little_memory.py')}"
+    program = "ulimit -l 64; exec " + shlex.join([sys.executable, str(Path(__file__).with_name("little_memory.py"))])
     command = ["setpriv", "--bounding-set", "-ipc_lock", "--", "sh", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr

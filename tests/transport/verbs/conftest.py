@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tests.conformance.connection import Side
 from tests.transport.verbs.parts import SLOT, engine_on
+from tests.transport.verbs.sides import fake_sides
 from zcactor.transport.verbs import adapter
 from zcactor.transport.verbs.engine import Engine
 from zcactor.transport.verbs.fake import FakeFabric
@@ -28,6 +30,13 @@ def _table_of_addresses() -> Iterator[None]:
 def fabric() -> FakeFabric:
     """Without adapters."""
     return FakeFabric()
+
+
+@pytest.fixture
+def sides(fabric: FakeFabric) -> Iterator[tuple[Side, Side]]:
+    """Two hosts with an adapter each."""
+    with fake_sides(fabric) as sides:
+        yield sides
 
 
 @pytest.fixture

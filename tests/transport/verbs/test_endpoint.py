@@ -14,7 +14,6 @@ from tests.transport.verbs.sides import (
     device_of,
     endpoint_of,
     engine_of,
-    fake_sides,
     fell_back,
     joined,
     verbs_side,
@@ -30,12 +29,6 @@ from zcactor.transport.verbs.base import LinkLayer
 from zcactor.transport.verbs.connection import VerbsConnection
 from zcactor.transport.verbs.fake import FakeBinding, FakeFabric
 from zcactor.transport.verbs.load import Absent
-
-
-@pytest.fixture
-def sides(fabric: FakeFabric) -> Iterator[tuple[Side, Side]]:
-    with fake_sides(fabric) as sides:
-        yield sides
 
 
 async def test_both_can(sides: tuple[Side, Side], fabric: FakeFabric) -> None:

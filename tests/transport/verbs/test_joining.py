@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,12 +13,6 @@ from zcactor.transport.verbs import joining
 from zcactor.transport.verbs.connection import VerbsConnection
 from zcactor.transport.verbs.fake import FakeFabric
 from zcactor.transport.verbs.pair import QueuePairs
-
-
-@pytest.fixture
-def sides(fabric: FakeFabric) -> Iterator[tuple[Side, Side]]:
-    with fake_sides(fabric) as sides:
-        yield sides
 
 
 @pytest.mark.parametrize("number", [0, 1])

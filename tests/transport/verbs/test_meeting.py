@@ -7,14 +7,13 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.conformance.connection import Side, turns
 from tests.transport.local_arena import TOKEN
-from tests.transport.verbs.sides import endpoint_of, engine_of, fake_sides
+from tests.transport.verbs.sides import endpoint_of, engine_of
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport import greeting
 from zcactor.transport.auth import Handshake, Hello, Purpose
@@ -22,13 +21,6 @@ from zcactor.transport.base import Connection
 from zcactor.transport.tcp import parse_address
 from zcactor.transport.verbs import meeting
 from zcactor.transport.verbs.bootstrap import Resume, encode
-from zcactor.transport.verbs.fake import FakeFabric
-
-
-@pytest.fixture
-def sides(fabric: FakeFabric) -> Iterator[tuple[Side, Side]]:
-    with fake_sides(fabric) as sides:
-        yield sides
 
 
 async def authenticated(side: Side) -> socket.socket:
