@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import re
@@ -112,6 +113,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, absent in missing.items():
             if absent and item.get_closest_marker(name) is not None:
                 item.add_marker(pytest.mark.skip(reason=reasons[name]))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported is left out of garbage collections from here on. Tests ask for hundreds of them, to see what
+    goes, and all that pytest, its plugins and the tests' modules consist of would be searched each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _turn(item: pytest.Item) -> int:
