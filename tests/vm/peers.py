@@ -1,16 +1,13 @@
 """Ends of connections over a real device: in the test's own process, and in others that it may kill.
 
 A `Node` is an endpoint with an arena. A `Peer` is a node in a process of its own: its methods are called by name, and
-their results come back through a pipe. Such processes are forked from a server that has everything imported, because
-to import takes seconds in a guest.
+their results come back through a pipe. Such processes are the nursery's, see there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
-import multiprocessing.connection
 import os
 import random
 import secrets
@@ -19,6 +16,7 @@ import struct
 import weakref
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,6 +24,7 @@ from typing import Any, Self
 from tests.conformance.connection import Keeper, Recorder, send
 from tests.transport.local_arena import TOKEN, memfd
 from tests.transport.verbs.sides import Arena, Whole
+from tests.vm.nursery import Child
 from zcactor.transport import Connection, RemoteRegion
 from zcactor.transport.verbs.base import Read
 from zcactor.transport.verbs.connection import VerbsConnection
@@ -38,9 +37,6 @@ ALL = 1
 """Id of the object that is all of a node's arena."""
 
 NUMBER = struct.Struct("<I")
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["pytest", "tests.vm.peers", "zcactor.transport.verbs.pyverbs_adapter"])
 
 
 def resident() -> int:
@@ -273,11 +269,8 @@ class Peer:
     """A node in a process of its own, which ends with the block. Takes the arguments of `Node`."""
 
     def __init__(self, nbytes: int = 1 << 20, **settings: Any) -> None:
-        self._pipe, theirs = _context.Pipe()
-        self.process = _context.Process(target=_serve, args=(theirs, nbytes, settings), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.address: str = self._pipe.recv()
+        self.process = Child(_serve, nbytes, settings)
+        self.address: str = self.process.pipe.recv()
 
     def __enter__(self) -> Self:
         return self
@@ -285,18 +278,13 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.kill()
-        self._pipe.close()
-
-    def kill(self) -> None:
-        """SIGKILL."""
         self.process.kill()
-        self.process.join()
+        self.process.pipe.close()
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """The result of a method of the node."""
-        self._pipe.send((method, arguments))
-        return await asyncio.to_thread(self._pipe.recv)
+        self.process.pipe.send((method, arguments))
+        return await asyncio.to_thread(self.process.pipe.recv)
 
     async def connected(self, node: Node) -> Link:
         """A connection from `node`, which this end has taken in as well."""
@@ -305,11 +293,11 @@ class Peer:
         return link
 
 
-def _serve(pipe: multiprocessing.connection.Connection, nbytes: int, settings: dict[str, Any]) -> None:
+def _serve(pipe: Pipe, nbytes: int, settings: dict[str, Any]) -> None:
     asyncio.run(_answer(pipe, Node(nbytes, **settings)))
 
 
-async def _answer(pipe: multiprocessing.connection.Connection, node: Node) -> None:
+async def _answer(pipe: Pipe, node: Node) -> None:
     await node.start()
     pipe.send(node.endpoint.address)
     asked = asyncio.Event()

@@ -2,17 +2,19 @@
 
     python phases.py '[[["a.py"], ["b.py", "-k", "c"]], [["d.py"]]]'
 
-Runs are forked from this process, which has imported what all of them need: that takes a guest ten seconds. After each
-phase the device's counters are told, by a line that begins with `TOLD`. The exit status is that of the first run that
-failed.
+Runs are forked from this process, which has imported what all of them need: that takes a guest ten seconds. So are the
+processes that their tests start, by a nursery of each run. After each phase the device's counters are told, by a line
+that begins with `TOLD`. The exit status is that of the first run that failed.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np  # noqa: F401
@@ -21,7 +23,8 @@ import pytest
 import zcactor.runtime.driver
 import zcactor.runtime.inspection
 import zcactor.transport.verbs.joining
-import zcactor.transport.verbs.load  # noqa: F401
+import zcactor.transport.verbs.load
+from tests.vm.nursery import fork, start_nursery
 
 __all__ = ["COUNTERS", "TELL", "TOLD", "counters", "main"]
 
@@ -40,28 +43,20 @@ def counters() -> dict[str, int]:
 def main(phases: Sequence[Sequence[Sequence[str]]]) -> int:
     """Run them; the first status that is not 0."""
     failed = 0
+    zcactor.transport.verbs.load.bindings()
+    gc.freeze()  # what runs share is not written to by their collections
     for runs in phases:
-        children = [_fork(arguments) for arguments in runs]
+        children = [fork(partial(_run, arguments)) for arguments in runs]
         for child in children:
             failed = failed or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         print(TOLD, *(f"{name}={value}" for name, value in counters().items()), flush=True)
     return failed
 
 
-def _fork(arguments: Sequence[str]) -> int:
-    """The process of one run."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        status = int(pytest.main(list(arguments)))
-    except BaseException:  # the last frame of a process
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+def _run(arguments: Sequence[str]) -> int:
+    """The status of one run."""
+    start_nursery()
+    return int(pytest.main(list(arguments)))
 
 
 if __name__ == "__main__":

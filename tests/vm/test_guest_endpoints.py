@@ -93,7 +93,7 @@ async def test_a_peer_killed_during_sends(node: Node, sender: str) -> None:
         else:
             await peer.ask("flood")
             await link.wait_frames(1000)
-        peer.kill()
+        peer.process.kill()
         assert isinstance(await link.wait_lost(), ConnectionLost)
         with pytest.raises(ConnectionLost):
             link.connection.reserve(1)
@@ -107,7 +107,7 @@ async def test_an_owner_killed_during_a_read(large: Node) -> None:
     node = large
     with Peer(BIG) as peer:
         link = await peer.connected(node)
-        in_the_middle_of_reads(link.verbs, peer.kill)
+        in_the_middle_of_reads(link.verbs, peer.process.kill)
         pull, keeper = pull_of(node, link, 0, BIG)
         with pytest.raises(ConnectionLost):
             await pull
@@ -263,7 +263,6 @@ async def test_many_connections_leave_nothing(count: int) -> None:
                             await asyncio.sleep(0)
                         while (found := await peer.ask("resident"))[1] > peers_files:
                             pass
-                    assert peer.process.pid is not None
                     things = resources(os.getpid()), resources(peer.process.pid)
                     taken[number] = things, open_files(), (resident(), found[0])
             (before, files, memory), (after, files_after, memory_after) = taken[WARM], taken[count]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -59,13 +62,24 @@ SECTIONS = {
 """What one boot runs: a name, and shell commands."""
 
 
+def script_of(sections: Mapping[str, str]) -> str:
+    """A shell script that runs these commands, each in a shell of its own, and says what is whose."""
+    parts = (f"echo '=== {name}'\n({text})\necho \"=== $?\"\n" for name, text in sections.items())
+    return PINGPONG + "".join(parts)
+
+
+def sections_of(output: str) -> dict[str, tuple[int, str]]:
+    """Exit status and output of each section that such a script ran."""
+    found = re.findall(r"^=== (\S+)\n(.*?)=== (\d+)\n", output, re.MULTILINE | re.DOTALL)
+    return {name: (int(status), text) for name, text, status in found}
+
+
 @pytest.fixture(scope="session")
 def sections() -> dict[str, tuple[int, str]]:
     """For each of `SECTIONS`, its exit status and output; with ``all``, those of the whole run."""
-    script = PINGPONG + "".join(f"echo '=== {name}'\n({text})\necho \"=== $?\"\n" for name, text in SECTIONS.items())
     lines: list[tuple[int, str]] = []
     result = vm.run(
-        ["sh", "-c", f"{script}\nprintf unfinished\nexit 7"],
+        ["sh", "-c", f"{script_of(SECTIONS)}\nprintf unfinished\nexit 7"],
         cwd=ROOT,
         env={"GIVEN": "a 'b' \"c\"\n$d\\"},
         timeout=150,
@@ -73,12 +87,7 @@ def sections() -> dict[str, tuple[int, str]]:
     )
     assert [line for _, line in lines] == result.output.split("\n")
     assert {host for host, _ in lines} == {1}
-    found = {"all": (result.status, result.output)}
-    for part in result.output.split("=== ")[1:-1:2]:
-        name, _, text = part.partition("\n")
-        status = result.output.partition(f"=== {part}=== ")[2].partition("\n")[0]
-        found[name] = (int(status), text)
-    return found
+    return {"all": (result.status, result.output), **sections_of(result.output)}
 
 
 def processes_of(parent: psutil.Process) -> list[psutil.Process]:
@@ -135,19 +144,22 @@ class TestOneGuest:
 class TestTwoGuests:
     pytestmark = needs_guest
 
-    def test_two_hosts_play_ping_pong(self) -> None:
-        script = """
-        cat /etc/machine-id /sys/class/net/eth0/address; hostname
-        if [ $VM_HOST = 1 ]; then ping_pong; else client $VM_PEER; fi || exit 1
-        exit $((VM_HOST - 1))
-        """
-        result = vm.run(["sh", "-c", PINGPONG + script], hosts=2, memory_mib=1024, timeout=150)
-        assert result.statuses == (0, 1), result.output
-        assert result.status == 1
-        assert "50 iters in" in result.outputs[0] and "50 iters in" in result.outputs[1]
-        for first, second in zip(*(output.splitlines()[:3] for output in result.outputs), strict=True):
+    def test_each_has_a_status_of_its_own(self, two_hosts: vm.Result) -> None:
+        assert two_hosts.statuses == (0, 1), two_hosts.output
+        assert two_hosts.status == 1
+
+    def test_they_have_different_names_and_addresses(self, two_hosts: vm.Result) -> None:
+        facts = [sections_of(output)["names"][1].splitlines() for output in two_hosts.outputs]
+        assert len(facts[0]) == 3
+        for first, second in zip(*facts, strict=True):
             assert first != second
-        assert "GID ::ffff:10.77.0.2" in result.outputs[0] and "GID ::ffff:10.77.0.1" in result.outputs[1]
+
+    def test_they_play_ping_pong(self, two_hosts: vm.Result) -> None:
+        for output, peer in zip(two_hosts.outputs, ("10.77.0.2", "10.77.0.1"), strict=True):
+            status, text = sections_of(output)["ping-pong"]
+            assert status == 0, text
+            assert "50 iters in" in text
+            assert f"GID ::ffff:{peer}" in text
 
 
 class TestEnds:
@@ -198,27 +210,25 @@ class TestEnds:
         assert not processes_of(psutil.Process())
         assert list(scratch.iterdir()) == []
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-    def test_emulator_ends_with_the_program(self, scratch: Path, number: int) -> None:
-        program = subprocess.Popen(
-            [sys.executable, str(ROOT / "tools" / "vm.py"), "run", "--", "sh", "-c", "echo runs; sleep 1000"],
-            env={**os.environ, "TMPDIR": str(scratch)},
-            stdout=subprocess.PIPE,
-        )
-        assert program.stdout is not None
-        try:
-            assert program.stdout.readline() == b"runs\n"
-            found = processes_of(psutil.Process(program.pid))
-            assert found
-            program.send_signal(number)
-            assert program.wait(30) == (128 + number if number == signal.SIGTERM else -number)
-            assert psutil.wait_procs(found, timeout=30)[1] == []
-        finally:
-            program.kill()
-            program.wait()
-            program.stdout.close()
-        if number == signal.SIGTERM:
-            assert list(scratch.iterdir()) == []
+    def test_emulator_ends_with_the_program(self, scratch: Path) -> None:
+        command = [sys.executable, str(ROOT / "tools" / "vm.py"), "run", "--", "sh", "-c", "echo runs; sleep 1000"]
+        with contextlib.ExitStack() as stack:
+            programs = {}
+            for number in (signal.SIGTERM, signal.SIGKILL):  # which boot side by side
+                folder = scratch / number.name
+                folder.mkdir()
+                started = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}, stdout=subprocess.PIPE)
+                programs[number] = stack.enter_context(started)
+                stack.callback(started.kill)
+            for number, program in programs.items():
+                assert program.stdout is not None
+                assert program.stdout.readline() == b"runs\n"
+                found = processes_of(psutil.Process(program.pid))
+                assert found
+                program.send_signal(number)
+                assert program.wait(30) == (128 + number if number == signal.SIGTERM else -number)
+                assert psutil.wait_procs(found, timeout=30)[1] == []
+        assert list((scratch / "SIGTERM").iterdir()) == []
 
 
 class TestArguments:

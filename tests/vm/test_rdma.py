@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shlex
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.vm.guest import assert_no_retries, run_pytest, told_counters
-from tests.vm.phases import TELL
-from tests.vm.test_harness import ROOT, needs_guest
+from tests.vm.test_harness import ROOT, needs_guest, sections_of
 from tools import vm
 
 HERE = Path(__file__).resolve().parent
@@ -48,16 +45,6 @@ def memory_for(mib: int) -> int:
     return mib
 
 
-def last_json(output: str) -> list[dict[str, Any]]:
-    """What programs have told, each by a line of JSON."""
-    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-
-
-def python(*arguments: str | Path) -> str:
-    """A shell's words for this interpreter and its arguments."""
-    return shlex.join([sys.executable, *map(str, arguments)])
-
-
 class TestOneGuest:
     pytestmark = in_guests
 
@@ -82,29 +69,18 @@ class TestOneGuest:
 class TestTwoGuests:
     pytestmark = in_guests
 
-    def test_two_processes_with_rdma_and_one_without(self) -> None:
+    def test_two_processes_with_rdma_and_one_without(self, two_hosts: vm.Result) -> None:
         """`two_hosts.py`: a process on the first host, and two on the second, of which one has RDMA switched off."""
-        program = HERE / "two_hosts.py"
-        script = f"""
-        if [ $VM_HOST = 1 ]; then
-            {python(program, "a")} || exit 1
-        else
-            {python(program, "c", "tcp")} & {python(program, "b")} || exit 1
-            wait $! || exit 1
-        fi
-        {TELL}
-        """
-        result = vm.run(
-            ["sh", "-c", script], hosts=2, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, memory_mib=1024, timeout=LIMIT
-        )
-        assert result.status == 0, result.output
-        peers = {facts["name"]: facts["peers"] for facts in last_json(result.output)}
+        programs = [sections_of(output)["program"] for output in two_hosts.outputs]
+        assert [status for status, _ in programs] == [0, 0], two_hosts.output
+        told = [json.loads(line) for _, text in programs for line in text.splitlines() if line.startswith("{")]
+        peers = {facts["name"]: facts["peers"] for facts in told}
         assert {name: {other: one["kind"] for other, one in of.items()} for name, of in peers.items()} == {
             "a": {"b": "verbs", "c": "tcp"},
             "b": {"a": "verbs", "c": "tcp"},
             "c": {"a": "tcp", "b": "tcp"},
         }
-        assert all(one["whole"] for of in peers.values() for one in of.values()), result.output
+        assert all(one["whole"] for of in peers.values() for one in of.values()), peers
         off = "ZCACTOR_VERBS_BINDING=none asks for no RDMA"
         for name, of in peers.items():
             for other, one in of.items():
@@ -112,7 +88,7 @@ class TestTwoGuests:
                 assert (off in reason) == ("c" in (name, other)), (name, other, reason)
                 assert ("the peer cannot use RDMA" in reason) == (other == "c"), (name, other, reason)
         # A message that one host repeats is a duplicate on the other.
-        assert_no_retries(sum((told_counters(output)[-1] for output in result.outputs), Counter()))
+        assert_no_retries(sum((told_counters(output)[-1] for output in two_hosts.outputs), Counter()))
 
 
 @pytest.mark.skipif(Path("/sys/class/infiniband").exists(), reason="this machine has RDMA")
