@@ -212,6 +212,7 @@ async def test_large_arrays(since: zc.Stats, nbytes: int) -> None:
     assert only_read(zc.stats(), nbytes, since)
 
 
+@pytest.mark.slow
 def test_too_little_memory_may_be_locked() -> None:
     """`little_memory.py`: RDMA is refused with its reason and the remedy, and TCP serves."""
     program = "ulimit -l 64; exec " + shlex.join([sys.executable, str(Path(__file__).with_name("little_memory.py"))])

@@ -21,7 +21,7 @@ VERBS = ROOT / "tests" / "transport" / "verbs"
 LIMIT = 900
 """Seconds for a guest, a watchdog: the longest takes a quarter of that on an idle machine."""
 MANY = "test_many_connections_leave_nothing"
-"""Takes as long as all else that is large."""
+"""Takes as long as all else that is slow."""
 SPARE_MIB = 1024
 """Of memory, which stay free here beside a guest."""
 
@@ -58,7 +58,7 @@ class TestOneGuest:
 
     @pytest.mark.timeout(2 * LIMIT + 30)
     def test_endpoints_and_programs(self) -> None:
-        """`test_guest_endpoints.py` and `test_guest_programs.py`: first what kills and breaks, then what is large."""
+        """`test_guest_endpoints.py` and `test_guest_programs.py`: first what kills and breaks, then what takes long."""
         endpoints, programs = (str(HERE / f"test_guest_{name}.py") for name in ("endpoints", "programs"))
         small = [[endpoints, "-m", "not slow"], [programs, "-m", "not slow"]]
         large = [[endpoints, "-m", "slow", "-k", MANY], [endpoints, programs, "-m", "slow", "-k", f"not {MANY}"]]
