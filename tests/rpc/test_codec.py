@@ -229,7 +229,7 @@ def hostile(seed: int, rounds: int) -> int:
     for _ in range(rounds):
         data = mutated(rng, rng.choice(frames))
         end = max(4, len(data))
-        tracemalloc.start()  # around these two only: all else takes three times as long when it is watched
+        tracemalloc.start()  # around these two only: all else would be slower for being watched
         try:
             outcome(partial(codec.split, data, MAX_FRAME))
             fast = outcome(partial(codec.decode, data, 4, end))

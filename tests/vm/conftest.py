@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.vm.phases import TELL
-from tests.vm.test_harness import ROOT, script_of
-from tests.vm.test_rdma import LIMIT, bindings
+from tests.vm.test_harness import LIMIT, ROOT, script_of
+from tests.vm.test_rdma import bindings
 from tools import vm
 
 

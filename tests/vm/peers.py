@@ -1,7 +1,7 @@
 """Ends of connections over a real device: in the test's own process, and in others that it may kill.
 
 A `Node` is an endpoint with an arena. A `Peer` is a node in a process of its own: its methods are called by name, and
-their results come back through a pipe. Such processes are the nursery's, see there.
+their results come back through a pipe. Such processes are forked (`tests/vm/nursery.py`).
 """
 
 from __future__ import annotations

@@ -34,11 +34,14 @@ def _unavailable() -> str:
 
 
 UNAVAILABLE = _unavailable()
-needs_guest = [
+LIMIT = 900
+"""Seconds for a guest with programs in Python, a watchdog: the longest takes a quarter of that on an idle machine."""
+available = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),  # a watchdog: a boot takes 4 seconds, and 15 on a busy machine
     pytest.mark.skipif(bool(UNAVAILABLE), reason=f"no virtual machine: {UNAVAILABLE}"),
 ]
+boots_a_guest = [*available, pytest.mark.timeout(180)]  # a watchdog: a boot takes 4 seconds, and 15 on a busy machine
+runs_programs = [*available, pytest.mark.timeout(LIMIT + 30)]
 
 PINGPONG = """
 ping_pong() { ibv_rc_pingpong -d rxe0 -g 1 -n 50 "$@"; }
@@ -96,7 +99,7 @@ def processes_of(parent: psutil.Process) -> list[psutil.Process]:
 
 
 class TestOneGuest:
-    pytestmark = needs_guest
+    pytestmark = boots_a_guest
 
     def test_command_runs_where_and_with_what_it_was_told(self, sections: dict[str, tuple[int, str]]) -> None:
         status, text = sections["where"]
@@ -142,7 +145,7 @@ class TestOneGuest:
 
 
 class TestTwoGuests:
-    pytestmark = needs_guest
+    pytestmark = runs_programs
 
     def test_each_has_a_status_of_its_own(self, two_hosts: vm.Result) -> None:
         assert two_hosts.statuses == (0, 1), two_hosts.output
@@ -163,7 +166,7 @@ class TestTwoGuests:
 
 
 class TestEnds:
-    pytestmark = needs_guest
+    pytestmark = boots_a_guest
 
     @pytest.fixture(autouse=True)
     def scratch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

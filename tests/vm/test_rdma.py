@@ -13,13 +13,11 @@ import psutil
 import pytest
 
 from tests.vm.guest import assert_no_retries, run_pytest, told_counters
-from tests.vm.test_harness import ROOT, needs_guest, sections_of
+from tests.vm.test_harness import LIMIT, ROOT, runs_programs, sections_of
 from tools import vm
 
 HERE = Path(__file__).resolve().parent
 VERBS = ROOT / "tests" / "transport" / "verbs"
-LIMIT = 900
-"""Seconds for a guest, a watchdog: the longest takes a quarter of that on an idle machine."""
 MANY = "test_many_connections_leave_nothing"
 """Takes as long as all else that is slow."""
 SPARE_MIB = 1024
@@ -33,8 +31,7 @@ needs_binding = pytest.mark.skipif(
     "pip install 'zcactor[rdma]'",
 )
 
-watchdog = pytest.mark.timeout(LIMIT + 30)
-in_guests = [*(mark for mark in needs_guest if mark.name != "timeout"), needs_binding, watchdog]
+in_guests = [*runs_programs, needs_binding]
 
 
 def memory_for(mib: int) -> int:
