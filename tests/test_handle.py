@@ -526,6 +526,7 @@ async def test_calls_beyond_the_credit_never_ran() -> None:
     assert False in died
 
 
+@pytest.mark.slow
 async def test_a_connection_that_breaks_is_not_the_actors_death() -> None:
     plain: Any = await Plain.spawn()
     await plain.echo(1)

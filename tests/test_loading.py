@@ -146,6 +146,7 @@ STANDARD = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Stored array in format")  # field names may need version 3.0
 async def test_any_array_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     path, before = tmp_path / "array.npy", zc.stats().store_used
@@ -359,6 +360,7 @@ GARBAGE: list[tuple[bytes, str]] = [
 ]
 
 
+@pytest.mark.slow
 async def test_garbage(tmp_path: Path) -> None:
     path = tmp_path / "garbage.npy"
     for data, match in GARBAGE:
@@ -510,6 +512,7 @@ async def test_archives_that_claim_too_much(tmp_path: Path) -> None:
     refused(ValueError, "takes 40,000 bytes, 40,008 were found", path)
 
 
+@pytest.mark.slow
 async def test_any_damage_is_told(tmp_path: Path) -> None:
     path, before = tmp_path / "file", zc.stats().store_used
     arrays = {"a": np.arange(20.0), "b": np.ones((2, 3), "i2").T}

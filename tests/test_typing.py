@@ -117,6 +117,7 @@ def test_programs_are_checked_by_mypy_without_the_plugin(tmp_path: Path) -> None
     compare(errors, expected(PLAIN, "mypy"), messages)
 
 
+@pytest.mark.slow
 def test_programs_are_checked_by_pyright(tmp_path: Path, pyright: list[str]) -> None:
     project = tmp_path / "pyrightconfig.json"
     settings = {

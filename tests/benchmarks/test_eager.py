@@ -26,6 +26,7 @@ def texts(path: Path) -> str:
     return " ".join(" ".join(root.itertext()).split())
 
 
+@pytest.mark.slow
 def test_plot_is_an_svg_file_of_lines_and_points(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sizes = [64 << shift for shift in range(15)]

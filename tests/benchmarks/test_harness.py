@@ -113,6 +113,7 @@ def test_a_file_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["--read", str(path), "--strict"]) == 1
 
 
+@pytest.mark.slow
 def test_a_benchmark_runs_from_the_command_line_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "figures.jsonl"
     command = [

@@ -11,6 +11,7 @@ from benchmarks.rdma import main
 from zcactor.transport.verbs.load import Absent, bindings
 
 
+@pytest.mark.slow
 def test_pulls_through_the_fake_fabric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "figures"
     assert main(["--binding", "fake", "--quick", "--markdown", "--json", str(path)]) == 0

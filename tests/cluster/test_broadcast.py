@@ -103,6 +103,7 @@ zc.run(main())
 )
 
 
+@pytest.mark.slow
 def test_a_broadcast_leaves_its_owner_twice_and_each_host_takes_it_once(
     nodes: tuple[Hosts, list[StartedNode]],
 ) -> None:

@@ -38,6 +38,7 @@ def hosts() -> Iterator[Hosts]:
         yield found
 
 
+@pytest.mark.slow
 def test_arrays_between_hosts(hosts: Hosts, tmp_path: Path) -> None:
     authority = Authority()
     folders = {host: str(authority.folder(tmp_path / host)) for host in "ab"}

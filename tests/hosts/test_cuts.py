@@ -176,6 +176,7 @@ async def _end_after_each_byte(two: Two, direction: str, ending: Ending) -> None
     assert len(set(descriptors[1:])) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["there", "back"])
 async def test_a_handshake_that_stalls_at_each_byte(two: Two, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     address = two.caller.addresses[two.owner.name.hex()]
@@ -247,6 +248,7 @@ async def _end_data_after_each_byte(two: Two, direction: str, ending: Ending) ->
     await two.settled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "numbers"),
     [(Way(delay=0.05, jitter=0.02, seed=1), 200), (Way(slices=9, seed=2), 200), (Way(rate=1e6), 200)],

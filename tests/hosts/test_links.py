@@ -46,6 +46,7 @@ def pair(mib: int = 16, **settings: Any) -> Iterator[Pair]:
         yield left, right, a, b
 
 
+@pytest.mark.slow
 def test_calls_and_large_arrays_arrive_as_they_were_sent() -> None:
     with pair(mib=512) as (_, _, a, b):
         assert a.ask("add", count=500, at_once=100) == 500

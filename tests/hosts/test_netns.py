@@ -83,6 +83,7 @@ with Network(2) as (a, b):
         shutil.rmtree(directory)
 
 
+@pytest.mark.slow
 def test_faults_come_and_go() -> None:
     with Network(3) as (a, b, c):
         for fault in (a.down(), b.down(), a.dropping("in"), b.dropping("out", other=a)):

@@ -425,6 +425,7 @@ def test_module_beside_a_script(tmp_path: Path) -> None:
     run("script.py", cwd=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["importlib", "prepend"])
 def test_pytest_module(tmp_path: Path, mode: str) -> None:
     (tmp_path / "deep" / "er").mkdir(parents=True)

@@ -243,6 +243,7 @@ def strided(draw: st.DrawFn) -> tuple[tuple[int, ...], str, Callable[[Any], Any]
     return shape, draw(st.sampled_from(["u1", "<i4", ">f8", "c16", "M8[s]", "S3"])), view
 
 
+@pytest.mark.slow
 @in_one_wire
 @given(strided(), st.booleans())
 def test_view_of_any_strides(wire: Wire, case: tuple[tuple[int, ...], str, Callable[[Any], Any]], inside: bool) -> None:
@@ -579,6 +580,7 @@ def test_random_bytes_are_protocol_errors(wire: Wire, payload: bytes, flags: int
     in_bounds(wire, hostile(wire, payload, flags))
 
 
+@pytest.mark.slow
 @settings(in_one_wire, max_examples=300)
 @given(st.data())
 def test_damaged_messages_are_protocol_errors(wire: Wire, data: st.DataObject) -> None:

@@ -299,6 +299,7 @@ def test_idle_memory_is_told_from_used_and_pinned_to_the_byte(arena: Arena) -> N
 # ---------------------------------------------------------------- threads, the end, and forks
 
 
+@pytest.mark.slow
 def test_arrays_are_made_and_freed_and_trimmed_while_another_thread_pins(arena: Arena) -> None:
     heap = arena.heap
     over = threading.Event()

@@ -89,10 +89,10 @@ def counted(output: str) -> dict[str, int]:
     ("mode", "operations"),
     [
         ("offsets", 400_000),
-        ("memory", 400_000),
-        ("flaky", 100_000),
         ("pinned", 50_000),
-        ("flakypinned", 50_000),
+        pytest.param("memory", 400_000, marks=pytest.mark.slow),
+        pytest.param("flaky", 100_000, marks=pytest.mark.slow),
+        pytest.param("flakypinned", 50_000, marks=pytest.mark.slow),
         pytest.param("offsets", 10_000_000, marks=pytest.mark.slow),
         # Those that write to memory take three times as long, those whose system calls fail or wait for others ten.
         pytest.param("memory", 3_000_000, marks=pytest.mark.slow),

@@ -164,6 +164,7 @@ async def _send(pid: int, number: int) -> None:
     os.kill(pid, number)
 
 
+@pytest.mark.slow
 async def test_each_call_in_flight_ends_once_and_has_effects_at_most_once(node: zc.Node, tmp_path: Path) -> None:
     kind = type(asyncio.get_running_loop()).__module__
     for seed in range(10):
@@ -285,6 +286,7 @@ class Summed:
         return len(self.text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [-1, 100])
 async def test_a_constructor_that_kills_is_given_up(node: zc.Node, tmp_path: Path, limit: int) -> None:
     path = tmp_path / "fatal"
@@ -341,6 +343,7 @@ async def _pid_of(handle: Any) -> int:
     return (await state_of(handle)).pid
 
 
+@pytest.mark.slow
 async def test_an_actor_that_hangs_is_killed_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(driver, "HEARTBEAT", 0.01)
     monkeypatch.setattr(driver, "HANG_AFTER", 0.3)
@@ -361,6 +364,7 @@ async def test_an_actor_that_hangs_is_killed_when_asked(monkeypatch: pytest.Monk
 # ---------------------------------------------------------------- owners, names, handles
 
 
+@pytest.mark.slow
 async def test_an_owned_actor_ends_with_its_owners_process(node: zc.Node, tmp_path: Path) -> None:
     spawner = await spawn(Spawner)
     owned = await spawner.spawn_log(str(tmp_path / "log"), "owned")
@@ -373,6 +377,7 @@ async def test_an_owned_actor_ends_with_its_owners_process(node: zc.Node, tmp_pa
         await owned.pid()
 
 
+@pytest.mark.slow
 async def test_who_stays_when_handles_are_dropped(node: zc.Node, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     unnamed = await logs.spawn(path)
@@ -464,6 +469,7 @@ class FailsFirst:
 # ---------------------------------------------------------------- resources
 
 
+@pytest.mark.slow
 async def test_resources_are_held_until_the_end(node: zc.Node, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     total = await zc.cluster_resources()
@@ -499,6 +505,7 @@ async def test_what_never_fits_is_refused(node: zc.Node, tmp_path: Path) -> None
     assert await free() == await zc.cluster_resources()
 
 
+@pytest.mark.slow
 async def test_spawns_wait_for_resources_in_order(node: zc.Node, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     first = await logs.options(resources={"slot": 2}).spawn(path)
@@ -526,6 +533,7 @@ async def test_spawns_wait_for_resources_in_order(node: zc.Node, tmp_path: Path)
     assert await elsewhere.pid()
 
 
+@pytest.mark.slow
 async def test_a_cancelled_spawn_withdraws(node: zc.Node, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     total = await zc.cluster_resources()
@@ -590,6 +598,7 @@ async def test_more_spawns_at_once_than_sockets_hold(node: zc.Node) -> None:
     assert not any(isinstance(outcome, BaseException) for outcome in outcomes[:20])
 
 
+@pytest.mark.slow
 async def test_shared_actors(node: zc.Node, tmp_path: Path) -> None:
     chosen = logs.options(process="shared")
     actors = [await chosen.spawn(str(tmp_path / "log")) for _ in range(20)]
@@ -611,6 +620,7 @@ async def test_shared_actors(node: zc.Node, tmp_path: Path) -> None:
     assert await fresh.pid() not in pids[:1]
 
 
+@pytest.mark.slow
 async def test_values_reach_a_restarted_actor_after_its_spawners_reference_is_gone(
     node: zc.Node, tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ async def test_what_actors_print(node: zc.Node, capsys: pytest.CaptureFixture[st
     assert error == f"(Talker pid={pid}) WARNING mine: careful\n(Talker pid={pid}) [INFO] configured\n"
 
 
+@pytest.mark.slow
 async def test_a_flood_does_not_hold_up_calls(node: zc.Node, capsys: pytest.CaptureFixture[str]) -> None:
     talker, other = await spawn(Talker), await spawn(Talker)
     flood = talker.flood(100_000)
@@ -294,6 +295,7 @@ async def test_a_node_that_does_not_start_in_time(monkeypatch: pytest.MonkeyPatc
     assert driver._node is None
 
 
+@pytest.mark.slow
 async def test_a_start_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
@@ -312,6 +314,7 @@ async def test_a_start_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(os.listdir("/proc/self/fd")) <= before + 2  # what the loop itself keeps for good
 
 
+@pytest.mark.slow
 async def test_an_end_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     for turns in (1, 3, 6):
@@ -334,6 +337,7 @@ async def test_the_loop_of_actors(monkeypatch: pytest.MonkeyPatch, loop: str) ->
         assert (await (await spawn(Talker)).loop()).partition(".")[0] == loop
 
 
+@pytest.mark.slow
 def test_few_descriptors() -> None:
     source = """
 import resource
@@ -359,6 +363,7 @@ zc.run(main())
         program.assert_clean()
 
 
+@pytest.mark.slow
 def test_a_hundred_shared_and_a_dozen_own(tmp_path: Path) -> None:
     """What a laptop holds: the facts are checked, and the time and memory only shown (-s)."""
     source = """

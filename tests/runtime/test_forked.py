@@ -80,6 +80,7 @@ zc.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_forked_children_can_use_nothing_and_harm_nothing(loop: str) -> None:
     with Program(FORK, env={"ZCACTOR_LOOP": loop}) as program:
@@ -122,6 +123,7 @@ zc.run(main())
         assert (program.directory / "log").read_text().split() == [str(number) for number in range(100)]
 
 
+@pytest.mark.slow
 def test_a_forked_child_may_start_a_node_of_its_own() -> None:
     source = """
 async def main(depth):
@@ -150,6 +152,7 @@ zc.run(main(1))
         assert program.stderr() == ""
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_exits_in_order_does_not_end_the_parents_node() -> None:
     source = """
 async def main():

@@ -312,6 +312,7 @@ async def test_memory_that_another_library_writes_to_is_another_object_each_time
             await until(lambda: sum(session.leases.total for session in peers.owner.all_sessions()) == 0)
 
 
+@pytest.mark.slow
 async def test_a_broadcast_leaves_the_owner_twice() -> None:
     async with asyncio.timeout(PATIENCE), Peers(*[""] * 7) as peers:
         array = peers.array()
@@ -427,6 +428,7 @@ async def test_readers_that_die_give_their_places_back() -> None:
         await asyncio.gather(*lost, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_a_reader_finishes_though_the_owner_has_died() -> None:
     async with asyncio.timeout(PATIENCE), Peers("", "", "") as peers:
         array = peers.array()

@@ -131,6 +131,7 @@ async def _settled(measure: Any, expected: Any) -> None:
                 raise AssertionError(found)
 
 
+@pytest.mark.slow
 async def test_three_rounds_leave_no_descriptor_and_no_thread() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -162,6 +162,7 @@ async def test_memory_that_grows_is_registered_before_it_is_asked_for() -> None:
         assert (await _call(actor, "total", array))[0] == 70 * MIB
 
 
+@pytest.mark.slow
 async def test_a_moved_array_is_read_and_comes_back_writable() -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
         array = caller.store.empty(50_000)

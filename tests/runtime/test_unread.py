@@ -154,6 +154,7 @@ async def test_what_is_known_of_a_result_that_was_not_read() -> None:
         assert caller.counters.bytes_received == NBYTES
 
 
+@pytest.mark.slow
 async def test_dropping_it_unread_ends_the_lease_and_keeping_it_keeps_the_actor() -> None:
     async with asyncio.timeout(PATIENCE), Three() as (caller, owners, (one, _)):
         ref = call(one, "made")

@@ -106,6 +106,7 @@ async def test_hooks(node: zc.Node, tmp_path: Path, capsys: pytest.CaptureFixtur
         await actors[0].note("late")
 
 
+@pytest.mark.slow
 async def test_hooks_at_the_end_of_the_node(tmp_path: Path) -> None:
     logs = {cls: tmp_path / cls.__name__ for cls in (Closing, Context)}
     async with asyncio.timeout(PATIENCE), zc.init():
@@ -116,6 +117,7 @@ async def test_hooks_at_the_end_of_the_node(tmp_path: Path) -> None:
     assert words(logs[Context]) == ["made", "entered"] * 2 + ["left"] * 2
 
 
+@pytest.mark.slow
 async def test_constructors_that_fail(node: zc.Node, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     with pytest.raises(LookupError, match="locked") as caught:

@@ -231,6 +231,7 @@ def test_calibrated_bounds_are_passed_on() -> None:
     assert calibrated(copies, [(4096, 1e-9)], [(MIB, 1e-3)], low=8192).eager_limit == 8192
 
 
+@pytest.mark.slow
 @given(samples, samples, samples, samples)
 def test_calibrated_takes_any_times(
     copies: list[tuple[int, float]],

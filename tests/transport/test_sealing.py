@@ -192,6 +192,7 @@ class Taken:
             pass
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=5), st.data())
 def test_stream_in_any_pieces(texts: list[bytes], data: st.DataObject) -> None:
     far, sock = bare()
@@ -528,6 +529,7 @@ class TestNativeReader:
             *near.seals.opener.hand_over(),
         )  # fmt: skip
 
+    @pytest.mark.slow
     @given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=6), st.data())
     def test_frames_in_records_of_any_size(self, texts: list[bytes], data: st.DataObject) -> None:
         stream = b"".join(len(text).to_bytes(4, "little") + text for text in texts)

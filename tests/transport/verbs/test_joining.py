@@ -67,6 +67,7 @@ async def test_proof_delivers_other_bytes(sides: tuple[Side, Side], monkeypatch:
     await fell_back(sides, "delivered other bytes", "delivered other bytes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["fake0", "fake1"])
 async def test_device_dies_at_the_proof(
     sides: tuple[Side, Side], fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch, on: str

@@ -619,6 +619,7 @@ async def test_numbers_that_no_request_carries(wrong: dict[str, int]) -> None:
     await pulled(desk, desk.region(0, 10))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.data(), st.integers(0, 2**32))
 def test_whatever_happens(data: st.DataObject, seed: int) -> None:
