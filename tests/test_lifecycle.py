@@ -218,8 +218,8 @@ async def main():
         actor = await zc.spawn(Busy)
         child = await actor.child(True)
         (node,) = await zc.nodes()
-        pid = await actor.pid()
         waiting = actor.wait()
+        pid = await actor.pid()  # which runs after the other has begun, and told that; nobody could be told later
         tell(agent=node.pid, actor=pid, child=child)
         try: await waiting
         except zc.ActorDied as error: tell(error=str(error))
@@ -253,6 +253,7 @@ def test_the_zygote_is_killed() -> None:
     )
     with Program(source) as program:
         program.told("agent")
+        program.told("waiting")
         zygote = next(pid for pid, text in processes(program.mark).items() if text.startswith("zc zygote"))
         os.kill(zygote, signal.SIGKILL)
         program.told("error")
