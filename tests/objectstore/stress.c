@@ -81,11 +81,9 @@ static int watched_madvise(void *address, size_t nbytes, int advice) {
 /* Bytes that are registered. */
 static uint64_t check_registered(void) {
     uint64_t sum = 0;
-    int64_t hole = 0; /* all is there from the granule at which it was looked for last up to here */
     for (uint64_t g = 0; g * GRANULE < ARENA; g++) {
         if (!registered[g]) continue;
-        if (hole < (int64_t)granule_end(h, g)) hole = lseek(h->fd, (off_t)(g * GRANULE), SEEK_HOLE);
-        CHECK(is_committed(h, g) && hole >= (int64_t)granule_end(h, g));
+        CHECK(is_committed(h, g) && (uint64_t)lseek(h->fd, (off_t)(g * GRANULE), SEEK_HOLE) >= granule_end(h, g));
         sum += granule_end(h, g) - g * GRANULE;
     }
     return sum;
@@ -123,13 +121,9 @@ static void claim(uint64_t offset, uint64_t size, int yes) {
         (unsigned long long)offset);
     for (uint64_t at = offset / 64, stop = (offset + size) / 64; at < stop;) {
         uint64_t end = (at / 64 + 1) * 64 < stop ? (at / 64 + 1) * 64 : stop, n = end - at;
-        uint64_t mask = (n == 64 ? ~0ull : (1ull << n) - 1) << at % 64, *word = claims + at / 64, before;
-        if (n == 64) { /* nobody else's, so no locked instruction; two who claim it at once are found when both give it back */
-            before = __atomic_load_n(word, __ATOMIC_RELAXED);
-            __atomic_store_n(word, yes ? ~0ull : 0, __ATOMIC_RELAXED);
-        } else
-            before = yes ? __atomic_fetch_or(word, mask, __ATOMIC_RELAXED)
-                         : __atomic_fetch_and(word, ~mask, __ATOMIC_RELAXED);
+        uint64_t mask = (n == 64 ? ~0ull : (1ull << n) - 1) << at % 64, *word = claims + at / 64;
+        uint64_t before = yes ? __atomic_fetch_or(word, mask, __ATOMIC_RELAXED)
+                              : __atomic_fetch_and(word, ~mask, __ATOMIC_RELAXED);
         if (yes && before & mask) FAIL("bytes near %llu were handed out twice", (unsigned long long)at * 64);
         if (!yes && (before & mask) != mask) FAIL("bytes near %llu had no owner", (unsigned long long)at * 64);
         at = end;

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -46,7 +47,7 @@ def start_nursery() -> None:
     """Fork one, from which this process may have children from now on. It ends with this process."""
     global _nursery
     _nursery, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fork(lambda: _serve(theirs))
+    fork(partial(_serve, theirs))
     theirs.close()
 
 
@@ -86,7 +87,7 @@ def _serve(requests: socket.socket) -> int:
         if not request:
             return 0
         function, arguments = pickle.loads(request)  # which imports what the children need, once for all of them
-        pid = fork(lambda: _child(requests, descriptors[0], function, arguments))  # noqa: B023  # called at once
+        pid = fork(partial(_child, requests, descriptors[0], function, arguments))
         os.close(descriptors[0])
         requests.send(b"%d" % pid)
 

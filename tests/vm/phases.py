@@ -43,7 +43,7 @@ def counters() -> dict[str, int]:
 def main(phases: Sequence[Sequence[Sequence[str]]]) -> int:
     """Run them; the first status that is not 0."""
     failed = 0
-    zcactor.transport.verbs.load.bindings()
+    zcactor.transport.verbs.load.bindings()  # which imports them
     gc.freeze()  # what runs share is not written to by their collections
     for runs in phases:
         children = [fork(partial(_run, arguments)) for arguments in runs]
