@@ -11,13 +11,14 @@ setup(
             "zcactor.objectstore._heap",
             ["zcactor/objectstore/_heap.c"],
             include_dirs=[numpy.get_include()],
-            depends=["zcactor/objectstore/_heap.h"],
+            depends=["zcactor/objectstore/_heap.h", "zcactor/native/_living.h"],
             extra_compile_args=[*_FLAGS, "-pthread"],
             extra_link_args=["-pthread"],
         ),
         Extension(
             "zcactor.native._hot",
             ["zcactor/native/_hot.c"],
+            depends=["zcactor/native/_living.h"],
             include_dirs=[numpy.get_include()],
             extra_compile_args=_FLAGS,
             optional=True,  # without a compiler the Python path does the same, slower

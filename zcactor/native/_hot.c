@@ -4,8 +4,13 @@
  * call costs a multiple of what it costs in a loop. What is here is what a call with plain arguments passes through; every
  * other frame takes the Python path beside it (zcactor.rpc.codec, zcactor.rpc.session), which gives the same bytes.
  *
- * No function releases the GIL between touching two fields, so each is atomic towards the other threads of the process.
- * The sends are non-blocking.
+ * What changes credits, releases and the tail of a send buffer together does so without running Python and without letting go
+ * of the interpreter lock, so that it is atomic towards the other threads of the process. The sends are non-blocking.
+ *
+ * The rule: after anything that can run Python, or let go of the interpreter lock, read every field again, and own what is used
+ * across it. Python runs in a call or an attribute of any object that is not of an exact built-in type, in the last Py_DECREF of
+ * one, in an allocation that the garbage collector tracks, and in the slots' full() and flush(); the lock goes in seal_apply, too.
+ * Another thread may have written a frame, taken the releases, or closed the connection meanwhile.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -18,6 +23,7 @@
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_25_API_VERSION
 #include <numpy/arrayobject.h>
+#include "_living.h"
 
 /* ---------------------------------------------------------------- the frame template; see zcactor/rpc/codec.py */
 
@@ -38,7 +44,10 @@
 #define SHARED_NBYTES 44  /* of the constant: what frames with regions or releases have too */
 #define REGION_NBYTES 56
 #define RELEASE_NBYTES 16
-#define MAX_ARRAYS 8      /* in one plain frame */
+#define MAX_VALUES 15     /* in one plain frame: what the head of a short MessagePack array counts */
+#define MAX_ARRAYS 8      /* of them by reference */
+#define MAX_DIMS 8        /* of each */
+#define MAX_CODE 31       /* bytes of a dtype's name, which is ASCII */
 #define MAX_RELEASES 64
 #define EXT_ARRAY 3       /* zcactor.marshal.values.Code.ARRAY */
 #define EXT_INLINE_ARRAY 4
@@ -70,12 +79,12 @@ static int credits_init(Credits *self, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 static PyObject *credits_take(Credits *self, PyObject *Py_UNUSED(ignored)) {
-    if (self->available == 0) Py_RETURN_FALSE;
+    if (self->available <= 0) Py_RETURN_FALSE;
     self->available--;
     Py_RETURN_TRUE;
 }
 static int credits_do_returned(Credits *self, long count) {
-    if (count < 0 || self->available + count > self->window) {
+    if (count < 0 || count > self->window - self->available) {
         PyErr_Format(protocol_error, "the peer returned %ld credits, but only %d frames are outstanding", count,
                      self->window - self->available);
         return -1;
@@ -84,7 +93,7 @@ static int credits_do_returned(Credits *self, long count) {
     return 0;
 }
 static int credits_do_consumed(Credits *self, long count) {
-    if (count < 0 || self->owed + count > self->window) {
+    if (count < 0 || count > self->window - self->owed) {
         PyErr_Format(protocol_error, "the peer sent a frame beyond its window of %d, none of them acknowledged", self->window);
         return -1;
     }
@@ -136,13 +145,14 @@ static PyTypeObject CreditsType = {
 
 typedef struct {
     PyObject_HEAD
-    unsigned long long calls, frames_sent, frames_received, bytes_eager, bytes_mapped, bytes_read, bytes_received;
+    unsigned long long calls, frames_sent, frames_received, bytes_eager, bytes_mapped, bytes_read, bytes_received,
+        bytes_authenticated;
 } Counters;
 
 #define COUNTER(name) {#name, T_ULONGLONG, offsetof(Counters, name), 0, NULL}
 static PyMemberDef counters_members[] = {
     COUNTER(calls), COUNTER(frames_sent), COUNTER(frames_received), COUNTER(bytes_eager), COUNTER(bytes_mapped),
-    COUNTER(bytes_read), COUNTER(bytes_received), {NULL, 0, 0, 0, NULL}};
+    COUNTER(bytes_read), COUNTER(bytes_received), COUNTER(bytes_authenticated), {NULL, 0, 0, 0, NULL}};
 static PyTypeObject CountersType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Counters",
     .tp_basicsize = sizeof(Counters), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
@@ -165,6 +175,8 @@ typedef int (*cipher_encrypt)(byte *, unsigned long long *, const byte *, unsign
                               const byte *, const byte *, const byte *);
 typedef int (*cipher_decrypt)(byte *, unsigned long long *, byte *, const byte *, unsigned long long, const byte *,
                               unsigned long long, const byte *, const byte *);
+#define CIPHER_ENCRYPT "zcactor.aes256gcm.encrypt" /* names of capsules, with functions of the types above */
+#define CIPHER_DECRYPT "zcactor.aes256gcm.decrypt"
 typedef struct {
     PyObject_HEAD
     void *function;
@@ -180,17 +192,15 @@ static int cipher_init(Cipher *self, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTuple(args, "Oy#|O", &address, &key, &size, &invalid)) return -1;
     if (self->function) { PyErr_SetString(PyExc_RuntimeError, "a Cipher is initialised once"); return -1; }
     if (size != RECORD_KEY) { PyErr_Format(PyExc_ValueError, "a key of %zd bytes; it has %d", size, RECORD_KEY); return -1; }
-    void *function = PyLong_AsVoidPtr(address);
-    if (!function) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no function is at 0");
-        return -1;
-    }
+    void *function = PyCapsule_GetPointer(address, invalid ? CIPHER_DECRYPT : CIPHER_ENCRYPT); /* no number is one */
+    if (!function) return -1;
     memcpy(self->key, key, RECORD_KEY);
     self->invalid = Py_XNewRef(invalid);
     self->function = function;
     return 0;
 }
 static void cipher_dealloc(Cipher *self) {
+    explicit_bzero(self->key, RECORD_KEY);
     Py_XDECREF(self->invalid);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
@@ -227,7 +237,7 @@ static PyTypeObject CipherType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Cipher",
     .tp_basicsize = sizeof(Cipher), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
     .tp_init = (initproc)cipher_init, .tp_dealloc = (destructor)cipher_dealloc, .tp_call = (ternaryfunc)cipher_call,
-    .tp_doc = "One direction of AES-256-GCM by libsodium: Cipher(address of its function, key) encrypts, and with what is raised for "
+    .tp_doc = "One direction of AES-256-GCM by libsodium: Cipher(capsule with its function, key) encrypts, and with what is raised for "
               "what does not open as a third argument it decrypts. Called with (nonce, text, authenticated); all are bytes."};
 
 /* What `apply`, a Cipher or the encrypt or decrypt of an AESGCM, makes of `text` in the record number *count, whose plain text has
@@ -261,11 +271,12 @@ static PyObject *seal_apply(PyObject *apply, uint64_t *count, PyObject *text, ui
 
 typedef struct {
     PyObject_HEAD
-    int fd, blocked, on_slots;
+    int fd, blocked, on_slots, closed;
     Py_ssize_t max_reserve, head, tail, room;
     char *data;
+    Py_buffer slot;              /* on slots: what `data` lies in, exported for as long as it is written to; obj NULL: none */
     PyObject *scratch, *refused; /* a bytearray that Python encodes into; why nothing more is accepted, or NULL */
-    PyObject *slots;             /* on slots and not closed: `data` is one of them, full() gives a new one, flush() sends it */
+    PyObject *slots;             /* on slots and not closed: full() gives a new slot, flush() sends this one */
     PyObject *encrypt, *record;  /* on a socket: seals, or NULL; what it made last, while not all of that is sent, without header */
     uint64_t count;              /* records so far */
     Py_ssize_t sent;             /* bytes of the record with its header */
@@ -273,12 +284,48 @@ typedef struct {
 } SendBuffer;
 static PyObject *str_full, *str_flush;
 
-static int buffer_init(SendBuffer *self, PyObject *args, PyObject *kwargs) {
-    if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "SendBuffer takes no keywords"); return -1; }
+static int buffer_traverse(SendBuffer *self, visitproc visit, void *arg) {
+    /* Not the slot: until Python 3.12 a memoryview that is cleared while it is exported crashes. It leads to no cycle. */
+    Py_VISIT(self->slots);
+    Py_VISIT(self->encrypt);
+    Py_VISIT(self->refused);
+    return 0;
+}
+/* Nothing is written to the slot any more. */
+static void buffer_leave_slot(SendBuffer *self) {
+    Py_buffer left = self->slot;
+    memset(&self->slot, 0, sizeof self->slot);
+    if (left.obj) PyBuffer_Release(&left);
+}
+static int buffer_clear(SendBuffer *self) {
+    self->closed = self->blocked = 1;
+    self->head = self->tail = 0;
+    if (self->on_slots) { self->data = NULL; self->room = 0; }
+    buffer_leave_slot(self);
+    Py_CLEAR(self->slots);
+    Py_CLEAR(self->encrypt);
+    return 0;
+}
+static void buffer_dealloc(SendBuffer *self) {
+    PyObject_GC_UnTrack(self);
+    buffer_clear(self);
+    if (!self->on_slots) PyMem_Free(self->data);
+    Py_XDECREF(self->record);
+    Py_XDECREF(self->scratch);
+    Py_XDECREF(self->refused);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    Py_ssize_t max_reserve;
+    int fd;
     PyObject *slots = NULL, *encrypt = NULL;
     unsigned long long count = 0;
-    if (!PyArg_ParseTuple(args, "ni|OOK", &self->max_reserve, &self->fd, &slots, &encrypt, &count)) return -1;
-    if (self->scratch) { PyErr_SetString(PyExc_RuntimeError, "a SendBuffer is initialised once"); return -1; }
+    if (kwargs && PyDict_GET_SIZE(kwargs)) return PyErr_Format(PyExc_TypeError, "SendBuffer takes no keywords");
+    if (!PyArg_ParseTuple(args, "ni|OOK", &max_reserve, &fd, &slots, &encrypt, &count)) return NULL;
+    SendBuffer *self = (SendBuffer *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->max_reserve = max_reserve;
+    self->fd = fd;
     if (slots != Py_None) self->slots = Py_XNewRef(slots);
     self->encrypt = Py_XNewRef(encrypt);
     self->count = count;
@@ -286,27 +333,25 @@ static int buffer_init(SendBuffer *self, PyObject *args, PyObject *kwargs) {
     if (!self->on_slots) {
         self->room = 4096;
         self->data = PyMem_Malloc((size_t)self->room);
-        if (!self->data) { PyErr_NoMemory(); return -1; }
     }
-    self->scratch = PyByteArray_FromStringAndSize(NULL, self->max_reserve);
-    return self->scratch ? 0 : -1;
+    self->scratch = PyByteArray_FromStringAndSize(NULL, max_reserve);
+    if (self->scratch && (self->data || self->on_slots)) return (PyObject *)self;
+    if (!PyErr_Occurred()) PyErr_NoMemory();
+    Py_DECREF(self);
+    return NULL;
 }
-static void buffer_dealloc(SendBuffer *self) {
-    if (!self->on_slots) PyMem_Free(self->data);
-    Py_XDECREF(self->slots);
-    Py_XDECREF(self->encrypt);
-    Py_XDECREF(self->record);
-    Py_XDECREF(self->scratch);
-    Py_XDECREF(self->refused);
-    Py_TYPE(self)->tp_free((PyObject *)self);
-}
-/* Room for n bytes at the tail: NULL with an exception when there is no memory. */
+/* Room for n bytes at the tail: NULL with an exception. On slots it may run Python. */
 static char *buffer_room(SendBuffer *self, Py_ssize_t n) {
     if (self->on_slots) {
-        while (self->tail + n > self->room) { /* once, unless another thread fills the new slot meanwhile */
-            if (self->refused && !self->slots) { PyErr_SetObject(connection_lost, self->refused); return NULL; }
-            PyObject *done = n > self->max_reserve ? PyErr_Format(PyExc_ValueError, "a frame of %zd bytes", n)
-                                                   : PyObject_CallMethodNoArgs(self->slots, str_full);
+        while (n > self->room - self->tail) { /* once, unless another thread fills the new slot meanwhile */
+            PyObject *slots = Py_XNewRef(self->slots), *done;
+            if (!slots) {
+                PyErr_SetObject(connection_lost, self->refused);
+                return NULL;
+            }
+            done = n > self->max_reserve ? PyErr_Format(PyExc_ValueError, "a frame of %zd bytes", n)
+                                         : PyObject_CallMethodNoArgs(slots, str_full);
+            Py_DECREF(slots);
             if (!done) return NULL;
             Py_DECREF(done);
         }
@@ -343,8 +388,9 @@ static PyObject *buffer_commit(SendBuffer *self, PyObject *arg) {
     Py_ssize_t n = PyLong_AsSsize_t(arg);
     if (n == -1 && PyErr_Occurred()) return NULL;
     if (n < 0 || n > PyByteArray_GET_SIZE(self->scratch)) return PyErr_Format(PyExc_ValueError, "commit of %zd bytes", n);
-    char *to = buffer_room(self, n);
+    char *to = buffer_room(self, n); /* where the caller's lock keeps other writers from the scratch meanwhile */
     if (!to) return NULL;
+    if (self->closed) { PyErr_SetObject(connection_lost, self->refused); return NULL; }
     memcpy(to, PyByteArray_AS_STRING(self->scratch), (size_t)n);
     self->tail += n;
     Py_RETURN_NONE;
@@ -360,7 +406,7 @@ static int buffer_seal(SendBuffer *self) {
     PyObject *record = seal_apply(self->encrypt, &self->count, plain, (uint32_t)n);
     Py_DECREF(plain);
     if (!record) return -1;
-    if (self->fd < 0) Py_DECREF(record);
+    if (self->closed) Py_DECREF(record);
     else self->record = record;
     self->sent = 0;
     return 0;
@@ -394,7 +440,7 @@ static int buffer_drain_sealed(SendBuffer *self) {
     if (self->sealing) return 0;
     self->sealing = 1;
     int left = 0;
-    while (left == 0 && (self->record || self->head < self->tail)) {
+    while (left == 0 && !self->closed && (self->record || self->head < self->tail)) {
         if (!self->record) left = buffer_seal(self);
         if (left == 0 && self->record) left = buffer_send_record(self);
     }
@@ -406,11 +452,12 @@ static int buffer_drain(SendBuffer *self) {
     int refused;
     if (self->encrypt) return buffer_drain_sealed(self);
     if (self->on_slots) {
-        PyObject *done = self->slots ? PyObject_CallMethodNoArgs(self->slots, str_flush) : Py_NewRef(Py_None);
+        PyObject *slots = Py_XNewRef(self->slots), *done = slots ? PyObject_CallMethodNoArgs(slots, str_flush) : Py_NewRef(Py_None);
+        Py_XDECREF(slots);
         Py_XDECREF(done);
         return done ? 0 : -1;
     }
-    while (self->head < self->tail) {
+    while (!self->closed && self->head < self->tail) {
         ssize_t sent = send(self->fd, self->data + self->head, (size_t)(self->tail - self->head), MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent >= 0) self->head += sent;
         else if ((refused = send_refused()) != 0) return refused;
@@ -418,20 +465,22 @@ static int buffer_drain(SendBuffer *self) {
     self->head = self->tail = 0;
     return 0;
 }
+/* The same, and whether the socket is full is noted, unless the buffer was closed meanwhile. */
+static int buffer_send(SendBuffer *self) {
+    int left = buffer_drain(self);
+    if (left >= 0 && !self->closed) self->blocked = left;
+    return self->closed && left > 0 ? 0 : left;
+}
 /* 1 when there is nothing to send, or it goes on by itself when the socket takes more. */
 static int buffer_idle(SendBuffer *self) { return self->blocked || (self->head == self->tail && !self->record); }
 static PyObject *buffer_flush(SendBuffer *self, PyObject *Py_UNUSED(ignored)) {
     if (buffer_idle(self)) Py_RETURN_FALSE;
-    int left = buffer_drain(self);
-    if (left < 0) return NULL;
-    self->blocked = left;
-    return PyBool_FromLong(left);
+    int left = buffer_send(self);
+    return left < 0 ? NULL : PyBool_FromLong(left);
 }
 static PyObject *buffer_resume(SendBuffer *self, PyObject *Py_UNUSED(ignored)) {
-    int left = buffer_drain(self);
-    if (left < 0) return NULL;
-    self->blocked = left;
-    return PyBool_FromLong(!left);
+    int left = self->closed ? 0 : buffer_send(self);
+    return left < 0 ? NULL : PyBool_FromLong(!left);
 }
 static PyObject *buffer_refuse(SendBuffer *self, PyObject *why) {
     if (!self->refused) self->refused = Py_NewRef(why);
@@ -440,23 +489,32 @@ static PyObject *buffer_refuse(SendBuffer *self, PyObject *why) {
 static PyObject *buffer_close(SendBuffer *self, PyObject *why) {
     if (!self->refused) self->refused = Py_NewRef(why);
     self->head = self->tail = 0;
-    self->blocked = 1;
-    if (self->on_slots) self->room = 0;
+    self->closed = self->blocked = 1;
+    self->fd = -1; /* nobody must send to whoever has the number next: neither a thread that is sealing now */
+    if (self->on_slots) { self->data = NULL; self->room = 0; }
     Py_CLEAR(self->record);
-    if (self->encrypt) self->fd = -1; /* a thread that is sealing now must not send to whoever has the number next */
+    buffer_leave_slot(self);
     Py_CLEAR(self->slots); /* which leads back here */
     Py_RETURN_NONE;
 }
 /* swap(view, tail): write to another slot from now on, from `tail`; where the frames in the former one end. */
 static PyObject *buffer_swap(SendBuffer *self, PyObject *const *args, Py_ssize_t nargs) {
     Py_buffer view;
-    Py_ssize_t tail = nargs == 2 ? PyLong_AsSsize_t(args[1]) : -1, end = self->tail;
+    Py_ssize_t tail = nargs == 2 ? PyLong_AsSsize_t(args[1]) : -1;
     if (tail < 0 || !self->on_slots) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "swap(view, tail)");
     if (PyObject_GetBuffer(args[0], &view, PyBUF_WRITABLE) < 0) return NULL;
+    if (self->closed || tail > view.len) { /* closed: there are no frames in the former slot, and none will be in this one */
+        PyBuffer_Release(&view);
+        return self->closed ? PyLong_FromLong(0)
+                            : PyErr_Format(PyExc_ValueError, "frames from byte %zd on in a slot of %zd bytes", tail, view.len);
+    }
+    Py_ssize_t end = self->tail;
+    Py_buffer left = self->slot;
+    self->slot = view;
     self->data = view.buf;
     self->room = view.len;
     self->head = self->tail = tail;
-    PyBuffer_Release(&view); /* its owner keeps it for as long as it is written to */
+    if (left.obj) PyBuffer_Release(&left);
     return PyLong_FromSsize_t(end);
 }
 static PyObject *buffer_pending(SendBuffer *self, void *Py_UNUSED(closure)) {
@@ -475,9 +533,9 @@ static PyGetSetDef buffer_getset[] = {
     {"pending", (getter)buffer_pending, NULL, "Bytes committed and not sent.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
 static PyTypeObject SendBufferType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.SendBuffer",
-    .tp_basicsize = sizeof(SendBuffer), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)buffer_init, .tp_dealloc = (destructor)buffer_dealloc, .tp_methods = buffer_methods,
-    .tp_getset = buffer_getset, .tp_doc = "zcactor.transport.sendbuffer.SendBuffer for a socket: SendBuffer(max_reserve, fd); on slots: "
+    .tp_basicsize = sizeof(SendBuffer), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = buffer_new,
+    .tp_dealloc = (destructor)buffer_dealloc, .tp_traverse = (traverseproc)buffer_traverse, .tp_clear = (inquiry)buffer_clear,
+    .tp_methods = buffer_methods, .tp_getset = buffer_getset, .tp_doc = "zcactor.transport.sendbuffer.SendBuffer for a socket: SendBuffer(max_reserve, fd); on slots: "
               "SendBuffer(max_reserve, -1, slots); sealed: SendBuffer(max_reserve, fd, None, encrypt, records made before)."};
 
 /* ---------------------------------------------------------------- plain values as MessagePack */
@@ -608,10 +666,10 @@ sized:
 
 /* What Python gives a Wire, in the order of its arguments; see zcactor.rpc.session. */
 enum { LEASES, PENDING, OPEN, BACKLOG, HOSTS, SESSION, MAKE_LEASE, ON_CALL, ON_OTHER, ON_BATCH, ON_BLOCKED, ON_BROKEN,
-       SCHEDULE_FLUSH, SHARE, BLOCK_TYPE, CODES, DTYPES, NGIVEN };
+       SCHEDULE_FLUSH, SHARE, BLOCK_TYPE, STORE, CODES, DTYPES, NGIVEN };
 static const char *const given_names[NGIVEN] = {
     "leases", "pending", "open", "backlog", "hosts", "session", "make_lease", "on_call", "on_other", "on_batch", "on_blocked",
-    "on_broken", "schedule_flush", "share", "block_type", "codes", "dtypes"};
+    "on_broken", "schedule_flush", "share", "block_type", "store", "codes", "dtypes"};
 #define ANSWERS_PER_FLUSH 64 /* answers to one batch that share a system call: with more the caller would idle meanwhile */
 
 typedef struct {
@@ -630,66 +688,95 @@ typedef struct {
     char flush_scheduled;
 } Wire;
 
-static PyObject *str_grant, *str_release, *str_sealed, *str_exported, *str_id, *str_offset, *str_address, *str_session, *str_state,
+static PyObject *str_grant, *str_withdraw, *str_release, *str_store, *str_sealed, *str_exported, *str_id, *str_offset, *str_address, *str_session, *str_state,
     *str_receive_plain;
 
-static int wire_init(Wire *self, PyObject *args, PyObject *kwargs) {
-    PyObject *process, *peer, *out, *credits, *counters;
-    unsigned long long arena;
-    static char *names[] = {"out", "credits", "counters", "process", "peer", "eager_limit", "max_frame", "arena_nbytes", "given", NULL};
-    PyObject *given;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!SSnnKO!", names, &SendBufferType, &out, &CreditsType, &credits,
-                                     &CountersType, &counters, &process, &peer, &self->eager_limit, &self->max_frame, &arena,
-                                     &PyDict_Type, &given))
-        return -1;
-    if (self->out) { PyErr_SetString(PyExc_RuntimeError, "a Wire is initialised once"); return -1; }
-    if (PyBytes_GET_SIZE(process) != 16 || PyBytes_GET_SIZE(peer) != 16) {
-        PyErr_SetString(PyExc_ValueError, "a process's name has 16 bytes");
-        return -1;
-    }
-    for (int i = 0; i < NGIVEN; i++) {
-        PyObject *value = PyDict_GetItemString(given, given_names[i]);
-        int is_dict = i == PENDING || i == OPEN || i == HOSTS || i == CODES || i == DTYPES;
-        if (!value || (is_dict && !PyDict_Check(value))) {
-            PyErr_Format(PyExc_TypeError, "Wire needs %s%s", given_names[i], value ? " as a dict" : "");
-            return -1;
-        }
-        Py_XSETREF(self->given[i], Py_NewRef(value));
-    }
-    if (PyDict_GET_SIZE(given) != NGIVEN) { PyErr_SetString(PyExc_TypeError, "Wire was given something it does not know"); return -1; }
-    self->out = (SendBuffer *)Py_NewRef(out);
-    self->credits = (Credits *)Py_NewRef(credits);
-    self->counters = (Counters *)Py_NewRef(counters);
-    self->arena_nbytes = arena;
-    self->thread = PyThread_get_thread_ident();
-    memcpy(self->process, PyBytes_AS_STRING(process), 16);
-    memcpy(self->peer, PyBytes_AS_STRING(peer), 16);
-    return 0;
-}
 static int wire_traverse(Wire *self, visitproc visit, void *arg) {
     for (int i = 0; i < NGIVEN; i++) Py_VISIT(self->given[i]);
+    Py_VISIT(self->out);
     return 0;
 }
 static int wire_clear(Wire *self) {
     for (int i = 0; i < NGIVEN; i++) Py_CLEAR(self->given[i]);
+    Py_CLEAR(self->out);
     return 0;
 }
 static void wire_dealloc(Wire *self) {
     PyObject_GC_UnTrack(self);
     wire_clear(self);
-    Py_XDECREF(self->out);
     Py_XDECREF(self->credits);
     Py_XDECREF(self->counters);
     PyMem_Free(self->released);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
+static PyObject *wire_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *process, *peer, *out, *credits, *counters, *given;
+    unsigned long long arena;
+    Py_ssize_t eager_limit, max_frame;
+    static char *names[] = {"out", "credits", "counters", "process", "peer", "eager_limit", "max_frame", "arena_nbytes", "given", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!SSnnKO!", names, &SendBufferType, &out, &CreditsType, &credits,
+                                     &CountersType, &counters, &process, &peer, &eager_limit, &max_frame, &arena, &PyDict_Type,
+                                     &given))
+        return NULL;
+    if (PyBytes_GET_SIZE(process) != 16 || PyBytes_GET_SIZE(peer) != 16)
+        return PyErr_Format(PyExc_ValueError, "a process's name has 16 bytes");
+    if (PyDict_GET_SIZE(given) != NGIVEN) return PyErr_Format(PyExc_TypeError, "Wire needs %d things and nothing else", NGIVEN);
+    Wire *self = (Wire *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    for (int i = 0; i < NGIVEN; i++) {
+        PyObject *value = PyDict_GetItemString(given, given_names[i]);
+        int is_dict = i == PENDING || i == OPEN || i == HOSTS || i == CODES || i == DTYPES;
+        if (!value || (is_dict && !PyDict_Check(value))) {
+            PyErr_Format(PyExc_TypeError, "Wire needs %s%s", given_names[i], value ? " as a dict" : "");
+            Py_DECREF(self);
+            return NULL;
+        }
+        self->given[i] = Py_NewRef(value);
+    }
+    self->out = (SendBuffer *)Py_NewRef(out);
+    self->credits = (Credits *)Py_NewRef(credits);
+    self->counters = (Counters *)Py_NewRef(counters);
+    self->eager_limit = eager_limit;
+    self->max_frame = max_frame;
+    self->arena_nbytes = arena;
+    self->thread = PyThread_get_thread_ident();
+    memcpy(self->process, PyBytes_AS_STRING(process), 16);
+    memcpy(self->peer, PyBytes_AS_STRING(peer), 16);
+    return (PyObject *)self;
+}
+/* Whether `self` is whole; else an exception is set. The garbage collector may have taken its parts in a cycle. */
+static int wire_is_whole(const Wire *self) {
+    if (self->out) return 1;
+    PyErr_SetString(PyExc_RuntimeError, "this Wire is being collected");
+    return 0;
+}
 
 /* ---- writing */
 
-typedef struct { /* an array that goes by reference */
-    uint64_t id, offset, nbytes;
-    PyObject *block;
-} Reference;
+typedef struct { /* an array among the values, as it was when it was looked at; the references are ours */
+    PyObject *code;       /* of its dtype */
+    PyArray_Descr *descr;
+    const char *data;
+    Py_ssize_t nbytes;
+    PyObject *block;      /* that it goes by reference to; NULL: it rides in the frame */
+    uint64_t id, offset;
+} Laid;
+
+enum { PYTHON = 0, WRITTEN = 1, GONE = 2 }; /* what became of a frame; -1: an exception */
+
+typedef struct { /* a plain frame that is being made */
+    int kind, array;         /* KIND_...; whether the payload is the array of the values, or the only one */
+    uint32_t actor;
+    uint64_t code, id;
+    PyObject *const *values;
+    Py_ssize_t count;
+    PyObject *table, *key;   /* the entry that must still be there when the frame is written; table NULL: none */
+    PyObject *call;          /* KIND_CALL: that entry, whose state it becomes; KIND_RESPONSE: the entry goes with it */
+    Laid laid[MAX_VALUES];   /* of `values`; only those of arrays are filled in */
+    int filled[MAX_VALUES], nfilled, nreferences, ngranted;
+    Py_ssize_t most;         /* bytes of payload */
+    Py_ssize_t payload;      /* the same, once it is written */
+} Frame;
 
 static int get_u64(PyObject *object, PyObject *name, uint64_t *value) {
     PyObject *number = PyObject_GetAttr(object, name);
@@ -698,144 +785,126 @@ static int get_u64(PyObject *object, PyObject *name, uint64_t *value) {
     Py_DECREF(number);
     return PyErr_Occurred() ? -1 : 0;
 }
-static int is_true(PyObject *object, PyObject *name) {
+/* Whether an attribute is that very object; -1 with an exception. */
+static int is_attr(PyObject *object, PyObject *name, PyObject *wanted) {
     PyObject *value = PyObject_GetAttr(object, name);
     if (!value) return -1;
-    int truth = value == Py_True;
+    int is = value == wanted;
     Py_DECREF(value);
-    return truth;
+    return is;
 }
-/* The reference to an array of our store, whose block is the caller's then: 1 done, 0 Python must look at it, -1 an exception. */
-static int refer(Wire *self, PyArrayObject *array, Reference *reference) {
-    if (!PyArray_IS_C_CONTIGUOUS(array) || PyArray_NBYTES(array) < self->eager_limit ||
-        !PyDict_GetItemWithError(self->given[CODES], (PyObject *)PyArray_DESCR(array))) /* a dtype that Python must judge */
-        return PyErr_Occurred() ? -1 : 0;
+/* Whether a block is of our store, sealed and exported; -1 with an exception. */
+static int is_shared(Wire *self, PyObject *block) {
+    int is = is_attr(block, str_store, self->given[STORE]);
+    if (is > 0) is = is_attr(block, str_sealed, Py_True);
+    if (is > 0) is = is_attr(block, str_exported, Py_True);
+    return is;
+}
+/* The reference to an array of our store: 1 done, 0 Python must look at it, -1 an exception. */
+static int refer(Wire *self, PyArrayObject *array, Laid *laid) {
     PyObject *root = PyArray_BASE(array), *block = NULL;
     while (root && PyArray_Check(root)) root = PyArray_BASE((PyArrayObject *)root);
     if (root && (PyObject *)Py_TYPE(root) != self->given[BLOCK_TYPE]) return 0;
     if (root && !PyArray_ISWRITEABLE(array)) {
-        int sealed = is_true(root, str_sealed), exported = sealed > 0 ? is_true(root, str_exported) : sealed;
-        if (exported < 0) return -1;
-        if (exported) block = Py_NewRef(root);
+        Py_INCREF(root);
+        int shared = is_shared(self, root);
+        if (shared > 0) block = root;
+        else Py_DECREF(root);
+        if (shared < 0) return -1;
     }
     if (!block && !(block = PyObject_CallFunction(self->given[SHARE], "OKn", array, (unsigned long long)(uintptr_t)PyArray_DATA(array),
                                                   (Py_ssize_t)PyArray_NBYTES(array))))
         return -1;
     uint64_t address;
-    if (block == Py_None || get_u64(block, str_id, &reference->id) < 0 || get_u64(block, str_offset, &reference->offset) < 0 ||
+    if (block == Py_None || get_u64(block, str_id, &laid->id) < 0 || get_u64(block, str_offset, &laid->offset) < 0 ||
         get_u64(block, str_address, &address) < 0) {
         Py_DECREF(block);
         return PyErr_Occurred() ? -1 : 0;
     }
-    reference->offset += (uint64_t)(uintptr_t)PyArray_DATA(array) - address;
-    reference->nbytes = (uint64_t)PyArray_NBYTES(array);
-    reference->block = block;
+    laid->offset += (uint64_t)(uintptr_t)laid->data - address; /* as it was asked about: `is_as_laid` looks whether it is that still */
+    laid->block = block;
     return 1;
 }
-static char *put_array(char *p, Wire *self, PyArrayObject *array, int index) {
-    PyObject *code = PyDict_GetItemWithError(self->given[CODES], (PyObject *)PyArray_DESCR(array));
-    if (!code || !PyUnicode_CheckExact(code) || PyUnicode_GET_LENGTH(code) > 31 || PyArray_NDIM(array) > 8) return NULL;
+#define ARRAY_MOST (4 + 2 + 1 + MAX_CODE + 1 + MAX_DIMS * 9 + 1) /* bytes of an array's extension beside its elements */
+#define MAX_INLINE 60000 /* bytes of an array within the frame: its extension's length has 16 bits */
+
+/* Look at an array and own what its frame will need: 1 done, 0 Python must look at it, -1 an exception. It rides in the frame when
+ * zcactor.marshal.marshaller.Packing._inline would write it there, too. */
+static int lay(Wire *self, Frame *frame, Py_ssize_t index, PyArrayObject *array) {
+    Laid *laid = frame->laid + index;
+    memset(laid, 0, sizeof *laid);
+    frame->filled[frame->nfilled++] = (int)index;
+    laid->descr = (PyArray_Descr *)Py_NewRef(PyArray_DESCR(array));
+    laid->data = PyArray_DATA(array);
+    laid->nbytes = PyArray_NBYTES(array);
+    PyObject *code = PyDict_GetItemWithError(self->given[CODES], (PyObject *)laid->descr);
+    if (!code || !PyUnicode_CheckExact(code) || !PyUnicode_IS_COMPACT_ASCII(code) || PyUnicode_GET_LENGTH(code) > MAX_CODE)
+        return PyErr_Occurred() ? -1 : 0;
+    laid->code = Py_NewRef(code);
+    if (!PyArray_IS_C_CONTIGUOUS(array) || PyArray_NDIM(array) > MAX_DIMS) return 0;
+    frame->most += ARRAY_MOST;
+    if (laid->nbytes < self->eager_limit) {
+        frame->most += 5 + laid->nbytes;
+        return laid->nbytes <= MAX_INLINE;
+    }
+    if (frame->nreferences == MAX_ARRAYS) return 0;
+    frame->nreferences++;
+    return refer(self, array, laid);
+}
+static int is_as_laid(const Laid *laid, PyArrayObject *array) {
+    return PyArray_DESCR(array) == laid->descr && PyArray_DATA(array) == laid->data && PyArray_NBYTES(array) == laid->nbytes &&
+           PyArray_IS_C_CONTIGUOUS(array) && PyArray_NDIM(array) <= MAX_DIMS;
+}
+static char *put_shape(char *p, PyArrayObject *array) {
+    *p++ = (char)(0x90 | PyArray_NDIM(array));
+    for (int i = 0; i < PyArray_NDIM(array); i++) p = put_big(p, 0xcf, (uint64_t)PyArray_DIM(array, i), 8);
+    return p;
+}
+static char *put_array(char *p, const Laid *laid, PyArrayObject *array, int index) {
     char *head = p;
     p += 3;
     *p++ = (char)0x93;
     *p++ = (char)index;
-    if (!(p = put_plain(p, code))) return NULL;
-    *p++ = (char)(0x90 | PyArray_NDIM(array));
-    for (int i = 0; i < PyArray_NDIM(array); i++) p = put_big(p, 0xcf, (uint64_t)PyArray_DIM(array, i), 8);
+    p = put_shape(put_plain(p, laid->code), array);
     head[0] = (char)0xc7;
     head[1] = (char)(p - head - 3);
     head[2] = EXT_ARRAY;
     return p;
 }
-#define ARRAY_MOST (3 + 2 + 32 + 1 + 8 * 9)
-#define MAX_INLINE 60000 /* bytes of an array within the frame: its extension's length has 16 bits */
-
-/* Whether an array rides in the frame, as zcactor.marshal.marshaller.Packing._inline writes it; -1 with an exception. */
-static int goes_inline(Wire *self, PyArrayObject *array) {
-    if (!PyArray_IS_C_CONTIGUOUS(array) || PyArray_NBYTES(array) >= self->eager_limit || PyArray_NBYTES(array) > MAX_INLINE ||
-        PyArray_NDIM(array) > 8)
-        return 0;
-    PyObject *code = PyDict_GetItemWithError(self->given[CODES], (PyObject *)PyArray_DESCR(array));
-    if (!code) return PyErr_Occurred() ? -1 : 0;
-    return PyUnicode_CheckExact(code) && PyUnicode_GET_LENGTH(code) <= 31;
-}
-static char *put_inline(char *p, Wire *self, PyArrayObject *array) {
-    PyObject *code = PyDict_GetItemWithError(self->given[CODES], (PyObject *)PyArray_DESCR(array));
-    if (!code) return NULL;
+static char *put_inline(char *p, const Laid *laid, PyArrayObject *array) {
     char *head = p;
     p += 4;
     *p++ = (char)0x94;
-    p = put_sized(p, PyArray_DATA(array), PyArray_NBYTES(array), 0xc4, 0xc5, 0xc6);
-    if (!(p = put_plain(p, code))) return NULL;
-    *p++ = (char)(0x90 | PyArray_NDIM(array));
-    for (int i = 0; i < PyArray_NDIM(array); i++) p = put_big(p, 0xcf, (uint64_t)PyArray_DIM(array, i), 8);
+    p = put_sized(p, laid->data, laid->nbytes, 0xc4, 0xc5, 0xc6);
+    p = put_shape(put_plain(p, laid->code), array);
     *p++ = (char)0xc2; /* read-only where it arrives */
     put_big(head, 0xc8, (uint64_t)(p - head - 4), 2);
     head[3] = EXT_INLINE_ARRAY;
     return p;
 }
-
-/* One plain frame at the buffer's tail: the bytes of its payload, at least 1; 0 when Python must write it (no credit, refused,
- * too large, not plain, an array outside the store); -1 with an exception, perhaps after it was sent. Leases and releases are
- * booked. */
-static Py_ssize_t write_referring(Wire *self, int kind, uint32_t actor, uint64_t code, uint64_t id, PyObject *const *values,
-                                  Py_ssize_t count, int array, Reference *references, int *nreferences, int *sent) {
-    SendBuffer *out = self->out;
-    Credits *credits = self->credits;
-    Py_ssize_t most = 1;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (PyArray_CheckExact(values[i])) {
-            int within = goes_inline(self, (PyArrayObject *)values[i]);
-            if (within < 0) return -1;
-            if (within) {
-                most += ARRAY_MOST + 6 + PyArray_NBYTES((PyArrayObject *)values[i]);
-                continue;
-            }
-            if (*nreferences == MAX_ARRAYS) return 0;
-            int referred = refer(self, (PyArrayObject *)values[i], references + *nreferences);
-            if (referred <= 0) return referred;
-            ++*nreferences;
-            most += ARRAY_MOST;
-            continue;
-        }
-        Py_ssize_t n = plain_size(values[i]);
-        if (n < 0) return 0;
-        most += n;
-    }
-    /* after `refer`, which may run Python and so let another thread write */
-    if (out->refused || credits->available == 0 || self->nreleased > MAX_RELEASES || most > self->eager_limit) return 0;
-    int nregions = *nreferences, nreleases = (int)self->nreleased;
-    Py_ssize_t head = HEAD + REGION_NBYTES * nregions + RELEASE_NBYTES * nreleases;
-    char *frame = buffer_room(out, head + most + 8);
-    if (!frame) return -1;
-    char *p = frame + head;
-    int index = 0;
-    if (array) *p++ = (char)(0x90 | count);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (!PyArray_CheckExact(values[i])) p = put_plain(p, values[i]);
-        else if (PyArray_NBYTES((PyArrayObject *)values[i]) < self->eager_limit) p = put_inline(p, self, (PyArrayObject *)values[i]);
-        else p = put_array(p, self, (PyArrayObject *)values[i], index++);
-        if (!p) return PyErr_Occurred() ? -1 : 0;
-    }
-    Py_ssize_t payload = p - frame - head, size = (head + payload + 7) & ~(Py_ssize_t)7;
-    memset(p, 0, (size_t)(frame + size - p));
-    memset(frame, 0, (size_t)head);
-    PUT(uint32_t, frame, size - 4);
-    memcpy(frame + 4, constant, CONSTANT_NBYTES);
-    PUT(uint32_t, frame + AT_RELEASES_OFFSET, 44 + REGION_NBYTES * nregions);
-    PUT(uint32_t, frame + AT_PAYLOAD_OFFSET, 44 + REGION_NBYTES * nregions + RELEASE_NBYTES * nreleases);
-    PUT(uint64_t, frame + AT_ID, id);
-    PUT(uint32_t, frame + AT_ACTOR, actor);
-    PUT(uint16_t, frame + AT_CODE, code);
-    PUT(uint16_t, frame + AT_CREDITS, credits->owed);
-    frame[AT_KIND] = (char)kind;
-    PUT(uint32_t, frame + AT_NREGIONS, nregions);
-    char *q = frame + AT_REGIONS;
-    for (int i = 0; i < nregions; i++, q += REGION_NBYTES) {
+/* What stands before the payload, with the first `nreleases` releases. */
+static void put_head(Wire *self, const Frame *frame, char *at, Py_ssize_t head, Py_ssize_t size, int nreleases) {
+    int nregions = frame->nreferences;
+    memset(at, 0, (size_t)head);
+    PUT(uint32_t, at, size - 4);
+    memcpy(at + 4, constant, CONSTANT_NBYTES);
+    PUT(uint32_t, at + AT_RELEASES_OFFSET, 44 + REGION_NBYTES * nregions);
+    PUT(uint32_t, at + AT_PAYLOAD_OFFSET, 44 + REGION_NBYTES * nregions + RELEASE_NBYTES * nreleases);
+    PUT(uint64_t, at + AT_ID, frame->id);
+    PUT(uint32_t, at + AT_ACTOR, frame->actor);
+    PUT(uint16_t, at + AT_CODE, frame->code);
+    PUT(uint16_t, at + AT_CREDITS, self->credits->owed);
+    at[AT_KIND] = (char)frame->kind;
+    PUT(uint32_t, at + AT_NREGIONS, nregions);
+    char *q = at + AT_REGIONS;
+    for (int i = 0; i < frame->nfilled; i++) {
+        const Laid *laid = frame->laid + frame->filled[i];
+        if (!laid->block) continue;
         memcpy(q, self->process, 16);
-        PUT(uint64_t, q + 16, references[i].id);
-        PUT(uint64_t, q + 24, references[i].offset);
-        PUT(uint64_t, q + 32, references[i].nbytes);
+        PUT(uint64_t, q + 16, laid->id);
+        PUT(uint64_t, q + 24, laid->offset);
+        PUT(uint64_t, q + 32, laid->nbytes);
+        q += REGION_NBYTES;
     }
     PUT(uint32_t, q + 4, nreleases);
     q += 8;
@@ -843,42 +912,144 @@ static Py_ssize_t write_referring(Wire *self, int kind, uint32_t actor, uint64_t
         PUT(uint64_t, q, self->released[i]);
         PUT(uint32_t, q + 8, 1);
     }
-    PUT(uint32_t, q, payload);
-    /* From here the frame counts, whatever else happens: leases first, so that none is missing when the peer has it. */
-    *sent = 1;
-    out->tail += size;
-    credits->owed = 0;
-    credits->available--;
-    self->nreleased = 0;
-    for (int i = 0; i < nregions; i++) {
-        PyObject *number = PyLong_FromUnsignedLongLong(references[i].id);
-        PyObject *granted = number ? PyObject_CallMethodObjArgs(self->given[LEASES], str_grant, number, references[i].block, NULL) : NULL;
+    PUT(uint32_t, q, frame->payload);
+}
+/* 1 when frames wait for a credit: nothing may overtake them; -1 with an exception. */
+static int has_backlog(Wire *self) {
+    Py_ssize_t n = PyObject_Size(self->given[BACKLOG]);
+    return n < 0 ? -1 : n > 0;
+}
+/* Look at the values and lease those that go by reference to the peer: 1 done, 0 Python must write the frame, -1 an exception. */
+static int prepare_frame(Wire *self, Frame *frame) {
+    if (frame->count > MAX_VALUES) return 0;
+    frame->most = 1;
+    for (Py_ssize_t i = 0; i < frame->count; i++) {
+        if (PyArray_CheckExact(frame->values[i])) {
+            int laid = lay(self, frame, i, (PyArrayObject *)frame->values[i]);
+            if (laid <= 0) return laid;
+            continue;
+        }
+        Py_ssize_t n = plain_size(frame->values[i]);
+        if (n < 0) return 0;
+        frame->most += n;
+    }
+    if (frame->most > self->eager_limit) return 0;
+    /* Before the frame can be sent, by whichever thread, so that none is missing when the peer has it and gives it back. */
+    for (; frame->ngranted < frame->nfilled; frame->ngranted++) {
+        const Laid *laid = frame->laid + frame->filled[frame->ngranted];
+        if (!laid->block) continue;
+        PyObject *number = PyLong_FromUnsignedLongLong(laid->id);
+        PyObject *granted = number ? PyObject_CallMethodObjArgs(self->given[LEASES], str_grant, number, laid->block, NULL) : NULL;
         Py_XDECREF(number);
         if (!granted) return -1;
         Py_DECREF(granted);
     }
-    return payload;
+    return 1;
 }
-static Py_ssize_t write_frame(Wire *self, int kind, uint32_t actor, uint64_t code, uint64_t id, PyObject *const *values,
-                              Py_ssize_t count, int array, int *sent) {
-    if (self->out->refused || self->credits->available == 0 || count > 15) return 0;
-    Reference references[MAX_ARRAYS];
-    int nreferences = 0;
-    Py_ssize_t written = write_referring(self, kind, actor, code, id, values, count, array, references, &nreferences, sent);
-    while (nreferences > 0) Py_DECREF(references[--nreferences].block);
-    return written;
+/* Room for the frame with up to `nreleases`; on slots it may run Python. 1 there is, 0 Python must write it, -1 an exception. */
+static int frame_room(Wire *self, Py_ssize_t nbytes) {
+    SendBuffer *out = self->out;
+    if (nbytes > out->max_reserve) return 0;
+    if (buffer_room(out, nbytes)) return 1;
+    if (!out->refused || !PyErr_ExceptionMatches(connection_lost)) return -1;
+    PyErr_Clear(); /* closed meanwhile */
+    return 0;
+}
+/* Write a frame that is prepared. Room first, which may run Python; from the last look at it on nothing does. */
+static int commit_frame(Wire *self, Frame *frame, PyObject **removed) {
+    SendBuffer *out = self->out;
+    Credits *credits = self->credits;
+    int nreleases = (int)self->nreleased;
+    Py_ssize_t nbytes = HEAD + REGION_NBYTES * frame->nreferences + RELEASE_NBYTES * nreleases + frame->most + 8;
+    int room = frame_room(self, nbytes);
+    if (room > 0 && frame->call) { /* entered before the frame can be answered */
+        if (PyObject_SetAttr(frame->call, str_state, state_sent) < 0) return -1;
+        room = frame_room(self, nbytes);
+    }
+    if (room <= 0) return room;
+    if (out->refused || credits->available <= 0) return PYTHON;
+    int waits = has_backlog(self);
+    if (waits) return waits < 0 ? -1 : PYTHON;
+    if (self->nreleased < nreleases) nreleases = (int)self->nreleased; /* another frame took them; what has come since, the next takes */
+    PyObject *entry = NULL;
+    if (frame->table) {
+        entry = PyDict_GetItemWithError(frame->table, frame->key);
+        if (!entry || (frame->call && entry != frame->call)) return PyErr_Occurred() ? -1 : GONE;
+    }
+    for (int i = 0; i < frame->nfilled; i++)
+        if (!is_as_laid(frame->laid + frame->filled[i], (PyArrayObject *)frame->values[frame->filled[i]])) return PYTHON;
+    Py_ssize_t head = HEAD + REGION_NBYTES * frame->nreferences + RELEASE_NBYTES * nreleases;
+    char *at = out->data + out->tail, *p = at + head;
+    int index = 0;
+    if (frame->array) *p++ = (char)(0x90 | frame->count);
+    for (Py_ssize_t i = 0; i < frame->count; i++) {
+        PyObject *value = frame->values[i];
+        if (!PyArray_CheckExact(value)) p = put_plain(p, value);
+        else if (frame->laid[i].block) p = put_array(p, frame->laid + i, (PyArrayObject *)value, index++);
+        else p = put_inline(p, frame->laid + i, (PyArrayObject *)value);
+        if (!p) return PYTHON;
+    }
+    frame->payload = p - at - head;
+    Py_ssize_t size = (head + frame->payload + 7) & ~(Py_ssize_t)7;
+    memset(p, 0, (size_t)(at + size - p));
+    put_head(self, frame, at, head, size, nreleases);
+    if (entry && !frame->call) {
+        *removed = Py_NewRef(entry); /* what goes with it may run Python: later */
+        if (PyDict_DelItem(frame->table, frame->key) < 0) return -1;
+    }
+    out->tail += size;
+    credits->owed = 0;
+    credits->available--;
+    self->nreleased -= nreleases;
+    if (self->nreleased) memmove(self->released, self->released + nreleases, (size_t)self->nreleased * sizeof *self->released);
+    self->counters->frames_sent++;
+    self->counters->bytes_eager += (unsigned long long)frame->payload;
+    return WRITTEN;
+}
+/* Take back the leases of a frame that was not written; an exception that is set stays so. */
+static int withdraw(Wire *self, const Frame *frame) {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    for (int i = 0; i < frame->ngranted; i++) {
+        const Laid *laid = frame->laid + frame->filled[i];
+        if (!laid->block) continue;
+        PyObject *number = PyLong_FromUnsignedLongLong(laid->id);
+        PyObject *done = number ? PyObject_CallMethodOneArg(self->given[LEASES], str_withdraw, number) : NULL;
+        Py_XDECREF(number);
+        if (!done) { Py_XDECREF(type); Py_XDECREF(error); Py_XDECREF(traceback); return -1; }
+        Py_DECREF(done);
+    }
+    if (type) { PyErr_Clear(); PyErr_Restore(type, error, traceback); }
+    return 0;
+}
+/* One plain frame at the buffer's tail: WRITTEN; PYTHON when Python must write it (no credit, refused, too large, not plain, an
+ * array outside the store), GONE when its entry has left its table meanwhile, -1 with an exception: then nothing was written.
+ * Leases, releases and credits are booked. */
+static int write_frame(Wire *self, Frame *frame) {
+    frame->nfilled = frame->nreferences = frame->ngranted = 0;
+    if (self->out->refused || self->credits->available <= 0 || self->nreleased > MAX_RELEASES) return PYTHON;
+    PyObject *removed = NULL;
+    int done = prepare_frame(self, frame);
+    if (done > 0) done = self->nreleased > MAX_RELEASES ? PYTHON : commit_frame(self, frame, &removed);
+    if (done != WRITTEN && frame->ngranted && withdraw(self, frame) < 0) done = -1;
+    for (int i = 0; i < frame->nfilled; i++) {
+        Laid *laid = frame->laid + frame->filled[i];
+        Py_XDECREF(laid->code);
+        Py_XDECREF(laid->descr);
+        Py_XDECREF(laid->block);
+    }
+    Py_XDECREF(removed);
+    return done;
 }
 /* Send what is written; the socket's troubles are Python's. */
 static int wire_flush(Wire *self) {
     SendBuffer *out = self->out;
     if (buffer_idle(out)) return 0;
-    int left = buffer_drain(out);
+    int left = buffer_send(out);
     if (left == 0) return 0;
     PyObject *done;
-    if (left > 0) {
-        out->blocked = 1;
-        done = PyObject_CallNoArgs(self->given[ON_BLOCKED]);
-    } else {
+    if (left > 0) done = PyObject_CallNoArgs(self->given[ON_BLOCKED]);
+    else {
         PyObject *type, *error, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
         PyErr_NormalizeException(&type, &error, &traceback);
@@ -897,20 +1068,26 @@ static int wire_schedule_flush(Wire *self) {
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
-static void count_frame(Wire *self, Py_ssize_t payload) {
-    self->counters->frames_sent++;
-    self->counters->bytes_eager += (unsigned long long)payload;
-}
-/* 1 when frames wait for a credit: nothing may overtake them; -1 with an exception. */
-static int has_backlog(Wire *self) {
-    Py_ssize_t n = PyObject_Size(self->given[BACKLOG]);
-    return n < 0 ? -1 : n > 0;
-}
 static PyObject *wire_next_id(Wire *self, PyObject *Py_UNUSED(ignored)) { return PyLong_FromUnsignedLongLong(++self->next_id); }
 
-/* call(call, actor, code, args): whether the call was sent. False: it must go the other way, and nothing was done. */
+/* Take a call out of the pending ones that was not sent: 1 done, 0 somebody else has, -1 an exception. An exception that is set
+ * stays so. */
+static int take_back(Wire *self, PyObject *call, PyObject *id) {
+    PyObject *type, *error, *traceback, *pending = self->given[PENDING];
+    PyErr_Fetch(&type, &error, &traceback);
+    PyObject *entry = PyDict_GetItemWithError(pending, id);
+    int ours = entry == call;
+    int failed = (!entry && PyErr_Occurred()) || (ours && PyDict_DelItem(pending, id) < 0);
+    int sent = failed ? -1 : is_attr(call, str_state, state_sent); /* it may have ended meanwhile */
+    if (sent > 0) sent = PyObject_SetAttr(call, str_state, state_queued);
+    if (sent < 0) { Py_XDECREF(type); Py_XDECREF(error); Py_XDECREF(traceback); return -1; }
+    PyErr_Restore(type, error, traceback);
+    return ours;
+}
+/* call(call, actor, code, args): whether the call is on its way to an end. False: it must go the other way, and nothing was done. */
 static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != 4 || !PyTuple_Check(args[3])) { PyErr_SetString(PyExc_TypeError, "call(call, actor, code, args)"); return NULL; }
+    if (!wire_is_whole(self)) return NULL;
     unsigned long actor = PyLong_AsUnsignedLong(args[1]), code = PyLong_AsUnsignedLong(args[2]);
     if (PyErr_Occurred()) return NULL;
     int waits = has_backlog(self);
@@ -920,33 +1097,39 @@ static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
     if (!id) return NULL;
     /* All of it before the frame can be sent, by whichever thread, and so before it can be answered. */
     if (PyObject_SetAttr(call, str_id, id) < 0 || PyObject_SetAttr(call, str_session, self->given[SESSION]) < 0 ||
-        PyObject_SetAttr(call, str_state, state_sent) < 0 || PyDict_SetItem(pending, id, call) < 0) {
+        PyDict_SetItem(pending, id, call) < 0) {
         Py_DECREF(id);
         return NULL;
     }
-    int sent = 0;
-    Py_ssize_t written = write_frame(self, KIND_CALL, (uint32_t)actor, code, number, ((PyTupleObject *)args[3])->ob_item,
-                                     PyTuple_GET_SIZE(args[3]), 1, &sent);
-    if (!sent) {
-        PyObject *type, *error, *traceback;
-        PyErr_Fetch(&type, &error, &traceback);
-        int undone = PyDict_DelItem(pending, id) == 0 && PyObject_SetAttr(call, str_state, state_queued) == 0;
-        if (undone) PyErr_Restore(type, error, traceback);
-        else { Py_XDECREF(type); Py_XDECREF(error); Py_XDECREF(traceback); }
+    Frame frame;
+    frame.kind = KIND_CALL;
+    frame.array = 1;
+    frame.actor = (uint32_t)actor;
+    frame.code = code;
+    frame.id = number;
+    frame.values = ((PyTupleObject *)args[3])->ob_item;
+    frame.count = PyTuple_GET_SIZE(args[3]);
+    frame.table = pending;
+    frame.key = id;
+    frame.call = call;
+    int written = write_frame(self, &frame);
+    if (written == WRITTEN) {
         Py_DECREF(id);
-        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+        self->counters->calls++;
+        /* alone: nothing to batch with, start the peer now */
+        if ((PyDict_GET_SIZE(pending) == 1 ? wire_flush(self) : wire_schedule_flush(self)) < 0) return NULL;
+        Py_RETURN_TRUE;
     }
+    int taken = take_back(self, call, id);
     Py_DECREF(id);
-    if (written < 0) return NULL;
-    self->counters->calls++;
-    count_frame(self, written);
-    /* alone: nothing to batch with, start the peer now */
-    if ((PyDict_GET_SIZE(pending) == 1 ? wire_flush(self) : wire_schedule_flush(self)) < 0) return NULL;
-    Py_RETURN_TRUE;
+    if (taken < 0) return NULL;
+    if (PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(!taken); /* the end of the connection has taken it, and ends the call */
 }
 /* respond(id, value, more): whether that is done. False: the answer must go the other way, and nothing was sent.
  * answer(id, value): the same for a call that was never entered into the open ones. */
 static PyObject *respond(Wire *self, PyObject *id, PyObject *const *value, int more, int entered) {
+    if (!wire_is_whole(self)) return NULL;
     PyObject *open = self->given[OPEN];
     if (entered) {
         int there = PyDict_Contains(open, id);
@@ -957,11 +1140,20 @@ static PyObject *respond(Wire *self, PyObject *id, PyObject *const *value, int m
     if (waits) return waits < 0 ? NULL : Py_NewRef(Py_False);
     unsigned long long number = PyLong_AsUnsignedLongLong(id);
     if (PyErr_Occurred()) return NULL;
-    int sent = 0;
-    Py_ssize_t written = write_frame(self, KIND_RESPONSE, 0, STATUS_OK, number, value, 1, 0, &sent);
-    if (written <= 0) return written < 0 ? NULL : Py_NewRef(Py_False);
-    if (entered && PyDict_Contains(open, id) > 0 && PyDict_DelItem(open, id) < 0) return NULL;
-    count_frame(self, written);
+    Frame frame;
+    frame.kind = KIND_RESPONSE;
+    frame.array = 0;
+    frame.actor = 0;
+    frame.code = STATUS_OK;
+    frame.id = number;
+    frame.values = value;
+    frame.count = 1;
+    frame.table = entered ? open : NULL;
+    frame.key = id;
+    frame.call = NULL;
+    int written = write_frame(self, &frame);
+    if (written < 0) return NULL;
+    if (written != WRITTEN) return PyBool_FromLong(written == GONE);
     int here = PyThread_get_thread_ident() == self->thread;
     if (self->feeding && here) {
         if (++self->unflushed < ANSWERS_PER_FLUSH) Py_RETURN_TRUE;
@@ -1019,20 +1211,29 @@ static PyObject *wire_take_releases(Wire *self, PyObject *arg) {
 typedef struct { /* an array among the arguments, found but not made yet */
     Py_ssize_t place;
     int region, nd;
-    npy_intp dims[8];
-    PyObject *dtype;
+    npy_intp dims[MAX_DIMS];
+    PyArray_Descr *dtype; /* ours */
 } Found;
+typedef struct { /* what a plain frame holds */
+    PyObject *list; /* without the arrays that go by reference */
+    Found found[MAX_ARRAYS];
+    int nfound;
+} Values;
 
-/* Dtype and shape as they stand in an array's extension, and the bytes that they make: 1 read, 0 Python must look at it. */
+/* Dtype and shape as they stand in an array's extension, and the bytes that they make: 1 read, and the dtype is the caller's to let
+ * go of; 0 Python must look at it. NumPy refuses a shape whose axes, those of no elements left out, make more than it can count,
+ * and gives elements of no bytes some where it allocates: of that Python makes a ProtocolError, or the array. */
 static int get_layout(Wire *self, const unsigned char **at, const unsigned char *end, Found *found, uint64_t *nbytes) {
     const unsigned char *p = *at;
     PyObject *code = p < end && (*p & 0xe0) == 0xa0 ? get_plain(&p, end) : NULL;
     if (!code) return 0;
-    found->dtype = PyDict_GetItemWithError(self->given[DTYPES], code);
+    PyArray_Descr *dtype = (PyArray_Descr *)PyDict_GetItemWithError(self->given[DTYPES], code);
     Py_DECREF(code);
-    if (!found->dtype || p >= end || (*p & 0xf0) != 0x90 || (*p & 15) > 8) return 0;
+    if (!dtype || p >= end || (*p & 0xf0) != 0x90 || (*p & 15) > MAX_DIMS) return 0;
     found->nd = *p++ & 15;
-    *nbytes = (uint64_t)PyDataType_ELSIZE((PyArray_Descr *)found->dtype);
+    uint64_t sum = (uint64_t)PyDataType_ELSIZE(dtype);
+    int empty = 0;
+    if (sum == 0) return 0;
     for (int i = 0; i < found->nd; i++) {
         uint64_t n;
         if (p < end && *p < 0x80) n = *p++;
@@ -1041,9 +1242,12 @@ static int get_layout(Wire *self, const unsigned char **at, const unsigned char 
         else if (end - p > 4 && *p == 0xce) { n = get_big(p + 1, 4); p += 5; }
         else if (end - p > 8 && *p == 0xcf) { n = get_big(p + 1, 8); p += 9; }
         else return 0;
-        if (n > INT64_MAX || __builtin_mul_overflow(*nbytes, n, nbytes)) return 0;
+        if (n == 0) empty = 1;
+        else if (__builtin_mul_overflow(sum, n, &sum) || sum > INT64_MAX) return 0;
         found->dims[i] = (npy_intp)n;
     }
+    *nbytes = empty ? 0 : sum;
+    found->dtype = (PyArray_Descr *)Py_NewRef(dtype);
     *at = p;
     return 1;
 }
@@ -1060,7 +1264,7 @@ static int get_array(Wire *self, const unsigned char **at, const unsigned char *
     p += 2;
     if (!get_layout(self, &p, end, found, &nbytes)) return 0;
     const unsigned char *region = regions + REGION_NBYTES * found->region;
-    if (p != end || nbytes == 0 || nbytes != GET(uint64_t, region + 32)) return 0;
+    if (p != end || nbytes == 0 || nbytes != GET(uint64_t, region + 32)) { Py_CLEAR(found->dtype); return 0; }
     *at = end;
     return 1;
 }
@@ -1082,30 +1286,32 @@ static PyObject *get_inline(Wire *self, const unsigned char **at, const unsigned
     p += n;
     Found found;
     uint64_t nbytes;
-    if (!get_layout(self, &p, end, &found, &nbytes) || end - p != 1 || (*p != 0xc2 && *p != 0xc3) || nbytes != (uint64_t)n) return NULL;
-    Py_INCREF(found.dtype);
-    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)found.dtype, found.nd, found.dims, NULL, NULL, 0, NULL);
+    if (!get_layout(self, &p, end, &found, &nbytes)) return NULL;
+    if (end - p != 1 || (*p != 0xc2 && *p != 0xc3) || nbytes != (uint64_t)n) { Py_DECREF(found.dtype); return NULL; }
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, found.dtype, found.nd, found.dims, NULL, NULL, 0, NULL);
     if (!array) return NULL;
     memcpy(PyArray_DATA((PyArrayObject *)array), bytes, (size_t)n);
     if (*p == 0xc2) PyArray_CLEARFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
     *at = end;
     return array;
 }
-/* `count` values that are plain or arrays, as a list; NULL without an exception when Python must read them. */
-static PyObject *get_values(Wire *self, const unsigned char *p, const unsigned char *end, Py_ssize_t count, const unsigned char *regions,
-                            int nregions) {
-    if (nregions > MAX_ARRAYS) return NULL;
+static void drop_values(Values *values) {
+    Py_CLEAR(values->list);
+    while (values->nfound > 0) Py_DECREF(values->found[--values->nfound].dtype);
+}
+/* `count` values that are plain or arrays: 1 read, 0 Python must read them, -1 an exception. Those that go by reference are found
+ * only: nothing is leased yet. */
+static int read_values(Wire *self, Values *values, const unsigned char *p, const unsigned char *end, Py_ssize_t count,
+                       const unsigned char *regions, int nregions) {
+    if (nregions > MAX_ARRAYS) return 0;
     for (int i = 0; i < nregions; i++) { /* every reference is checked before any is used */
         const unsigned char *region = regions + REGION_NBYTES * i;
         uint64_t offset = GET(uint64_t, region + 24), nbytes = GET(uint64_t, region + 32);
-        if (memcmp(region, self->peer, 16) || region[48] || GET(uint64_t, region + 40) || offset > self->arena_nbytes ||
-            nbytes > self->arena_nbytes - offset)
-            return NULL;
+        if (memcmp(region, self->peer, 16) || GET(uint16_t, region + 48) /* kind, authenticate */ || GET(uint64_t, region + 40) ||
+            offset > self->arena_nbytes || nbytes > self->arena_nbytes - offset)
+            return 0;
     }
-    Found found[MAX_ARRAYS];
-    int nfound = 0;
-    PyObject *list = PyList_New(count);
-    if (!list) return NULL;
+    if (!(values->list = PyList_New(count))) return -1;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *value = NULL;
         if (p < end && (*p == 0xc7 || *p == 0xc8) && (value = get_inline(self, &p, end))) {
@@ -1113,37 +1319,98 @@ static PyObject *get_values(Wire *self, const unsigned char *p, const unsigned c
         } else if (PyErr_Occurred()) {
             /* no memory */
         } else if (p < end && *p == 0xc7) {
-            if (nfound < nregions && get_array(self, &p, end, regions, nregions, found + nfound) && found[nfound].region == nfound) {
-                found[nfound++].place = i;
-                value = Py_NewRef(Py_None);
+            Found *found = values->found + values->nfound;
+            if (values->nfound < nregions && get_array(self, &p, end, regions, nregions, found)) {
+                values->nfound++;
+                found->place = i;
+                if (found->region == values->nfound - 1) value = Py_NewRef(Py_None);
             }
         } else
             value = get_plain(&p, end);
-        if (!value) { Py_DECREF(list); return NULL; }
-        PyList_SET_ITEM(list, i, value);
+        if (!value) return PyErr_Occurred() ? -1 : 0;
+        PyList_SET_ITEM(values->list, i, value);
     }
-    if (p != end || nfound != nregions) { Py_DECREF(list); return NULL; }
-    for (int i = 0; i < nfound; i++) { /* nothing can send us to the other way any more: the leases are ours now */
+    return p == end && values->nfound == nregions;
+}
+/* The arrays that were found, each over a lease: 0, or -1 with an exception. */
+static int lease_values(Wire *self, Values *values, const unsigned char *regions) {
+    for (int i = 0; i < values->nfound; i++) {
+        Found *found = values->found + i;
         const unsigned char *region = regions + REGION_NBYTES * i;
         uint64_t nbytes = GET(uint64_t, region + 32), address = 0;
         PyObject *lease = PyObject_CallFunction(self->given[MAKE_LEASE], "KKK", (unsigned long long)GET(uint64_t, region + 16),
                                                 (unsigned long long)GET(uint64_t, region + 24), (unsigned long long)nbytes);
         PyObject *array = NULL;
         if (lease && get_u64(lease, str_address, &address) == 0) {
-            Py_INCREF(found[i].dtype);
-            array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)found[i].dtype, found[i].nd, found[i].dims, NULL,
+            array = PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)Py_NewRef(found->dtype), found->nd, found->dims, NULL,
                                          (void *)(uintptr_t)address, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED, NULL);
         }
         if (array && PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(lease)) < 0) Py_CLEAR(array);
         if (array) PyArray_UpdateFlags((PyArrayObject *)array, NPY_ARRAY_UPDATE_ALL);
         Py_XDECREF(lease);
-        if (!array) { Py_DECREF(list); return NULL; }
-        self->counters->bytes_mapped += nbytes;
-        PyList_SetItem(list, found[i].place, array);
+        if (!array) return -1;
+        int again = 0; /* the same object, offset and bytes: mapped once, however often the frame names them */
+        for (int j = 0; j < i && !again; j++) again = !memcmp(region + 16, regions + REGION_NBYTES * j + 16, 24);
+        if (!again) self->counters->bytes_mapped += nbytes;
+        PyList_SetItem(values->list, found->place, array);
     }
-    return list;
+    return 0;
 }
-/* Take in one frame of `length` bytes behind its prefix: 1 done, 0 Python must, -1 an exception. */
+/* What a frame says beside its payload: the credits that it returns, the one that it takes, and the leases that it gives back. 0, or
+ * -1 with a ProtocolError: the peer may not say so. */
+static int judge(Wire *self, int credits, const unsigned char *releases, uint64_t nreleases) {
+    if (credits_do_consumed(self->credits, 1) < 0 || (credits && credits_do_returned(self->credits, credits) < 0)) return -1;
+    for (uint64_t i = 0; i < nreleases; i++, releases += RELEASE_NBYTES) {
+        PyObject *number = PyLong_FromUnsignedLongLong(GET(uint64_t, releases)), *times = PyLong_FromUnsignedLong(GET(uint32_t, releases + 8));
+        PyObject *released = number && times ? PyObject_CallMethodObjArgs(self->given[LEASES], str_release, number, times, NULL) : NULL;
+        Py_XDECREF(number);
+        Py_XDECREF(times);
+        if (!released) return -1;
+        Py_DECREF(released);
+    }
+    return 0;
+}
+/* The call that waits under `id` has its result, unless what ran meanwhile has ended it. */
+static int complete(Wire *self, PyObject *id, PyObject *call, PyObject *value) {
+    PyObject *pending = self->given[PENDING], *waits = PyDict_GetItemWithError(pending, id);
+    if (waits != call) return PyErr_Occurred() ? -1 : 0;
+    if (PyDict_DelItem(pending, id) < 0) return -1;
+    Py_INCREF(value);
+    PyObject *done = PyObject_CallMethodOneArg(call, str_complete_plain, value);
+    Py_DECREF(value);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+/* host.receive_plain(session, id, code, timeout_ns, arguments); without a host on_call(actor, the same but session). The list is
+ * handed over: nothing of ours keeps an argument alive that it has lost. */
+static int deliver(Wire *self, const unsigned char *frame, PyObject *id, PyObject **list) {
+    int twice = PyDict_Contains(self->given[OPEN], id);
+    if (twice > 0) PyErr_Format(protocol_error, "the peer opened call %S twice", id);
+    if (twice) return -1;
+    PyObject *actor = PyLong_FromUnsignedLong(GET(uint32_t, frame + AT_ACTOR)), *done = NULL;
+    PyObject *host = actor ? Py_XNewRef(PyDict_GetItemWithError(self->given[HOSTS], actor)) : NULL;
+    PyObject *code = PyLong_FromLong(GET(uint16_t, frame + AT_CODE)), *timeout = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_EXTRA));
+    if (!PyErr_Occurred()) {
+        PyObject *stack[6] = {host, self->given[SESSION], id, code, timeout, *list};
+        Py_INCREF(stack[1]);
+        *list = NULL;
+        if (host) done = PyObject_VectorcallMethod(str_receive_plain, stack, 6, NULL);
+        else {
+            PyObject *others[6] = {NULL, actor, id, code, timeout, stack[5]};
+            done = PyObject_Vectorcall(self->given[ON_CALL], others + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        }
+        Py_DECREF(stack[1]);
+        Py_DECREF(stack[5]);
+    }
+    Py_XDECREF(timeout);
+    Py_XDECREF(code);
+    Py_XDECREF(host);
+    Py_XDECREF(actor);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+/* Take in one frame of `length` bytes behind its prefix: 1 done, 0 Python must, -1 an exception. It is judged first, and changes
+ * something afterwards: a call whose answer is refused stays open, for the end of the connection to end it. */
 static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length) {
     if (memcmp(frame + 4, constant, SHARED_NBYTES) || frame[AT_FLAGS]) return 0;
     uint64_t room = (uint64_t)length + 4 - HEAD, nregions = GET(uint32_t, frame + AT_NREGIONS);
@@ -1159,59 +1426,26 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length) {
     uint64_t payload = GET(uint32_t, p - 4);
     if (payload > room) return 0;
     end = p + payload;
-    int kind = frame[AT_KIND];
-    PyObject *value = NULL, *call = NULL, *id = NULL, *result = NULL;
-    int arrays = (int)(nregions > MAX_ARRAYS ? MAX_ARRAYS + 1 : nregions);
-    if (kind == KIND_RESPONSE && GET(uint16_t, frame + AT_CODE) == STATUS_OK) {
-        if (!(id = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID)))) return -1;
-        call = PyDict_GetItemWithError(self->given[PENDING], id); /* first: what is read below takes leases */
-        PyObject *list = call ? get_values(self, p, end, 1, regions, arrays) : NULL;
-        if (list) {
-            value = Py_NewRef(PyList_GET_ITEM(list, 0));
-            Py_DECREF(list);
-            Py_INCREF(call);
-            if (PyDict_DelItem(self->given[PENDING], id) < 0) { Py_CLEAR(call); Py_CLEAR(value); }
-        }
-        Py_DECREF(id);
-        if (!value) return PyErr_Occurred() ? -1 : 0;
-    } else if (kind == KIND_CALL && p < end && (*p & 0xf0) == 0x90) {
-        value = get_values(self, p + 1, end, *p & 15, regions, arrays);
-        if (!value) return PyErr_Occurred() ? -1 : 0;
-    } else
-        return 0;
-    int count = GET(uint16_t, frame + AT_CREDITS), bad = 0;
-    if ((count && credits_do_returned(self->credits, count) < 0) || credits_do_consumed(self->credits, 1) < 0) bad = 1;
-    for (uint64_t i = 0; i < nreleases && !bad; i++, releases += RELEASE_NBYTES) {
-        PyObject *number = PyLong_FromUnsignedLongLong(GET(uint64_t, releases)), *times = PyLong_FromUnsignedLong(GET(uint32_t, releases + 8));
-        PyObject *released = number && times ? PyObject_CallMethodObjArgs(self->given[LEASES], str_release, number, times, NULL) : NULL;
-        Py_XDECREF(number);
-        Py_XDECREF(times);
-        bad = !released;
-        Py_XDECREF(released);
-    }
-    if (!bad && call) result = PyObject_CallMethodOneArg(call, str_complete_plain, value);
-    else if (!bad) {
-        /* host.receive_plain(session, id, code, timeout_ns, arguments); without a host on_call(actor, the same but session) */
-        PyObject *actor = PyLong_FromUnsignedLong(GET(uint32_t, frame + AT_ACTOR));
-        PyObject *host = actor ? PyDict_GetItemWithError(self->given[HOSTS], actor) : NULL;
-        id = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID));
-        if (id && PyDict_Contains(self->given[OPEN], id) > 0) PyErr_Format(protocol_error, "the peer opened call %S twice", id);
-        PyObject *stack[6] = {host ? Py_NewRef(host) : actor ? Py_NewRef(actor) : NULL, Py_NewRef(self->given[SESSION]), id, PyLong_FromLong(GET(uint16_t, frame + AT_CODE)),
-                              PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_EXTRA)), value};
-        value = NULL; /* its own from here: nothing of ours keeps an argument alive that the list has lost */
-        if (!PyErr_Occurred() && host) result = PyObject_VectorcallMethod(str_receive_plain, stack, 6, NULL);
-        else if (!PyErr_Occurred()) {
-            Py_SETREF(stack[1], stack[0]);
-            stack[0] = NULL;
-            result = PyObject_Vectorcall(self->given[ON_CALL], stack + 1, 5, NULL);
-        }
-        for (int i = 0; i < 6; i++) Py_XDECREF(stack[i]);
-        Py_XDECREF(actor);
-    }
-    Py_XDECREF(value);
+    int kind = frame[AT_KIND], arrays = (int)(nregions > MAX_ARRAYS ? MAX_ARRAYS + 1 : nregions);
+    Py_ssize_t count = 1;
+    if (kind == KIND_CALL && p < end && (*p & 0xf0) == 0x90) count = *p++ & 15;
+    else if (kind != KIND_RESPONSE || GET(uint16_t, frame + AT_CODE) != STATUS_OK) return 0;
+    PyObject *call = NULL, *id = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID));
+    if (!id) return -1;
+    Values values;
+    values.list = NULL;
+    values.nfound = 0;
+    int taken = 1;
+    if (kind == KIND_RESPONSE && !(call = Py_XNewRef(PyDict_GetItemWithError(self->given[PENDING], id)))) taken = PyErr_Occurred() ? -1 : 0;
+    if (taken > 0) taken = read_values(self, &values, p, end, count, regions, arrays);
+    if (taken > 0 && (judge(self, GET(uint16_t, frame + AT_CREDITS), releases, nreleases) < 0 || lease_values(self, &values, regions) < 0))
+        taken = -1;
+    if (taken > 0 && (call ? complete(self, id, call, PyList_GET_ITEM(values.list, 0)) : deliver(self, frame, id, &values.list)) < 0)
+        taken = -1;
+    drop_values(&values);
     Py_XDECREF(call);
-    Py_XDECREF(result);
-    return result ? 1 : -1;
+    Py_DECREF(id);
+    return taken;
 }
 /* Each of the whole frames in the first `total` bytes of `data`, in order. Plain results complete the call that waits for them;
  * plain calls go to their host; all else to on_other(view, at, total), which returns where the next frame begins. */
@@ -1260,6 +1494,7 @@ static int wire_batch(Wire *self, PyObject *view, const unsigned char *data, Py_
 }
 static PyObject *wire_feed(Wire *self, PyObject *arg) {
     Py_buffer view;
+    if (!wire_is_whole(self)) return NULL;
     if (PyObject_GetBuffer(arg, &view, PyBUF_SIMPLE) < 0) return NULL;
     int failed = wire_batch(self, arg, view.buf, view.len);
     PyBuffer_Release(&view);
@@ -1283,8 +1518,8 @@ static PyGetSetDef wire_getset[] = {
     {"releases", (getter)wire_get, NULL, "Leases that wait to go back.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
 static PyTypeObject WireType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Wire",
-    .tp_basicsize = sizeof(Wire), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)wire_init, .tp_dealloc = (destructor)wire_dealloc, .tp_traverse = (traverseproc)wire_traverse,
+    .tp_basicsize = sizeof(Wire), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = wire_new,
+    .tp_dealloc = (destructor)wire_dealloc, .tp_traverse = (traverseproc)wire_traverse,
     .tp_clear = (inquiry)wire_clear, .tp_methods = wire_methods, .tp_getset = wire_getset, .tp_members = wire_members,
     .tp_doc = "The plain frames of one session: Wire(out, credits, counters, process, peer, eager_limit, max_frame, arena_nbytes, "
               "given); given names what it calls and shares, see zcactor.rpc.session."};
@@ -1304,36 +1539,16 @@ typedef struct {
 } Reader;
 #define SEALED_NBYTES (RECORD_HEAD + RECORD_MOST + RECORD_TAG) /* pages that no record reaches are never made */
 
-static int reader_init(Reader *self, PyObject *args, PyObject *kwargs) {
-    PyObject *wire, *deliver, *ended;
-    if (kwargs && PyDict_GET_SIZE(kwargs)) { PyErr_SetString(PyExc_TypeError, "Reader takes no keywords"); return -1; }
-    PyObject *decrypt = NULL, *invalid = NULL;
-    unsigned long long count = 0;
-    if (!PyArg_ParseTuple(args, "innOOO|OKO", &self->fd, &self->capacity, &self->max_frame, &wire, &deliver, &ended, &decrypt, &count,
-                          &invalid))
-        return -1;
-    if (decrypt && !invalid) { PyErr_SetString(PyExc_TypeError, "decrypt comes with a count and an exception"); return -1; }
-    if (self->buffer) { PyErr_SetString(PyExc_RuntimeError, "a Reader is initialised once"); return -1; }
-    if (self->capacity < self->max_frame + 4) { PyErr_SetString(PyExc_ValueError, "the largest frame does not fit"); return -1; }
-    self->buffer = PyByteArray_FromStringAndSize(NULL, self->capacity);
-    self->view = self->buffer ? PyMemoryView_FromObject(self->buffer) : NULL; /* also keeps the buffer from being resized */
-    if (!self->view) return -1;
-    if (decrypt && !(self->sealed = PyMem_RawMalloc(SEALED_NBYTES))) { PyErr_NoMemory(); return -1; }
-    self->decrypt = Py_XNewRef(decrypt);
-    self->invalid = Py_XNewRef(invalid);
-    self->count = count;
-    self->deliver = Py_NewRef(deliver);
-    self->ended = Py_NewRef(ended);
-    self->wire = Py_TYPE(wire) == &WireType ? (Wire *)Py_NewRef(wire) : NULL;
-    return 0;
-}
 static int reader_traverse(Reader *self, visitproc visit, void *arg) {
     Py_VISIT(self->deliver);
     Py_VISIT(self->ended);
     Py_VISIT(self->wire);
+    Py_VISIT(self->decrypt);
+    Py_VISIT(self->invalid);
     return 0;
 }
 static int reader_clear(Reader *self) {
+    self->closed = 1;
     Py_CLEAR(self->deliver);
     Py_CLEAR(self->ended);
     Py_CLEAR(self->wire);
@@ -1348,6 +1563,34 @@ static void reader_dealloc(Reader *self) {
     Py_XDECREF(self->view);
     Py_XDECREF(self->buffer);
     Py_TYPE(self)->tp_free((PyObject *)self);
+}
+static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *wire, *deliver, *ended, *decrypt = NULL, *invalid = NULL;
+    int fd;
+    Py_ssize_t capacity, max_frame;
+    unsigned long long count = 0;
+    if (kwargs && PyDict_GET_SIZE(kwargs)) return PyErr_Format(PyExc_TypeError, "Reader takes no keywords");
+    if (!PyArg_ParseTuple(args, "innOOO|OKO", &fd, &capacity, &max_frame, &wire, &deliver, &ended, &decrypt, &count, &invalid)) return NULL;
+    if (decrypt && !invalid) return PyErr_Format(PyExc_TypeError, "decrypt comes with a count and an exception");
+    if (max_frame < 0 || max_frame > PY_SSIZE_T_MAX - 4 || capacity < max_frame + 4)
+        return PyErr_Format(PyExc_ValueError, "the largest frame does not fit");
+    Reader *self = (Reader *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->fd = fd;
+    self->capacity = capacity;
+    self->max_frame = max_frame;
+    self->count = count;
+    self->decrypt = Py_XNewRef(decrypt);
+    self->invalid = Py_XNewRef(invalid);
+    self->deliver = Py_NewRef(deliver);
+    self->ended = Py_NewRef(ended);
+    self->wire = Py_TYPE(wire) == &WireType ? (Wire *)Py_NewRef(wire) : NULL;
+    self->buffer = PyByteArray_FromStringAndSize(NULL, capacity);
+    self->view = self->buffer ? PyMemoryView_FromObject(self->buffer) : NULL; /* also keeps the buffer from being resized */
+    if (self->view && decrypt && !(self->sealed = PyMem_RawMalloc(SEALED_NBYTES))) PyErr_NoMemory();
+    if (self->view && (!decrypt || self->sealed)) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
 }
 /* zcactor.transport.framing.whole_frames: bytes of whole frames at the start, -1 with a ProtocolError. */
 static Py_ssize_t whole_frames(const unsigned char *data, Py_ssize_t end, Py_ssize_t max_frame) {
@@ -1497,8 +1740,8 @@ static PyMethodDef reader_methods[] = {
     {NULL, NULL, 0, NULL}};
 static PyTypeObject ReaderType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.native._hot.Reader",
-    .tp_basicsize = sizeof(Reader), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)reader_init, .tp_dealloc = (destructor)reader_dealloc, .tp_traverse = (traverseproc)reader_traverse,
+    .tp_basicsize = sizeof(Reader), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = reader_new,
+    .tp_dealloc = (destructor)reader_dealloc, .tp_traverse = (traverseproc)reader_traverse,
     .tp_clear = (inquiry)reader_clear, .tp_methods = reader_methods,
     .tp_doc = "Frames from a socket: Reader(fd, capacity, max_frame, wire, deliver, ended), and decrypt, records opened before, what "
               "decrypt raises where they are sealed."};
@@ -1518,13 +1761,14 @@ static PyObject *setup(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 static PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS, "setup(template, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT): before anything else."},
+    LIVING_METHOD
     {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "zcactor.native._hot", .m_size = -1, .m_methods = functions,
                                         .m_doc = "Plain frames, credits and send buffers in C; see the comment in _hot.c."};
 PyMODINIT_FUNC PyInit__hot(void) {
     import_array();
     struct { PyObject **to; const char *text; } names[] = {
-        {&str_complete_plain, "complete_plain"}, {&str_grant, "grant"}, {&str_release, "release"}, {&str_sealed, "sealed"},
+        {&str_complete_plain, "complete_plain"}, {&str_grant, "grant"}, {&str_withdraw, "withdraw"}, {&str_release, "release"}, {&str_store, "store"}, {&str_sealed, "sealed"},
         {&str_exported, "exported"}, {&str_id, "id"}, {&str_offset, "offset"}, {&str_address, "address"},
         {&str_session, "session"}, {&str_state, "state"}, {&str_receive_plain, "receive_plain"},
         {&str_full, "full"}, {&str_flush, "flush"}};
@@ -1534,8 +1778,10 @@ PyMODINIT_FUNC PyInit__hot(void) {
         {&CreditsType, "Credits"}, {&CountersType, "Counters"}, {&SendBufferType, "SendBuffer"}, {&WireType, "Wire"},
         {&ReaderType, "Reader"}, {&CipherType, "Cipher"}};
     PyObject *module = PyModule_Create(&definition);
-    for (size_t i = 0; module && i < sizeof types / sizeof *types; i++)
+    for (size_t i = 0; module && i < sizeof types / sizeof *types; i++) {
+        COUNT_OBJECTS(types[i].type);
         if (PyType_Ready(types[i].type) < 0 || PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type) < 0)
             Py_CLEAR(module);
+    }
     return module;
 }

@@ -1,0 +1,128 @@
+"""One end of a connection for the native part alone: a `Wire` on a socket, and what it calls."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.marshal.arrays import known_codes, known_dtypes
+from zcactor.native import hot
+from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.store import Block
+from zcactor.objectstore.table import LeaseTable
+from zcactor.rpc.codec import TEMPLATE, decode, frame_at
+from zcactor.rpc.leasing import Granting
+from zcactor.rpc.protocol import CallState
+
+__all__ = ["MAX_FRAME", "PEER", "US", "End", "Waiting"]
+
+MAX_FRAME = 32768
+US, PEER = b"u" * 16, b"p" * 16
+
+
+class Waiting:
+    """Stands for a call that waits."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.count = 0
+        self.id = 0
+        self.session: Any = None
+        self.state: Any = CallState.QUEUED
+
+    def complete_plain(self, value: Any) -> None:
+        self.value = value
+        self.count += 1
+
+
+class End:
+    """A `Wire` whose sent bytes are read back from a socket."""
+
+    def __init__(
+        self, process: bytes = US, peer: bytes = PEER, arena: int = 1 << 20, depth: int = 1024, *, out: Any = None,
+        store: Any = None,
+    ) -> None:  # fmt: skip
+        if hot is not None:
+            hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT)
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self.theirs.setblocking(False)
+        self.out = hot.SendBuffer(MAX_FRAME + 4, self.ours.fileno()) if out is None else out
+        self.credits = hot.Credits(depth)
+        self.leases = LeaseTable()
+        self.pending: dict[int, Any] = {}
+        self.counters = hot.Counters()
+        self.open: dict[int, Any] = {}
+        self.backlog: list[Any] = []
+        self.hosts: dict[int, Any] = {}
+        self.events: list[str] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.others: list[tuple[Any, ...]] = []
+        self.leased: list[tuple[int, int, int]] = []
+        self.released: list[int] = []
+        self.memory = np.arange(arena, dtype=np.uint8)
+        self.granting = Granting(self.leases, threading.Lock())
+        self.on_share: Callable[[], None] = lambda: None
+        self.on_grant: Callable[[], None] = lambda: None
+        self.on_lease: Callable[[], None] = lambda: None
+        given = {
+            "leases": self, "pending": self.pending, "open": self.open, "backlog": self.backlog,
+            "hosts": self.hosts, "session": self, "make_lease": self.lease,
+            "on_call": lambda *a: self.calls.append(a), "on_other": self.other,
+            "on_batch": lambda: self.events.append("batch"), "on_blocked": lambda: self.events.append("blocked"),
+            "on_broken": lambda error: self.events.append(type(error).__name__),
+            "schedule_flush": lambda: self.events.append("schedule"), "share": self.share, "block_type": Block,
+            "store": store,
+            "codes": known_codes, "dtypes": known_dtypes,
+        }  # fmt: skip
+        self.wire = hot.Wire(self.out, self.credits, self.counters, process, peer, 16384, MAX_FRAME, arena, given)
+
+    def share(self, array: Any, address: int, nbytes: int) -> None:
+        self.events.append("share")
+        self.on_share()
+
+    def grant(self, object_id: int, keep: object) -> None:
+        self.granting.grant(object_id, keep)
+        self.on_grant()
+
+    def withdraw(self, object_id: int) -> None:
+        self.granting.withdraw(object_id)
+
+    def release(self, object_id: int, count: int) -> None:
+        self.granting.release(object_id, count)
+
+    def call(self, actor: int, code: int, *args: Any) -> bool:
+        """Write a call, and keep it in the buffer: another is open, so it is not flushed."""
+        self.pending.setdefault(0, Waiting())
+        sent: bool = self.wire.call(Waiting(), actor, code, args)
+        return sent
+
+    def result(self, call_id: int, value: Any) -> bool:
+        self.open[call_id] = Waiting()
+        self.open.setdefault(0, Waiting())
+        done: bool = self.wire.respond(call_id, value, False)
+        return done
+
+    def lease(self, object_id: int, offset: int, nbytes: int) -> Lease:
+        self.on_lease()
+        self.leased.append((object_id, offset, nbytes))
+        address = self.memory.__array_interface__["data"][0] + offset
+        return Lease(PEER, object_id, offset, nbytes, address, self.memory, self.released.append)
+
+    def other(self, data: bytes, at: int, total: int) -> int:
+        start, end = frame_at(data, at, total, MAX_FRAME)
+        self.others.append(decode(data, start, end))
+        return end
+
+    def sent(self) -> bytes:
+        self.out.flush()
+        return self.theirs.recv(1 << 20)
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
