@@ -7,18 +7,31 @@
  *   stress fork N             threads allocate while the process forks N times
  *   stress refork             a forked child forks again: what it wrote must be there in its child
  *   stress trim N             one thread allocates and another trims: what is free must be found all the while
- *   stress punch              the system refuses to take memory back: zeroed memory must be zero nevertheless
+ *   stress punch              the system refuses to take memory back: zeroed memory must be zero nevertheless, and what
+ *                             counts as committed must have memory, though the system took a part
+ *   stress random             getrandom(2) fails: ids come from /dev/urandom; norandom: without that, too, it aborts
  *
  * Exit status 0, or 1 and a line on stderr that says what was violated. What is shared between the threads besides the
  * heap is either under a mutex of its own or, where that could lend the heap an ordering that it lacks, atomic and
  * relaxed: the thread sanitizer must see the heap's own ordering only.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 static int watched_madvise(void *address, size_t nbytes, int advice);
+static ssize_t watched_getrandom(void *to, size_t nbytes, unsigned flags);
+static int watched_open(const char *path, int flags);
+static int watched_fallocate(int fd, off_t offset, off_t nbytes);
 #define madvise watched_madvise /* the heap's */
+#define getrandom watched_getrandom
+#define open watched_open
+#define posix_fallocate watched_fallocate
 #include "../../zcactor/objectstore/_heap.h"
 #undef madvise
+#undef getrandom
+#undef open
+#undef posix_fallocate
 #include <stdio.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -640,20 +653,67 @@ static void fork_twice(void) {
     free(claims);
 }
 /* MADV_REMOVE is EINVAL on locked memory, as every program with mlockall(2) has it. */
-static void refuse_to_punch(void) {
-    open_heap();
-    int64_t offset = allocate(h, 8 * MIB, 4096, 0);
-    CHECK(offset == 0 && commit(h, 0, 8 * MIB) == 0);
-    memset(h->base, 7, 8 * MIB);
-    CHECK(release(h, 0, 0) == 0);
-    if (mlock(h->base, 4096)) { printf("cannot lock memory: %s\n", strerror(errno)); exit(77); }
-    if (trim(h, 0, UINT64_MAX) != 0) FAIL("bytes were given back that the system kept");
+static int no_random, no_files, no_memory; /* what the system has none of */
+static ssize_t watched_getrandom(void *to, size_t nbytes, unsigned flags) {
+    if (!no_random) return getrandom(to, nbytes, flags);
+    errno = no_random++ % 2 ? EINTR : ENOSYS;
+    return -1;
+}
+static int watched_open(const char *path, int flags) {
+    if (!no_files) return open(path, flags);
+    errno = EMFILE;
+    return -1;
+}
+static int watched_fallocate(int fd, off_t offset, off_t nbytes) {
+    return no_memory ? ENOSPC : posix_fallocate(fd, offset, nbytes);
+}
+static void all_zero(void) {
     CHECK(allocate(h, 8 * MIB, 4096, 0) == 0 && commit_zeroed(h, 0, 8 * MIB) == 0);
     for (uint64_t i = 0; i < 8 * MIB; i++)
         if (h->base[i]) FAIL("byte %llu of zeroed memory is %d, after a trim that the system refused",
             (unsigned long long)i, h->base[i]);
-    CHECK(release(h, 0, 0) == 0 && munlock(h->base, 4096) == 0);
+    CHECK(h->committed == 8 * MIB && bytes_of_file() == 8 * MIB);
+    memset(h->base, 7, 8 * MIB);
+    CHECK(release(h, 0, 0) == 0);
+}
+/* The system keeps a page: the granule around it stays, and is whole, whatever the system took of it before it refused. */
+static void refuse_to_punch(void) {
+    open_heap();
+    all_zero();
+    for (uint64_t page = 0; page < 4 * MIB; page += MIB) {
+        char *locked = h->base + 2 * MIB + page / MIB % 2 * MIB + page / (2 * MIB) * 4096;
+        if (mlock(locked, 4096)) { printf("cannot lock memory: %s\n", strerror(errno)); exit(77); }
+        CHECK(trim(h, 0, UINT64_MAX) == 6 * MIB && h->committed == 2 * MIB && bytes_of_file() == 2 * MIB);
+        all_zero();
+        no_memory = 1; /* what was taken cannot be had back: then the granule does not count, and its bytes are zero */
+        CHECK(trim(h, 0, UINT64_MAX) == 8 * MIB && h->committed == 0 && bytes_of_file() == 4096);
+        no_memory = 0;
+        all_zero();
+        CHECK(munlock(locked, 4096) == 0);
+    }
     CHECK(trim(h, 0, UINT64_MAX) == 8 * MIB && h->committed == 0 && bytes_of_file() == 0);
+    heap_close(h);
+    heap_free(h);
+    free(claims);
+}
+/* Ids of many blocks, all different, though getrandom fails. */
+static void without_random(int files_too) {
+    uint64_t ids[200];
+    open_heap();
+    no_random = 1;
+    no_files = files_too;
+    for (int i = 0; i < 200; i++) {
+        int64_t offset = allocate(h, 64, 64, 0);
+        CHECK(offset >= 0);
+        pthread_mutex_lock(&h->lock);
+        ids[i] = id_of(h, block_from(h, (uint64_t)offset));
+        pthread_mutex_unlock(&h->lock);
+        for (int j = 0; j < i; j++) CHECK((uint32_t)ids[i] != (uint32_t)ids[j] || ids[i] >> 32 != ids[j] >> 32);
+    }
+    int zero = 0;
+    for (int i = 0; i < 200; i++) zero += (uint32_t)ids[i] == 0;
+    CHECK(no_random > 1 && zero < 3);
+    no_random = no_files = 0;
     heap_close(h);
     heap_free(h);
     free(claims);
@@ -692,8 +752,9 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "refork")) fork_twice();
     else if (!strcmp(mode, "trim")) allocate_while_trimmed();
     else if (!strcmp(mode, "punch")) refuse_to_punch();
+    else if (!strcmp(mode, "random") || !strcmp(mode, "norandom")) without_random(mode[0] == 'n');
     else {
-        fprintf(stderr, "usage: %s offsets|memory|flaky|pinned|flakypinned|fork|trim N [SEED], %s refork|punch\n",
+        fprintf(stderr, "usage: %s offsets|memory|flaky|pinned|flakypinned|fork|trim N [SEED], %s refork|punch|random|norandom\n",
             argv[0], argv[0]);
         return 2;
     }

@@ -15,6 +15,7 @@ import pytest
 
 from zcactor.errors import OutOfMemory
 from zcactor.objectstore.arena import GRANULE_NBYTES, Arena
+from zcactor.objectstore.groups import default_capacity
 
 MIB = 1 << 20
 
@@ -149,10 +150,15 @@ def test_a_file_size_limit_is_no_memory() -> None:
     before = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
     try:
-        with pytest.raises(OutOfMemory, match="ulimit") as caught:
+        with pytest.raises(OutOfMemory) as caught:
             Arena(2 * MIB)
+        assert default_capacity([]) == MIB
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB - 1, hard))
+        assert default_capacity([]) > MIB
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    text = "ulimit -f allows a file of 1,048,576 bytes, and the store is to have 2,097,152: raise that limit"
+    assert str(caught.value) == text
     assert (caught.value.requested, caught.value.used) == (2 * MIB, 0)
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -202,3 +202,15 @@ def test_dead_arrays_are_forgotten() -> None:
         counter.remember(array, block)
         assert counter.known(array) is block
         del array
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [10, 0, 7], [3_000_000, 5, 4_000_000, 0, 2_500_000, 1]])
+def test_many_pieces_are_copied_as_one(sizes: list[int]) -> None:
+    counter = CopyCounter()
+    sources = [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in sizes]
+    pairs = [(np.zeros(source.size, np.uint8), source) for source in sources]
+    counter.copy_all(pairs, "pieces")
+    for destination, source in pairs:
+        np.testing.assert_array_equal(destination, source)
+    counted = counter.snapshot().get("pieces")
+    assert (counted.count, counted.nbytes) == (len(sizes), sum(sizes)) if counted else not sizes

@@ -26,10 +26,26 @@ from tests.objectstore.heap_arrays import (
     taken,
     using,
 )
+from zcactor.errors import OutOfMemory
 from zcactor.objectstore.arena import GRANULE_NBYTES
 from zcactor.objectstore.store import Store
 
 # ---------------------------------------------------------------- the figures
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "alignment"), [(1, 1 << 62), (1, 128 * MIB), (64 * MIB + 1, 64), ((1 << 63) - 1, 1 << 62)]
+)
+def test_what_the_whole_arena_could_not_hold_takes_none_of_it(nbytes: int, alignment: int) -> None:
+    store = Store(64 * MIB, PROCESS)
+    with pytest.raises(OutOfMemory):
+        store.heap.take(nbytes, alignment)
+    assert store.heap.capacity == 0
+    holds = [store.heap.take(48 * MIB, 16 * MIB)]
+    with pytest.raises(OutOfMemory):
+        store.heap.take(1, 32 * MIB)
+    holds.append(store.heap.take(16 * MIB, 16 * MIB))
+    assert (store.heap.capacity, store.heap.used) == (64 * MIB, 64 * MIB)
 
 
 def test_the_figures_tell_numpys_bytes_from_the_stores(store: Store) -> None:

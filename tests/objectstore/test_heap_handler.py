@@ -6,6 +6,7 @@ import contextvars
 import ctypes
 import errno
 import os
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -485,3 +486,37 @@ def test_two_stores_one_inside_the_other(store: Store) -> None:
     del held
     assert figures(other) == (0, 0, 0)
     other.close()
+
+
+# ---------------------------------------------------------------- without the interpreter lock
+
+_BARE = """
+import ctypes, importlib
+from zcactor.objectstore.heap import use_handler
+from zcactor.objectstore.store import Store
+
+class Handler(ctypes.Structure):  # PyDataMem_Handler
+    _fields_ = [("name", ctypes.c_char * 127), ("version", ctypes.c_uint8), ("context", ctypes.c_void_p),
+                ("malloc", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t))]
+
+for name in ("_interpreters", "_xxsubinterpreters"):  # since Python 3.13, and before
+    try:
+        importlib.import_module(name).create()
+        break
+    except ModuleNotFoundError:
+        pass
+else:
+    raise SystemExit("no subinterpreter can be made")
+store = Store(64 << 20, b"p" * 16)
+ours = use_handler(store.heap.use(4096))
+pointer = ctypes.pythonapi.PyCapsule_GetPointer
+pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+handler = Handler.from_address(pointer(ours, b"mem_handler"))
+print(handler.name.decode(), store.heap.address <= handler.malloc(handler.context, 16 << 20))  # ctypes lets the lock go
+"""
+
+
+def test_memory_without_the_interpreter_lock_where_subinterpreters_are() -> None:
+    command = [sys.executable, "-c", _BARE]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "zcactor True\n"), ended.stderr

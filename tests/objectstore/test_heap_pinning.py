@@ -185,11 +185,11 @@ def test_unpinned_memory_is_given_back(arena: Arena) -> None:
 
 
 def test_a_commit_that_fails_takes_nothing_pinned_back() -> None:
-    refused = [False]
+    refuser: list[Heap] = []
 
     def fallocate(fd: int, offset: int, nbytes: int) -> None:
-        if refused[0] and offset + nbytes > 24 * MIB:
-            heap.pin(8 * MIB, 2 * MIB)  # by another thread, just now
+        if refuser and offset + nbytes > 24 * MIB:
+            refuser[0].pin(8 * MIB, 2 * MIB)  # by another thread, just now
             raise OSError(errno.ENOSPC, "no memory")
         os.posix_fallocate(fd, offset, nbytes)
 
@@ -197,12 +197,13 @@ def test_a_commit_that_fails_takes_nothing_pinned_back() -> None:
     heap = arena.heap
     offset = heap.allocate(28 * MIB)
     arena.pin(4 * MIB, 1)
-    refused[0] = True
+    refuser.append(heap)
     with pytest.raises(OutOfMemory):
         arena.commit(offset, 28 * MIB)
     assert heap.pinned == 4 * MIB
     assert data(arena.fd) == [(0, 6 * MIB), (8 * MIB, 10 * MIB)], "what was committed before the refusal, and pinned"
     assert heap.committed == 8 * MIB
+    refuser.clear()  # the garbage collector does not look into a heap
     arena.close()
 
 

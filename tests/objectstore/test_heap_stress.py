@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -138,6 +139,13 @@ def test_zeroed_memory_is_zero_though_the_system_refused_to_take_it_back(build: 
     if ended.returncode == 77:
         pytest.skip(ended.stdout.strip())
     assert ended.returncode == 0, ended.stderr
+
+
+def test_ids_are_random_without_getrandom_and_never_guessable(build: Build) -> None:
+    stress(build(*FAST), "random")
+    ended = run([*build(*FAST), "norandom"], timeout=20)
+    assert ended.returncode == -signal.SIGABRT
+    assert "/dev/urandom" in ended.stderr
 
 
 def balanced(lines: list[str]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.objectstore.heap_arrays import MIB, PROCESS
+from tests.objectstore.heap_arrays import MIB, PROCESS, using
 from zcactor.errors import NotInitialized, OutOfMemory
 from zcactor.objectstore.placement import Placements
 from zcactor.objectstore.store import Block, Store
@@ -211,6 +212,67 @@ def test_closed_store() -> None:
         places.take(PEER, 64)
 
 
+def test_the_limit_holds_when_they_come_back(store: Store) -> None:
+    """Nobody has to ask for another one."""
+    places = Placements(store, 8 * MIB)
+    blocks = [places.take(PEER, 6 * MIB) for _ in range(8)]
+    del blocks
+    assert store.stats().used == places.idle_nbytes == 6 * MIB
+
+
+def test_what_is_kept_makes_way_for_others(store: Store) -> None:
+    places = Placements(store, 32 * MIB)
+    for _ in range(2):
+        blocks = [places.take(PEER, 6 * MIB) for _ in range(6)]
+        del blocks
+        assert places.idle_nbytes == 30 * MIB
+        array = store.empty(40 * MIB, "u1")
+        assert places.idle_nbytes == 0
+        with pytest.raises(OutOfMemory):
+            store.empty(40 * MIB, "u1")
+        del array
+
+
+@pytest.mark.parametrize("make", [np.empty, np.zeros])
+def test_what_is_kept_makes_way_for_numpy(store: Store, make: Any) -> None:
+    places = Placements(store, 32 * MIB)
+    with using(store.heap):
+        blocks = [places.take(PEER, 6 * MIB) for _ in range(6)]
+        del blocks
+        array = make(40 * MIB, "u1")
+        assert store.contains(*store.bounds(array)) and places.idle_nbytes == 0
+        other = make(40 * MIB, "u1")
+        assert not store.contains(*store.bounds(other)), "there is nothing more to be had"
+
+
+def test_a_store_without_its_placements(store: Store) -> None:
+    places = Placements(store, 32 * MIB)
+    gone = ref(places)
+    del places
+    assert gone() is None
+    with pytest.raises(OutOfMemory):
+        store.empty(65 * MIB, "u1")
+
+
+def test_one_that_is_lost_while_others_are_sorted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may run anywhere: it neither waits for its own thread nor leaves anything behind."""
+    places = Placements(store, 8 * MIB)
+    blocks = [places.take(PEER, MIB) for _ in range(4)]
+    sort = places._sort
+    full: list[bool] = []
+
+    def sort_and_lose() -> None:
+        sort()
+        if blocks:
+            blocks.pop()
+            full.append(places.give_up())
+
+    monkeypatch.setattr(places, "_sort", sort_and_lose)
+    places.clear()
+    assert full == [False] * 4
+    assert store.stats().used == 0 and not places._back
+
+
 # ---- forgetting
 
 
@@ -232,7 +294,6 @@ def test_clear(store: Store, places: Placements) -> None:
     places.clear()
     assert store.stats().used == MIB
     del living
-    places.take(OTHER, 64)
     assert store.stats().used == 0
 
 
@@ -297,7 +358,6 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def no_more_is_kept_than_allowed(self) -> None:
-        self.places._collect()
         living = sum(-(-block.nbytes // 64) * 64 for block, _ in self.living.values())
         assert self.store.stats().used <= living + self.LIMIT
         assert 0 <= self.places._idle_nbytes <= self.LIMIT
@@ -305,7 +365,6 @@ class Model(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.living.clear()
         self.places.clear()
-        self.places._collect()
         assert self.store.stats().used == 0
         self.store.close()
 

@@ -19,10 +19,10 @@ def region(offset: int, nbytes: int, kind: int = RegionKind.ARRAY) -> Region:
 
 def test_wire_layout_is_56_bytes_in_the_schemas_order() -> None:
     assert REGION_STRUCT.size == REGION_NBYTES == 56
-    packed = REGION_STRUCT.pack(OWNER, 1, 2, 3, 4, 3, 5, 6)
+    packed = REGION_STRUCT.pack(OWNER, 1, 2, 3, 4, 3, 1, 5, 6)
     assert packed[:16] == OWNER
     assert [int.from_bytes(packed[at : at + 8], "little") for at in range(16, 48, 8)] == [1, 2, 3, 4]
-    assert packed[48:] == b"\x03\0\5\0\6\0\0\0"
+    assert packed[48:] == b"\x03\1\5\0\6\0\0\0"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.objectstore.heap_arrays import LEAST, using
 from zcactor.errors import NotInitialized, OutOfMemory
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Block, Store
@@ -313,6 +314,26 @@ class Session:
 
     def __init__(self) -> None:
         self.leases = LeaseTable()
+
+
+def test_what_is_known_of_numpys_memory_goes_with_it(store: Store) -> None:
+    """Peers may have copies under the ids of memory that lives; of what is gone nothing is remembered."""
+
+    def told(array: NDArray[Any]) -> int:
+        block = store.block_at(*store.bounds(array))
+        assert block is not None
+        return store.export(block)
+
+    living: list[tuple[NDArray[Any], int]] = []
+    with using(store.heap):
+        for number in range(2000):
+            array = np.empty(LEAST + number % 7 * 4096, np.uint8)
+            last = told(array)
+            if number % 100 == 0:
+                living.append((array, last))
+        assert len(store._known) <= 2 * (256 + len(living))
+        for array, last in living:
+            assert told(array) != last, "somebody could write to it since peers were told"
 
 
 def test_a_lease_keeps_the_bytes(store: Store) -> None:

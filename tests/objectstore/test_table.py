@@ -34,14 +34,16 @@ def test_a_lease_keeps_the_object_until_the_last_release() -> None:
     assert table.get(7) is None
 
 
-def test_clear_lets_everything_go() -> None:
+def test_the_end_hands_over_what_was_kept() -> None:
     table = LeaseTable()
     kept = Kept()
     seen = weakref.ref(kept)
     table.grant(1, kept)
     del kept
-    table.clear()
-    table.clear()
+    ended = table.end()
+    assert list(ended) == [1] and ended[1] is seen()
+    del ended
+    assert table.end() == {}
     assert seen() is None
     assert (len(table), table.total) == (0, 0)
 
@@ -75,7 +77,7 @@ def test_counts_like_a_dictionary(steps: list[tuple[str, int, int]]) -> None:
             table.grant(object_id, object_id)
             model[object_id] += 1
         elif what == "clear":
-            table.clear()
+            assert table.end() == {key: key for key, count in model.items() if count}
             model.clear()
         elif 0 < count <= model[object_id]:
             table.release(object_id, count)

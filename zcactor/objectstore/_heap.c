@@ -5,6 +5,9 @@
  * comes from the handler that was set before, so no program fails because of us. Where a block comes from is seen by its
  * address. Each array keeps the handler that made it, a handler keeps its heap, and so memory and code stay until the last
  * array is gone, after the runtime's end as well.
+ *
+ * The rule: after anything that can run Python, or let go of the interpreter lock or of the heap's, read every field again, and own
+ * what is used across it. `Py_BEGIN_ALLOW_THREADS`, `PyGILState_Ensure` and the last Py_DECREF of an object are such places.
  */
 #define PY_SSIZE_T_CLEAN
 #include "_heap.h"
@@ -13,6 +16,7 @@
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_25_API_VERSION
 #include <numpy/arrayobject.h>
+#include "../native/_living.h"
 
 #define LARGE ((uint64_t)1 << 20)  /* from here on blocks begin at pages: parts written by several threads share none */
 #define LONG ((uint64_t)4 << 20)   /* bytes whose committing or zeroing takes long enough to let other threads run */
@@ -22,10 +26,13 @@
 typedef struct {
     heap_t *heap;
     Py_ssize_t owners; /* changed under the interpreter lock */
+    PyObject *when_full; /* what frees something, or NULL; holds nothing of ours */
 } Shared;
 
 static void shared_drop(Shared *shared) {
     if (--shared->owners == 0) {
+        COUNT(-1);
+        Py_XDECREF(shared->when_full);
         heap_free(shared->heap);
         PyMem_Free(shared);
     }
@@ -92,6 +99,7 @@ static PyObject *heap_py_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     self->shared->owners = 1;
+    COUNT(1);
     if (fallocate != Py_None) {
         self->fallocate = Py_NewRef(fallocate);
         self->shared->heap->context = fallocate;
@@ -194,6 +202,38 @@ static PyObject *heap_commit(Heap *self, PyObject *const *args, Py_ssize_t nargs
     if (code) { errno = code; return PyErr_SetFromErrno(PyExc_OSError); }
     Py_RETURN_NONE;
 }
+/* limit_by(groups): commit fails with EDQUOT where one of these control groups has not enough left. Once, before any commit. */
+static PyObject *heap_limit_by(Heap *self, PyObject *arg) {
+    heap_t *h = self->shared->heap;
+    if (h->groups) { PyErr_SetString(PyExc_ValueError, "the heap has its control groups already"); return NULL; }
+    PyObject *given = PySequence_Tuple(arg);
+    if (!given) return NULL;
+    Py_ssize_t n = PyTuple_GET_SIZE(given);
+    group_t *groups = n ? calloc((size_t)n, sizeof *groups) : NULL;
+    if (n && !groups) { Py_DECREF(given); return PyErr_NoMemory(); }
+    Py_ssize_t done = 0;
+    for (; done < n; done++) {
+        const char *limit, *usage, *statistics, *inactive;
+        if (!PyArg_Parse(PyTuple_GET_ITEM(given, done), "(ssss)", &limit, &usage, &statistics, &inactive)) break;
+        group_t group = {strdup(limit), strdup(usage), strdup(statistics), strdup(inactive)};
+        groups[done] = group;
+        if (!group.limit || !group.usage || !group.statistics || !group.inactive) { done++; PyErr_NoMemory(); break; }
+    }
+    Py_DECREF(given);
+    if (PyErr_Occurred()) {
+        while (done-- > 0) {
+            free(groups[done].limit);
+            free(groups[done].usage);
+            free(groups[done].statistics);
+            free(groups[done].inactive);
+        }
+        free(groups);
+        return NULL;
+    }
+    h->groups = groups;
+    h->ngroups = (unsigned)n;
+    Py_RETURN_NONE;
+}
 /* pin(offset, nbytes): memory behind the range, whoever owns it, that is never given back; OSError when the system has none. */
 static PyObject *heap_pin(Heap *self, PyObject *const *args, Py_ssize_t nargs) {
     uint64_t offset, nbytes;
@@ -225,6 +265,7 @@ static PyObject *new_hold(Heap *self, uint64_t offset) {
     hold->id = id_of(h, n);
     pthread_mutex_unlock(&h->lock);
     hold->heap = (Heap *)Py_NewRef(self);
+    COUNT(1);
     return (PyObject *)hold;
 }
 static PyObject *heap_take(Heap *self, PyObject *const *args, Py_ssize_t nargs) {
@@ -301,6 +342,11 @@ static PyObject *heap_shut(Heap *self, PyObject *Py_UNUSED(ignored)) {
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
+/* when_full(give_up): called when NumPy's memory does not fit, with the interpreter lock; true: something was freed. */
+static PyObject *heap_when_full(Heap *self, PyObject *give_up) {
+    Py_XSETREF(self->shared->when_full, Py_NewRef(give_up));
+    Py_RETURN_NONE;
+}
 enum { FD, ADDRESS, NBYTES, CAPACITY, USED, OF_NUMPY, COMMITTED, PINNED, IDLE, HIGH, LARGEST_FREE, TAIL_FREE, CLOSED };
 static PyObject *heap_get(Heap *self, void *which) {
     heap_t *h = self->shared->heap;
@@ -339,6 +385,15 @@ typedef struct {
 static int owns(const heap_t *h, const void *p) {
     return (uintptr_t)p - (uintptr_t)h->base < h->nbytes;
 }
+/* Whether this thread holds the interpreter lock. Where there are subinterpreters PyGILState_Check always says so. */
+static int holds_lock(void) {
+#if PY_VERSION_HEX >= 0x030d0000
+    PyThreadState *state = PyThreadState_GetUnchecked();
+#else
+    PyThreadState *state = _PyThreadState_UncheckedGet(); /* of whichever thread holds it */
+#endif
+    return state && state == PyGILState_GetThisThreadState();
+}
 /* Memory of the heap, or NULL. Committing or zeroing much of it takes a while, in which other threads may run if `may_let_go`. */
 static void *from_heap(heap_t *h, size_t nbytes, int zeroed, int may_let_go) {
     if (__atomic_load_n(&h->closed, __ATOMIC_RELAXED)) return NULL;
@@ -348,7 +403,7 @@ static void *from_heap(heap_t *h, size_t nbytes, int zeroed, int may_let_go) {
     uint64_t offset = (uint64_t)placed, fresh = missing(h, offset, nbytes);
     int code = 0;
     if (fresh || zeroed) {
-        int lets_go = may_let_go && (fresh >= LONG || (zeroed && nbytes >= LONG)) && PyGILState_Check();
+        int lets_go = may_let_go && (fresh >= LONG || (zeroed && nbytes >= LONG)) && holds_lock();
         PyThreadState *state = lets_go ? PyEval_SaveThread() : NULL;
         code = zeroed ? commit_zeroed(h, offset, nbytes) : commit_surely(h, offset, nbytes);
         if (state) PyEval_RestoreThread(state);
@@ -357,15 +412,34 @@ static void *from_heap(heap_t *h, size_t nbytes, int zeroed, int may_let_go) {
     release(h, offset, 1);
     return NULL;
 }
+/* Whether something was freed, so that another attempt makes sense. */
+static int gave_up(Shared *shared) {
+    if (__atomic_load_n(&shared->heap->closed, __ATOMIC_RELAXED) || !holds_lock() || !shared->when_full) return 0;
+    PyObject *type, *error, *traceback, *give_up = Py_NewRef(shared->when_full);
+    PyErr_Fetch(&type, &error, &traceback);
+    PyObject *answer = PyObject_CallNoArgs(give_up);
+    int freed = answer == Py_True;
+    if (!answer) PyErr_WriteUnraisable(give_up);
+    Py_XDECREF(answer);
+    Py_DECREF(give_up);
+    PyErr_Restore(type, error, traceback);
+    return freed;
+}
+/* The same, giving up what is kept for later where nothing fits otherwise. */
+static void *surely_from_heap(Handler *self, size_t nbytes, int zeroed) {
+    if (nbytes < self->min_nbytes) return NULL;
+    void *p = from_heap(self->heap, nbytes, zeroed, 1);
+    return p || !gave_up(self->shared) ? p : from_heap(self->heap, nbytes, zeroed, 1);
+}
 static void *handler_malloc(void *context, size_t nbytes) {
     Handler *self = context;
-    void *p = nbytes >= self->min_nbytes ? from_heap(self->heap, nbytes, 0, 1) : NULL;
+    void *p = surely_from_heap(self, nbytes, 0);
     return p ? p : self->under->malloc(self->under->ctx, nbytes);
 }
 static void *handler_calloc(void *context, size_t count, size_t each) {
     Handler *self = context;
     size_t nbytes;
-    void *p = !__builtin_mul_overflow(count, each, &nbytes) && nbytes >= self->min_nbytes ? from_heap(self->heap, nbytes, 1, 1) : NULL;
+    void *p = !__builtin_mul_overflow(count, each, &nbytes) ? surely_from_heap(self, nbytes, 1) : NULL;
     return p ? p : self->under->calloc(self->under->ctx, count, each);
 }
 static void handler_free(void *context, void *p, size_t nbytes) {
@@ -464,6 +538,7 @@ static PyObject *allocate_elsewhere(PyObject *Py_UNUSED(module), PyObject *Py_UN
 static void hold_dealloc(Hold *self) {
     release(self->heap->shared->heap, self->offset, 0); /* takes no lock of Python's: it may run inside the garbage collector */
     Py_DECREF(self->heap);
+    COUNT(-1);
     PyObject_Free(self);
 }
 static PyMemberDef hold_members[] = {
@@ -481,6 +556,7 @@ static PyMethodDef heap_methods[] = {
     {"free", (PyCFunction)heap_free_block, METH_O, "free(offset): one holder less"},
     {"grow", FAST(heap_grow), "grow(offset, nbytes): add an extent, to a heap without memory"},
     {"commit", FAST(heap_commit), "commit(offset, nbytes): memory behind the range"},
+    {"limit_by", (PyCFunction)heap_limit_by, METH_O, "limit_by(groups): (limit, usage, statistics, inactive) of each, paths and a line's name"},
     {"pin", FAST(heap_pin), "pin(offset, nbytes): memory behind the range, never to be given back"},
     {"unpin_all", (PyCFunction)heap_unpin_all, METH_NOARGS, "What was pinned may be given back."},
     {"take", FAST(heap_take), "take(nbytes, alignment=64) -> Hold: allocate, and free with the object"},
@@ -490,6 +566,7 @@ static PyMethodDef heap_methods[] = {
     {"watch", (PyCFunction)heap_watch, METH_VARARGS, "watch(event_fd, idle_limit) -> most bytes used since the last call"},
     {"watch_growth", (PyCFunction)heap_watch_growth, METH_VARARGS, "watch_growth(event_fd, limit): tell once of a block above the limit"},
     {"use", (PyCFunction)heap_use, METH_O, "use(min_nbytes) -> handler: NumPy allocates here, in this context"},
+    {"when_full", (PyCFunction)heap_when_full, METH_O, "when_full(give_up): asked when an array of NumPy's does not fit; true: again"},
     {"close", (PyCFunction)heap_shut, METH_NOARGS, "Allocate nothing more. What is allocated stays."},
     {NULL, NULL, 0, NULL}};
 #define GET(name, which, doc) {name, (getter)heap_get, NULL, doc, (void *)(intptr_t)(which)}
@@ -519,6 +596,7 @@ static PyTypeObject HeapType = {
 static PyMethodDef functions[] = {
     {"use_handler", use_handler, METH_O, "use_handler(handler) -> the one that was set"},
     {"allocate_elsewhere", allocate_elsewhere, METH_NOARGS, "allocate_elsewhere() -> the handler that was set; NumPy allocates by the one under ours"},
+    LIVING_METHOD
     {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "zcactor.objectstore._heap", .m_size = -1,
                                         .m_methods = functions, .m_doc = "The heap of an arena; see the comment in _heap.c."};
@@ -531,6 +609,7 @@ PyMODINIT_FUNC PyInit__heap(void) {
     if (pthread_atfork(before_fork, after_fork, after_fork_in_child)) return PyErr_NoMemory();
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
+    COUNT_OBJECTS(&HeapType);
     if (PyType_Ready(&HeapType) < 0 || PyType_Ready(&HoldType) < 0 || PyModule_AddObjectRef(module, "Heap", (PyObject *)&HeapType) < 0 ||
         PyModule_AddObjectRef(module, "Hold", (PyObject *)&HoldType) < 0)
         Py_CLEAR(module);

@@ -1,8 +1,12 @@
 /* The heap of an arena, in plain C: which bytes are free, who holds the others, and behind which there is memory.
  *
  * Nothing here knows Python, so that any thread may call it without the interpreter lock and a thread sanitizer can watch it
- * (tests/objectstore/stress.c). One mutex guards the blocks; it is held for a few tree operations and never during a system
- * call. What is committed stands in a bitmap of its own, with atomic bits; what is pinned in another, see `pin`.
+ * (tests/objectstore/stress.c). One mutex guards the blocks; it is held for a few tree operations, and for a system call only to
+ * have random numbers for 64 ids. What is committed stands in a bitmap of its own, with atomic bits; what is pinned in another,
+ * see `pin`.
+ *
+ * The rule: after a lock was let go, read every field again, `blocks` first, which moves when it grows; and hold a block that is
+ * used across it.
  *
  * Blocks: best fit with immediate coalescing, the lowest address among equals. A free block stands in the tree of its size
  * class, ordered by (size, offset); an allocated one in the tree of all, ordered by offset. Both are treaps (Seidel and
@@ -17,6 +21,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -29,6 +34,7 @@
 #define GRANULE ((uint64_t)2 << 20)  /* memory is committed in huge pages: small blocks cost a system call once in thousands */
 #define CHUNK ((uint64_t)16 << 20)   /* bytes per fallocate(2), which a signal makes the kernel undo and us repeat */
 #define PARALLEL ((uint64_t)32 << 20) /* from here on several threads commit: starting one costs 50 us, 32 MiB take 10 ms */
+#define CHECKED ((uint64_t)16 << 20) /* bytes that are committed between two looks at the control groups, and kept free in them */
 #define MAX_THREADS 4                /* they reach the bandwidth of one socket */
 #define PAGE ((uint64_t)4096)
 #define BINS 256                     /* size classes: four to each power of two */
@@ -43,6 +49,10 @@ typedef struct {
     uint32_t holders;                /* 0: free */
     int of_numpy;                    /* one of the holders is an array that owns its memory */
 } block_t;
+
+/* A control group that bounds our memory: the files with its limit and with what it uses, and its statistics, where the line
+ * that begins with `inactive` says how much of that can be dropped. */
+typedef struct { char *limit, *usage, *statistics, *inactive; } group_t;
 
 typedef struct heap {
     pthread_mutex_t lock;
@@ -78,6 +88,9 @@ typedef struct heap {
     int (*fallocate)(struct heap *, uint64_t offset, uint64_t nbytes); /* 0 or an errno */
     void *context;
     int can_populate, huge_on_advice;
+    group_t *groups; /* set once, before anything is committed */
+    unsigned ngroups;
+    uint64_t unchecked; /* bytes committed since the groups were looked at */
     struct heap *next; /* all heaps, for fork */
 } heap_t;
 
@@ -356,22 +369,35 @@ static int grow(heap_t *h, uint64_t offset, uint64_t nbytes) {
 static uint32_t place(heap_t *h, uint64_t nbytes, uint64_t alignment) {
     uint32_t n = take(h, nbytes, alignment);
     if (n != NIL || !h->base) return n;
-    uint64_t step = alignment > PAGE ? alignment : PAGE, remaining = h->nbytes - h->capacity;
-    if (!remaining || nbytes > h->nbytes || tail_free(h) + remaining < nbytes) return NIL;
-    uint64_t needed = ((nbytes + step - 1) & -step) + step - PAGE, more = needed > h->extent ? needed : h->extent;
+    uint64_t size = (nbytes + alignment - 1) & -alignment, tail = h->capacity - tail_free(h), start = (tail + alignment - 1) & -alignment;
+    if (size < nbytes || start < tail || start > h->nbytes || size > h->nbytes - start) return NIL; /* nor would the whole arena do */
+    uint64_t remaining = h->nbytes - h->capacity, needed = (start + size - h->capacity + PAGE - 1) & -PAGE;
+    uint64_t more = needed > h->extent ? needed : h->extent;
     if (grow(h, h->capacity, more < remaining ? more : remaining)) return NIL;
     return take(h, nbytes, alignment);
+}
+/* Random bytes from the system. Without any the process ends: an id that can be guessed is worse than none. */
+static void have_random(void *to, size_t nbytes) {
+    size_t got = 0;
+    ssize_t more = 1;
+    while (got < nbytes && (more > 0 || errno == EINTR))
+        if ((more = getrandom((char *)to + got, nbytes - got, 0)) > 0) got += (size_t)more;
+    if (got == nbytes) return;
+    int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC); /* a sandbox may know files and no getrandom(2) */
+    more = fd < 0 ? 0 : 1;
+    while (got < nbytes && (more > 0 || (more < 0 && errno == EINTR)))
+        if ((more = read(fd, (char *)to + got, nbytes - got)) > 0) got += (size_t)more;
+    if (fd >= 0) close(fd);
+    if (got == nbytes) return;
+    fprintf(stderr, "zcactor: neither getrandom(2) nor /dev/urandom gives random bytes, which ids of objects are made of: allow one\n");
+    abort();
 }
 /* An id that a peer cannot guess: 32 bits of a counter and 32 random ones. It comes again only after 2**32 objects, and then
  * with a probability of 2**-32. */
 static uint64_t id_of(heap_t *h, uint32_t n) {
     if (h->blocks[n].id == 0) {
         if (h->nsalts == 0) {
-            size_t got = 0;
-            while (got < sizeof h->salts) {
-                ssize_t more = getrandom((char *)h->salts + got, sizeof h->salts - got, 0);
-                if (more > 0) got += (size_t)more;
-            }
+            have_random(h->salts, sizeof h->salts);
             h->nsalts = sizeof h->salts / sizeof *h->salts;
         }
         if (++h->number == 0) h->number = 1;
@@ -468,11 +494,47 @@ static uint64_t missing(heap_t *h, uint64_t offset, uint64_t nbytes) {
         if (!is_committed(h, g)) sum += granule_end(h, g) - g * GRANULE;
     return sum;
 }
+/* The number in a file, or in its line that begins with `key` and a blank; -1 where there is none, or no limit ("max"). */
+static int64_t number_in(const char *path, const char *key) {
+    char text[8192];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    if (n <= 0) return -1;
+    text[n] = 0;
+    char *at = text;
+    for (size_t length = key ? strlen(key) : 0; length && (strncmp(at, key, length) || at[length] != ' ');) {
+        if (!(at = strchr(at, '\n'))) return -1;
+        at++;
+    }
+    if (key) at += strlen(key) + 1;
+    if (*at < '0' || *at > '9') return -1;
+    unsigned long long value = strtoull(at, NULL, 10);
+    return value > INT64_MAX ? -1 : (int64_t)value;
+}
+/* Whether a control group has not `nbytes` left, and CHECKED for what is not looked at: to take them would get a process of the
+ * group killed. Another one may take the rest a moment later; the kernel has no way to ask and take in one step. */
+static int exceeds_groups(heap_t *h, uint64_t nbytes) {
+    if (h->ngroups == 0 || nbytes == 0 || __atomic_add_fetch(&h->unchecked, nbytes, __ATOMIC_RELAXED) < CHECKED) return 0;
+    for (unsigned i = 0; i < h->ngroups; i++) {
+        group_t *group = h->groups + i;
+        int64_t limit = number_in(group->limit, NULL), usage = limit < 0 ? -1 : number_in(group->usage, NULL);
+        if (usage < 0) continue;
+        int64_t inactive = number_in(group->statistics, group->inactive);
+        if (limit - usage + (inactive < 0 ? 0 : inactive) < (int64_t)(nbytes + CHECKED)) {
+            __atomic_store_n(&h->unchecked, CHECKED, __ATOMIC_RELAXED); /* whatever comes next is looked at, too */
+            return 1;
+        }
+    }
+    __atomic_store_n(&h->unchecked, 0, __ATOMIC_RELAXED);
+    return 0;
+}
 static int punch(heap_t *h, uint64_t low, uint64_t high) { return madvise(h->base + low, high - low, MADV_REMOVE) ? errno : 0; }
-/* Memory behind [offset, offset + nbytes), which the caller owns; 0 or an errno. What was taken on the way is given back then. A
+/* Memory behind [offset, offset + nbytes), which the caller owns; 0 or an errno, EDQUOT for a control group's limit. What was taken on the way is given back then. A
  * granule at either end may be taken by a neighbour at the same time, which is harmless: fallocate does not write. */
 static int commit(heap_t *h, uint64_t offset, uint64_t nbytes) {
     if (nbytes == 0) return 0;
+    if (exceeds_groups(h, missing(h, offset, nbytes))) return EDQUOT;
     uint64_t first = offset / GRANULE, last = (offset + nbytes - 1) / GRANULE;
     for (uint64_t g = first; g <= last; g++) {
         if (is_committed(h, g)) continue;
@@ -513,6 +575,19 @@ static int commit_zeroed(heap_t *h, uint64_t offset, uint64_t nbytes) {
     return commit_surely(h, offset, nbytes);
 }
 static int may_go(heap_t *h, uint64_t granule) { return is_committed(h, granule) && !is_pinned(h, granule); }
+/* Punch a granule where the system takes no more at once, as where pages are locked by mlock(2): then it may have taken those before
+ * them. Returns bytes given back, or 0: the granule is committed as before. Nobody needs its bytes. */
+static uint64_t punch_granule(heap_t *h, uint64_t granule) {
+    uint64_t low = granule * GRANULE, high = granule_end(h, granule);
+    if (punch(h, low, high)) {
+        if (posix_take(h, low, high - low) == 0) return 0;
+        /* No memory for what is missing now: the rest goes as far as it can, and what stays is zero as what comes back will be. */
+        for (uint64_t at = low; at < high; at += PAGE)
+            if (punch(h, at, at + PAGE)) memset(h->base + at, 0, PAGE);
+    }
+    set_committed(h, granule, 0);
+    return high - low;
+}
 /* Punch the topmost granules of [first, *stop) that may go and lie together, no more than `room` bytes; *stop becomes where they
  * began. Returns bytes given back; 0: there are none, or the system refuses. */
 static uint64_t punch_top(heap_t *h, uint64_t first, uint64_t *stop, uint64_t room) {
@@ -522,11 +597,12 @@ static uint64_t punch_top(heap_t *h, uint64_t first, uint64_t *stop, uint64_t ro
     if (*stop > first) {
         uint64_t low = *stop, to = granule_end(h, low - 1);
         while (low > first && to - (low - 1) * GRANULE <= room && may_go(h, low - 1)) low--;
-        if (low < *stop && punch(h, low * GRANULE, to) == 0) { /* pages locked by mlock(2) cannot be given back */
+        if (low < *stop && punch(h, low * GRANULE, to) == 0) {
             for (uint64_t g = low; g < *stop; g++) set_committed(h, g, 0);
             given = to - low * GRANULE;
-            *stop = low;
-        }
+        } else
+            for (uint64_t g = *stop; g > low; g--) given += punch_granule(h, g - 1);
+        *stop = low;
     }
     pthread_mutex_unlock(&h->punching);
     return given;
@@ -897,6 +973,13 @@ static void heap_free(heap_t *h) {
     free(h->granules);
     free(h->pins);
     free(h->blocks);
+    for (unsigned i = 0; i < h->ngroups; i++) {
+        free(h->groups[i].limit);
+        free(h->groups[i].usage);
+        free(h->groups[i].statistics);
+        free(h->groups[i].inactive);
+    }
+    free(h->groups);
     pthread_mutex_destroy(&h->lock);
     pthread_mutex_destroy(&h->pinning);
     pthread_mutex_destroy(&h->trimming);

@@ -14,13 +14,17 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import OutOfMemory
+from zcactor.objectstore.groups import inherited_groups
 from zcactor.objectstore.heap import Heap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from zcactor.objectstore.groups import MemoryGroup
 
 __all__ = ["EXTENT_NBYTES", "GRANULE_NBYTES", "Arena"]
 
@@ -36,6 +40,16 @@ _NO_MEMORY: Final = frozenset((errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.ED
 MADV_POPULATE_WRITE reports where an access would have been a SIGBUS (madvise(2))."""
 
 
+def _refused(nbytes: int, error: OSError) -> str:
+    """Why there can be no arena of so many bytes, with the limit that says so where there is one."""
+    which, name, what = resource.RLIMIT_AS, "ulimit -v", "an address space"
+    if error.errno == errno.EFBIG:
+        which, name, what = resource.RLIMIT_FSIZE, "ulimit -f", "a file"
+    limit = resource.getrlimit(which)[0]
+    allows = f"{name} allows {what} of {limit:,} bytes" if limit != resource.RLIM_INFINITY else f"{error.strerror}"
+    return f"{allows}, and the store is to have {nbytes:,}: raise that limit"
+
+
 class Arena:
     """One process's shared memory. Making one is cheap: it maps address space and touches nothing.
 
@@ -43,6 +57,7 @@ class Arena:
         capacity: bytes the arena can hold; rounded up to whole pages.
         extent_nbytes: bytes in which the arena should be handed out; rounded up to whole pages.
         fallocate: ``fallocate(fd, offset, nbytes)``, which takes memory or raises ``OSError``; None for the system's.
+        groups: the control groups that bound this process's memory; None looks for them.
 
     Raises:
         OutOfMemory: the file may not be that large (RLIMIT_FSIZE) or the address space not (RLIMIT_AS).
@@ -55,6 +70,7 @@ class Arena:
         extent_nbytes: int = EXTENT_NBYTES,
         *,
         fallocate: Callable[[int, int, int], None] | None = None,
+        groups: Sequence[MemoryGroup] | None = None,
     ) -> None:
         if capacity <= 0:
             raise ValueError(f"an arena of {capacity} bytes cannot hold anything; pass a capacity of at least 1 byte")
@@ -72,8 +88,9 @@ class Arena:
             os.close(fd)
             if error.errno not in _NO_MEMORY:
                 raise
-            note = f"the system refuses an arena of that size: {error.strerror}; see ulimit -f and ulimit -v"
-            raise OutOfMemory(nbytes, 0, nbytes, 0, note) from error
+            raise OutOfMemory(nbytes, 0, 0, 0, _refused(nbytes, error)) from error
+        self._groups: Final = inherited_groups() if groups is None else groups
+        self.heap.limit_by([group.paths for group in self._groups])
         self.address: Final = self.heap.address
         """Where the arena lies in this process."""
 
@@ -95,10 +112,14 @@ class Arena:
         MADV_POPULATE_WRITE between, and 0.24 s + 0.07 s when two threads do that (2-core VM). A range that was
         committed before costs no system call.
 
+        The kernel ends a process whose control group has nothing left, and says nothing before. So each time that
+        another 16 MiB are wanted, be it at once or in parts, the groups are asked what they have.
+
         Any thread may call it; the caller owns the range.
 
         Raises:
-            OutOfMemory: the system has no memory left. Memory that was taken on the way has been given back.
+            OutOfMemory: the system has no memory left, or a control group has not, which the note names. Memory that
+                was taken on the way has been given back.
             ValueError: the range is not inside the arena, or the arena is closed.
         """
         self._have(self.heap.commit, offset, nbytes)
@@ -126,7 +147,17 @@ class Arena:
             if error.errno not in _NO_MEMORY:
                 raise
             note = f"the system has no memory for it: {error.strerror}"
+            if error.errno == errno.EDQUOT and (exceeded := self._tightest()):
+                note = f"{exceeded}; its processes share that, so end some, use smaller arrays, or raise the limit"
             raise OutOfMemory(nbytes, self.committed, self.nbytes, 0, note) from error
+
+    def _tightest(self) -> str:
+        """The limit of the control group that has the least left; empty where no group sets one."""
+        left = [(room, group) for group in self._groups if (room := group.left) is not None]
+        if not left:
+            return ""
+        room, group = min(left, key=lambda pair: pair[0])
+        return f"{group} allows {group.limit:,} bytes, of which {room:,} are left"
 
     def close(self) -> None:
         """Hand out nothing more, and give free memory back. Idempotent. What is allocated stays, until its last holder

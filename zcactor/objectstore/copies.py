@@ -1,13 +1,17 @@
-"""The copies: every byte of a payload that is copied in this process goes through here and is counted, with a reason.
+"""The copies: every byte of an array, and of a payload above the eager limit, that is copied in this process is counted
+here, with a reason.
 
-A payload that is shared is not copied at all; what cannot be shared (an array outside the store, for one) is copied
-once. The counters say so: they equal what a tracing memcpy would count.
+An array that is shared is not copied at all; what cannot be shared (an array outside the store, for one) is copied
+once. The counters say so: of arrays they equal what a tracing memcpy would count. Other values are made into a payload
+and taken out of it; of a payload above the eager limit its way into the store counts, and its way out.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -16,7 +20,7 @@ import numpy as np
 from zcactor.objectstore.parallel import PARALLEL_NBYTES, in_parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -68,7 +72,26 @@ class CopyCounter:
             _copy_flat(_flat(destination), _flat(source))
         else:
             _copy_flat(_flat(destination.T), _flat(source.T))
-        self._count(reason, nbytes)
+        self.count(reason, nbytes)
+
+    def copy_all(self, pairs: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]], reason: str) -> None:
+        """Copy many pieces and count each: several threads share them when all together have at least 8 MiB.
+
+        Args:
+            pairs: destination and source, both one-dimensional, contiguous and of one length; as for `copy_into`.
+            reason: what the copies were for: the key in `snapshot`.
+        """
+        starts = [0, *accumulate(destination.size for destination, _ in pairs)]
+
+        def work(start: int, stop: int) -> None:
+            for index in range(bisect_right(starts, start) - 1, bisect_left(starts, stop)):
+                destination, source = pairs[index]
+                first, last = max(start - starts[index], 0), stop - starts[index]
+                destination[first:last] = source[first:last]
+
+        in_parallel(work, starts[-1])
+        for destination, _ in pairs:
+            self.count(reason, destination.nbytes)
 
     def copy_bytes(
         self, destination: NDArray[np.uint8], buffer: bytes | bytearray | memoryview | NDArray[Any], reason: str
@@ -102,13 +125,17 @@ class CopyCounter:
         known[key] = ref(array, lambda _: known.pop(key, None)), ref(block)
 
     def known(self, array: NDArray[Any]) -> Any:
-        """What holds a copy of `array` already; None when nothing does, or `array` may have been written to since."""
+        """What holds a copy of `array` already; None when nothing does, or `array` can be written to.
+
+        A flag that was switched on and off again, or a view that was made before, leaves no trace: the caller compares.
+        """
         entry = self._known.get(id(array))
         if entry is None or entry[0]() is not array or array.flags.writeable:
             return None
         return entry[1]()
 
-    def _count(self, reason: str, nbytes: int) -> None:
+    def count(self, reason: str, nbytes: int) -> None:
+        """Count a copy that was made by a library: it encrypted or decrypted, or took values out of a payload."""
         with self._lock:
             counts = self._counts.get(reason)
             if counts is None:

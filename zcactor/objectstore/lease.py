@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import numpy as np
+
+from zcactor.transport.mapping import Mapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Lease", "RemoteLease"]
+    from numpy.typing import NDArray
+
+    from zcactor.objectstore.store import Block
+
+__all__ = ["Lease", "RemoteLease", "close_array"]
+
+
+def close_array(made: ref[NDArray[Any]] | None) -> None:
+    """Make an array that was made over a holder's root read-only for good, and the root, if it still lives."""
+    array = None if made is None else made()
+    while isinstance(array, np.ndarray):
+        array.setflags(write=False)
+        array = array.base
 
 
 class _Granted:
@@ -65,7 +82,7 @@ class Lease(_Granted):
     refuses to switch ``flags.writeable`` back on.
     """
 
-    __slots__ = ("address", "mapping", "writable")
+    __slots__ = ("address", "adopted", "array", "mapping", "pages", "reader", "writable")
 
     def __init__(
         self,
@@ -77,13 +94,43 @@ class Lease(_Granted):
         mapping: Any,
         release: Callable[[int], None],
         writable: bool = False,
+        reader: bytes = b"",
     ) -> None:
         super().__init__(owner, object_id, offset, nbytes, release)
         self.address = address
         """Where the bytes are mapped here."""
         self.mapping = mapping
         """Kept, so that the mapping outlives the connection it came with."""
+        if type(mapping) is Mapping:
+            mapping.leases[id(self)] = ref(self)
         self.writable = writable
+        self.reader = reader
+        """Process id (16 bytes) that it was granted to: a runtime started later can pass nothing on under it."""
+        self.adopted: tuple[Block, int] | None = None
+        """An object of ours with the same bytes, once the owner has ended, and their offset in our arena: what is
+        passed on in its place. See `zcactor.runtime.adoption`."""
+        self.pages: Block | None = None
+        """What the bytes are mapped from, where it is our own arena."""
+        self.array: ref[NDArray[Any]] | None = None
+        """The array made of what was moved to us: sharing a part of it makes it read-only as well."""
+
+    def __del__(self) -> None:
+        mapping = self.mapping
+        if type(mapping) is Mapping:
+            mapping.leases.pop(id(self), None)
+        self._release(self.id)
+
+    def place(self, address: int, mapping: Any) -> None:
+        """The bytes are mapped now."""
+        self.address = address
+        self.mapping = mapping
+        if type(mapping) is Mapping:
+            mapping.leases[id(self)] = ref(self)
+
+    def seal(self) -> None:
+        """From now on nobody writes to the bytes. Idempotent."""
+        self.writable = False
+        close_array(self.array)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

@@ -18,8 +18,8 @@ __all__ = ["OWNER_NBYTES", "REGION_NBYTES", "REGION_STRUCT", "Region", "RegionKi
 OWNER_NBYTES: Final = 16
 """Bytes of a process id: 128 random bits, so ids never repeat while anybody remembers one."""
 
-REGION_STRUCT: Final = Struct("<16sQQQQBxHI")
-"""The wire layout: owner, id, offset, nbytes, pin, kind, a byte of padding, seal, rkey; little-endian."""
+REGION_STRUCT: Final = Struct("<16sQQQQBBHI")
+"""The wire layout: owner, id, offset, nbytes, pin, kind, authenticate, seal, rkey; little-endian."""
 
 REGION_NBYTES: Final = 56
 """Bytes of one region on the wire; ``schemas/zcactor.fbs`` declares the same struct."""
@@ -62,6 +62,9 @@ class Region(NamedTuple):
     """Entry of the owner's table of seals (u16), which a reader by RDMA checks; 0: none."""
     rkey: int = 0
     """Key (u32) of a memory region of the owner's device around all the bytes; 0: the reader has to ask for it."""
+    authenticate: int = 0
+    """1: the bytes belong to a pickle (u8), where wrong ones are memory errors. They are authenticated on their way,
+    whatever is agreed for arrays."""
 
 
 _MAX_KIND: Final = max(RegionKind)

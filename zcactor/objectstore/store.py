@@ -13,15 +13,18 @@ import threading
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
-from weakref import WeakValueDictionary, ref
+from weakref import WeakMethod, WeakValueDictionary, ref
 
 import numpy as np
 
 from zcactor.errors import NotInitialized, OutOfMemory
 from zcactor.objectstore.arena import EXTENT_NBYTES, Arena
+from zcactor.objectstore.fields import LAYOUT_IS_KNOWN, disown
+from zcactor.objectstore.lease import close_array
+from zcactor.objectstore.parking import Parking
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -34,6 +37,8 @@ _CACHE_LINE: Final = 64
 _PAGE: Final = 4096
 """Bytes; alignment of objects of at least `_LARGE_NBYTES`, so that parts copied by several threads share no page."""
 _LARGE_NBYTES: Final = 1 << 20
+_MIN_KNOWN: Final = 256
+"""Entries of `Store._known` from which on those whose memory is gone are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,8 @@ class Block:
         self.of_numpy = False
         """Whether NumPy allocated the memory for an array of its own."""
         self.array: ref[NDArray[Any]] | None = None
-        """The array that `Store.empty` made: sealing the block by way of a view makes it read-only as well."""
+        """The array that `Store.empty` made, or that was made of what was moved back to us: sealing the block by way
+        of a view makes it read-only as well."""
         # It is apart from the block because weak references lead to blocks: while a ``__del__`` of the block ran,
         # another thread could get the block back, with its bytes already free.
         self.hold: Final = hold
@@ -106,6 +112,8 @@ class Block:
         """
         if not self.exported:
             self.store.export(self)
+        if self.of_numpy and not session.connection.maps:
+            self.store.take_over(self.offset)
         session.leases.grant(self.id, self)
         return self.store.process, self.id, 0
 
@@ -131,12 +139,16 @@ class Store:
         self.capacity: Final = self.arena.nbytes
         self.process: Final = process
         self.heap: Final = self.arena.heap
+        self.parking: Final = Parking()
+        """What peers may read after their connections have ended."""
         self._lock = threading.Lock()
         self._closed = False
+        self._give_up: Callable[[], bool] = bool  # nothing is kept: False
         self._blocks: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()  # by offset
         self._exported: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()
         self._kept: Final[dict[int, tuple[ref[NDArray[Any]], Block]]] = {}  # by offset; see `keep`
-        self._known: Final[dict[int, int]] = {}  # by offset: the memory of NumPy's that peers were told of last
+        self._known_limit = _MIN_KNOWN
+        self._known: Final[dict[int, int]] = {}  # memory of NumPy's that peers were told of: its id, its offset
 
     def allocate(self, nbytes: int, alignment: int | None = None) -> Block:
         """Take `nbytes` of shared memory. Their contents are undefined.
@@ -159,6 +171,14 @@ class Store:
             alignment = _PAGE if nbytes >= _LARGE_NBYTES else _CACHE_LINE
         if self._closed:
             raise NotInitialized("the store is closed: zcactor was shut down; use `async with zc.init():` again")
+        try:
+            return self._allocate(nbytes, alignment)
+        except OutOfMemory:
+            if not self._give_up():
+                raise
+        return self._allocate(nbytes, alignment)
+
+    def _allocate(self, nbytes: int, alignment: int) -> Block:
         hold = self.heap.take(nbytes or 1, alignment)  # from here on the bytes come back by themselves
         try:
             self.arena.commit(hold.offset, nbytes)
@@ -170,6 +190,18 @@ class Store:
             raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
         block = self._blocks[hold.offset] = Block(self, hold, nbytes)
         return block
+
+    def when_full(self, give_up: Callable[[], bool]) -> None:
+        """Ask `give_up` when something does not fit: it frees what is kept for later, and returns whether there was
+        any. Called on any thread, for NumPy's own arrays as well. Not kept alive: a bound method."""
+        found = WeakMethod(give_up)
+
+        def ask() -> bool:
+            method = found()
+            return method is not None and method()
+
+        self._give_up = ask
+        self.heap.when_full(ask)
 
     def empty(
         self,
@@ -264,7 +296,7 @@ class Store:
                     hold = self.heap.adopt(start)
                     if hold is None:
                         return None
-                    if self._known.get(start) == hold.id:
+                    if hold.id in self._known:
                         block = self.block_over(hold, hold.nbytes)
                     else:
                         block = self._blocks[start] = Block(self, hold, hold.nbytes)
@@ -283,6 +315,19 @@ class Store:
             kept, offset = self._kept, block.offset
             # Runs before the array gives its memory back, so nothing else can begin at that offset yet.
             kept[offset] = ref(array, lambda _: kept.pop(offset, None)), block
+
+    def take_over(self, offset: int) -> None:
+        """Let the array that NumPy allocated at `offset`, and that is kept with a block, be a read-only view of that
+        block for good, as arrays of `empty` are once sealed.
+
+        For a peer that does not map the arena and keeps a copy under the block's id. An array that owns its memory can
+        be made writable by its flags and read-only again, which leaves no trace.
+        """
+        kept = self._kept.get(offset)
+        array = None if kept is None else kept[0]()
+        if kept is not None and array is not None and LAYOUT_IS_KNOWN:
+            disown(array, kept[1])
+            self._kept.pop(offset, None)  # the array keeps the block itself
 
     def contains(self, low: int, high: int) -> bool:
         """Whether the addresses ``[low, high)`` lie in one allocation of this store."""
@@ -309,13 +354,11 @@ class Store:
 
         Args:
             block: a block of this store.
-            root: its root array, when one exists; becomes read-only for good, as does the array that `empty` made.
+            root: its root array, when one exists; becomes read-only for good, as does `Block.array`.
                 Other views that exist keep their own flag, which the caller clears.
         """
         block.sealed = True
-        array = None if block.array is None else block.array()
-        if array is not None:
-            array.setflags(write=False)
+        close_array(block.array)
         if root is not None:
             root.setflags(write=False)
 
@@ -323,9 +366,21 @@ class Store:
         """Let `lookup` find the block for as long as it lives. Idempotent. Returns its id."""
         self._exported[block.id] = block
         if block.of_numpy:
-            self._known[block.offset] = block.hold.id
+            self._known[block.hold.id] = block.offset
+            if len(self._known) > self._known_limit:
+                self._forget_known()
         block.exported = True
         return block.id
+
+    def _forget_known(self) -> None:
+        """Forget the memory that has been given back. Done whenever there are twice as many entries as were left the
+        last time, so that an export costs no more for it."""
+        known = self._known.copy()
+        latest = {offset: memory for memory, offset in known.items()}
+        for memory, offset in known.items():
+            if latest[offset] != memory or self.heap.around(offset) != offset:
+                self._known.pop(memory, None)
+        self._known_limit = max(_MIN_KNOWN, 2 * len(self._known))
 
     def lookup(self, block_id: int) -> Block | None:
         """The exported block with that id; None when it is gone or there never was one."""
@@ -339,7 +394,9 @@ class Store:
     def close(self) -> None:
         """Refuse further allocations and give free memory back. Idempotent.
 
-        Arrays stay valid: the memory is unmapped, and the arena's descriptor closed, with the last of them.
+        Arrays stay valid, here and at peers that map them: what is `parked` for those is neither freed nor punched. The
+        memory is unmapped, and the arena's descriptor closed, with the last of them.
         """
         self._closed = True
+        self.parking.sweep()
         self.arena.close()

@@ -1,7 +1,7 @@
 """The lease table: what one peer holds of ours.
 
 A lease is the right to read one object. While a peer holds one, the table keeps the object alive, so its bytes are not
-used again; they come back when the peer has released every lease, or is gone and can read no more. Never on a timer.
+used again; they come back when the peer has released every lease, or can read no more. Never on a timer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ class _Entry:
 class LeaseTable:
     """The leases of one peer, by object id. Not thread-safe: its session serialises the calls."""
 
-    __slots__ = ("_leases", "_total")
+    __slots__ = ("_leases", "_next_pin", "_total")
 
     def __init__(self) -> None:
         self._leases: dict[int, _Entry] = {}
+        self._next_pin = 1
         self._total = 0
 
     def __len__(self) -> int:
@@ -54,6 +55,13 @@ class LeaseTable:
             entry.count += 1
         self._total += 1
 
+    def pin(self, keep: object) -> int:
+        """Keep what belongs to somebody else for the peer, until it releases the id that this returns."""
+        self._next_pin += 1
+        pin = self._next_pin | 1 << 63
+        self.grant(pin, keep)
+        return pin
+
     def release(self, object_id: int, count: int) -> None:
         """The peer gives back `count` leases on `object_id`. With the last one, what kept the object alive is let go.
 
@@ -75,7 +83,13 @@ class LeaseTable:
         entry = self._leases.get(object_id)
         return None if entry is None else entry.keep
 
-    def clear(self) -> None:
-        """The peer is gone and its mappings and queue pairs with it: every lease ends. Idempotent."""
+    def end(self) -> dict[int, Any]:
+        """The connection has ended. Idempotent.
+
+        Returns:
+            What kept each object alive, by its id. A peer that maps our arena goes on reading: the caller parks it.
+        """
+        kept = {object_id: entry.keep for object_id, entry in self._leases.items()}
         self._leases = {}
         self._total = 0
+        return kept

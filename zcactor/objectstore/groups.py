@@ -1,0 +1,177 @@
+"""The control groups that bound this process's memory, of version 1 or 2: the kernel kills where one is exceeded.
+
+A group's limit holds for all processes in it and in the groups below it. So a process is bound by each group from its
+own up to the root, and by what the others in them have taken meanwhile. Page cache that can be dropped counts as
+left.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "MemoryGroup",
+    "default_capacity",
+    "inherited_groups",
+    "memory_of_machine",
+    "own_groups",
+    "smallest",
+    "within_file_limit",
+]
+
+_UNLIMITED: Final = 1 << 60
+"""Bytes; version 1 says "no limit" by a number of about 2**63."""
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+"""How mountinfo writes a blank and the like."""
+_SHARE: Final = 0.3
+"""Of memory, for one process's arena, so that a driver and a worker or two do not take all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """One control group.
+
+    Args:
+        folder: of its files.
+        limit_file, usage_file: the names of two of them.
+        inactive: what ``memory.stat`` calls the page cache that can be dropped.
+    """
+
+    folder: Path
+    limit_file: str
+    usage_file: str
+    inactive: str
+
+    @property
+    def paths(self) -> tuple[str, str, str, str]:
+        """What `zcactor.objectstore.heap.Heap.limit_by` wants: limit, usage, statistics, and the line in those."""
+        folder = self.folder
+        return (
+            str(folder / self.limit_file), str(folder / self.usage_file), str(folder / "memory.stat"), self.inactive,
+        )  # fmt: skip
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that it allows; None where it sets no limit, or is gone."""
+        try:
+            text = (self.folder / self.limit_file).read_text("ascii").strip()
+        except OSError:
+            return None
+        return None if text == "max" or int(text) >= _UNLIMITED else int(text)
+
+    @property
+    def left(self) -> int | None:
+        """Bytes that it can still give; None where it sets no limit, or is gone."""
+        limit = self.limit
+        if limit is None:
+            return None
+        try:
+            used = int((self.folder / self.usage_file).read_text("ascii"))
+            lines = (self.folder / "memory.stat").read_text("ascii").splitlines()
+        except OSError:
+            return None
+        inactive = next((int(value) for name, _, value in map(_split, lines) if name == self.inactive), 0)
+        return max(limit - used + inactive, 0)
+
+    def __str__(self) -> str:
+        return f"{self.limit_file} of control group {self.folder}"
+
+
+def _split(line: str) -> tuple[str, str, str]:
+    return line.partition(" ")
+
+
+def own_groups(proc: Path = Path("/proc/self")) -> tuple[MemoryGroup, ...]:
+    """The groups that this process is in, its own first, then their parents as far as they can be seen from here.
+
+    Args:
+        proc: the process's folder of proc(5).
+    """
+    try:
+        memberships = (proc / "cgroup").read_text("utf-8", "surrogateescape").splitlines()
+        mounts = (proc / "mountinfo").read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:  # no proc(5), or none of our own
+        return ()
+    found = []
+    for line in memberships:  # cgroups(7): hierarchy, controllers, path
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            names, kind = ("memory.max", "memory.current", "inactive_file"), "cgroup2"
+        elif "memory" in controllers.split(","):
+            names, kind = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), "cgroup"
+        else:
+            continue
+        folders = _folders(path, mounts, kind)
+        found += [MemoryGroup(folder, *names) for folder in folders if (folder / names[0]).exists()]
+    return tuple(found)
+
+
+@functools.cache
+def inherited_groups() -> tuple[MemoryGroup, ...]:
+    """As `own_groups`, found out once: forked children are in the groups of their parent."""
+    return own_groups()
+
+
+def _folders(path: str, mounts: Sequence[str], kind: str) -> list[Path]:
+    """Where the group `path` and its parents are mounted."""
+    for line in mounts:  # proc(5): ... root, mount point, ... "-", type, source, options of the file system
+        head, _, tail = line.partition(" - ")
+        mounted, _, options = tail.split(" ", 2)
+        if mounted != kind or (kind == "cgroup" and "memory" not in options.split(",")):
+            continue
+        root, point = (_OCTAL.sub(_character, field) for field in head.split(" ")[3:5])
+        top, group = Path(point), Path(path)
+        # A group outside of what is mounted, as in another name space, has only what is mounted to show.
+        folder = top / group.relative_to(root) if group.is_relative_to(root) and ".." not in group.parts else top
+        return [each for each in (folder, *folder.parents) if each.is_relative_to(top)]
+    return []
+
+
+def _character(octal: re.Match[str]) -> str:
+    return chr(int(octal[1], 8))
+
+
+def smallest(groups: Sequence[MemoryGroup]) -> MemoryGroup | None:
+    """The group with the lowest limit; None where no group sets one."""
+    limited = [(limit, group) for group in groups if (limit := group.limit) is not None]
+    return min(limited, key=lambda pair: pair[0])[1] if limited else None
+
+
+def memory_of_machine() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+_LEAST_FILE = 1 << 20
+"""Bytes, the least capacity that may be configured; of an arena below, the limit's name is of more use."""
+
+
+def default_capacity(groups: Sequence[MemoryGroup] | None = None, memory: int | None = None) -> int:
+    """Bytes of a process's arena where nothing is said: whole pages, 30 % of what the machine has or the control groups
+    allow, whichever is least, and no more than a file may have (RLIMIT_FSIZE) as long as that is of any use.
+
+    Args:
+        groups: the process's; its own by default.
+        memory: the machine's; its own by default.
+    """
+    tightest = smallest(own_groups() if groups is None else groups)
+    bounds = [memory_of_machine() if memory is None else memory]
+    if tightest is not None and (limit := tightest.limit) is not None:
+        bounds.append(limit)
+    page = os.sysconf("SC_PAGE_SIZE")
+    return within_file_limit(int(min(bounds) * _SHARE)) // page * page
+
+
+def within_file_limit(capacity: int) -> int:
+    """`capacity`, or as much of it as a file may have (RLIMIT_FSIZE) where that is of any use."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return min(capacity, limit) if limit != resource.RLIM_INFINITY and limit >= _LEAST_FILE else capacity
