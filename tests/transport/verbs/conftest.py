@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.conformance.connection import Side
+from tests.transport.verbs.entitlements import entitlements
 from tests.transport.verbs.parts import SLOT, engine_on
 from tests.transport.verbs.sides import fake_sides
 from zcactor.transport.verbs import adapter
 from zcactor.transport.verbs.engine import Engine
 from zcactor.transport.verbs.fake import FakeFabric
 from zcactor.transport.verbs.sysfs import gid_table
+
+__all__ = ["entitlements"]
 
 
 @pytest.fixture(autouse=True, scope="session")

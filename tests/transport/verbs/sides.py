@@ -8,12 +8,14 @@ import mmap
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from tests.conformance.connection import ARENA_NBYTES, Pair, Recorder, Side, connect, finish, send, turns
 from tests.transport.local_arena import TOKEN, memfd
-from zcactor.transport.verbs.base import Binding
+from zcactor.transport.verbs.base import Binding, Completion
+from zcactor.transport.verbs.connection import VerbsConnection
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
 from zcactor.transport.verbs.engine import Engine
 from zcactor.transport.verbs.fake import FakeDevice, FakeFabric
@@ -66,16 +68,23 @@ def verbs_side(
 
 
 @contextlib.contextmanager
-def fake_sides(fabric: FakeFabric | None = None) -> Iterator[tuple[Side, Side]]:
+def fake_sides(
+    fabric: FakeFabric | None = None, *, sealing: bool = False, **settings: Any
+) -> Iterator[tuple[Side, Side]]:
     """Two hosts with an adapter each."""
     fabric = fabric or FakeFabric()
     for name in ("fake0", "fake1"):
         fabric.add_nic(name)
     with (
-        verbs_side(lambda: fabric.binding("fake0")) as left,
-        verbs_side(lambda: fabric.binding("fake1")) as right,
+        verbs_side(lambda: fabric.binding("fake0"), sealing=sealing, **settings) as left,
+        verbs_side(lambda: fabric.binding("fake1"), sealing=sealing, **settings) as right,
     ):
         yield left, right
+
+
+def sealed_sides(fabric: FakeFabric | None = None) -> contextlib.AbstractContextManager[tuple[Side, Side]]:
+    """The same, whose messages are sealed."""
+    return fake_sides(fabric, sealing=True)
 
 
 def endpoint_of(side: Side) -> VerbsEndpoint:
@@ -121,6 +130,17 @@ async def works(pair: Pair) -> None:
     assert await left.wait_frames(1) == [b"back"]
 
 
+def watch(connection: VerbsConnection, look: Callable[[memoryview, int], object]) -> None:
+    """Look at the slots of messages before the connection does."""
+    received = connection.received
+
+    def watched(view: memoryview, completion: Completion, slot: int) -> bool:
+        look(view, completion.byte_len)
+        return received(view, completion, slot)
+
+    connection.received = watched  # type: ignore[method-assign]
+
+
 async def fell_back(sides: tuple[Side, Side], left: str, right: str) -> None:
     """They connect over TCP, each end knowing its reason, and nothing of RDMA is left in use."""
     async with joined(sides) as pair:
@@ -135,19 +155,20 @@ async def fell_back(sides: tuple[Side, Side], left: str, right: str) -> None:
 
 
 @contextlib.contextmanager
-def device_sides(name: str) -> Iterator[tuple[Side, Side]]:
+def device_sides(name: str, *, sealing: bool = False) -> Iterator[tuple[Side, Side]]:
     """Two processes' worth of the first real device, through the binding of that name."""
     binding = bindings(name)
     if isinstance(binding, Absent):
         pytest.skip(str(binding))
     # Measuring what is best takes a second in a guest, for each of hundreds of endpoints.
-    limit = {"verbs_eager_limit": 16384}
-    with verbs_side(lambda: binding, **limit) as left, verbs_side(lambda: binding, **limit) as right:
+    settings = {"verbs_eager_limit": 16384, "sealing": sealing}
+    with verbs_side(lambda: binding, **settings) as left, verbs_side(lambda: binding, **settings) as right:
         yield left, right
 
 
 SIDES: dict[str, Callable[[], contextlib.AbstractContextManager[tuple[Side, Side]]]] = {
     "fake": fake_sides,
+    "sealed": sealed_sides,
     "pyverbs": lambda: device_sides("pyverbs"),
     "ibverbs": lambda: device_sides("ibverbs"),
 }

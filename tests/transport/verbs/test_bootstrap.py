@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from zcactor.errors import ProtocolError
 from zcactor.transport.verbs.base import MAX_U24, MAX_U32, MAX_U64
 from zcactor.transport.verbs.bootstrap import (
+    MAX_KEYS,
     MAX_MESSAGE,
     Ask,
     Exported,
@@ -21,12 +22,15 @@ from zcactor.transport.verbs.bootstrap import (
     Rebuild,
     Rebuilt,
     Resume,
+    Tag,
+    Tagged,
     Verdict,
     agree,
     decode,
     encode,
     split,
 )
+from zcactor.transport.verbs.tagging import REACH_NBYTES
 
 OFFER = Offer(
     device="mlx5_0", gid=bytes(range(16)), is_global=True, lid=0, mtu=5, max_msg_sz=1 << 30, reads_out=16, reads_in=16,
@@ -34,8 +38,9 @@ OFFER = Offer(
     proof=(4, 5, 6, 7), eager_limit=16384,
 )  # fmt: skip
 MESSAGES: list[Message] = [
-    OFFER, Verdict(), Verdict("no"), Ask(1, 2, 3, 4), Exported(1, 2, 3), Exported(1, reason="gone"), Rebuild(1, 2),
-    Rebuilt(3, 4), Resume(5),
+    OFFER, Verdict(), Verdict("no"), Ask(1, 2, 3, 4), Exported(1, ((2, 3), (4, 0)), 5), Exported(1, reason="gone"),
+    Tag(1, 2, 3, 1), Tag(1, 2, 3, REACH_NBYTES), Tagged(1, 2, bytes(2048)), Tagged(1, reason="gone"),
+    Rebuild(1, 2), Rebuilt(3, 4), Resume(5),
 ]  # fmt: skip
 
 
@@ -109,7 +114,8 @@ def test_every_field_of_an_offer_is_needed() -> None:
     [
         ("ask", {"number": 1, "object_id": 2, "offset": 3, "nbytes": 4},
          {"number": MAX_U32, "object_id": MAX_U64, "offset": MAX_U64, "nbytes": MAX_U64}),
-        ("exported", {"number": 1, "rkey": 2, "seal": 3}, {"number": MAX_U32, "rkey": MAX_U32, "seal": 65535}),
+        ("exported", {"number": 1, "seal": 3}, {"number": MAX_U32, "seal": 65535}),
+        ("tagged", {"number": 1, "first": 2}, {"number": MAX_U32, "first": (1 << 62) - 1}),
         ("rebuild", {"generation": 1, "psn": 2}, {"generation": MAX_U32, "psn": MAX_U24}),
         ("rebuilt", {"generation": 1, "psn": 2}, {"generation": MAX_U32, "psn": MAX_U24}),
         ("resume", {"generation": 1}, {"generation": MAX_U32}),
@@ -129,6 +135,29 @@ def test_bounds_of_the_others(tag: str, fields: dict[str, int], bounds: dict[str
                 decode(message(**{name: value}))
     with pytest.raises(ProtocolError):
         decode(message(more=1))
+
+
+def test_bounds_of_keys() -> None:
+    most = Exported(MAX_U32, ((MAX_U32, MAX_U32),) * MAX_KEYS, 65535)
+    body = encode(most)[4:]
+    assert decode(body) == most
+    assert len(body) < MAX_MESSAGE / 2
+    wrong: list[Any] = [1, [1], [[1]], [[0, 1]], [[1, -1]], [[1 << 32, 1]], [[1, 1 << 32]], [[1, 1]] * (MAX_KEYS + 1)]
+    for keys in wrong:
+        with pytest.raises(ProtocolError):
+            decode(msgspec.msgpack.encode({"type": "exported", "number": 1, "keys": keys}))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"nbytes": 0}, {"nbytes": REACH_NBYTES + 1}, {"offset": -1}, {"object_id": -1}, {"number": -1}]
+)
+def test_bounds_of_a_question_about_tags(changed: dict[str, int]) -> None:
+    fields = {"type": "tag", "number": MAX_U32, "object_id": MAX_U64, "offset": MAX_U64, "nbytes": REACH_NBYTES}
+    decode(msgspec.msgpack.encode(fields))
+    with pytest.raises(ProtocolError):
+        decode(msgspec.msgpack.encode({**fields, **changed}))
+    with pytest.raises(ProtocolError):
+        decode(encode(Tagged(1, 2, bytes(2049)))[4:])
 
 
 def test_reasons_are_bounded() -> None:

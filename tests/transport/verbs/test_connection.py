@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
+import os
 import random
+import socket
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -19,15 +25,34 @@ from tests.conformance.connection import (
     Side,
     connect,
     finish,
+    put,
     region,
     send,
     turns,
 )
-from tests.transport.verbs.sides import SIDES, device_of, engine_of, fake_sides
-from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory
-from zcactor.transport.base import RemoteRegion
-from zcactor.transport.verbs.connection import VerbsConnection
+from tests.transport.verbs.entitlements import Entitlements
+from tests.transport.verbs.sides import (
+    SIDES,
+    Whole,
+    device_of,
+    endpoint_of,
+    engine_of,
+    fake_sides,
+    joined,
+    verbs_side,
+    works,
+)
+from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError
+from zcactor.transport.base import Connection, RemoteRegion
+from zcactor.transport.verbs import bounce, connection, engine, joining, reaching
+from zcactor.transport.verbs.base import CompletionStatus, Send
+from zcactor.transport.verbs.bootstrap import Ask, Exported, Message
+from zcactor.transport.verbs.connection import LINGER, PATIENCE, VerbsConnection
+from zcactor.transport.verbs.engine import DEPTH
+from zcactor.transport.verbs.extents import ExtentTable
 from zcactor.transport.verbs.fake import FakeFabric, FakeSharedReceiveQueue
+from zcactor.transport.verbs.pair import pinned_nbytes
+from zcactor.transport.verbs.viability import viability
 
 
 class TestConformance(PullingSuite):
@@ -71,13 +96,26 @@ def ends(pair: Pair) -> tuple[VerbsConnection, VerbsConnection]:
     return pair.left, pair.right
 
 
-async def named(pair: Pair, offset: int = 0, nbytes: int = ARENA_NBYTES) -> RemoteRegion:
+def verbs(end: Connection) -> VerbsConnection:
+    """The connection, which is by RDMA."""
+    assert isinstance(end, VerbsConnection)
+    return end
+
+
+def queue_of(side: Side) -> FakeSharedReceiveQueue:
+    """The receives of one that has joined RDMA."""
+    queue = engine_of(side).srq
+    assert isinstance(queue, FakeSharedReceiveQueue)
+    return queue
+
+
+async def named(pair: Pair, offset: int = 0, nbytes: int = ARENA_NBYTES, object_id: int = 1) -> RemoteRegion:
     """Bytes of the right side's arena as a reference to them has them: with seal and rkey."""
     await pair.left.pull(region(0, 1), pair.sides[0].address, None)  # has the memory registered
     assert pair.right.export is not None
-    seal, rkey = pair.right.export(1, offset, nbytes)
+    seal, rkey = pair.right.export(object_id, offset, nbytes)
     assert seal and rkey
-    return RemoteRegion(1, offset, nbytes, seal, rkey)
+    return RemoteRegion(object_id, offset, nbytes, seal, rkey)
 
 
 async def exact(pair: Pair, wanted: RemoteRegion, source: bytes) -> None:
@@ -94,10 +132,10 @@ async def exact(pair: Pair, wanted: RemoteRegion, source: bytes) -> None:
 async def test_reference_with_a_key_asks_nobody(pair: Pair, source: bytes, fabric: FakeFabric) -> None:
     wanted = await named(pair)
     left = ends(pair)[0]
-    asked = left._asks
+    asked = left._reach._asks
     before = fabric.statistics().reads
     await exact(pair, wanted, source)
-    assert left._asks == asked
+    assert left._reach._asks == asked
     assert fabric.statistics().reads == before + 2, "one for the bytes, one for the seal"
     assert left.generation == 0
 
@@ -176,7 +214,7 @@ async def test_both_ends_read_while_one_fails(pair: Pair, source: bytes) -> None
 async def test_object_that_is_gone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, side = await named(pair), pair.sides[0]
     engine_of(pair.sides[1]).seals.clear(1)
-    monkeypatch.setattr(ends(pair)[1], "_lookup", lambda _: None)
+    monkeypatch.setattr(ends(pair)[1]._reach, "_lookup", lambda _: None)
     for each in (wanted, region(0, 10)):
         with pytest.raises(ObjectLost, match="no such object"):
             await pair.left.pull(each, side.address, side)
@@ -188,7 +226,7 @@ async def test_bytes_outside_the_object(pair: Pair, monkeypatch: pytest.MonkeyPa
         offset, nbytes = 100, 50
 
     part, side = Part(), pair.sides[0]
-    monkeypatch.setattr(ends(pair)[1], "_lookup", lambda _: part)
+    monkeypatch.setattr(ends(pair)[1]._reach, "_lookup", lambda _: part)
     for offset, nbytes in ((99, 1), (100, 51), (150, 1)):
         with pytest.raises(ObjectLost, match="not inside the object's 50 bytes"):
             await pair.left.pull(RemoteRegion(2, offset, nbytes), side.address, side)
@@ -202,23 +240,261 @@ async def test_owner_cannot_register(pair: Pair) -> None:
             break
         await asyncio.wait(list(engine_of(pair.sides[1]).extents._under_way.values()))
         await turns(2)
-    for each in engine_of(pair.sides[1]).extents._regions:
+    for each in engine_of(pair.sides[1]).extents._regions.values():
         each.close()
     engine_of(pair.sides[1]).extents._regions.clear()
     nic.pin_limit = nic.pinned
-    with pytest.raises(ObjectLost, match="ulimit -l"):
+    with pytest.raises(
+        OSError, match=f"has the object.*on {socket.gethostname()}: .*RLIMIT_MEMLOCK.*ulimit -l"
+    ) as caught:
         await pair.left.pull(region(0, 10), pair.sides[0].address, None)
+    assert caught.value.errno == errno.ENOMEM
 
 
-async def test_owner_has_no_memory_to_register(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OutOfMemory(10, 0, 0, 0), ValueError("closed"), RuntimeError()], ids=type)
+async def test_owner_cannot_register_for_whatever_reason(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The reader is told, and does not wait."""
     extents = engine_of(pair.sides[1]).extents
 
     async def full(offset: int, nbytes: int) -> None:
-        raise OutOfMemory(nbytes, 0, 0, 0)
+        raise error
 
     monkeypatch.setattr(extents, "get", full)
-    with pytest.raises(ObjectLost, match="cannot let 10 bytes be read"):
+    refused = isinstance(error, OutOfMemory)
+    text = "cannot register the memory around its 10 bytes" if refused else "cannot let 10 bytes be read"
+    with pytest.raises(OSError if refused else ObjectLost, match=text):
         await pair.left.pull(region(0, 10), pair.sides[0].address, None)
+
+
+async def test_an_object_of_no_bytes(pair: Pair, left: Recorder, right: Recorder) -> None:
+    wanted = await named(pair)
+    reads = verbs(pair.left).puller.reads
+    for nothing in (RemoteRegion(1, 0, 0), RemoteRegion(1, ARENA_NBYTES, 0, wanted.seal, wanted.rkey)):
+        await pair.left.pull(nothing, pair.sides[0].address, None)
+    assert verbs(pair.left).puller.reads == reads
+    send(pair.left, [b"still here"])
+    assert await right.wait_frames(1) == [b"still here"]
+
+
+async def test_a_peer_that_reads_with_stale_keys_starves_nobody(fabric: FakeFabric) -> None:
+    """Each of its READs breaks the pair for both directions, and it begins again at once."""
+    nbytes, piece = 8 << 20, 1 << 16
+    for name in ("fake0", "fake1"):
+        fabric.add_nic(name, max_msg_sz=piece)
+    with (
+        verbs_side(lambda: fabric.binding("fake0"), nbytes) as reader,
+        verbs_side(lambda: fabric.binding("fake1"), nbytes) as owner,
+    ):
+        async with joined((reader, owner)) as pair:
+            pair.left.start(Recorder())
+            pair.right.start(Recorder())
+            wanted = await named(pair, 0, nbytes)
+            owner.arena[:] = random.Random(1).randbytes(nbytes)
+
+            async def stale() -> None:
+                while True:  # it is given a good key when it asks
+                    await pair.right.pull(RemoteRegion(6, 0, 64, 0, 0xDEAD), owner.address + nbytes - 64, owner)
+
+            before = verbs(pair.left).puller.reads
+            bad = asyncio.create_task(stale())
+            while verbs(pair.left).generation < 20:
+                await asyncio.sleep(0)
+            await pair.left.pull(wanted, reader.address, reader)
+            assert not bad.done()
+            bad.cancel()
+            assert bytes(reader.arena[:-64]) == bytes(owner.arena[:-64])
+            assert verbs(pair.left).puller.reads - before <= 2 * nbytes // piece
+
+
+async def test_a_path_that_broke_is_left_alone_for_a_while(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections go over TCP meanwhile, and know why; then by RDMA again. Twice in a row it takes twice as long."""
+    with fake_sides(fabric) as sides:
+        async with joined(sides) as pair:
+            process = pair.sides[1].process
+            left = engine_of(sides[0])
+            now = left.loop.time()
+            pair.left.start(Recorder())
+            fabric.inject(verbs(pair.left).pairs.control.qp_num, CompletionStatus.RETRY_EXC)
+            send(pair.left, [b"lost"])
+            while not left.avoided(process):
+                await asyncio.sleep(0)
+            end = await sides[0].endpoint.connect(sides[1].endpoint.address)
+            other = await pair.accepted.get()
+            assert end.kind == other.kind == "tcp"
+            assert "tried again 1 s after its path broke: a message failed: RETRY_EXC" in end.rejected["verbs"]
+            assert "the peer cannot use RDMA" in other.rejected["verbs"]
+            for one in (end, other):
+                one.abort()
+            left.avoid(process, "again")
+            monkeypatch.setattr(left, "loop", SimpleNamespace(time=lambda: now + 1.9))
+            assert "tried again 2 s after" in left.avoided(process)
+            monkeypatch.setattr(left, "loop", SimpleNamespace(time=lambda: now + 1000))
+            assert not left.avoided(process)
+            left.avoid(process, "later")
+            assert "tried again 1 s after" in left.avoided(process)
+            monkeypatch.undo()
+
+
+# ---- extents
+
+EXTENT = 1 << 14
+"""Bytes of each, where there are several in an arena."""
+
+
+@pytest.fixture
+async def many(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+    """A connection whose arenas have many extents, and little memory for what cannot be registered."""
+    monkeypatch.setattr(bounce, "_PIECE", 8192)
+    monkeypatch.setattr(engine, "ExtentTable", partial(ExtentTable, extent_nbytes=EXTENT))
+    with fake_sides(fabric) as sides:
+        pair = await connect(*sides)
+        pair.left.start(Recorder())
+        pair.right.start(Recorder())
+        pair.sides[1].arena[:] = random.Random(1).randbytes(ARENA_NBYTES)
+        yield pair
+        await finish(pair)
+
+
+async def brings(pair: Pair, numbers: random.Random, *, named: bool) -> RemoteRegion:
+    """A pull of any bytes to anywhere, with what `export` says or without, brings them. What it was."""
+    left, right = pair.sides
+    nbytes = numbers.randrange(1, ARENA_NBYTES)
+    offset, target = (numbers.randrange(ARENA_NBYTES - nbytes) for _ in range(2))
+    seal, rkey = 0, 0
+    if named:
+        assert pair.right.export is not None
+        seal, rkey = pair.right.export(1, offset, nbytes)
+    wanted = RemoteRegion(1, offset, nbytes, seal, rkey)
+    before = bytes(left.arena)
+    await pair.left.pull(wanted, left.address + target, left)
+    expected = before[:target] + bytes(right.arena[offset : offset + nbytes]) + before[target + nbytes :]
+    assert bytes(left.arena) == expected
+    return wanted
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_across_extents(many: Pair, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that lies in several extents has several keys, which the reader asks for, and remembers."""
+    numbers = random.Random(2)
+    asked: list[Ask] = []
+    tell = verbs(many.left)._tell
+
+    def note(message: Message) -> None:
+        if isinstance(message, Ask):
+            asked.append(message)
+        tell(message)
+
+    monkeypatch.setattr(verbs(many.left), "_tell", note)
+    for _ in range(100):
+        await brings(many, numbers, named=named)
+    for side in many.sides:
+        assert engine_of(side).extents.nbytes == ARENA_NBYTES
+    if named:
+        assert len(asked) < 20, "every key is asked for once or twice: without one, and with a part of them"
+
+
+async def test_many_keys_are_told_in_parts(many: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaching, "MAX_KEYS", 2)
+    side = many.sides[0]
+    await many.left.pull(region(0, ARENA_NBYTES), side.address, side)
+    assert bytes(side.arena) == bytes(many.sides[1].arena)
+    assert verbs(many.left)._reach._asks == ARENA_NBYTES // EXTENT // 2
+
+
+async def test_keys_that_have_become_wrong_are_asked_for_again(many: Pair) -> None:
+    await brings(many, random.Random(1), named=True)
+    side = many.sides[0]
+    left = verbs(many.left)
+    await many.left.pull(region(0, ARENA_NBYTES), side.address, side)
+    left._reach.keys = {rkey ^ 0xFF: span for rkey, span in left._reach.keys.items()}
+    assert many.right.export is not None
+    seal, rkey = many.right.export(1, 0, ARENA_NBYTES)
+    assert seal and not rkey
+    await many.left.pull(RemoteRegion(1, 0, ARENA_NBYTES, seal, rkey), side.address, side)
+    assert bytes(side.arena) == bytes(many.sides[1].arena)
+
+
+async def test_an_answer_without_keys(many: Pair) -> None:
+    left = verbs(many.left)
+    task = asyncio.create_task(left.pull(region(0, 10), many.sides[0].address, None))
+    while not left._reach.asked:
+        await asyncio.sleep(0)
+    left._take(Exported(left._reach._asks))
+    with pytest.raises(ObjectLost, match="has no keys for 10 bytes"):
+        await task
+
+
+async def test_what_may_be_pinned_is_enough(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demanded sum, and not a byte more: every pull succeeds, in place, and further peers are refused."""
+    monkeypatch.setattr(engine, "ExtentTable", partial(ExtentTable, extent_nbytes=EXTENT))
+    limit = pinned_nbytes(ARENA_NBYTES)
+    monkeypatch.setattr(joining, "viability", partial(viability, memlock=lambda: limit))
+    with fake_sides(fabric) as sides:
+        for nic in fabric.nics.values():
+            nic.pin_limit = limit
+        async with joined(sides) as pair:
+            pair.left.start(Recorder())
+            pair.right.start(Recorder())
+            numbers = random.Random(3)
+            for _ in range(100):
+                await brings(pair, numbers, named=True)
+            assert all(nic.pinned <= limit for nic in fabric.nics.values())
+            assert "way of other" not in verbs(pair.left).describe()
+            further = await sides[0].endpoint.connect(sides[1].endpoint.address)
+            assert further.kind == "tcp"
+            assert "RLIMIT_MEMLOCK" in further.rejected["verbs"]
+            further.abort()
+            (await pair.accepted.get()).abort()
+
+
+async def no_more_memory(pair: Pair) -> None:
+    """The left side can register nothing any more, and has nothing of its arena registered."""
+    extents, device = engine_of(pair.sides[0]).extents, device_of(pair.sides[0])
+    await extents.get(0, 1)
+    for one in extents._regions.values():
+        one.close()
+    extents._regions.clear()
+    device.nic.pin_limit = device.nic.pinned
+
+
+async def test_a_destination_that_cannot_be_registered(many: Pair) -> None:
+    """The bytes come by way of memory that is registered already."""
+    await no_more_memory(many)
+    numbers, copied = random.Random(4), [0]
+    engine_of(many.sides[0]).extents.copied = copied.append
+    total = sum([(await brings(many, numbers, named=number % 2 == 0)).nbytes for number in range(20)])
+    assert sum(copied) == total
+    assert "arrays come by way of other registered memory" in verbs(many.left).describe()
+    assert "ulimit -l" in verbs(many.left).describe()
+
+
+async def test_pulls_by_way_of_other_memory_take_turns_and_may_be_cancelled(many: Pair, fabric: FakeFabric) -> None:
+    await no_more_memory(many)
+    side = many.sides[0]
+    fabric.manual = True
+    tasks = [
+        asyncio.create_task(many.left.pull(region(number, 5000), side.address + number * 5000, side))
+        for number in range(8)
+    ]
+    while verbs(many.left).puller.reads < 2:
+        await asyncio.sleep(0)
+    for task in tasks[:2]:
+        task.cancel()
+    await turns(20)
+    assert verbs(many.left).puller.reads == 2, "what they had borrowed may still be written to"
+    fabric.manual = False
+    fabric.drain()
+    for number, task in enumerate(tasks):
+        if number < 2:
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            await task
+            assert side.arena[number * 5000 : (number + 1) * 5000] == many.sides[1].arena[number : number + 5000]
+    await turns(5)
+    assert engine_of(side).bounce._free.qsize() == 2
 
 
 # ---- the peer dies
@@ -279,6 +555,169 @@ async def test_own_device_fails_during_a_pull(pair: Pair, source: bytes, left: R
 # ---- flow control
 
 
+class Busy(Recorder):
+    """Sends inside the batch in which it is told, as inline methods do, and has both ends poll there.
+
+    Args:
+        connection: its own.
+        left: frames that it sends in all.
+        answers: whether it sends one for each that comes; else one, and more as far as credits go.
+        poll: called after that.
+    """
+
+    def __init__(self, connection: VerbsConnection, left: int, *, answers: bool, poll: Callable[[], None]) -> None:
+        super().__init__()
+        self.connection, self.left, self.answers, self.poll = connection, left, answers, poll
+
+    def frames_received(self, data: memoryview) -> None:
+        before = len(self.frames)
+        super().frames_received(data)
+        self.go_on(len(self.frames) - before if self.answers else DEPTH)
+        self.poll()
+
+    def go_on(self, most: int) -> None:
+        """Send so many frames, each a message of its own while there are credits."""
+        for number in range(min(most, self.left)):
+            if number and not self.answers and not self.connection._credits.available:
+                break
+            self.left -= 1
+            send(self.connection, [b"message"])
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("peers", [1, 8])
+async def test_no_message_meets_an_empty_queue(
+    fabric: FakeFabric, entitlements: Entitlements, peers: int, nested: bool, early: bool
+) -> None:
+    """Windows are full, answers leave inside the batch, and the peer goes on at once with the credits they bring."""
+    count = 400
+    with fake_sides(fabric) as sides:
+        async with joined(sides) as pair:
+            lefts, rights = [pair.left], [pair.right]
+            for _ in range(peers - 1):
+                lefts.append(await sides[0].endpoint.connect(sides[1].endpoint.address))
+                rights.append(await pair.accepted.get())
+            engines = [engine_of(side) for side in sides]
+
+            depth = 0
+
+            def poll() -> None:
+                nonlocal depth
+                if nested and depth < 3:
+                    depth += 1
+                    for engine in engines:
+                        engine.poll_now()
+                    depth -= 1
+
+            callers = [Busy(verbs(end), count, answers=False, poll=poll) for end in lefts]
+            answering = [Busy(verbs(end), count, answers=True, poll=poll) for end in rights]
+            for end, receiver in zip((*lefts, *(() if early else rights)), (*callers, *answering), strict=False):
+                end.start(receiver)
+            for caller in callers:
+                caller.go_on(DEPTH)
+            await turns(20)
+            if early:
+                for end, receiver in zip(rights, answering, strict=True):
+                    end.start(receiver)
+            for one in (*answering, *callers):
+                await one.wait_frames(count)
+            assert not any(one.lost for one in (*callers, *answering))
+            assert fabric.statistics().rnr == 0
+            assert entitlements.posts > 2 * peers * DEPTH
+            for end in (*lefts, *rights):
+                end.abort()
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EBUSY, "ibv_dereg_mr"), RuntimeError("a defect")], ids=["EBUSY", "any"]
+)
+async def test_one_connections_end_that_goes_wrong_is_no_other_ones(fabric: FakeFabric, error: Exception) -> None:
+    """Its memory cannot be unregistered, or something there has a defect: others go on, and so does the engine."""
+    told: list[Exception] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    with fake_sides(fabric) as sides:
+        async with joined(sides) as pair:
+            other = Pair(
+                await sides[0].endpoint.connect(sides[1].endpoint.address),
+                await pair.accepted.get(),
+                sides,
+                pair.accepted,
+            )
+            engine = engine_of(sides[0])
+            region = verbs(pair.left).pairs.send_area._region
+            close = region.close
+
+            def refuse() -> None:
+                region.close = close  # type: ignore[method-assign]
+                raise error
+
+            region.close = refuse  # type: ignore[method-assign]
+            pair.left.start(Recorder())
+            pair.right.start(Recorder())
+            pair.left.abort()
+            while engine.connections == 2:
+                await asyncio.sleep(0)
+            await works(other)
+            assert not engine.room
+            assert len(queue_of(sides[0]).receives) == 2 * DEPTH
+            assert told == ([] if isinstance(error, OSError) else [error])
+            await other.left.aclose()
+
+
+async def test_what_ends_in_a_forked_child_ends_nothing_of_the_parents(
+    pair: Pair, left: Recorder, right: Recorder
+) -> None:
+    """The child's copies of objects go, also by the collector; what it calls of the connection does nothing."""
+    holders = [Whole(0, ARENA_NBYTES) for _ in range(8)]
+    holders[0].itself = holders[0]  # type: ignore[attr-defined]  # goes by the collector only
+    owner, engine = verbs(pair.right), engine_of(pair.sides[1])
+    owner._reach._lookup = lambda object_id: holders[object_id] if object_id < len(holders) else None
+    regions = [await named(pair, object_id=number) for number in range(8)]
+    send(pair.right, [b"before"])
+    put(pair.right, b"committed and not flushed")
+    messages = owner._sender.messages
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            for side in pair.sides:  # as `zcactor.runtime.forked` does
+                endpoint_of(side).abandon()
+            for end in (pair.left, pair.right):
+                end.abort()
+            holders.clear()
+            gc.collect()
+            with pytest.raises(ConnectionLost):
+                owner.reserve(10)
+            owner.flush()
+            assert owner.export is not None
+            assert owner.export(9, 0, 10)[0] == engine.seals.seal(98, 0, 10, Whole(0, 10)) == 0
+            endpoint_of(pair.sides[1]).dispose()
+            status = owner._sender.messages != messages
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for wanted in regions:
+        await pair.left.pull(wanted, pair.sides[0].address, pair.sides[0])
+    pair.right.flush()
+    assert await left.wait_frames(2) == [b"before", b"committed and not flushed"]
+    assert not engine.room
+
+
+async def test_a_peer_that_ignores_credits_is_named(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """It takes receives that are others', so people want to know which one it is."""
+    one = ends(pair)[1]
+    before = one._held
+    while one._held + one._credits.owed < one._credits.window:
+        one._hold()
+    assert not caplog.records
+    with pytest.raises(ProtocolError, match="beyond its window"):
+        one._hold()
+    one._held = before
+    (record,) = caplog.records
+    assert f"process {one.peer.pid} ignores its credits" in record.getMessage()
+
+
 async def test_receiver_that_is_never_started(pair: Pair, left: Recorder, fabric: FakeFabric) -> None:
     for i in range(1000):
         send(pair.left, [b"%d" % i * 100])
@@ -295,6 +734,51 @@ async def test_receiver_that_is_never_started(pair: Pair, left: Recorder, fabric
     pair.right.start(recorder)
     assert await recorder.wait_frames(1000) == [b"%d" % i * 100 for i in range(1000)]
     assert fabric.statistics().rnr == 0
+
+
+async def gone(pair: Pair) -> None:
+    """Wait until nothing of the connection is on a device."""
+    async with asyncio.timeout(2 * (LINGER + PATIENCE)):
+        while any(engine_of(side).connections for side in pair.sides):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("how", ["abort", "aclose", "peer"])
+async def test_a_last_message_that_cannot_be_posted(
+    pair: Pair, left: Recorder, right: Recorder, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    end = verbs(pair.left)
+
+    def fail(_: Sequence[Send]) -> None:
+        monkeypatch.undo()
+        raise OSError(errno.ENOMEM, "the send queue is full")
+
+    monkeypatch.setattr(end.pairs.control, "post_sends", fail)
+    if how == "peer":
+        pair.right.abort()
+        await left.wait_lost()
+    elif how == "abort":
+        end.abort()
+    async with asyncio.timeout(2 * (LINGER + PATIENCE)):
+        await end.aclose()
+    await right.wait_lost()
+    await gone(pair)
+
+
+async def test_the_end_does_not_wait_for_a_peer_that_takes_nothing(
+    pair: Pair, left: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is stopped, say: no credits come back, and the last message waits for them."""
+    monkeypatch.setattr(connection, "LINGER", 0.05)
+    for i in range(100):
+        send(pair.left, [b"%d" % i * 100])
+    await turns(50)
+    assert verbs(pair.left)._sender.pending
+    async with asyncio.timeout(2 * (LINGER + PATIENCE)):
+        await pair.left.aclose()
+    assert left.lost == [None]
+    pair.right.abort()
+    await gone(pair)
 
 
 async def test_slots_of_one_that_was_never_started_come_back(pair: Pair, left: Recorder) -> None:

@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.connection import Side, turns
+from tests.conformance.connection import Recorder, Side, send, turns
+from tests.transport.tcp_arena import tcp_side
 from tests.transport.verbs.sides import (
     device_of,
     endpoint_of,
     engine_of,
     fell_back,
     joined,
+    sealed_sides,
     verbs_side,
+    watch,
     works,
 )
-from zcactor.errors import ConnectionLost
+from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
 from zcactor.transport.base import Connection, RemoteRegion
 from zcactor.transport.sealing import SealedSocket
 from zcactor.transport.tcp_connection import TcpConnection
@@ -68,6 +71,69 @@ async def test_what_goes_through_the_socket_is_sealed(fabric: FakeFabric, able: 
             right.arena[:5] = b"bytes"
             await pair.left.pull(RemoteRegion(1, 0, 5), left.address, left)
             assert bytes(left.arena[:5]) == b"bytes"
+
+
+async def test_no_text_of_a_frame_is_in_a_slot(fabric: FakeFabric) -> None:
+    seen: list[bytes] = []
+    with sealed_sides(fabric) as sides:
+        async with joined(sides) as pair:
+            for connection in (pair.left, pair.right):
+                assert isinstance(connection, VerbsConnection) and connection.seals_payloads
+                watch(connection, lambda view, nbytes: seen.append(bytes(view[:nbytes])))
+            await works(pair)
+            for name in (b"there", b"back"):
+                assert not any(name in message for message in seen)
+    assert len(seen) >= 2
+
+
+@pytest.mark.parametrize("place", ["length", "text", "tag"])
+async def test_a_message_that_was_changed_ends_the_connection_and_is_not_delivered(
+    fabric: FakeFabric, place: str
+) -> None:
+    def change(view: memoryview, nbytes: int) -> None:
+        view[{"length": 0, "text": nbytes // 2, "tag": nbytes - 1}[place]] ^= 1
+
+    with sealed_sides(fabric) as sides:
+        async with joined(sides) as pair:
+            left, right = Recorder(), Recorder()
+            pair.left.start(left)
+            pair.right.start(right)
+            send(pair.left, [b"as it was"])
+            assert await right.wait_frames(1) == [b"as it was"]
+            assert isinstance(pair.right, VerbsConnection)
+            watch(pair.right, change)
+            send(pair.left, [b"changed"])
+            assert isinstance(await right.wait_lost(), ProtocolError)
+            assert right.frames == [b"as it was"]
+            assert isinstance(await left.wait_lost(), ConnectionLost)
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_one_end_that_wants_sealed_messages_is_enough(fabric: FakeFabric, first: bool) -> None:
+    fabric.add_nic("fake0")
+    fabric.add_nic("fake1")
+    with (
+        verbs_side(lambda: fabric.binding("fake0"), sealing=first) as left,
+        verbs_side(lambda: fabric.binding("fake1"), sealing=not first) as right,
+    ):
+        async with joined((left, right)) as pair:
+            for connection in (pair.left, pair.right):
+                assert isinstance(connection, VerbsConnection) and connection.seals_payloads
+            await works(pair)
+
+
+@pytest.mark.parametrize("unable", [0, 1])
+async def test_an_end_that_cannot_seal_is_refused(fabric: FakeFabric, unable: int) -> None:
+    fabric.add_nic("fake0")
+    fabric.add_nic("fake1")
+    with (
+        verbs_side(lambda: fabric.binding("fake0"), sealing=unable == 1) as left,
+        verbs_side(lambda: fabric.binding("fake1"), sealing=unable == 0) as right,
+    ):
+        endpoint_of((left, right)[unable])._exchange = lambda: None
+        with pytest.raises(AuthenticationError, match="cryptography is not installed"):
+            async with joined((left, right)):
+                raise AssertionError("it was let in")
 
 
 async def test_tls_goes_before_rdma(fabric: FakeFabric, tls_folder: Path) -> None:
@@ -171,3 +237,39 @@ async def test_dispose(sides: tuple[Side, Side], fabric: FakeFabric) -> None:
         side.endpoint.dispose()
     assert all(device.closed and len(device.ledger) == 0 for device in devices)
     assert all(nic.pinned == 0 for nic in fabric.nics.values())
+
+
+# ---- a peer that may not use RDMA
+
+
+@pytest.mark.parametrize("sealing", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+async def test_peer_whose_transports_have_no_rdma(fabric: FakeFabric, sealing: bool, turned: bool) -> None:
+    fabric.add_nic("fake0")
+    with verbs_side(lambda: fabric.binding("fake0"), sealing=sealing) as able, tcp_side(sealing=sealing) as other:
+        async with joined((other, able) if turned else (able, other)) as pair:
+            assert pair.left.kind == pair.right.kind == "tcp"
+            ours = pair.right if turned else pair.left
+            assert ours.rejected == {"verbs": "the peer's transports do not allow it"}
+            await works(pair)
+        assert engine_of(able).connections == 0
+
+
+@pytest.mark.parametrize("turned", [False, True])
+async def test_peer_whose_transports_have_no_rdma_where_it_is_required(fabric: FakeFabric, turned: bool) -> None:
+    fabric.add_nic("fake0")
+    with verbs_side(lambda: fabric.binding("fake0"), falls_back=False) as able, tcp_side() as other:
+        accepted: list[Connection] = []
+        for side in (able, other):
+            await side.endpoint.start(accepted.append)
+        if turned:
+            with pytest.raises(ConnectionLost):
+                await other.endpoint.connect(able.endpoint.address)
+        else:
+            with pytest.raises(ConnectionLost, match="the peer's transports do not allow it"):
+                await able.endpoint.connect(other.endpoint.address)
+        await turns()
+        for connection in accepted:
+            connection.abort()
+        for side in (able, other):
+            await side.endpoint.aclose()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import logging
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from tests.conformance.connection import turns
 from tests.transport.verbs.parts import EAGER, SLOT, engine_on
-from zcactor.transport.verbs.base import Completion, CompletionStatus, Read, Send
+from zcactor.transport.verbs import fake
+from zcactor.transport.verbs.base import Completion, CompletionStatus, Read, Receive, Send
 from zcactor.transport.verbs.bootstrap import agree
 from zcactor.transport.verbs.engine import DEPTH, PROOF_NBYTES, Engine
 from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeSharedReceiveQueue
@@ -31,28 +35,45 @@ class Owner:
     messages: list[bytes] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     turns: int = 0
-    failed: list[OSError] = field(default_factory=list)
+    lost: list[OSError] = field(default_factory=list)
+    defects: list[Exception] = field(default_factory=list)
+    raises: dict[str, Exception] = field(default_factory=dict)
+    """By method: what it raises, once."""
     then: Callable[[], None] = lambda: None
+
+    def _fail(self, method: str) -> None:
+        error = self.raises.pop(method, None)
+        if error is not None:
+            raise error
 
     def completed(self, completion: Completion) -> None:
         """See `Completions`."""
         self.completions.append(completion)
+        self._fail("completed")
         self.then()
 
     def received(self, view: memoryview, completion: Completion, slot: int) -> bool:
         """See `Completions`."""
         self.messages.append(bytes(view[: completion.byte_len]))
         self.slots.append(slot)
+        self._fail("received")
         self.then()
         return not self.keeps
 
     def turn_ended(self) -> None:
         """See `Completions`."""
+        self._fail("turn_ended")
         self.turns += 1
 
     def device_failed(self, error: OSError) -> None:
         """See `Completions`."""
-        self.failed.append(error)
+        self.lost.append(error)
+        self._fail("device_failed")
+
+    def failed(self, error: Exception) -> None:
+        """See `Completions`."""
+        self.defects.append(error)
+        self._fail("failed")
 
 
 def posted(engine: Engine) -> int:
@@ -276,9 +297,9 @@ async def test_overrun_ends_everyone(fabric: FakeFabric, caplog: pytest.LogCaptu
             links[0].send(b"x")
         await turns(10)
         for link in links:
-            assert {str(error) for error in link.owners[1].failed}
-            assert all("overrun" in str(error) for error in link.owners[1].failed)
-            assert not link.owners[0].failed
+            assert {str(error) for error in link.owners[1].lost}
+            assert all("overrun" in str(error) for error in link.owners[1].lost)
+            assert not link.owners[0].lost
         assert [record.levelno for record in caplog.records] == [logging.ERROR]
         assert "has failed" in right.room
         with pytest.raises(OSError, match="has failed"):
@@ -299,11 +320,30 @@ async def test_device_failure(
     monkeypatch.setattr(engines[1].cq, call, fail)
     link.send(b"x")
     await turns(10)
-    assert [str(error) for error in link.owners[1].failed] == ["[Errno 5] the device is gone"] * 2  # control and bulk
+    assert [str(error) for error in link.owners[1].lost] == ["[Errno 5] the device is gone"] * 2  # control and bulk
     link.send(b"x")
     await turns(10)
-    assert len(link.owners[1].failed) == 2
+    assert len(link.owners[1].lost) == 2
     engines[1].close()
+
+
+@pytest.mark.parametrize("call", ["poll", "arm", "drain_events"])
+@pytest.mark.parametrize("after", range(4))
+async def test_a_defect_of_the_binding_ends_no_polling(
+    engines: tuple[Engine, Engine], fabric: FakeFabric, call: str, after: int
+) -> None:
+    """It goes to the loop's handler, and everything that comes is told of all the same."""
+    seen: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(str(context["exception"])))
+    link = Link(engines)
+    await turns(10)
+    fabric.fail(call, RuntimeError("a defect"), after=after)
+    for _ in range(5):
+        link.send(b"x")
+        await turns(10)
+    assert fabric.failed and seen == ["a defect"]
+    assert link.owners[1].messages == [b"x"] * 5
+    assert all(engine.usable for engine in engines)
 
 
 async def test_close(fabric: FakeFabric) -> None:
@@ -317,6 +357,29 @@ async def test_close(fabric: FakeFabric) -> None:
         assert device.closed and len(device.ledger) == 0 and fabric.nics["a"].pinned == 0
         assert not asyncio.get_running_loop().remove_reader(fd)
         assert "closed" in engine.room
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EBUSY, "busy"), RuntimeError("a defect")], ids=lambda one: type(one).__name__
+)
+@pytest.mark.parametrize("refused", range(4))
+async def test_memory_that_cannot_be_unregistered_leaves_nothing_else_open(
+    fabric: FakeFabric, refused: int, error: Exception
+) -> None:
+    """Whichever it is: the registered arena, what all connections share, or receives."""
+    with engine_on(fabric, "a", SLOT) as engine:
+        device, fd = engine.device, engine.cq.fd
+        assert isinstance(device, FakeDevice)
+        await engine.extents.get(0, 1)
+        regions = len(device.regions)
+        assert regions == 4
+        fabric.fail("ibv_dereg_mr", error, after=refused)
+        with contextlib.nullcontext() if isinstance(error, OSError) else pytest.raises(RuntimeError, match="a defect"):
+            engine.close()
+        assert fabric.failed and device.closed and len(device.ledger) == 0
+        assert len(device.regions) == 1, "that which was refused"
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
 
 
 async def test_abandon(fabric: FakeFabric) -> None:
@@ -333,21 +396,129 @@ async def test_it_says_who_it_is(engines: tuple[Engine, Engine]) -> None:
     assert repr(engines[0]) == "<Engine on a, 1 connections>"
 
 
-async def test_an_owner_with_a_defect_does_not_end_the_polling(engines: tuple[Engine, Engine]) -> None:
-    link = Link(engines)
-    owner, told = link.owners[1], []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+@pytest.fixture
+async def told() -> list[Exception]:
+    """What the loop's handler is told."""
+    found: list[Exception] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context["exception"]))
+    return found
 
-    def fail() -> None:
-        owner.then = lambda: None
-        raise LookupError("a defect")
 
-    owner.then = fail
-    link.send(b"first")
-    while not told:
-        await asyncio.sleep(0)
-    assert isinstance(told[0], LookupError)
-    link.send(b"second")
-    while len(owner.slots) < 2:
-        await asyncio.sleep(0)
+@pytest.mark.parametrize("error", [LookupError("a defect"), OSError(errno.EBUSY, "ibv_dereg_mr")], ids=["any", "EBUSY"])
+@pytest.mark.parametrize("method", ["received", "completed", "turn_ended"])
+async def test_what_an_owner_raises_is_its_own_end(
+    engines: tuple[Engine, Engine], told: list[Exception], method: str, error: Exception
+) -> None:
+    """In the middle of a batch of three connections: the others hear of all, receives are posted, nothing is closed."""
+    links = [Link(engines) for _ in range(3)]
+    links[1].owners[1].raises[method] = error
+    for number in range(5):
+        for link in links:
+            link.send(b"%d" % number)
+            link.send(b"%d" % number, back=True)
+    await turns(10)
+    assert told == links[1].owners[1].defects == [error]
+    for link in links:
+        assert link.owners[1].messages == link.owners[0].messages == [b"%d" % number for number in range(5)]
+        assert len(link.owners[1].completions) == 5
+        assert link.owners[1].turns + (link is links[1] and method == "turn_ended") >= 1
+    assert [posted(engine) for engine in engines] == [3 * DEPTH] * 2
+    assert not any(engine.room for engine in engines)
+    links[0].send(b"later")
+    await turns(10)
+    assert links[0].owners[1].messages[-1] == b"later"
+
+
+async def test_one_that_cannot_even_end_is_told_nothing_more(
+    engines: tuple[Engine, Engine], told: list[Exception]
+) -> None:
+    links = [Link(engines) for _ in range(2)]
+    owner = links[0].owners[1]
+    owner.raises = {"received": LookupError("a defect"), "failed": LookupError("another")}
+    for link in (*links, *links):
+        link.send(b"x")
+    await turns(10)
+    assert [str(error) for error in told] == ["a defect", "another"]
+    assert owner.messages == [b"x"]
+    assert links[1].owners[1].messages == [b"x", b"x"]
+    assert posted(engines[1]) == 2 * DEPTH
+
+
+async def test_all_hear_of_a_device_that_failed(
+    engines: tuple[Engine, Engine], told: list[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = [Link(engines) for _ in range(3)]
+    for link in links:
+        link.owners[1].raises["device_failed"] = LookupError("a defect")
+
+    def fail(_: int) -> list[Completion]:
+        raise OSError(errno.EIO, "the device is gone")
+
+    monkeypatch.setattr(engines[1].cq, "poll", fail)
+    links[0].send(b"x")
+    await turns(10)
+    assert all(len(link.owners[1].lost) == 2 for link in links)  # control and bulk
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize("when", ["join", "turn", "give back"])
+async def test_receives_that_are_posted_in_part_are_a_failed_device(
+    fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Nobody knows how many are there, so nobody may count on them."""
+    with engine_on(fabric, "a", SLOT) as left, engine_on(fabric, "b", SLOT) as right:
+        link = Link((left, right))
+        link.owners[1].keeps = when == "give back"
+        link.send(b"x")
+        if when == "give back":
+            await turns(10)
+        post = right.srq.post_receives
+
+        def some(receives: Sequence[Receive]) -> None:
+            post(receives[: len(receives) // 2])
+            raise OSError(errno.ENOMEM, "no room")
+
+        monkeypatch.setattr(right.srq, "post_receives", some)
+        if when == "join":
+            with pytest.raises(OSError, match="has failed"):
+                QueuePairs(right, EAGER)
+            assert right.connections == 1
+        elif when == "give back":
+            right.give_back(link.owners[1].slots[0])
+        await turns(10)
+        assert "has failed" in right.room
+        assert {str(error) for error in link.owners[1].lost} == {"[Errno 12] no room"}
+
+
+async def test_many_connections_that_end_at_once_do_not_hold_up_the_loop(
+    fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside much memory that stays registered: 50 ms for 244 of them, and a watchdog of twice as much."""
+    monkeypatch.setattr(fake, "_is_writable", lambda *_: True)  # it reads a file for each region
+    with engine_on(fabric, "a", SLOT) as engine:
+        for number in range(2000):
+            engine.device.register((number + 1) << 20, 4096, remote_read=True)
+        pairs: list[QueuePairs] = []
+        while not engine.room and len(pairs) < 244:
+            pairs.append(QueuePairs(engine, EAGER))
+        assert len(pairs) == 244
+        before = time.thread_time()
+        for one in pairs:
+            one.close()
+        assert time.thread_time() - before < 0.1
+        assert engine.connections == 0
+
+
+async def test_room_for_a_thousand_where_the_device_has_queues_that_long(
+    fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "_is_writable", lambda *_: True)
+    nic = fabric.add_nic("a")
+    nic.attributes = replace(nic.attributes, max_cqe=1 << 22, max_srq_wr=1 << 16)
+    with engine_on(fabric, "a", 64) as engine:
+        while not engine.room:
+            engine.join()
+        assert engine.connections >= 1000
+        assert f"{engine.connections} connections fill its" in engine.room
+        while engine.connections:
+            engine.leave()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import random
 import threading
 from collections.abc import Iterator
 
@@ -64,28 +65,35 @@ class Gate(Arena):
 
 
 @pytest.mark.parametrize(
-    ("offset", "nbytes", "low", "high"),
+    ("offset", "nbytes", "first", "last"),
     [
-        (0, 1, 0, EXTENT),
-        (0, EXTENT, 0, EXTENT),
-        (EXTENT - 1, 1, 0, EXTENT),
-        (EXTENT, 1, EXTENT, 2 * EXTENT),
-        (EXTENT - 1, 2, 0, 2 * EXTENT),
-        (10, 3 * EXTENT, 0, 4 * EXTENT),
-        (5 * EXTENT, 1, 5 * EXTENT, NBYTES),
-        (0, NBYTES, 0, NBYTES),
+        (0, 1, 0, 0),
+        (0, 0, 0, 0),
+        (0, EXTENT, 0, 0),
+        (EXTENT - 1, 1, 0, 0),
+        (EXTENT, 1, 1, 1),
+        (EXTENT - 1, 2, 0, 1),
+        (10, 3 * EXTENT, 0, 3),
+        (5 * EXTENT, 1, 5, 5),
+        (0, NBYTES, 0, 5),
     ],
 )
-async def test_whole_extents_around(
-    table: ExtentTable, arena: Arena, device: FakeDevice, offset: int, nbytes: int, low: int, high: int
+async def test_the_extents_that_bytes_are_in(
+    table: ExtentTable, arena: Arena, device: FakeDevice, offset: int, nbytes: int, first: int, last: int
 ) -> None:
-    assert table.find(offset, nbytes) is None
-    region = await table.get(offset, nbytes)
-    assert (region.address - arena.address, region.nbytes) == (low, high - low)
-    assert device.regions[region.rkey].remote_read
-    assert arena.pinned == [(low, high - low)]
-    assert table.find(offset, nbytes) is region is await table.get(low, high - low)
-    assert (table.registrations, table.nbytes, len(device.regions)) == (1, high - low, 1)
+    assert table.find(offset, nbytes) is None and not table.registered(offset, nbytes)
+    regions = await table.get(offset, nbytes)
+    spans = [(number * EXTENT, min(EXTENT, NBYTES - number * EXTENT)) for number in range(first, last + 1)]
+    assert [(region.address - arena.address, region.nbytes) for region in regions] == spans == arena.pinned
+    assert all(device.regions[region.rkey].remote_read for region in regions)
+    assert table.find(offset, nbytes) is (regions[0] if first == last else None)
+    assert table.registered(offset, nbytes)
+    assert await table.get(offset, nbytes) == regions
+    keys = await table.keys(offset, nbytes)
+    assert [region for _, region in keys] == regions
+    assert sum(count for count, _ in keys) == nbytes
+    total = sum(count for _, count in spans)
+    assert (table.registrations, table.nbytes, len(device.regions)) == (len(spans), total, len(spans))
 
 
 async def test_one_registration_per_extent(table: ExtentTable, device: FakeDevice) -> None:
@@ -94,13 +102,21 @@ async def test_one_registration_per_extent(table: ExtentTable, device: FakeDevic
     assert table.registrations == 6 == len(device.regions)
 
 
-async def test_across_extents_there_is_one_key_for_all(table: ExtentTable, device: FakeDevice) -> None:
-    first, second = await table.get(0, 1), await table.get(EXTENT, 1)
-    assert table.find(EXTENT - 1, 2) is None
-    both = await table.get(EXTENT - 1, 2)
-    assert both.rkey not in (first.rkey, second.rkey)
-    assert table.find(0, 2 * EXTENT) is both
-    assert device.regions.keys() == {first.rkey, second.rkey, both.rkey}, "keys that peers know must stay good"
+async def test_no_byte_is_registered_twice(table: ExtentTable, arena: Arena, device: FakeDevice) -> None:
+    """Whatever the sizes: pinned pages count once for each region that they are in."""
+    numbers = random.Random(1)
+    for _ in range(2000):
+        nbytes = numbers.randrange(EXTENT // 64, 4 * EXTENT)
+        await table.get(numbers.randrange(0, NBYTES - nbytes), nbytes)
+    assert table.nbytes <= 1.1 * NBYTES
+    assert sum(region.nbytes for region in device.regions.values()) == table.nbytes == NBYTES
+    assert sorted(arena.pinned) == [(low, min(EXTENT, NBYTES - low)) for low in range(0, NBYTES, EXTENT)]
+
+
+async def test_keys_across_extents(table: ExtentTable) -> None:
+    first, second, third = await table.get(0, 3 * EXTENT)
+    assert await table.keys(EXTENT - 1, EXTENT + 3) == [(1, first), (EXTENT, second), (2, third)]
+    assert await table.keys(EXTENT, 10) == [(10, second)]
 
 
 async def test_twice_at_once_is_one_registration(device: FakeDevice, arena: Arena) -> None:
@@ -112,7 +128,7 @@ async def test_twice_at_once_is_one_registration(device: FakeDevice, arena: Aren
     assert table.find(0, 1) is None
     gate.may.set()
     regions = await asyncio.gather(*tasks)
-    assert len({id(region) for region in regions}) == 1
+    assert len({id(region) for (region,) in regions}) == 1
     assert (table.registrations, len(device.regions)) == (1, 1)
     table.close()
 
@@ -126,7 +142,7 @@ async def test_who_comes_when_it_is_just_done(device: FakeDevice, arena: Arena) 
     gate.may.set()
     while not under_way.done():
         await asyncio.sleep(0)
-    assert await table.get(0, 1) is table.find(0, 1)
+    assert await table.get(0, 1) == [table.find(0, 1)]
     await turns()
     assert table.registrations == 1
     table.close()
@@ -152,7 +168,7 @@ async def test_cancelling_leaves_the_registration(device: FakeDevice, arena: Are
     with pytest.raises(asyncio.CancelledError):
         await task
     gate.may.set()
-    assert (await table.get(0, 1)) is table.find(0, 1)
+    assert await table.get(0, 1) == [table.find(0, 1)]
     assert table.registrations == 1
     table.close()
 
@@ -162,12 +178,10 @@ async def test_ahead(table: ExtentTable) -> None:
     assert table.find(0, 1) is None
     await turns(1)
     await settle(table)
-    region = table.find(0, 2 * EXTENT)
-    assert region is not None
+    assert table.registered(0, 2 * EXTENT)
     table.ahead(100, 100)
     await turns()
-    assert await table.get(0, 1) is region
-    assert table.registrations == 1
+    assert table.registrations == 2
 
 
 @pytest.fixture
@@ -181,7 +195,7 @@ def tight(arena: Arena) -> Iterator[ExtentTable]:
 
 
 async def test_limit_of_pinned_memory(tight: ExtentTable) -> None:
-    region = await tight.get(0, 1)
+    (region,) = await tight.get(0, 1)
     for _ in range(2):
         with pytest.raises(OSError, match="ulimit -l") as caught:
             await tight.get(EXTENT, 1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.conformance.connection import Side, turns
+from tests.transport.verbs.parts import arena
 from tests.transport.verbs.sides import device_of, endpoint_of, fake_sides, fell_back, joined, works
 from zcactor.transport.verbs import joining
 from zcactor.transport.verbs.connection import VerbsConnection
@@ -94,3 +96,22 @@ async def test_nothing_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         fabric.manual = False
         fabric.posted()
         await turns(20)
+
+
+@pytest.mark.parametrize("limit", [None, 4096], ids=["measured", "given"])
+@pytest.mark.parametrize("what", [{"max_cqe": 6}, {"max_qp_wr": 2}, {"max_srq_wr": 0}], ids=str)
+async def test_a_device_that_cannot_be_used_is_closed(limit: int | None, what: dict[str, int]) -> None:
+    fabric = FakeFabric()
+    nic = fabric.add_nic("fake0")
+    nic.attributes = replace(nic.attributes, **what)
+    binding = fabric.binding("fake0")
+    with arena() as memory:
+        found = joining.open_engine(
+            binding, memory, device=None, port=None, gid_index=None, local_address="", eager_limit=4096,
+            verbs_eager_limit=limit,
+        )  # fmt: skip
+        if isinstance(found, str):
+            assert "fake0" in found
+        else:  # such limits are met when a connection is made
+            found.close()
+    assert binding.opened and all(device.closed for device in binding.opened)

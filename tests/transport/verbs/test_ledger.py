@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import sys
+import threading
 
 import pytest
 
@@ -55,5 +57,38 @@ def test_refusals_do_not_stop_the_rest() -> None:
     ledger, log = Ledger("dev"), []  # type: ignore[var-annotated]
     cq = Child(ledger, Kind.COMPLETION_QUEUE, log)
     Child(ledger, Kind.QUEUE_PAIR, log, cq, refuses=True)
-    assert [error.errno for error in ledger.close()] == [errno.EIO]
+    (refused,) = ledger.close()
+    assert isinstance(refused, OSError) and refused.errno == errno.EIO
     assert log == [cq]
+
+
+def test_registering_beside_closing() -> None:
+    """Memory is registered on a thread of its own, while the loop closes connections."""
+    ledger = Ledger("dev")
+    cq = Child(ledger, Kind.COMPLETION_QUEUE, [])
+    errors: list[Exception] = []
+    ended = threading.Event()
+    for _ in range(2000):
+        Child(ledger, Kind.MEMORY_REGION, [])
+
+    def register() -> None:
+        try:
+            while not ended.is_set():
+                Child(ledger, Kind.MEMORY_REGION, []).close()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=register)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for _ in range(1000):
+            Child(ledger, Kind.QUEUE_PAIR, [], cq).close()
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert not errors
+    assert ledger.close() == []
+    assert len(ledger) == 0

@@ -16,7 +16,7 @@ from zcactor.transport.verbs.bootstrap import MAX_MESSAGE, Ask, Exported, Messag
 from zcactor.transport.verbs.link import Link
 
 MESSAGES: list[Message] = [
-    Ask(1, 2, 3, 4), Exported(1, 2, 3), Exported(2, reason="é" * 300), Rebuild(1, 2), Resume(1), Verdict(),
+    Ask(1, 2, 3, 4), Exported(1, ((2, 3),), 3), Exported(2, reason="é" * 300), Rebuild(1, 2), Resume(1), Verdict(),
 ]  # fmt: skip
 STREAM = b"".join(map(encode, MESSAGES))
 GARBAGE = b"\x01\x00\x00\x00\xc1"

@@ -29,7 +29,7 @@ async def authenticated(side: Side) -> socket.socket:
     _, host, port = parse_address(endpoint.address)
     sock = socket.create_connection((host, port))
     sock.setblocking(False)
-    hello = Hello(secrets.token_bytes(16), os.getpid(), 4096, 16, 1024, Purpose.PEER)
+    hello = Hello(secrets.token_bytes(16), os.getpid(), 4096, 16, 1024, Purpose.PEER, rdma=True)
     await greeting.introduce(sock, Handshake(TOKEN, hello, accepting=False), endpoint.process.hex())
     return sock
 

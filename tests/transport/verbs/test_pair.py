@@ -15,7 +15,14 @@ from zcactor.transport.verbs.bootstrap import agree
 from zcactor.transport.verbs.engine import DEPTH, SEND_DEPTH, Engine
 from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeQueuePair
 from zcactor.transport.verbs.ledger import Kind
-from zcactor.transport.verbs.pair import QueuePairs, new_psn, slot_nbytes_for
+from zcactor.transport.verbs.pair import (
+    MAX_VERBS_EAGER_LIMIT,
+    QueuePairs,
+    new_psn,
+    peers_of,
+    pinned_nbytes,
+    slot_nbytes_for,
+)
 
 
 def device_of(engine: Engine) -> FakeDevice:
@@ -35,6 +42,27 @@ def reads(left: QueuePairs) -> bool:
     area = left.seal_area
     left.bulk.post_reads([Read(1 << 40, area.address(0), nbytes, area.lkey, address, rkey)])
     return left.engine.cq.poll(8)[0].status == 0
+
+
+async def test_peers_that_there_is_room_for(fabric: FakeFabric) -> None:
+    """As many as an engine takes: by its queues, and by what may be pinned."""
+    attributes = fabric.add_nic("a").attributes
+    with engine_on(fabric, "a", 64) as engine:
+        while not engine.room:
+            engine.join()
+        assert engine.connections == peers_of(attributes, engine.arena.nbytes, None)
+        while engine.connections:
+            engine.leave()
+    for peers in (0, 1, 3):
+        with engine_on(fabric, "a", slot_nbytes_for(MAX_VERBS_EAGER_LIMIT)) as engine:
+            limit = pinned_nbytes(engine.arena.nbytes, peers)
+            engine.found = replace(engine.found, memlock=limit)
+            while not engine.room:
+                engine.join()
+            assert engine.connections == peers == peers_of(attributes, engine.arena.nbytes, limit)
+            assert peers_of(attributes, engine.arena.nbytes, limit - 1) == max(0, peers - 1)
+            while engine.connections:
+                engine.leave()
 
 
 async def test_offer(engines: tuple[Engine, Engine]) -> None:

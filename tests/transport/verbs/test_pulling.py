@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,9 +19,10 @@ from tests.conformance.connection import turns
 from tests.transport.verbs.parts import Memory, Wire
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.transport.base import RemoteRegion
+from zcactor.transport.verbs import pulling
 from zcactor.transport.verbs.base import MAX_U32, MAX_U64, CompletionStatus, QpState, Read
 from zcactor.transport.verbs.fake import FakeFabric
-from zcactor.transport.verbs.pulling import LIST_READS, MAX_READS, Puller, pieces_of
+from zcactor.transport.verbs.pulling import BUDGET, LIST_READS, MAX_READS, RESTARTS, SETTLED, Puller, pieces_of
 from zcactor.transport.verbs.seals import SEAL_NBYTES, Seals
 from zcactor.transport.verbs.slots import SlotArea
 
@@ -38,6 +40,12 @@ PASSING = (
     CompletionStatus.RETRY_EXC, CompletionStatus.RNR_RETRY_EXC, CompletionStatus.GENERAL, CompletionStatus.FATAL,
     CompletionStatus.RESP_TIMEOUT, CompletionStatus.REM_ABORT, CompletionStatus.BAD_RESP,
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here goes by the clock."""
+    monkeypatch.setattr(pulling, "MAX_PAUSE", 0.0)
 
 
 class Keeper:
@@ -59,9 +67,12 @@ class Desk:
         self.area = SlotArea(here, MAX_READS, SEAL_NBYTES)
         self.posted: list[list[Read]] = []
         self.broken = 0
+        self.unusable: list[Exception] = []
         self.holder = Keeper()
         told = (self.seals.address, self.seals.rkey, self.seals.count)
-        self.puller = Puller(self.wire.left, self.area, piece, self.source.address, told, self._broken)
+        self.puller = Puller(
+            self.wire.left, self.area, piece, self.source.address, told, self._broken, self.unusable.append
+        )
         self.puller.up = True
         post = self.wire.left.post_reads
 
@@ -82,7 +93,7 @@ class Desk:
     def start(self, region: RemoteRegion, at: int | None = None, keep: object = None) -> asyncio.Task[None]:
         """Pull to the same place, or to `at`."""
         address = self.target.address + (region.offset if at is None else at)
-        return asyncio.ensure_future(self.puller.pull(region, address, self.local.lkey, keep))
+        return asyncio.ensure_future(self.puller.pull(region, address, ((region.nbytes, self.local.lkey),), keep))
 
     def start_sealed(self, count: int, nbytes: int, step: int) -> tuple[list[RemoteRegion], list[asyncio.Task[None]]]:
         """Pull `count` regions of one sealed object, each `step` bytes after the one before."""
@@ -260,7 +271,8 @@ async def test_the_pull_at_fault_fails_and_the_others_are_repeated(status: Compl
     (number,) = failed
     place = at_fault[0].remote_address - desk.source.address
     assert regions[number].offset <= place < regions[number].offset + regions[number].nbytes
-    assert isinstance(outcomes[number], ObjectLost) and status.name in str(outcomes[number])
+    expected = OSError if status.name.startswith("LOC_") else ObjectLost  # the destination's fault, or the source's
+    assert type(outcomes[number]) is expected and status.name in str(outcomes[number])
     assert all(desk.arrived(region) for i, region in enumerate(regions) if i != number)
     assert desk.unused()
 
@@ -345,6 +357,168 @@ async def test_queue_pair_takes_no_requests() -> None:
     assert desk.arrived(desk.region(0, 2 * LIST)) and desk.unused()
 
 
+@pytest.mark.parametrize("taken", [0, 1, 4, 8, 9])
+@pytest.mark.parametrize("error", [OSError(12, "the queue is full"), RuntimeError("a defect")], ids=["ENOMEM", "any"])
+async def test_a_list_of_which_some_are_posted(taken: int, error: Exception) -> None:
+    """They are counted as under way until all of them have come back, and nothing is booked on other pulls' lists."""
+    told: list[Exception] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    desk = Desk()
+    regions, tasks = desk.start_sealed(2, 2 * LIST, 2000)
+    post = desk.wire.left.post_reads
+
+    def some(reads: Sequence[Read]) -> None:
+        desk.wire.left.post_reads = post  # type: ignore[method-assign]
+        post(reads[:taken])
+        raise error
+
+    desk.wire.left.post_reads = some  # type: ignore[method-assign]
+    keeper = Keeper()
+    third = desk.region(4000, LIST)
+    tasks.append(desk.start(third, keep=keeper))
+    await turns(1)
+    tasks[0].cancel()
+    await turns(1)
+    assert not desk.drained(), "READs are under way"
+    await desk.succeed(regions[1:], tasks[1:2])
+    await tasks[2]
+    assert desk.arrived(third) and desk.unused()
+    assert told == ([error] if isinstance(error, RuntimeError) else [])
+
+
+async def test_what_has_come_is_not_read_again() -> None:
+    """Whoever's fault it was: what is read twice is what was under way when it happened."""
+    desk = Desk()
+    lists, faults = 40, 20
+    good = desk.region(0, lists * LIST)
+    pull = desk.start(good)
+    await turns()
+    for _ in range(faults):
+        desk.fabric.step(2 * LIST_READS)
+        desk.fabric.inject(desk.wire.left.qp_num, CompletionStatus.WR_FLUSH)  # as another's fault does
+        while not desk.broken:
+            desk.fabric.drain()
+            desk.tell()
+        desk.rebuild()
+    await desk.succeed([good], [pull])
+    assert desk.puller.reads <= (lists + 3 * faults) * LIST_READS
+
+
+@pytest.mark.parametrize("lists", [1, 2, 7, 40])
+@pytest.mark.parametrize("seed", range(20))
+async def test_what_is_read_in_all(lists: int, seed: int) -> None:
+    """At most twice the bytes, and one list for each failure, whenever and however often it fails."""
+    desk, draw = Desk(seed=seed), random.Random(seed)
+    good = desk.region(0, lists * LIST)
+    pull = desk.start(good)
+    await turns()
+    faults = 0
+    while faults < 30 and not pull.done():
+        for _ in range(draw.choice((0, 1, 2, 5, 9))):  # lists that may come before it
+            desk.fabric.step(LIST_READS)
+            desk.tell()
+        if not desk.puller.drained:
+            desk.fabric.inject(desk.wire.left.qp_num, CompletionStatus.WR_FLUSH)
+            faults += 1
+            while not desk.broken:
+                desk.fabric.drain()
+                desk.tell()
+            desk.rebuild()
+        await turns()
+    await desk.succeed([good], [pull])
+    assert desk.puller.reads <= (2 * lists + faults) * LIST_READS
+
+
+async def test_a_pull_that_gets_nowhere_ends_and_the_connection_with_it() -> None:
+    """Where the peer breaks the pair again and again, and never waits."""
+    desk = Desk()
+    pull = desk.start(desk.region(0, 4 * LIST))
+    await turns()
+    for number in range(RESTARTS + 1):
+        assert not desk.unusable
+        desk.fabric.inject(desk.wire.left.qp_num, CompletionStatus.WR_FLUSH)
+        while not desk.broken:
+            desk.fabric.drain()
+            desk.tell()
+        if number < RESTARTS:
+            desk.rebuild()
+    with pytest.raises(ConnectionLost, match=f"broken off {RESTARTS + 1} times before any byte came"):
+        await pull
+    assert [type(error) for error in desk.unusable] == [ConnectionLost], "the next connection goes another way"
+    assert desk.puller.reads <= LIST_READS * 4 + RESTARTS
+
+
+async def test_a_pull_that_gets_on_does_not_end() -> None:
+    desk = Desk()
+    good = desk.region(0, 4 * LIST)
+    pull = desk.start(good)
+    await turns()
+    for number in range(3 * RESTARTS):
+        if number % RESTARTS == RESTARTS - 1 and desk.puller.reads:
+            desk.fabric.step(1)
+            desk.tell()
+        desk.fabric.inject(desk.wire.left.qp_num, CompletionStatus.WR_FLUSH)
+        while not desk.broken:
+            desk.fabric.drain()
+            desk.tell()
+        desk.rebuild()
+    await desk.succeed([good], [pull])
+
+
+@pytest.mark.parametrize(("good_ones", "waits"), [(1, True), (SETTLED - 1, True), (SETTLED, False)])
+async def test_good_keys_between_stale_ones_are_no_reason_not_to_wait(
+    good_ones: int, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulling, "MAX_PAUSE", 1000.0)
+    monkeypatch.setattr(pulling, "PAUSE", 1000.0)
+    desk = Desk()
+    for rkey in (1, *[desk.remote.rkey] * good_ones, 1):
+        assert desk.puller.up
+        pull = desk.start(desk.region(0, 10, rkey=rkey))
+        await turns()
+        desk.run()
+        await asyncio.wait([pull])
+        assert isinstance(pull.exception(), ObjectLost) == (rkey == 1)
+    assert desk.puller.up != waits
+    desk.puller.lose(ConnectionLost("over"))
+
+
+@pytest.mark.parametrize(("seconds", "attempts"), [(0.0, 3), (BUDGET + 1, 1)])
+async def test_a_path_that_is_dead_is_not_tried_for_long(
+    seconds: float, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk()
+    pull = desk.start(desk.region(0, LIST))
+    await turns()
+    monkeypatch.setattr(pulling, "monotonic", lambda: time.monotonic() + seconds)
+    for number in range(1, attempts + 1):
+        desk.fabric.inject(desk.wire.left.qp_num, CompletionStatus.RETRY_EXC)
+        desk.fabric.drain()
+        desk.tell()
+        if number < attempts:
+            desk.rebuild()
+    with pytest.raises(ConnectionLost, match=f"RETRY_EXC.*{attempts} times"):
+        await pull
+    assert [type(error) for error in desk.unusable] == [ConnectionLost], "the next one would wait as long again"
+
+
+async def test_pulls_that_fail_again_and_again_leave_others_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "MAX_PAUSE", 1000.0)
+    monkeypatch.setattr(pulling, "PAUSE", 1000.0)
+    desk = Desk()
+    for number in range(3):
+        bad = desk.start(desk.region(0, 10, rkey=1))
+        await turns()
+        assert desk.puller.up == (number < 2)
+        if number < 2:
+            desk.run()
+            with pytest.raises(ObjectLost):
+                await bad
+    desk.puller.lose(ConnectionLost("over"))
+    with pytest.raises(ConnectionLost):
+        await bad
+
+
 async def test_queue_pair_never_takes_requests() -> None:
     desk = Desk()
 
@@ -355,9 +529,13 @@ async def test_queue_pair_never_takes_requests() -> None:
     pull = desk.start(desk.region(0, LIST))
     await turns()
     desk.run()
-    with pytest.raises(ConnectionLost, match="3 times"):
+    assert [str(error) for error in desk.unusable] == ["[Errno 22] the queue pair is in ERR"]
+    assert desk.puller.stuck and not desk.broken
+    desk.puller.lose(ConnectionLost("broke"))
+    desk.puller.destroyed()
+    with pytest.raises(ConnectionLost, match="broke"):
         await pull
-    assert desk.unused()
+    assert desk.drained()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 8, 9, 30])
@@ -467,7 +645,7 @@ async def test_failures_leave_no_cycles() -> None:
     held = weakref.ref(keeper)
 
     async def call(keeper: Keeper) -> None:
-        await desk.puller.pull(desk.region(0, 10, rkey=1), desk.target.address, desk.local.lkey, keeper)
+        await desk.puller.pull(desk.region(0, 10, rkey=1), desk.target.address, ((10, desk.local.lkey),), keeper)
 
     pull = asyncio.ensure_future(call(keeper))
     del keeper

@@ -39,6 +39,7 @@ def test_an_entry_lives_as_long_as_its_object(device: FakeDevice) -> None:
     del holder
     assert entry(seals, number) == (0, 0, 0)
     assert seals.find(77) == 0
+    assert not seals.shortage
 
 
 def test_largest_numbers(device: FakeDevice) -> None:
@@ -74,12 +75,17 @@ def test_peers_can_read_it_all_and_nothing_else(device: FakeDevice) -> None:
     assert seals.count - 1 <= 0xFFFF, "a reference has 16 bits for the entry"
 
 
-def test_full_table(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_table(device: FakeDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "_COUNT", 4)
     seals, holders = Seals(device), [Holder() for _ in range(4)]
     numbers = [seals.seal(i, i, i, holder) for i, holder in enumerate(holders, 1)]
     assert sorted(numbers) == [0, 1, 2, 3]
     assert seals.find(4) == 0
+    assert seals.without == 1 and seals.shortage.startswith("1 reference")
+    assert seals.seal(4, 4, 4, holders[3]) == 0
+    assert seals.without == 2 and seals.shortage.startswith("2 references")
+    (record,) = caplog.records
+    assert "3 objects" in record.getMessage(), "said once"
     holders[1] = Holder()
     assert seals.seal(9, 9, 9, holders[1]) == numbers[1]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -19,8 +19,11 @@ from tests.transport.verbs.parts import Memory, Wire
 from zcactor.errors import ConnectionLost
 from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.credits import RESERVED, Credits
+from zcactor.transport.sealing import Exporter
+from zcactor.transport.verbs import sending
 from zcactor.transport.verbs.base import CompletionStatus, Receive, Send
 from zcactor.transport.verbs.fake import FakeFabric
+from zcactor.transport.verbs.records import RECORD_NBYTES, Records
 from zcactor.transport.verbs.sending import SEND_ID, SIGNAL_EVERY, SlotSender
 from zcactor.transport.verbs.slots import BYE, CREDIT, DATA, HEADER_NBYTES, PROBE, SlotArea, read_header
 
@@ -29,24 +32,29 @@ MAX_RESERVE = SLOT - HEADER_NBYTES
 DEPTH = 20
 """Messages under way; more than lie between two that ask for a completion."""
 WINDOW = 6
+KEY = bytes(range(32))
 
 
 class Bench:
     """A sender at the left end of a wire, and a peer that has receives for its window and two messages more."""
 
-    def __init__(self, *, inline: int = 0, window: int = WINDOW, manual: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, *, inline: int = 0, window: int = WINDOW, manual: bool = True, seed: int = 0, sealed: bool = False
+    ) -> None:
         depth = window + RESERVED
         self.fabric = FakeFabric(manual=manual, seed=seed)
         self.wire = Wire(self.fabric, max_send_wr=DEPTH + 2, max_inline=inline, receives=depth)
-        self.area = SlotArea(self.wire.devices[0], DEPTH + 2, SLOT)
+        self.slot = SLOT + (RECORD_NBYTES + 63 & -64 if sealed else 0)
+        self.area = SlotArea(self.wire.devices[0], DEPTH + 2, self.slot)
+        records, self.opener = ((Records(Exporter(KEY), leads=leads) if sealed else None) for leads in (True, False))
         self.credits = Credits(depth)
         self.woken = 0
-        self.failures: list[OSError] = []
+        self.failures: list[Exception] = []
         self.sender = SlotSender(
-            self.wire.left, self.area, DEPTH, MAX_RESERVE, self.credits, self._wake, self.failures.append
+            self.wire.left, self.area, DEPTH, MAX_RESERVE, self.credits, self._wake, self.failures.append, records
         )
-        self.memory = Memory(depth * SLOT)
-        self.region = self.wire.devices[1].register(self.memory.address, depth * SLOT, remote_read=False)
+        self.memory = Memory(depth * self.slot)
+        self.region = self.wire.devices[1].register(self.memory.address, depth * self.slot, remote_read=False)
         self.window = window
         self.kinds: list[int] = []
         self.frames: list[bytes] = []
@@ -63,22 +71,25 @@ class Bench:
 
     def _post(self, slot: int) -> None:
         assert self.wire.srq is not None
-        self.wire.srq.post_receives([Receive(slot, self.memory.address + slot * SLOT, SLOT, self.region.lkey)])
+        address = self.memory.address + slot * self.slot
+        self.wire.srq.post_receives([Receive(slot, address, self.slot, self.region.lkey)])
 
     def receive(self, limit: int = 1000) -> None:
         """Let the peer take messages, look at every byte of them, and consume them."""
         for completion in self.wire.cqs[1].poll(limit):
             assert completion.status == CompletionStatus.SUCCESS
             slot = completion.wr_id
-            view = memoryview(ctypes.string_at(self.memory.address + slot * SLOT, completion.byte_len))
-            kind, credits, nbytes = read_header(view, completion.byte_len, self.expected)
+            view = memoryview(ctypes.string_at(self.memory.address + slot * self.slot, completion.byte_len))
+            if self.opener is not None:
+                view = self.opener.open(view, completion.byte_len)
+            kind, credits, nbytes = read_header(view, len(view), self.expected)
             self.expected += 1
             self.told += credits
             self.kinds.append(kind)
             self.owed += kind in (DATA, PROBE)
             assert (nbytes > 0) == (kind == DATA)
             at = HEADER_NBYTES
-            while at < completion.byte_len:
+            while at < len(view):
                 (length,) = struct.unpack_from("<I", view, at)
                 frame = bytes(view[at + LENGTH_PREFIX : at + LENGTH_PREFIX + length])
                 assert len(frame) == length, "a message ends inside a frame"
@@ -130,9 +141,11 @@ class Machine(RuleBasedStateMachine):
         self.consumed = 0
         self.closing = False
 
-    @initialize(inline=st.sampled_from([0, 64, 512]), window=st.integers(1, 10), seed=st.integers(0, 1000))
-    def begin(self, inline: int, window: int, seed: int) -> None:
-        self.bench = Bench(inline=inline, window=window, seed=seed)
+    @initialize(
+        inline=st.sampled_from([0, 64, 512]), window=st.integers(1, 10), seed=st.integers(0, 1000), sealed=st.booleans()
+    )
+    def begin(self, inline: int, window: int, seed: int, sealed: bool) -> None:
+        self.bench = Bench(inline=inline, window=window, seed=seed, sealed=sealed)
 
     @precondition(lambda self: self.open is None and not self.closing)
     @rule(nbytes=st.integers(0, MAX_RESERVE - LENGTH_PREFIX - 4), slack=st.integers(0, 30))
@@ -246,6 +259,24 @@ def test_frames_of_a_batch_share_a_message() -> None:
     assert bench.sender.messages == 1
     bench.settle()
     assert bench.frames == [b"a", b"bc", b""]
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("inline", [0, 512])
+def test_sealed_messages(native: bool, inline: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(sending, "hot", None)
+    bench = Bench(sealed=True, inline=inline, window=3)
+    frames = [frame(number, number * 7 % (MAX_RESERVE - 20)) for number in range(200)]
+    for at, data in enumerate(frames):
+        send(bench.sender, [data])
+        if at % 5 == 0:
+            bench.settle()
+    bench.sender.say_bye()
+    bench.settle()
+    assert bench.frames == frames and bench.kinds[-1] == BYE
+    slots = b"".join(bytes(view) for view in bench.area.views)
+    assert not any(data[4:] in slots for data in frames if len(data) > 40 and data[4]), "frames are never in a slot"
 
 
 def test_nothing_leaves_without_flush() -> None:
@@ -442,7 +473,7 @@ def test_commit_behind_drop_brings_nothing_back() -> None:
     buffer, offset = bench.sender.reserve(20)
     bench.sender.drop("gone")
     buffer[offset : offset + 20] = struct.pack("<I16s", 16, b"late")
-    with contextlib.suppress(ConnectionLost):
+    with pytest.raises(ConnectionLost, match="gone"):
         bench.sender.commit(20)
     bench.sender.flush()
     bench.sender.say_bye()
@@ -458,13 +489,47 @@ def test_post_fails() -> None:
 
     bench.wire.left.post_sends = refuse  # type: ignore[method-assign]
     send(bench.sender, [b"x"])
-    assert [error.errno for error in bench.failures] == [5]
+    assert [getattr(error, "errno", None) for error in bench.failures] == [5]
     send(bench.sender, [b"x"])
     bench.sender.pump()
     assert len(bench.failures) == 1
 
 
 # ---- threads
+
+
+class Looked:
+    """A writer, next to which another thread does something as soon as the sender has seen that nothing is there."""
+
+    def __init__(self, writer: Any, then: Callable[[], None]) -> None:
+        self._writer = writer
+        self._then: Callable[[], None] | None = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    @property
+    def pending(self) -> int:
+        found: int = self._writer.pending
+        if not found and self._then is not None:
+            then, self._then = self._then, None
+            thread = threading.Thread(target=then)
+            thread.start()
+            thread.join()
+        return found
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_flush_just_when_the_sender_finds_nothing_more_is_not_lost(sealed: bool) -> None:
+    bench = Bench(sealed=sealed)
+    looked = Looked(bench.sender._writer, lambda: send(bench.sender, [b"late"]))
+    put(bench.sender, b"first")
+    bench.sender._writer = looked
+    bench.sender.flush()
+    assert bench.woken == 1
+    bench.sender.pump()  # as it was woken
+    bench.settle()
+    assert bench.frames == [b"first", b"late"]
 
 
 @pytest.mark.parametrize("inline", [0, 512])

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from zcactor.transport.verbs.base import CompletionStatus, Gid, LinkLayer, PortState
+from zcactor.transport.verbs.engine import DEPTH
 from zcactor.transport.verbs.fake import FakeBinding, FakeFabric
 from zcactor.transport.verbs.load import Absent, Reason
+from zcactor.transport.verbs.pair import MAX_VERBS_EAGER_LIMIT, pinned_nbytes
+from zcactor.transport.verbs.seals import SEALS_NBYTES
 from zcactor.transport.verbs.viability import NotViable, Viable, choose_gid, memlock_limit, viability
 
 ARENA = 1 << 30
@@ -118,10 +121,14 @@ def test_no_gid(fabric: FakeFabric) -> None:
 def test_memlock(fabric: FakeFabric) -> None:
     fabric.add_nic("a")
     answer = refused(check(fabric.binding(), memlock=lambda: 8 << 20))
-    assert "8,388,608 bytes and the arena needs 1,073,750,016" in answer.reason
+    needed = pinned_nbytes(ARENA)
+    assert f"8,388,608 bytes and the arena needs {needed:,} with one peer's slots" in answer.reason
+    assert needed > ARENA + SEALS_NBYTES + 2 * DEPTH * MAX_VERBS_EAGER_LIMIT
     assert "ulimit -l" in answer.fix
     assert "limits.conf" in answer.fix
-    assert isinstance(check(fabric.binding(), memlock=lambda: 2 * ARENA), Viable)
+    refused(check(fabric.binding(), memlock=lambda: needed - 1))
+    found = check(fabric.binding(), memlock=lambda: needed)
+    assert isinstance(found, Viable) and found.memlock == needed
 
 
 def test_memlock_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

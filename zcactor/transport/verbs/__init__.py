@@ -10,6 +10,7 @@ From the top, module for module:
 - `sending`: frames in registered slots, under credits; `slots`: the slots;
 - `pulling`: arrays in pieces; `seals`: the check that they are still what was meant;
 - `engine`: what all connections of a process share, and the loop's eye on completions; `extents`: the registered arena;
+- `bounce`: registered memory for what comes to where none can be registered;
 - `calibration`: from which size on an array is read rather than sent;
 - `viability`: whether a device works, proven by one READ; `load`: which binding can be used here, and why not.
 
@@ -18,7 +19,7 @@ Below that, verbs behind a small interface of our own:
 - `base`: the shapes and the contract, which everything else uses or implements;
 - `pyverbs_adapter`, `ibverbs_adapter`: the two Python bindings of libibverbs; `adapter`, `ledger`, `sysfs`: the checks,
   the order of closing, and the table of addresses, which both need;
-- `fake`: a fabric in plain Python, for tests without hardware.
+- `fake`: a fabric in plain Python, for tests without hardware; `faults`: what it can be told to get wrong.
 
 Nothing here imports a binding until `load.bindings` is called.
 """

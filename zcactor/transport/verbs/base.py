@@ -8,7 +8,8 @@ Errors come in three kinds. `VerbsError` is a mistake of the caller's that was f
 `OSError` carries the errno of a verb that failed. A work request that fails after it was accepted raises nothing:
 its `Completion` has another status than `CompletionStatus.SUCCESS`.
 
-Objects belong to one thread. They do not survive ``fork``: a child must not touch them, not even to close them.
+Objects belong to one thread, but memory may be registered on any. They do not survive ``fork``: a child must not touch
+them, not even to close them.
 """
 
 from __future__ import annotations

@@ -8,13 +8,18 @@ lose messages, and more READs outstanding than the responder serves fail.
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from zcactor.errors import ProtocolError
+from zcactor.transport.verbs.tagging import REACH_NBYTES, tags_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
+    "MAX_KEYS",
     "MAX_MESSAGE",
     "MAX_REASON",
     "Agreement",
@@ -26,6 +31,8 @@ __all__ = [
     "Rebuild",
     "Rebuilt",
     "Resume",
+    "Tag",
+    "Tagged",
     "Verdict",
     "agree",
     "decode",
@@ -43,6 +50,8 @@ _U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgspec limits constants to 63 bits
 _Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
 MAX_REASON: Final = 1000
 """Characters of a reason that is told."""
+MAX_KEYS: Final = 128
+"""Keys that are told at a time, which take a third of a message."""
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 
 
@@ -97,11 +106,33 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
 
 
 class Exported(msgspec.Struct, frozen=True, tag="exported", forbid_unknown_fields=True):
-    """Its rkey and seal; or why there is none."""
+    """Its keys and seal; or why there are none."""
 
     number: _U32
-    rkey: _U32 = 0
+    keys: Annotated[tuple[tuple[_Positive, _U32], ...], msgspec.Meta(max_length=MAX_KEYS)] = ()
+    """From its first byte on: so many bytes have that rkey. Those of a large object may be the first of several: the
+    reader asks for what is behind them."""
     seal: _U16 = 0
+    reason: _Text = ""
+    refused: bool = False
+    """The object is there, and its memory cannot be registered: that is the reason."""
+
+
+class Tag(msgspec.Struct, frozen=True, tag="tag", forbid_unknown_fields=True):
+    """The reader of an object has its bytes and wants to know whether they are the owner's. Answered by `Tagged`."""
+
+    number: _U32
+    object_id: _U64
+    offset: _U64
+    nbytes: Annotated[int, msgspec.Meta(ge=1, le=REACH_NBYTES)]
+
+
+class Tagged(msgspec.Struct, frozen=True, tag="tagged", forbid_unknown_fields=True):
+    """Their tags (`zcactor.transport.verbs.tagging`), and the count of the first; or why there are none."""
+
+    number: _U32
+    first: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
+    tags: Annotated[bytes, msgspec.Meta(max_length=tags_nbytes(REACH_NBYTES))] = b""
     reason: _Text = ""
 
 
@@ -127,7 +158,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume", forbid_unknown_fields=Tr
     generation: _U32
 
 
-Message = Offer | Verdict | Ask | Exported | Rebuild | Rebuilt | Resume
+Message = Offer | Verdict | Ask | Exported | Tag | Tagged | Rebuild | Rebuilt | Resume
 
 _LENGTH: Final = struct.Struct("<I")
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -150,10 +181,12 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
         message: Message = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec reports text that is no UTF-8 by the latter
         raise ProtocolError(f"the peer sent a message about RDMA that makes no sense: {error}") from error
-    addresses = {
+    known: dict[type[Any], Callable[[Any], tuple[int, ...]]] = {
         Offer: lambda m: (m.arena_address, m.seals[0], m.proof[0]),
         Ask: lambda m: (m.object_id, m.offset, m.nbytes),
-    }.get(type(message))
+        Tag: lambda m: (m.object_id, m.offset),
+    }
+    addresses = known.get(type(message))
     if addresses is not None and max(addresses(message)) >= 1 << 64:
         raise ProtocolError("the peer sent a message about RDMA with a number above 64 bits")
     return message

@@ -31,7 +31,7 @@ class BulkPair:
         pairs: connected.
         leads: whether this end connected.
         tell: sends a message to the peer.
-        broken: called with the device's error when it cannot be connected anew.
+        broken: called with the device's error when it cannot be connected anew, and with what else went wrong.
         drained: called when the last of what was under way at `end` has come back; not where nothing was, see
             `Puller.drained`.
     """
@@ -42,7 +42,7 @@ class BulkPair:
         *,
         leads: bool,
         tell: Callable[[Message], None],
-        broken: Callable[[OSError], None],
+        broken: Callable[[Exception], None],
         drained: Callable[[], None],
     ) -> None:
         self.generation = 0
@@ -59,7 +59,7 @@ class BulkPair:
         theirs, agreed = pairs.theirs, pairs.agreed
         self.puller: Final = Puller(
             pairs.bulk, pairs.seal_area, min(agreed.max_msg_sz, PIECE_NBYTES), theirs.arena_address, theirs.seals,
-            self._came_back,
+            self._came_back, broken,
         )  # fmt: skip
         self.completed = self.puller.completed
 
@@ -75,6 +75,11 @@ class BulkPair:
 
     def device_failed(self, error: OSError) -> None:
         """The control queue pair is told, and ends the connection."""
+
+    def failed(self, error: Exception) -> None:
+        """The connection ends. What the puller has noted may be wrong: nothing waits for what it thinks under way."""
+        self.puller.stuck = True
+        self._broken(error)
 
     # ---- anew
 

@@ -16,22 +16,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import threading
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError
+from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
 from zcactor.transport.credits import Credits
 from zcactor.transport.delivering import Delivering
 from zcactor.transport.framing import max_frame_for, whole_frames
+from zcactor.transport.sealing import Integrity
 from zcactor.transport.verbs.base import CompletionStatus, Read, Send, describe_status
-from zcactor.transport.verbs.bootstrap import MAX_REASON, Ask, Exported, Message, Rebuild, Rebuilt, Resume
+from zcactor.transport.verbs.bootstrap import (
+    Message,
+    Rebuild,
+    Rebuilt,
+    Resume,
+)
 from zcactor.transport.verbs.bulk import BulkPair
 from zcactor.transport.verbs.engine import PROOF_NBYTES, SEND_DEPTH
 from zcactor.transport.verbs.link import Link
 from zcactor.transport.verbs.pulling import LAST
+from zcactor.transport.verbs.reaching import Reach
+from zcactor.transport.verbs.records import Records
 from zcactor.transport.verbs.sending import SEND_ID, SlotSender
 from zcactor.transport.verbs.slots import BYE, DATA, HEADER_NBYTES, PROBE, read_header
 
@@ -41,15 +50,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from zcactor.transport.mapping import Mapping
+    from zcactor.transport.sealing import Seals
     from zcactor.transport.verbs.base import Completion
     from zcactor.transport.verbs.extents import ExtentTable
     from zcactor.transport.verbs.pair import QueuePairs
 
 __all__ = ["VerbsConnection"]
 
+logger = logging.getLogger("zcactor")
+
 PATIENCE: Final = 1.0
 """Seconds that a peer gets to say that its last message has arrived. One that is at work elsewhere may take longer, and
 its queue pair then finds out by itself that ours is gone."""
+LINGER: Final = 5.0
+"""Seconds within which a connection that ends has to get on: a message leaves, or arrives. A peer that is stopped
+returns no credits, and what waits for them is given up then."""
 _MARK: Final = SEND_ID | 1 << 61
 """``wr_id`` of a request that is posted to be flushed: when it has come back, so has everything before it."""
 _PROOF: Final = LAST | 1 << 60
@@ -67,6 +82,10 @@ class VerbsConnection(Delivering):
         leads: whether this end connected, and so leads when the bulk pair is connected anew.
         lookup: ``lookup(object_id)``: the object of ours with that id, which has `offset` and `nbytes`, or None; from
             any thread.
+        authorize: ``authorize(receiver, object_id, offset, nbytes)``: nothing (or False) where the peer may not have
+            these bytes.
+        seals: of the socket over which it was made: then each message is a sealed record, and what is read can be
+            authenticated; None where they are not sealed.
     """
 
     kind = "verbs"
@@ -82,6 +101,8 @@ class VerbsConnection(Delivering):
         recv_depth: int,
         leads: bool,
         lookup: Callable[[int], Any],
+        authorize: Callable[[Receiver | None, int, int, int], object],
+        seals: Seals | None = None,
     ) -> None:
         super().__init__(asyncio.get_running_loop())
         agreed = pairs.agreed
@@ -90,16 +111,16 @@ class VerbsConnection(Delivering):
         self.recv_depth = recv_depth
         self.eager_limit = agreed.eager_limit
         self.max_frame = max_frame_for(agreed.eager_limit)
-        self.export: Callable[[int, int, int], tuple[int, int]] | None = self._export
         self.pairs: Final = pairs
         self._engine = pairs.engine
-        self._lookup = lookup
+        self._records = records = None if seals is None else Records(seals.exporter, leads=leads)
+        self._integrity = None if seals is None else seals.integrity
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self._credits = Credits(agreed.depth)
         self._sender = SlotSender(
             pairs.control, pairs.send_area, SEND_DEPTH, self.max_frame + LENGTH_PREFIX, self._credits, self._wake,
-            self._post_failed,
+            self._post_failed, records,
         )  # fmt: skip
         # bound here because the rpc layer calls them for every frame: one call less each
         self.reserve = self._sender.reserve
@@ -110,11 +131,18 @@ class VerbsConnection(Delivering):
             pairs, leads=leads, tell=self._tell, broken=self._bulk_broken, drained=self._destroy_when_drained
         )
         self.puller: Final = self._bulk.puller
+        self._reach = Reach(
+            pairs.engine, self.puller, peer.pid, lookup, self._may_read, seals, leads=leads, tell=self._tell,
+            start=self._start, ended=self._ended, lose=self._lose,
+        )  # fmt: skip
+        self._authorize = authorize
+        self.export: Callable[[int, int, int], tuple[int, int]] | None = self._reach.export
         self._link: Link | None = None
         self._expected = 0  # the number of the peer's next message
-        self._early: list[tuple[int, int]] = []  # messages that came before `start`: slot, bytes of frames
-        self._asked: dict[int, asyncio.Future[Exported]] = {}
-        self._asks = 0
+        # messages that came before `start`: slot, the message there or in memory of its own, bytes of frames
+        self._early: list[tuple[int, memoryview, int]] = []
+        self._held = 0  # messages that took a credit, and whose slots are not known to be posted again
+        self._read_slots = 0  # of these, those that have been read; they count as consumed when `turn_ended` says so
         self._tasks: set[asyncio.Task[None]] = set()
         self._probed: asyncio.Future[str] = self._loop.create_future()
         self._read: asyncio.Future[str] = self._loop.create_future()
@@ -122,6 +150,7 @@ class VerbsConnection(Delivering):
         self._peer_left = False  # the peer has sent its last message
         self._peer_ended = False  # and knows that it has arrived; or it is gone
         self._patience: asyncio.TimerHandle | None = None
+        self._limit: asyncio.TimerHandle | None = None
         self._marked = False
         self._control_drained = False
         self._bye = asyncio.Event()
@@ -132,6 +161,23 @@ class VerbsConnection(Delivering):
     def __repr__(self) -> str:
         state = "closed" if self._lost else "closing" if self._closing else "open"
         return f"<VerbsConnection to process {self.peer.pid} through {self._engine.device.name}, {state}>"
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nobody on the way can read or change the frames."""
+        return self._records is not None
+
+    @property
+    def seals_payloads(self) -> bool:
+        """See `zcactor.transport.base.Connection`."""
+        return self._records is not None
+
+    @property
+    def integrity(self) -> str:
+        """What besides frames nobody on the way can change unnoticed; see `zcactor.transport.base.Connection`."""
+        if self._integrity is None:
+            return "none"
+        return "arrays" if self._integrity is Integrity.ARRAYS else "frames"
 
     # ---- setting up
 
@@ -178,6 +224,9 @@ class VerbsConnection(Delivering):
         self._gone.set()
         self._over.set()
 
+    def _may_read(self, object_id: int, offset: int, nbytes: int) -> object:
+        return self._authorize(self._receiver, object_id, offset, nbytes)
+
     def _begin(self, receiver: Receiver) -> None:
         del receiver  # what came before is delivered to it in a later turn
         self._loop.call_soon(self._deliver_early)
@@ -201,6 +250,8 @@ class VerbsConnection(Delivering):
         elif not self._lost:
             failed = f"a message failed: {describe_status(completion.status)} ({self.pairs.describe()})"
             self._probe_failed(failed)
+            if completion.status == CompletionStatus.RETRY_EXC:
+                self._engine.avoid(self.peer.process, failed)
             self._lose(self._ended(f"broke: {failed}"), broken=True)
 
     def received(self, view: memoryview, completion: Completion, slot: int) -> bool:
@@ -213,19 +264,24 @@ class VerbsConnection(Delivering):
             self._lose(self._ended(f"broke: {text}"), broken=True)
             return True
         try:
-            kind, credits, nbytes = read_header(view, completion.byte_len, self._expected)
+            length = completion.byte_len
+            if self._records is not None:
+                view = self._records.open(view, length)
+                length = len(view)
+            kind, credits, nbytes = read_header(view, length, self._expected)
             self._expected += 1
             if credits:
                 self._credits.returned(credits)
             if kind == DATA:
                 if self._receiver is None or self._early:
                     if len(self._early) >= self._credits.window:
-                        raise ProtocolError(f"the peer sent more than its window of {self._credits.window} messages")
-                    self._early.append((slot, nbytes))
+                        raise self._beyond_window(len(self._early))
+                    self._early.append((slot, view, nbytes))
                     return False
                 self._deliver(view, nbytes)
             elif kind == PROBE:
-                self._credits.consumed()
+                self._hold()
+                self._read_slots += 1
                 if not self._probed.done():
                     self._probed.set_result("")
             elif kind == BYE:
@@ -236,8 +292,11 @@ class VerbsConnection(Delivering):
         return True
 
     def turn_ended(self) -> None:
-        """All completions of this turn have been told: send what they allow."""
+        """Slots that were read are posted again, so the peer may hear of its credits: send what all of it allows."""
         if not self._lost:
+            self._credits.consumed(self._read_slots)
+            self._held -= self._read_slots
+            self._read_slots = 0
             self._sender.pump()
             self._sender.return_credits()
 
@@ -250,14 +309,44 @@ class VerbsConnection(Delivering):
             self._stop_lingering()
         self._lose(self._ended(f"broke: {error}"), broken=True)
 
+    def failed(self, error: Exception) -> None:
+        """A defect here: the connection ends as a broken one, whatever state it was left in."""
+        text = f"failed here: {error!r}"
+        self._probe_failed(text)
+        self._lose(self._ended(text), broken=True)
+        self._stop_lingering()
+
+    def _hold(self) -> None:
+        """A message that takes a credit has arrived.
+
+        Raises:
+            ProtocolError: the peer had none.
+        """
+        taken = self._credits.owed + self._held
+        if taken >= self._credits.window:
+            raise self._beyond_window(taken)
+        self._held += 1
+
+    def _beyond_window(self, taken: int) -> ProtocolError:
+        """The peer sent a message although it had `taken` all of its credits. Said here too, because others pay: they
+        share the receives, and a message of theirs that finds none is the first that people hear of."""
+        window, name = self._credits.window, self._engine.device.name
+        logger.error(
+            "process %d ignores its credits: it had sent %d messages of %d, and sent another; messages of other "
+            "processes may find no receive at %s, and their connections break",
+            self.peer.pid, taken, window, name,
+        )  # fmt: skip
+        return ProtocolError(f"the peer sent a message beyond its window of {window}, none of them acknowledged")
+
     def _deliver(self, view: memoryview, nbytes: int) -> None:
-        """Hand whole frames to the receiver.
+        """Hand whole frames to the receiver. What that sends at once takes no credit for this message along, whose slot
+        is in use until it returns.
 
         Raises:
             ProtocolError: they are not whole, the receiver refuses one, or they came without a credit.
         """
         receiver = self._receiver
-        self._credits.consumed()
+        self._hold()
         frames = view[HEADER_NBYTES : HEADER_NBYTES + nbytes]
         done = whole_frames(frames, nbytes, self.max_frame)
         try:
@@ -270,14 +359,15 @@ class VerbsConnection(Delivering):
             # for other connections as well; frames were skipped, so this connection ends.
             self._lose(self._ended("has no receiver any more: it failed"))
             self._loop.call_exception_handler({"message": "a receiver of frames failed", "exception": error})
+        self._read_slots += 1
         if done < nbytes and not self._lost:
             raise ProtocolError(f"a message of {nbytes} bytes is whole frames only up to byte {done}")
 
     def _deliver_early(self) -> None:
         while self._early and not self._lost:
-            slot, nbytes = self._early[0]
+            slot, view, nbytes = self._early[0]
             try:
-                self._deliver(self._engine.slot_view(slot), nbytes)
+                self._deliver(view, nbytes)
             except ProtocolError as error:
                 self._lose(error)
                 return
@@ -287,7 +377,7 @@ class VerbsConnection(Delivering):
         self.turn_ended()
 
     def _forget_early(self) -> None:
-        for slot, _ in self._early:
+        for slot, _, _ in self._early:
             self._engine.give_back(slot)
         self._early.clear()
 
@@ -295,9 +385,12 @@ class VerbsConnection(Delivering):
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is on its way out
             self._loop.call_soon_threadsafe(self._sender.pump)
 
-    def _post_failed(self, error: OSError) -> None:
+    def _post_failed(self, error: Exception) -> None:
+        self._report_defect(error)
         # Completions that wait say more, and what the peer sent before is still to be delivered.
         self._engine.poll_now()
+        if self._lingering:
+            self._stop_lingering()
         self._lose(self._ended(f"broke: a message could not be posted: {error}"), broken=True)
 
     def send_blocked(self) -> None:
@@ -339,93 +432,25 @@ class VerbsConnection(Delivering):
         """
         raise RuntimeError(f"the arena of process {self.peer.pid} is not mapped: moved arrays are pulled from it")
 
-    def _export(self, object_id: int, offset: int, nbytes: int) -> tuple[int, int]:
-        """See `zcactor.transport.base.Connection.export`."""
-        engine = self._engine
-        region = engine.extents.find(offset, nbytes)
-        if region is None:  # the reader will ask, by when it may be there
-            with contextlib.suppress(RuntimeError):  # as in `_wake`
-                self._loop.call_soon_threadsafe(engine.extents.ahead, offset, nbytes)
-        return self._seal_of(object_id), 0 if region is None else region.rkey
-
-    def _seal_of(self, object_id: int) -> int:
-        seals = self._engine.seals
-        found = seals.find(object_id)
-        if not found:
-            holder = self._lookup(object_id)
-            if holder is not None:
-                found = seals.seal(object_id, holder.offset, holder.nbytes, holder)
-        return found
-
     async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
         """Bring bytes of the peer's arena to `address` of ours by READ. See `zcactor.transport.base.Connection.pull`.
+
+        Where our own memory cannot be registered they come by way of some that is, with a copy; `describe` says why.
 
         Raises:
             ConnectionLost: the connection is or gets lost, or READs fail again and again.
             ObjectLost: the peer does not have the object any more.
-            ProtocolError: the range does not lie inside the peer's arena.
-            OSError: our own memory cannot be registered; the message has the remedy.
-            OutOfMemory: the system has no memory for the extent around the destination.
+            ProtocolError: the range does not lie inside the peer's arena; or the bytes are to be authenticated, by what
+                both ends have agreed or by `region`, and are not the peer's. The connection ends then.
+            OSError: the device failed, or is closed, or the destination cannot be written to; or the peer has the
+                object and cannot register its memory: which limit on which host, and what to do.
         """
         self._check_bounds(region.offset, region.nbytes)
         if self._lost:
             raise self._ended("is closed")
-        extents = self._engine.extents
-        local = await extents.get(address - self._engine.arena.address, region.nbytes)
-        asked = not region.rkey
-        seal, rkey = (region.seal, region.rkey) if not asked else await self._ask(region)
-        while True:
-            named = RemoteRegion(region.object_id, region.offset, region.nbytes, seal, rkey)
-            try:
-                await self.puller.pull(named, address, local.lkey, keep)
-                return
-            except ObjectLost:
-                if asked:
-                    raise
-                asked = True
-                seal, fresh = await self._ask(region)
-                if (seal, fresh) == (named.seal, named.rkey):
-                    raise
-                rkey = fresh
-
-    async def _ask(self, region: RemoteRegion) -> tuple[int, int]:
-        """The seal and rkey of `region`, from the peer.
-
-        Raises:
-            ObjectLost: it does not have the object.
-            ConnectionLost: the connection is or gets lost.
-        """
-        if self._lost:
-            raise self._ended("is closed")
-        self._asks = number = self._asks + 1 & 0xFFFFFFFF
-        future = self._asked[number] = self._loop.create_future()
-        try:
-            self._tell(Ask(number, region.object_id, region.offset, region.nbytes))
-            await asyncio.wait((future,))  # which no cancelling of ours makes look like the connection's end
-        finally:
-            self._asked.pop(number, None)
-        if future.cancelled():
-            raise self._ended("was lost")
-        answer = future.result()
-        if answer.reason:
-            raise ObjectLost(f"process {self.peer.pid} cannot let {region.nbytes} bytes be read: {answer.reason}")
-        return answer.seal, answer.rkey
-
-    async def _answer(self, ask: Ask) -> None:
-        holder = self._lookup(ask.object_id)
-        if holder is None:
-            self._tell(Exported(ask.number, reason="it has no such object any more"))
+        if not region.nbytes:  # no READ can be of nothing but a seal
             return
-        low, high = holder.offset, holder.offset + holder.nbytes
-        if not low <= ask.offset <= ask.offset + ask.nbytes <= high:
-            self._tell(Exported(ask.number, reason=f"they are not inside the object's {holder.nbytes} bytes"))
-            return
-        try:
-            found = await self._engine.extents.get(ask.offset, ask.nbytes)
-        except (OSError, OutOfMemory) as error:
-            self._tell(Exported(ask.number, reason=str(error)[:MAX_REASON]))
-            return
-        self._tell(Exported(ask.number, rkey=found.rkey, seal=self._seal_of(ask.object_id)))
+        await self._reach.pull(region, address, keep)
 
     # ---- the socket
 
@@ -442,15 +467,29 @@ class VerbsConnection(Delivering):
             self._stop_lingering()
 
     def _take(self, message: Message) -> None:
+        """A message of the peer's by the socket.
+
+        Raises:
+            ProtocolError: it has no place here.
+        """
+        try:
+            self._act_on(message)
+        except ProtocolError:
+            raise
+        except Exception as error:  # a defect: the connection ends, as when a completion is told of
+            self._report_defect(error)
+            self.failed(error)
+
+    def _report_defect(self, error: Exception) -> None:
+        if not isinstance(error, OSError):
+            self._loop.call_exception_handler({"message": "a connection by RDMA failed", "exception": error})
+
+    def _act_on(self, message: Message) -> None:
         if self._lost:
             return
-        if isinstance(message, Ask):
-            self._start(self._answer(message))
-        elif isinstance(message, Exported):
-            future = self._asked.get(message.number)
-            if future is not None and not future.done():
-                future.set_result(message)
-        elif isinstance(message, Rebuild | Rebuilt | Resume):
+        if self._reach.take(message):
+            return
+        if isinstance(message, Rebuild | Rebuilt | Resume):
             self._bulk.take(message)
         else:
             raise ProtocolError(f"the peer sent {type(message).__name__.lower()!r} where it has no place")
@@ -460,8 +499,10 @@ class VerbsConnection(Delivering):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _bulk_broken(self, error: OSError) -> None:
-        self._lose(self._ended(f"broke: the bulk queue pair cannot be connected again: {error}"), broken=True)
+    def _bulk_broken(self, error: Exception) -> None:
+        if isinstance(error, ConnectionLost):  # the path is dead
+            self._engine.avoid(self.peer.process, str(error))
+        self._lose(self._ended(f"broke: the bulk queue pair cannot be used any more: {error}"), broken=True)
 
     # ---- seeing
 
@@ -470,9 +511,16 @@ class VerbsConnection(Delivering):
         """Changes with every message and every READ."""
         return self._sender.messages + self._expected + self.puller.reads
 
+    @property
+    def heard(self) -> int | None:
+        """Changes with every message that comes."""
+        return self._expected
+
     def describe(self) -> str:
         """Both ends of the path, and from which size on arrays go by reference and why."""
-        return f"{self.pairs.describe()}; {self._engine.eager_reason}"
+        engine = self._engine
+        known = self.pairs.describe(), engine.eager_reason, engine.extents.refused, engine.seals.shortage
+        return "; ".join(one for one in known if one)
 
     @property
     def extents(self) -> ExtentTable:
@@ -489,10 +537,12 @@ class VerbsConnection(Delivering):
     async def aclose(self) -> None:
         """Send what is committed, then close; `reserve` refuses from the first moment. Idempotent.
 
-        Frames that arrive meanwhile are still delivered. Cancelling drops what was not sent and closes at once.
+        Frames that arrive meanwhile are still delivered. A peer that takes nothing for `LINGER` seconds is given up,
+        with what it was to get. Cancelling drops what was not sent and closes at once.
         """
         if not self._lost:
             self._closing = True
+            self._get_on()
             self._sender.refuse(f"the connection to process {self.peer.pid} is closing")
             self._sender.say_bye()
             try:
@@ -510,7 +560,7 @@ class VerbsConnection(Delivering):
         """
         if os.getpid() != self._process:
             self._lost = True
-            self._sender.refuse("this connection belongs to the process that forked this one")
+            self._sender.abandon("this connection belongs to the process that forked this one")
             self._engine.abandon()
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.pairs))  # never collected, see `Engine.abandon`
             if self._link is not None:
@@ -535,25 +585,38 @@ class VerbsConnection(Delivering):
             return
         self._lost = True
         ended = self._ended(f"ended: {cause}" if cause is not None else "was closed here")
-        self._fence_bulk()  # first: from here the peer reads nothing
-        self.puller.lose(ended)
-        self._sender.drop(f"the connection to process {self.peer.pid} is closed")
-        for future in self._asked.values():
-            if not future.done():
-                future.cancel()
-        for task in self._tasks:
-            task.cancel()
-        self._forget_early()
-        if broken:
+        with contextlib.ExitStack() as whatever_fails:
+            whatever_fails.callback(self._report_later, cause)
+            whatever_fails.callback(self._stop_lingering if broken else self._linger)
+            whatever_fails.callback(self._forget_early)
+            for task in self._tasks:
+                whatever_fails.callback(task.cancel)
+            whatever_fails.callback(self._reach.end)
+            whatever_fails.callback(self._sender.drop, f"the connection to process {self.peer.pid} is closed")
+            whatever_fails.callback(self.puller.lose, ended)
+            self._fence_bulk()  # first: from here the peer reads nothing
+
+    def _linger(self) -> None:
+        """What was posted is still the peer's to get. Its arrival, or failure, is certain: retries are finite."""
+        self._lingering = True
+        self._get_on()
+        if self._bye.is_set():
+            self._end_our_half()
+        else:
+            self._sender.say_bye()
+
+    def _get_on(self, before: tuple[int, int] | None = None) -> None:
+        """Look every now and then whether the end gets on, and give it up where it does not. `before`: messages posted
+        and under way at the last look."""
+        if before is None and self._limit is not None:
+            return
+        now = self._sender.messages, self._sender.under_way
+        if now != before:
+            self._limit = self._loop.call_later(LINGER, self._get_on, now)
+        elif self._lingering:
             self._stop_lingering()
         else:
-            # What was posted is still the peer's to get. Its arrival, or failure, is certain: retries are finite.
-            self._lingering = True
-            if self._bye.is_set():
-                self._end_our_half()
-            else:
-                self._sender.say_bye()
-        self._report_later(cause)
+            self._lose(self._ended("was closed, and the peer took nothing any more"), broken=True)
 
     def _end_our_half(self) -> None:
         """Our last message has arrived: say so, and wait for the peer to say the same."""
@@ -566,8 +629,9 @@ class VerbsConnection(Delivering):
 
     def _stop_lingering(self) -> None:
         self._lingering = False
-        if self._patience is not None:
-            self._patience.cancel()
+        for timer in (self._patience, self._limit):
+            if timer is not None:
+                timer.cancel()
         self._bye.set()
         self._over.set()
         self._sender.close("")
@@ -586,17 +650,29 @@ class VerbsConnection(Delivering):
             control.to_error()
             area = self.pairs.send_area
             control.post_sends([Send(_MARK, area.address(0), 0, area.lkey)])
-        except OSError:  # a device that has failed gives nothing back
+        except Exception as error:  # a device that has failed gives nothing back
+            self._report_defect(error)
             self._control_drained = True
         self._loop.call_soon(self._destroy_when_drained)
 
     def _fence_bulk(self) -> None:
-        with contextlib.suppress(OSError):  # a device that has failed serves no READs either
+        try:
             self._bulk.end()
+        except Exception as error:
+            self._report_defect(error)
+            # A device that has failed serves no READs either, and memory that it may write to is kept for good. Else
+            # nothing comes back, and destroying the queue pair is what ends them.
+            self.puller.stuck = True
 
     def _destroy_when_drained(self) -> None:
-        if self._control_drained and self.puller.drained:
+        if not self._control_drained or not (self.puller.drained or (self.puller.stuck and self._engine.usable)):
+            return
+        try:
             self.pairs.close()
+        except OSError as error:  # the rest is closed all the same, and the device's other connections go on
+            logger.warning("a queue pair or its memory stays with %s: %s", self._engine.device.name, error)
+        else:
+            self.puller.destroyed()
 
 
 class _Proving:
@@ -605,6 +681,11 @@ class _Proving:
     def __init__(self, bulk: BulkPair, read: asyncio.Future[str]) -> None:
         self._read = read
         self.received, self.turn_ended, self.device_failed = bulk.received, bulk.turn_ended, bulk.device_failed
+
+    def failed(self, error: Exception) -> None:
+        """The path counts as not proven."""
+        if not self._read.done():
+            self._read.set_result(f"a READ could not be taken up: {error!r}")
 
     def completed(self, completion: Completion) -> None:
         """The READ has ended."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.config import NOT_BY_TLS
 from zcactor.errors import ConnectionLost
+from zcactor.transport.sealing import Integrity
 from zcactor.transport.tcp import TcpEndpoint
 from zcactor.transport.verbs import meeting
 from zcactor.transport.verbs.load import Absent
@@ -49,7 +50,7 @@ class VerbsEndpoint(TcpEndpoint):
         verbs_eager_limit: bytes of the largest payload in a frame by RDMA; None measures it with the device.
         falls_back: whether a peer with which RDMA does not work is served over TCP, instead of refused.
         sealing: as of `TcpEndpoint`. What is said through the socket is sealed then, rkeys among it, and so are the
-            frames of a connection that goes on over TCP. Frames and bytes by RDMA are not: isolate the fabric.
+            frames of a connection, by RDMA as over TCP. Bytes of arrays that are read by RDMA are not encrypted.
         tls: as of `TcpEndpoint`. There is no RDMA then, because what it carries cannot be encrypted.
     """
 
@@ -74,11 +75,13 @@ class VerbsEndpoint(TcpEndpoint):
         verbs_eager_limit: int | None = None,
         falls_back: bool = True,
         sealing: bool = False,
+        integrity: Integrity = Integrity.AUTO,
         tls: Tls | None = None,
     ) -> None:
         super().__init__(
-            host, process, token, arena_fd, arena.nbytes, recv_depth, eager_limit, port=port, sealing=sealing, tls=tls
-        )
+            host, process, token, arena_fd, arena.nbytes, recv_depth, eager_limit, port=port, sealing=sealing,
+            integrity=integrity, tls=tls,
+        )  # fmt: skip
         self.engine: Engine | None = None
         """The device in use; None before `start`, and where there is none that works."""
         self.problem = "" if tls is None else f"{NOT_BY_TLS}; add tcp to transports, or unset tls"
@@ -137,17 +140,28 @@ class VerbsEndpoint(TcpEndpoint):
         connection.rejected = {"verbs": made}
         return connection
 
+    def _may_use_rdma(self) -> bool:
+        return self._tls is None
+
     async def _by_rdma(self, sock: socket.socket, hello: Hello, *, accepting: bool) -> VerbsConnection | str:
         """The connection, or why there is none; both ends come to the same."""
+        if self._tls is not None:
+            return self.problem
+        if not hello.rdma:
+            return "the peer's transports do not allow it"
         engine = self.open_engine()
         if engine is None:
             await meeting.decline(sock, self.problem)
             return self.problem
+        avoided = engine.avoided(hello.process) if self._falls_back else ""
+        if avoided:
+            await meeting.decline(sock, avoided)
+            return avoided
         from zcactor.transport.verbs.joining import join
 
         return await join(
             engine, sock, self._peer(hello), recv_depth=min(hello.recv_depth, self._recv_depth), leads=not accepting,
-            lookup=self._lookup,
+            lookup=self._lookup, authorize=self._authorized,
         )  # fmt: skip
 
     def abandon(self) -> None:

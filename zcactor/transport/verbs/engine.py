@@ -2,7 +2,8 @@
 
 There is one completion queue, on whose descriptor the event loop waits, and one shared receive queue, into which slots
 are posted as peers join: never fewer than all peers together may send (`zcactor.transport.credits`), so no message ever
-meets an empty queue. A process without a peer over RDMA never makes an engine.
+meets an empty queue. That holds within a batch of completions, too: a slot is posted again before its owner may tell
+the peer that its message was consumed. A process without a peer over RDMA never makes an engine.
 
 While completions come the queue is polled once a turn of the loop, without events; when a poll finds none, it is armed,
 polled once more, because a completion between the two would raise no event (ibv_req_notify_cq(3)), and left alone.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import mmap
 import os
@@ -21,10 +23,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from zcactor.transport.verbs.base import MAX_U32, Receive
+from zcactor.transport.verbs.bounce import BOUNCE_NBYTES, Bounce
 from zcactor.transport.verbs.extents import ExtentTable, PinnableArena
 from zcactor.transport.verbs.pulling import MAX_READS
-from zcactor.transport.verbs.seals import Seals
-from zcactor.transport.verbs.slots import SlotArea
+from zcactor.transport.verbs.seals import SEALS_NBYTES, Seals
+from zcactor.transport.verbs.slots import SLOT_UNIT, SlotArea
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,7 +35,10 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.base import Completion, Device, QueuePair
     from zcactor.transport.verbs.viability import Viable
 
-__all__ = ["DEPTH", "PROOF_NBYTES", "SEND_DEPTH", "Completions", "Engine"]
+__all__ = [
+    "CQE_OF_PEER", "DEPTH", "FIXED_NBYTES", "MAX_CQE", "MAX_RECEIVES", "PROOF_NBYTES", "SEND_DEPTH", "Completions",
+    "Engine",
+]  # fmt: skip
 
 DEPTH: Final = 34
 """Messages that a peer may send before it hears of credits, with the two that take none. More than one loop's turn
@@ -43,8 +49,17 @@ SEND_REQUESTS: Final = SEND_DEPTH + 4
 """Requests of a control queue pair: its messages, and those that end it."""
 PROOF_NBYTES: Final = 4096
 """Bytes that prove a path."""
-_CQE: Final = 1 << 15
-_RECEIVES: Final = 1 << 14
+FIXED_NBYTES: Final = PROOF_NBYTES + SEALS_NBYTES + BOUNCE_NBYTES
+"""Bytes that are registered for all connections, besides the arena."""
+_PEERS: Final = 1024
+"""Connections that the queues are made for, where the device has queues that long."""
+CQE_OF_PEER: Final = DEPTH + SEND_REQUESTS + MAX_READS
+"""Completions that one connection may leave in the queue."""
+MAX_CQE: Final = _PEERS * CQE_OF_PEER
+MAX_RECEIVES: Final = _PEERS * DEPTH
+MIN_AVOIDED: Final = 1.0
+MAX_AVOIDED: Final = 60.0
+"""Seconds for which a path that is dead is not tried again, the first time and at most."""
 _POLL: Final = 64
 """Completions taken at a time."""
 
@@ -58,14 +73,17 @@ class Completions(Protocol):
         """A request of the send queue has ended, well or badly."""
 
     def received(self, view: memoryview, completion: Completion, slot: int) -> bool:
-        """A message has arrived in `view`, the slot's bytes. True when the slot may be used again at once; else it is
-        given back to `Engine.give_back`."""
+        """A message has arrived in `view`, the slot's bytes. True when the slot may be used again: it is posted before
+        the next `turn_ended`, and not at once. Else it is given back to `Engine.give_back`."""
 
     def turn_ended(self) -> None:
-        """All completions of this turn that are for this queue pair have been told."""
+        """Completions for this queue pair have been told, and the slots of those that were `received` are posted."""
 
     def device_failed(self, error: OSError) -> None:
         """There will be no further completions."""
+
+    def failed(self, error: Exception) -> None:
+        """One of these methods has raised `error`, which the loop's handler has been told of: end."""
 
 
 class Engine:
@@ -90,7 +108,7 @@ class Engine:
         self.arena = arena
         self.loop = loop
         self.thread = threading.get_ident()
-        self.slot_nbytes = (slot_nbytes + 63) & -64
+        self.slot_nbytes = (slot_nbytes + SLOT_UNIT - 1) & -SLOT_UNIT
         self.eager_limit = 0
         """Bytes of the largest payload in a frame by RDMA; see `zcactor.transport.cost`."""
         self.eager_reason = ""
@@ -100,18 +118,23 @@ class Engine:
         """Wake-ups by the completion channel."""
         self.polls = 0
         self._closed = False
+        self._abandoned = False
         self._polling = False
         self._found: deque[Completion] = deque()  # polled, and nobody has been told yet
+        self._told: dict[int, Completions] = {}  # owners that are to hear of the turn's end
+        self._again: list[Receive] = []  # of slots that have been read, and are not posted yet
         self._owners: dict[int, Completions] = {}
+        self._avoided: dict[bytes, tuple[float, float, str]] = {}  # by process: until when, for how long, why
         self._slots: list[tuple[SlotArea, int]] = []  # of receives, all of them posted or being looked at
         self._needed = 0  # receives that connections count on
         with contextlib.ExitStack() as undo:
             undo.callback(device.close)
             limits = device.attributes
-            self.cq = device.create_completion_queue(min(_CQE, limits.max_cqe))
-            self.srq = device.create_shared_receive_queue(min(_RECEIVES, limits.max_srq_wr))
+            self.cq = device.create_completion_queue(min(MAX_CQE, limits.max_cqe))
+            self.srq = device.create_shared_receive_queue(min(MAX_RECEIVES, limits.max_srq_wr))
             self.extents = ExtentTable(device, arena)
             self.seals = Seals(device)
+            self.bounce = Bounce(device, loop)
             self._proof = mmap.mmap(-1, PROOF_NBYTES)
             self._proof[:] = os.urandom(PROOF_NBYTES)
             self._proof_anchor = ctypes.c_char.from_buffer(self._proof)
@@ -128,6 +151,29 @@ class Engine:
 
     # ---- connections
 
+    def avoid(self, process: bytes, why: str) -> None:
+        """The path to that process is dead: for a second connections to it go another way, and for twice as long, up to
+        a minute, whenever that proves to be too short."""
+        now = self.loop.time()
+        until, pause, _ = self._avoided.get(process, (0.0, 0.0, ""))
+        pause = min(2 * pause, MAX_AVOIDED) if pause and now < until + MAX_AVOIDED else MIN_AVOIDED
+        self._avoided = {key: one for key, one in self._avoided.items() if now < one[0] + MAX_AVOIDED}
+        self._avoided[process] = now + pause, pause, why
+
+    def avoided(self, process: bytes) -> str:
+        """Why connections to that process go another way; empty where they do not."""
+        until, pause, why = self._avoided.get(process, (0.0, 0.0, ""))
+        return (
+            f"RDMA to that process is tried again {pause:g} s after its path broke: {why}"
+            if self.loop.time() < until
+            else ""
+        )
+
+    @property
+    def usable(self) -> bool:
+        """Whether the device works, as far as anybody knows, and is not closed."""
+        return not self._closed
+
     @property
     def room(self) -> str:
         """Empty, or why no further connection can be made."""
@@ -138,13 +184,22 @@ class Engine:
             return f"{self.device.name}: {self.connections} connections fill its completion queue of {self.cq.depth}"
         if self._needed + DEPTH > self.srq.depth:
             return f"{self.device.name}: {self.connections} connections fill its receive queue of {self.srq.depth}"
+        limit = self.found.memlock
+        if limit is not None:
+            slots = (self._needed + DEPTH + (self.connections + 1) * (SEND_DEPTH + 2)) * self.slot_nbytes
+            pinned = self.arena.nbytes + FIXED_NBYTES + slots + (self.connections + 1) * MAX_READS * SLOT_UNIT
+            if pinned > limit:
+                return (
+                    f"RLIMIT_MEMLOCK of {limit:,} bytes has room for {self.connections} connections beside the arena "
+                    f"of {self.arena.nbytes:,}; ulimit -l unlimited, or a smaller store_capacity"
+                )
         return ""
 
     def join(self) -> None:
         """A connection is being made: post receives for all that its peer may send.
 
         Raises:
-            OSError: there is no room (see `room`), or the memory cannot be registered.
+            OSError: there is no room (see `room`), the memory cannot be registered, or the device failed.
         """
         if self.room:
             raise OSError(self.room)
@@ -153,7 +208,9 @@ class Engine:
         if missing > 0:
             area = SlotArea(self.device, missing, self.slot_nbytes)
             self._slots += [(area, index) for index in range(missing)]
-            self.srq.post_receives([self._receive(slot) for slot in range(first, first + missing)])
+            self._post([self._receive(slot) for slot in range(first, first + missing)])
+            if self._closed:  # by that: nobody knows how many of them are posted
+                raise OSError(self.room)
         self._needed += DEPTH
         self.connections += 1
 
@@ -178,7 +235,7 @@ class Engine:
     def give_back(self, slot: int) -> None:
         """A slot that was kept in `Completions.received` may be used again."""
         if not self._closed:
-            self.srq.post_receives([self._receive(slot)])
+            self._post([self._receive(slot)])
 
     def _receive(self, slot: int) -> Receive:
         area, index = self._slots[slot]
@@ -201,12 +258,13 @@ class Engine:
         """Poll, and come again in the next turn of the loop if that brought anything."""
         if self._closed:
             return
-        more = True  # also when whoever is told raises: that goes on to the loop's handler, and the polling as well
+        more = True  # also when a signal's handler raises, or a defect: that goes to the loop, and the polling on
         try:
-            more = self._poll() > 0
-            if not more:
+            found = self._poll() > 0
+            if not found:
                 self.cq.arm()
-                more = self._poll() > 0
+                found = self._poll() > 0
+            more = found
         except OSError as error:
             more = False
             self._broken(error)
@@ -222,59 +280,109 @@ class Engine:
                 pass
 
     def _poll(self) -> int:
+        """Tell owners of what has completed. What an owner raises ends that owner, see `_defect`.
+
+        Raises:
+            OSError: the device failed.
+        """
         found = self._found
         found.extend(self.cq.poll(_POLL))
         self.polls += 1
-        if not found:
+        if not found and not self._told:
             return 0
         count = len(found)
-        told: dict[int, Completions] = {}
-        again: list[Receive] = []
-        while found:  # an owner may poll as well (`poll_now`), and must not be told of later ones before these
-            completion = found.popleft()
-            owner = self._owners.get(completion.qp_num)
-            slot = completion.wr_id
-            if slot <= MAX_U32:
-                view = self.slot_view(slot)
-                if owner is None or owner.received(view, completion, slot):
-                    again.append(self._receive(slot))
-            elif owner is not None:
-                owner.completed(completion)
-            if owner is not None:
-                told[completion.qp_num] = owner
-        if again and not self._closed:
-            self.srq.post_receives(again)
-        for owner in told.values():
-            owner.turn_ended()
+        try:
+            while found:  # an owner may poll as well (`poll_now`), and must not be told of later ones before these
+                completion = found.popleft()
+                owner = self._owners.get(completion.qp_num)
+                if owner is not None:
+                    self._told[completion.qp_num] = owner
+                slot = completion.wr_id
+                if slot <= MAX_U32:
+                    kept = False
+                    try:
+                        if owner is not None:
+                            kept = not owner.received(self.slot_view(slot), completion, slot)
+                    except Exception as error:  # of one connection; the batch is also others'
+                        self._defect(owner, error)
+                    finally:
+                        if not kept:
+                            self._again.append(self._receive(slot))  # an owner that polls posts it with its own
+                elif owner is not None:
+                    try:
+                        owner.completed(completion)
+                    except Exception as error:  # as above
+                        self._defect(owner, error)
+        finally:
+            again, self._again = self._again, []
+            self._post(again)
+        while self._told:
+            _, owner = self._told.popitem()
+            try:
+                owner.turn_ended()
+            except Exception as error:  # as above
+                self._defect(owner, error)
         return count
+
+    def _post(self, receives: list[Receive]) -> None:
+        """Post them. A device that takes no receives has failed: messages would meet an empty queue."""
+        if not receives or self._closed:
+            return
+        try:
+            self.srq.post_receives(receives)
+        except OSError as error:
+            self._broken(error)
+        except Exception as error:
+            self.loop.call_exception_handler({"message": "receives could not be posted", "exception": error})
+            self._broken(OSError(errno.EIO, f"receives could not be posted: {error!r}"))
+
+    def _defect(self, owner: Completions | None, error: Exception) -> None:
+        """What `owner` was told of has raised: its connection ends, and all others go on."""
+        self.loop.call_exception_handler({"message": "a connection by RDMA failed", "exception": error})
+        if owner is None:
+            return
+        try:
+            owner.failed(error)
+        except Exception as another:  # then it is told nothing more
+            self.loop.call_exception_handler({"message": "a connection by RDMA failed to end", "exception": another})
+            self._owners = {number: one for number, one in self._owners.items() if one is not owner}
 
     def _broken(self, error: OSError) -> None:
         """The device has failed: whoever uses it learns of it."""
         if self._closed:
             return
         logger.error("the RDMA device %s failed: %s", self.device.name, error)
+        self._end(error)
+
+    def _end(self, error: OSError) -> None:
         self.loop.remove_reader(self.cq.fd)
         self._closed = True
         for owner in list(self._owners.values()):
-            owner.device_failed(error)
+            try:
+                owner.device_failed(error)
+            except Exception as defect:  # as in `_poll`
+                self._defect(owner, defect)
 
     # ---- the end
 
     def abandon(self) -> None:
         """In a forked child: never touch anything here again. The device's objects are the parent's, and the child's
-        garbage collector would destroy them for it, so they are kept for ever."""
-        self._closed = True
+        garbage collector would destroy them for it, so they are kept for ever. Slots and seals lie in memory that both
+        share: nothing here writes to it from now on."""
+        self._closed = self._abandoned = True
+        self.seals.abandon()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def close(self) -> None:
-        """Close the device and everything made from it. What still lingers of connections ends. Idempotent."""
+        """Close the device and everything made from it. What still lingers of connections ends. Idempotent; does
+        nothing once it is abandoned."""
+        if self._abandoned:
+            return
         if not self._closed:
-            self._closed = True
-            self.loop.remove_reader(self.cq.fd)
-            for owner in list(self._owners.values()):
-                owner.device_failed(OSError(f"{self.device.name} was closed"))
-        self.extents.close()
+            self._end(OSError(f"{self.device.name} was closed"))
         try:
-            self.device.close()
+            with contextlib.ExitStack() as whatever_fails:
+                whatever_fails.callback(self.device.close)
+                self.extents.close()
         except OSError as error:  # everything else was closed all the same, and the process has no use for it
             logger.debug("closing %s: %s", self.device.name, error)

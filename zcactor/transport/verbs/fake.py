@@ -19,7 +19,7 @@ import os
 import random
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.transport.verbs.adapter import Child, OpenDevice, OpenQueuePair
 from zcactor.transport.verbs.base import (
@@ -43,6 +43,7 @@ from zcactor.transport.verbs.base import (
     check_sends,
     registration_error,
 )
+from zcactor.transport.verbs.faults import Faults, Watcher
 from zcactor.transport.verbs.ledger import Kind
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class _Work:
     attempts: int = 0
 
 
-class FakeFabric:
+class FakeFabric(Faults):
     """Adapters that all reach each other.
 
     Args:
@@ -135,7 +136,11 @@ class FakeFabric:
         manual: do nothing until `step` or `drain` is called.
     """
 
+    watcher: ClassVar[Watcher | None] = None
+    """Of all fabrics; for tests."""
+
     def __init__(self, *, seed: int = 0, manual: bool = False) -> None:
+        super().__init__()
         self.manual = manual
         self.rng = random.Random(seed)
         self._statistics = Statistics()
@@ -310,13 +315,18 @@ class FakeFabric:
 
     def _send(self, qp: FakeQueuePair, peer: FakeQueuePair, work: _Work) -> CompletionStatus | None:
         assert qp.path is not None
+        assert isinstance(work.request, Send)
         send = work.request
         if work.inline is None and send.nbytes and not qp.device.owns(send.lkey, send.address, send.nbytes):
             return CompletionStatus.LOC_PROT
         if peer.srq is None or not peer.srq.receives:
             self._statistics.rnr += 1
+            if self.watcher is not None:
+                self.watcher.missed(qp, peer)
             return CompletionStatus.RNR_RETRY_EXC if work.attempts >= qp.path.rnr_retry else None
         receive = peer.srq.receives.popleft()
+        if self.watcher is not None:
+            self.watcher.took(qp, peer, send, receive)
         if send.nbytes > receive.nbytes:
             peer.fail_receive(receive, CompletionStatus.LOC_LEN)
             return CompletionStatus.REM_INV_REQ
@@ -395,6 +405,7 @@ class FakeDevice(OpenDevice):
 
     def register(self, address: int, nbytes: int, *, remote_read: bool) -> FakeMemoryRegion:
         self._check_region(address, nbytes)
+        self.fabric.check("register")
         if not _is_writable(address, nbytes):
             raise registration_error(errno.EFAULT, address, nbytes, self.name)
         if self.nic.pin_limit is not None and self.nic.pinned + nbytes > self.nic.pin_limit:
@@ -414,6 +425,7 @@ class FakeDevice(OpenDevice):
         self, cq: CompletionQueue, srq: SharedReceiveQueue | None, *, max_send_wr: int, max_inline: int
     ) -> FakeQueuePair:
         self._check_queue_pair(max_send_wr)
+        self.fabric.check("create_queue_pair")
         own_cq = self._own(FakeCompletionQueue, cq)
         own_srq = None if srq is None else self._own(FakeSharedReceiveQueue, srq)
         if max_inline > _MAX_INLINE:
@@ -423,7 +435,8 @@ class FakeDevice(OpenDevice):
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.ledger.close()
+            if refused := self.ledger.close():
+                raise refused[0]
 
 
 class FakeMemoryRegion(Child):
@@ -451,6 +464,7 @@ class FakeMemoryRegion(Child):
             self.device.nic.pinned -= self.nbytes
 
     def _release(self) -> None:
+        self.device.fabric.check("ibv_dereg_mr")
         self.revoke()
 
 
@@ -487,10 +501,12 @@ class FakeCompletionQueue(Child):
 
     def arm(self) -> None:
         self._check_overrun()
+        self._device.fabric.check("arm")
         self._armed = True
 
     def drain_events(self) -> int:
         self._check()
+        self._device.fabric.check("drain_events")
         try:
             return os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -498,6 +514,7 @@ class FakeCompletionQueue(Child):
 
     def poll(self, limit: int) -> list[Completion]:
         self._check_overrun()
+        self._device.fabric.check("poll")
         found: list[Completion] = []
         while self._waiting and len(found) < limit:
             completion, qp, sequence = self._waiting.popleft()
@@ -530,8 +547,14 @@ class FakeSharedReceiveQueue(Child):
     def post_receives(self, receives: Sequence[Receive]) -> None:
         self._check()
         check_receives(receives)
+        failure = self._device.fabric.meet("post_receives")
+        if failure is not None:
+            self.receives.extend(Receive(*receive) for receive in receives[: int(len(receives) * failure.share)])
+            raise failure.error
         room = self.depth - len(self.receives)
         self.receives.extend(Receive(*receive) for receive in receives[:room])
+        if self._device.fabric.watcher is not None:
+            self._device.fabric.watcher.posted(self, receives[:room])
         if len(receives) > room:
             raise OSError(errno.ENOMEM, f"{self._device.name}: {self.depth} receives are posted: the queue is full")
 
@@ -598,6 +621,7 @@ class FakeQueuePair(OpenQueuePair):
     def connect(self, remote: QpAddress, path: PathAttributes) -> None:
         self._check()
         check_path(remote, path)
+        self.device.fabric.check("connect")
         max_message = self.device.port(path.port).max_msg_sz
         if self.current != QpState.RESET:
             raise OSError(errno.EINVAL, f"queue pair {self.qp_num} is in {self.current.name}; only RESET can connect")
@@ -611,11 +635,13 @@ class FakeQueuePair(OpenQueuePair):
 
     def to_error(self) -> None:
         self._check()
+        self.device.fabric.check("to_error")
         self.current = QpState.ERR
         self.device.fabric.posted()
 
     def reset(self) -> None:
         self._check()
+        self.device.fabric.check("reset")
         self.current = QpState.RESET
         self.remote = self.path = self._max_message = None
         self._forget()
@@ -631,11 +657,19 @@ class FakeQueuePair(OpenQueuePair):
 
     def post_sends(self, sends: Sequence[Send]) -> None:
         check_sends(sends, self.max_inline, self._limit())
-        self._post(Send(*send) for send in sends)
+        self._post_some("post_sends", [Send(*send) for send in sends])
 
     def post_reads(self, reads: Sequence[Read]) -> None:
         check_reads(reads, self._limit())
-        self._post(Read(*read) for read in reads)
+        self._post_some("post_reads", [Read(*read) for read in reads])
+
+    def _post_some(self, call: str, requests: Sequence[Send | Read]) -> None:
+        failure = self.device.fabric.meet(call)
+        if failure is None:
+            self._post(requests)
+            return
+        self._post(requests[: int(len(requests) * failure.share)])
+        raise failure.error
 
     def _post(self, requests: Iterable[Send | Read]) -> None:
         try:
@@ -646,6 +680,8 @@ class FakeQueuePair(OpenQueuePair):
                         f"{self.device.name}: the send queue of {self.qp_num} is full: {self._max_send_wr} requests "
                         "whose completion, or that of a later one, has not been polled",
                     )
+                if isinstance(request, Send) and self.device.fabric.watcher is not None:
+                    self.device.fabric.watcher.sent(self, request)
                 self._posted += 1
                 copied = isinstance(request, Send) and request.inline
                 inline = ctypes.string_at(request.address, request.nbytes) if copied else None
@@ -654,6 +690,7 @@ class FakeQueuePair(OpenQueuePair):
             self.device.fabric.posted()
 
     def _release(self) -> None:
+        self.device.fabric.check("destroy_queue_pair")
         self.device.fabric.detach(self)
         self.cq.users.remove(self)
         self._forget()

@@ -7,30 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ProtocolError
+from zcactor.transport.sealing import SealedSocket
 from zcactor.transport.verbs import meeting
 from zcactor.transport.verbs.base import VerbsError
 from zcactor.transport.verbs.bootstrap import Offer, Verdict, agree
 from zcactor.transport.verbs.calibration import calibrate
 from zcactor.transport.verbs.connection import VerbsConnection
 from zcactor.transport.verbs.engine import Engine
-from zcactor.transport.verbs.pair import QueuePairs, slot_nbytes_for
+from zcactor.transport.verbs.pair import MAX_VERBS_EAGER_LIMIT, QueuePairs, slot_nbytes_for
 from zcactor.transport.verbs.viability import NotViable, Viable, viability
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from zcactor.transport.base import PeerInfo
+    from zcactor.transport.base import PeerInfo, Receiver
     from zcactor.transport.verbs.base import Binding, Device
     from zcactor.transport.verbs.extents import PinnableArena
 
-__all__ = ["MAX_VERBS_EAGER_LIMIT", "PROOF_SECONDS", "join", "open_engine"]
+__all__ = ["PROOF_SECONDS", "join", "open_engine"]
 
-MAX_VERBS_EAGER_LIMIT: Final = 32768
-"""Bytes; slots have room for that and for the rest of a frame, and each peer takes 68 of them."""
+logger = logging.getLogger("zcactor")
+
 PROOF_SECONDS: Final = 1.5
 """How long an end tries to prove a path. The device's own retries take 7.5 s and are not waited for."""
 
@@ -55,12 +57,25 @@ def open_engine(
         return str(found)
     try:
         opened = binding.open(found.device)
-        limit, reason = _choose_limit(opened, found, eager_limit, verbs_eager_limit)
-        engine = Engine(opened, found, arena, slot_nbytes_for(limit), asyncio.get_running_loop())
-    except (OSError, VerbsError) as error:
+    except OSError as error:
         return f"{found.device} cannot be used: {error}"
+    with contextlib.ExitStack() as undo:
+        undo.callback(_close, opened)
+        try:
+            limit, reason = _choose_limit(opened, found, eager_limit, verbs_eager_limit)
+            engine = Engine(opened, found, arena, slot_nbytes_for(limit), asyncio.get_running_loop())
+        except (OSError, VerbsError) as error:
+            return f"{found.device} cannot be used: {error}"
+        undo.pop_all()
     engine.eager_limit, engine.eager_reason = limit, reason
     return engine
+
+
+def _close(device: Device) -> None:
+    try:
+        device.close()
+    except OSError as error:  # as in `Engine.close`
+        logger.debug("closing %s: %s", device.name, error)
 
 
 def _choose_limit(device: Device, found: Viable, eager_limit: int, wanted: int | None) -> tuple[int, str]:
@@ -76,16 +91,18 @@ def _choose_limit(device: Device, found: Viable, eager_limit: int, wanted: int |
 
 
 async def join(
-    engine: Engine, sock: socket.socket, peer: PeerInfo, *, recv_depth: int, leads: bool, lookup: Callable[[int], Any]
-) -> VerbsConnection | str:
+    engine: Engine, sock: socket.socket, peer: PeerInfo, *, recv_depth: int, leads: bool, lookup: Callable[[int], Any],
+    authorize: Callable[[Receiver | None, int, int, int], object],
+) -> VerbsConnection | str:  # fmt: skip
     """A connection to the peer at the other end of `sock`, or why there is none; both ends come to the same.
 
     Cancelling closes the queue pairs.
 
     Args:
         engine: this process's.
-        sock: authenticated; the connection's, where there is one, and else still the caller's.
-        peer, recv_depth, leads, lookup: as of `VerbsConnection`.
+        sock: authenticated; the connection's, where there is one, and else still the caller's. Where it is sealed, so
+            is each message.
+        peer, recv_depth, leads, lookup, authorize: as of `VerbsConnection`.
 
     Raises:
         ProtocolError: the peer does not say what belongs here.
@@ -111,7 +128,10 @@ async def join(
             return reason
         undo.pop_all()
     # Before the peer hears that we are ready, as it may send its first message then.
-    connection = VerbsConnection(pairs, peer, recv_depth=recv_depth, leads=leads, lookup=lookup)
+    seals = sock.seals if isinstance(sock, SealedSocket) else None
+    connection = VerbsConnection(
+        pairs, peer, recv_depth=recv_depth, leads=leads, lookup=lookup, authorize=authorize, seals=seals
+    )
     proven = False
     try:
         reason = await meeting.both(sock, "")

@@ -7,6 +7,8 @@ dependents silently along with what they depend on. So neither is left to chance
 from __future__ import annotations
 
 import errno
+import threading
+from collections import Counter
 from enum import IntEnum
 from typing import Protocol
 
@@ -32,24 +34,29 @@ class _Closable(Protocol):
 
 
 class Ledger:
-    """The open children of one device."""
+    """The open children of one device. Any thread may call any method: memory is registered on a thread of its own
+    while the loop closes connections. Nothing takes longer the more is open, but `close`."""
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._open: dict[Kind, dict[int, tuple[_Closable, tuple[object, ...]]]] = {kind: {} for kind in Kind}
-
-        self._ids: set[int] = set()  # of all: what is asked before each request
+        self._lock = threading.Lock()
+        self._open: dict[Kind, dict[int, _Closable]] = {kind: {} for kind in Kind}
+        self._uses: dict[int, tuple[object, ...]] = {}  # by child: what it needs; of those that are open
+        self._users: Counter[int] = Counter()  # by child: how many others need it
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._uses)
 
     def __contains__(self, child: object) -> bool:
-        return id(child) in self._ids
+        return id(child) in self._uses  # which is asked before each request, and takes one step
 
     def add(self, kind: Kind, child: _Closable, *uses: object) -> None:
         """`child` is open, and needs everything in `uses` to stay so."""
-        self._open[kind][id(child)] = (child, uses)
-        self._ids.add(id(child))
+        with self._lock:
+            self._open[kind][id(child)] = child
+            self._uses[id(child)] = uses
+            for used in uses:
+                self._users[id(used)] += 1
 
     def remove(self, kind: Kind, child: _Closable) -> bool:
         """`child` is about to be closed. False when that happened before.
@@ -57,26 +64,36 @@ class Ledger:
         Raises:
             OSError: EBUSY, another open child needs it; it stays in.
         """
-        if id(child) not in self._open[kind]:
+        with self._lock:
+            users = self._users[id(child)]  # 0 for one that nothing needs
+            if users and id(child) in self._open[kind]:
+                text = f"{self._device}: {users} open queue pairs use the {kind.words}: close them first"
+                raise OSError(errno.EBUSY, text)
+            return self._forget(kind, child)
+
+    def _forget(self, kind: Kind, child: _Closable) -> bool:
+        """Take `child` out; False when it is not in. Called under the lock."""
+        if self._open[kind].pop(id(child), None) is None:
             return False
-        users = sum(any(used is child for used in uses) for by in self._open.values() for _, uses in by.values())
-        if users:
-            text = f"{self._device}: {users} open queue pairs use the {kind.words}: close them first"
-            raise OSError(errno.EBUSY, text)
-        del self._open[kind][id(child)]
-        self._ids.discard(id(child))
+        for used in self._uses.pop(id(child)):
+            self._users[id(used)] -= 1
+            if not self._users[id(used)]:
+                del self._users[id(used)]
         return True
 
-    def close(self) -> list[OSError]:
-        """Close everything that is open. Whatever refuses is given up and reported."""
-        refused = []
+    def close(self) -> list[Exception]:
+        """Close everything that is open. Whatever refuses, or fails by a defect, is given up and reported."""
+        refused: list[Exception] = []
         for kind in Kind:
-            while self._open[kind]:
-                _, (child, _) = next(reversed(self._open[kind].items()))
+            while (child := self._newest(kind)) is not None:
                 try:
                     child.close()
-                except OSError as error:
+                except Exception as error:  # the rest is closed all the same: who closes the device raises it
                     refused.append(error)
-                self._open[kind].pop(id(child), None)
-                self._ids.discard(id(child))
+                with self._lock:
+                    self._forget(kind, child)
         return refused
+
+    def _newest(self, kind: Kind) -> _Closable | None:
+        with self._lock:
+            return next(reversed(self._open[kind].values()), None)

@@ -11,16 +11,28 @@ from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.framing import max_frame_for
 from zcactor.transport.verbs.base import MAX_U24, Gid, PathAttributes, QpAddress, VerbsError
 from zcactor.transport.verbs.bootstrap import Agreement, Offer, QpName
-from zcactor.transport.verbs.engine import DEPTH, SEND_DEPTH, SEND_REQUESTS, Engine
+from zcactor.transport.verbs.engine import (
+    CQE_OF_PEER,
+    DEPTH,
+    FIXED_NBYTES,
+    MAX_CQE,
+    MAX_RECEIVES,
+    SEND_DEPTH,
+    SEND_REQUESTS,
+    Engine,
+)
 from zcactor.transport.verbs.pulling import MAX_READS
+from zcactor.transport.verbs.records import RECORD_NBYTES
 from zcactor.transport.verbs.seals import SEAL_NBYTES
-from zcactor.transport.verbs.slots import HEADER_NBYTES, SlotArea
+from zcactor.transport.verbs.slots import HEADER_NBYTES, SLOT_UNIT, SlotArea
 
 if TYPE_CHECKING:
-    from zcactor.transport.verbs.base import QueuePair
+    from zcactor.transport.verbs.base import DeviceAttributes, QueuePair
 
-__all__ = ["QueuePairs", "new_psn", "slot_nbytes_for"]
+__all__ = ["MAX_VERBS_EAGER_LIMIT", "QueuePairs", "new_psn", "peers_of", "pinned_nbytes", "slot_nbytes_for"]
 
+MAX_VERBS_EAGER_LIMIT: Final = 32768
+"""Bytes; slots have room for that and for the rest of a frame, and each peer takes 68 of them."""
 _MAX_INLINE: Final = 256
 """Bytes wished for: a small call and its answer fit. What the driver grants is used."""
 _MAX_RD_ATOMIC: Final = 16
@@ -28,8 +40,30 @@ _MAX_RD_ATOMIC: Final = 16
 
 
 def slot_nbytes_for(eager_limit: int) -> int:
-    """Bytes of a slot that holds the largest frame."""
-    return (HEADER_NBYTES + LENGTH_PREFIX + max_frame_for(eager_limit) + 63) & -64
+    """Bytes of a slot that holds the largest frame, sealed or not."""
+    return (RECORD_NBYTES + HEADER_NBYTES + LENGTH_PREFIX + max_frame_for(eager_limit) + SLOT_UNIT - 1) & -SLOT_UNIT
+
+
+def pinned_nbytes(arena_nbytes: int, peers: int = 1) -> int:
+    """Bytes that a process has registered at most, with the largest slots: its arena, what all connections share, and
+    what each of so many needs."""
+    slots = (DEPTH + SEND_DEPTH + 2) * slot_nbytes_for(MAX_VERBS_EAGER_LIMIT)
+    return arena_nbytes + FIXED_NBYTES + peers * (slots + MAX_READS * SLOT_UNIT)
+
+
+def peers_of(limits: DeviceAttributes, arena_nbytes: int, memlock: int | None) -> int:
+    """Connections that a process has room for at a time.
+
+    Args:
+        limits: of the device, for its queues.
+        arena_nbytes: bytes of the arena.
+        memlock: bytes that may be pinned, None for any number.
+    """
+    peers = min(min(MAX_CQE, limits.max_cqe) // CQE_OF_PEER, min(MAX_RECEIVES, limits.max_srq_wr) // DEPTH)
+    if memlock is None:
+        return peers
+    fixed = pinned_nbytes(arena_nbytes, 0)
+    return max(0, min(peers, (memlock - fixed) // (pinned_nbytes(arena_nbytes) - fixed)))
 
 
 def new_psn() -> int:

@@ -11,6 +11,7 @@ An entry is zeroed when its object is gone, before the object's bytes are free.
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import struct
 import threading
@@ -20,12 +21,16 @@ from weakref import ref
 if TYPE_CHECKING:
     from zcactor.transport.verbs.base import Device
 
-__all__ = ["SEAL_NBYTES", "Seals", "read_seal"]
+__all__ = ["SEALS_NBYTES", "SEAL_NBYTES", "Seals", "read_seal"]
+
+logger = logging.getLogger("zcactor")
 
 _SEAL: Final = struct.Struct("<QQQ8x")
 SEAL_NBYTES: Final = _SEAL.size
 """Bytes of an entry: object id, offset in the arena, bytes; never across two cache lines."""
 _COUNT: Final = 1 << 16
+SEALS_NBYTES: Final = _COUNT * SEAL_NBYTES
+"""Bytes of a table."""
 
 
 def read_seal(seal: bytes | bytearray | memoryview) -> tuple[int, int, int]:
@@ -35,7 +40,8 @@ def read_seal(seal: bytes | bytearray | memoryview) -> tuple[int, int, int]:
 
 
 class Seals:
-    """One process's table. Any thread may call any method.
+    """One process's table. Any thread may call any method. It lies in memory that forked children share, because a
+    device goes on using the pages that it pinned; a private one would be another's after a fork and a write.
 
     Args:
         device: registers it.
@@ -56,6 +62,19 @@ class Seals:
         self._free: list[int] = []
         self._fresh = 1  # entry 0 means none
         self._of: dict[int, tuple[int, ref[object]]] = {}  # entry and object by its id
+        self._abandoned = False
+        self.without = 0
+        """References to objects for which there was no entry."""
+
+    @property
+    def shortage(self) -> str:
+        """That the table was full, for people; empty where it never was."""
+        if not self.without:
+            return ""
+        many = f"{self.without} references" if self.without > 1 else "1 reference"
+        return (
+            f"{many} went without a seal, as {self.count - 1} objects have one: readers cannot tell if they are freed"
+        )
 
     def find(self, object_id: int) -> int:
         """The entry of an object; 0 when it has none."""
@@ -72,6 +91,8 @@ class Seals:
             holder: lives as long as the object does; the entry is zeroed when it is lost, before the memory that only
                 it keeps is free.
         """
+        if self._abandoned:
+            return 0
         with self._lock:
             if object_id in self._of:
                 return self._of[object_id][0]
@@ -81,6 +102,13 @@ class Seals:
                 entry = self._fresh
                 self._fresh += 1
             else:
+                self.without += 1
+                if self.without == 1:
+                    logger.warning(
+                        "%d objects are shared by RDMA, and the table of seals is full: of further ones readers cannot "
+                        "tell whether they were freed meanwhile; share fewer and larger arrays",
+                        self.count - 1,
+                    )
                 return 0
             self._of[object_id] = entry, ref(holder, lambda _: self.clear(object_id))
             _SEAL.pack_into(self._memory, entry * SEAL_NBYTES, object_id, offset, nbytes)
@@ -88,11 +116,18 @@ class Seals:
 
     def clear(self, object_id: int) -> None:
         """The object is about to be gone. Nothing happens when it has no entry."""
+        if self._abandoned:
+            return
         with self._lock:
             entry, _ = self._of.pop(object_id, (0, None))
             if entry:
                 _SEAL.pack_into(self._memory, entry * SEAL_NBYTES, 0, 0, 0)
                 self._free.append(entry)
+
+    def abandon(self) -> None:
+        """In a forked child: write to the table no more. It is shared with the parent, whose objects live on when the
+        child's copies of them end. Takes no lock, as a thread that is not here may hold it."""
+        self._abandoned = True
 
     def close(self) -> None:
         """Unregister it. Idempotent.

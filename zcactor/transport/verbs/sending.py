@@ -2,7 +2,8 @@
 
 The writer (any thread, under its caller's lock) reserves, commits and flushes; the loop's thread posts. What is flushed
 leaves at once where a credit and a slot are free. Otherwise frames gather, so that a connection under pressure sends
-few large messages; what finds no free slot is written to ordinary memory and copied into a slot in its turn.
+few large messages; what finds no free slot is written to ordinary memory and copied into a slot in its turn. Where
+messages are sealed, frames are always written to ordinary memory, and each message is encrypted into its slot.
 
 Only every `SIGNAL_EVERY`-th message asks for a completion, which frees the slots of all before it. Messages that are
 small enough are carried inline, where the device can, and free their slot at once.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from zcactor.errors import ConnectionLost
 from zcactor.native import hot
 from zcactor.transport.verbs.base import Send
+from zcactor.transport.verbs.records import RECORD_NBYTES
 from zcactor.transport.verbs.slots import BYE, CREDIT, DATA, HEADER_NBYTES, PROBE, SlotArea, pack_header
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from zcactor.transport.credits import Credits
     from zcactor.transport.verbs.base import QueuePair
+    from zcactor.transport.verbs.records import Records
 
 __all__ = ["SEND_ID", "SIGNAL_EVERY", "SlotSender", "SlotWriter"]
 
@@ -32,6 +35,8 @@ SIGNAL_EVERY: Final = 8
 
 SEND_ID: Final = 1 << 62
 """Bit of the ``wr_id`` of messages sent; the other bits are the message's number. Receives have their slot's."""
+_SPARE: Final = 4
+"""Buffers of ordinary memory that are kept for the next messages, where these are sealed."""
 _NONE: Final = -1
 """No slot; no message."""
 
@@ -68,6 +73,7 @@ class SlotWriter:
         self._head = self._tail = 0
         self._open = False  # a reservation is being written
         self._refused = ""
+        self._closed = False
 
     def reserve(self, nbytes: int) -> tuple[memoryview, int]:
         """Room for one frame with its prefix: a buffer and the offset in it.
@@ -92,8 +98,14 @@ class SlotWriter:
             self._slots.full()
 
     def commit(self, nbytes: int) -> None:
-        """The first `nbytes` of the last reservation are a frame."""
+        """The first `nbytes` of the last reservation are a frame.
+
+        Raises:
+            ConnectionLost: `close` was called meanwhile.
+        """
         with self._lock:
+            if self._closed:
+                raise ConnectionLost(self._refused)
             self._tail += nbytes
             self._open = False
 
@@ -125,6 +137,7 @@ class SlotWriter:
         """Accept nothing more, and forget the slot."""
         self.refuse(reason)
         with self._lock:
+            self._closed = True
             self._view = memoryview(b"")
             self._head = self._tail = 0
 
@@ -140,6 +153,7 @@ class SlotSender:
         credits: of the connection, in messages; shared with the receiving half.
         wake: has `pump` called on the loop's thread, soon; itself called from any thread.
         failed: called on the loop's thread with what went wrong when a message cannot be posted.
+        records: makes each message a sealed record; None where they are not sealed.
     """
 
     def __init__(
@@ -150,7 +164,8 @@ class SlotSender:
         max_reserve: int,
         credits: Credits,
         wake: Callable[[], None],
-        failed: Callable[[OSError], None],
+        failed: Callable[[Exception], None],
+        records: Records | None = None,
     ) -> None:
         self.max_reserve: Final = max_reserve
         self.messages = 0
@@ -179,9 +194,12 @@ class SlotSender:
         self._writer: _Writer = writer
         self.reserve = self._writer.reserve
         self.commit = self._writer.commit
-        self._slot = self._free.pop()  # what the writer fills; _NONE for ordinary memory
-        self._view = area.views[self._slot]
-        self._writer.swap(self._view, HEADER_NBYTES)
+        self._records = records
+        self._room: Final = area.nbytes if records is None else area.nbytes - RECORD_NBYTES  # bytes of a message
+        self._buffers: list[memoryview] = []  # ordinary memory that nobody writes to
+        self._slot = _NONE  # what the writer fills; _NONE for ordinary memory
+        self._view = memoryview(b"")
+        self._next_buffer()
 
     # ---- the writer
 
@@ -213,13 +231,18 @@ class SlotSender:
         return bool(self._waiting) or self._writer.pending > 0
 
     @property
-    def under_way(self) -> bool:
-        """Whether anything that was posted is not known to have arrived."""
-        return bool(self._flight)
+    def under_way(self) -> int:
+        """Messages that were posted and are not known to have arrived."""
+        return len(self._flight)
 
     def refuse(self, reason: str) -> None:
-        """Accept nothing more; what is committed still leaves. Takes no lock: safe in a forked child."""
+        """Accept nothing more; what is committed still leaves."""
         self._writer.refuse(reason)
+
+    def abandon(self, reason: str) -> None:
+        """In a forked child: accept nothing more, and write to no slot, as they are the parent's. Takes no lock."""
+        self._closed = True
+        self.refuse(reason)
 
     def drop(self, reason: str) -> None:
         """Accept nothing more, and forget what was not posted."""
@@ -236,8 +259,11 @@ class SlotSender:
     def _next_buffer(self) -> int:
         """A fresh buffer for the writer: a slot, unless they are needed for what waits already. Returns where the
         frames in the former one end; -1: it cannot be left now, and nothing has changed. Called under the lock."""
-        slot = self._free.pop() if self._free and not self._waiting else _NONE
-        view = self._area.views[slot] if slot != _NONE else memoryview(bytearray(self._area.nbytes))
+        slot = self._free.pop() if self._free and not self._waiting and self._records is None else _NONE
+        if slot != _NONE:
+            view = self._area.views[slot]
+        else:
+            view = self._buffers.pop() if self._buffers else memoryview(bytearray(self._room))
         end = self._writer.swap(view, HEADER_NBYTES)
         if end >= 0:
             self._slot, self._view = slot, view
@@ -266,9 +292,10 @@ class SlotSender:
                 self._credits.take()
                 sends.append(self._message(DATA, *self._waiting.popleft()))
                 continue
+            self._flushed = False  # before the look: what a thread commits and flushes behind it sets this again
             if not self._writer.pending:
-                self._flushed = False
                 break
+            self._flushed = True
             if not self._may_leave(self._slot):
                 break
             view, slot = self._view, self._slot
@@ -294,13 +321,23 @@ class SlotSender:
 
     def _message(self, kind: int, view: memoryview | None, end: int, slot: int) -> Send:
         """The request for the next message, written to its slot. Called under the lock."""
+        buffer = None
         if slot == _NONE:
             slot = self._free.pop()
-            if view is not None:
-                self._area.views[slot][HEADER_NBYTES:end] = view[HEADER_NBYTES:end]
+            buffer = view
+        room = self._area.views[slot]
         number = self.messages
         self.messages += 1
-        pack_header(self._area.views[slot], kind, self._credits.take_owed(), end - HEADER_NBYTES, number)
+        if self._records is not None:
+            plain = memoryview(bytearray(HEADER_NBYTES)) if buffer is None else buffer
+            pack_header(plain, kind, self._credits.take_owed(), end - HEADER_NBYTES, number)
+            end = self._records.seal_into(room, plain[:end])
+            if buffer is not None and len(self._buffers) < _SPARE:
+                self._buffers.append(buffer)
+        else:
+            if buffer is not None:
+                room[HEADER_NBYTES:end] = buffer[HEADER_NBYTES:end]
+            pack_header(room, kind, self._credits.take_owed(), end - HEADER_NBYTES, number)
         inline = end <= self._qp.max_inline
         if inline:
             self._inline.append(slot)
@@ -308,13 +345,13 @@ class SlotSender:
         signalled = self.messages % SIGNAL_EVERY == 0 or kind in (BYE, PROBE)
         return Send(SEND_ID | number, self._area.address(slot), end, self._area.lkey, signalled, inline)
 
-    def _post(self, sends: list[Send]) -> OSError | None:
+    def _post(self, sends: list[Send]) -> Exception | None:
         """Post them; what went wrong. Called under the lock."""
         if not sends:
             return None
         try:
             self._qp.post_sends(sends)
-        except OSError as error:
+        except Exception as error:  # of any kind: whose frames these are is not known here
             self._closed = True
             return error
         finally:

@@ -16,12 +16,14 @@ from zcactor.errors import ProtocolError
 if TYPE_CHECKING:
     from zcactor.transport.verbs.base import Device
 
-__all__ = ["BYE", "CREDIT", "DATA", "HEADER_NBYTES", "PROBE", "SlotArea", "pack_header", "read_header"]
+__all__ = ["BYE", "CREDIT", "DATA", "HEADER_NBYTES", "PROBE", "SLOT_UNIT", "SlotArea", "pack_header", "read_header"]
 
 _HEADER: Final = struct.Struct("<BBHIQ")
 HEADER_NBYTES: Final = _HEADER.size
 """Bytes: magic, kind, credits returned, bytes that follow, number of the message. A multiple of 8, so frames stay
 aligned."""
+SLOT_UNIT: Final = 64
+"""Bytes; slots have a multiple of it, so that no two share a cache line."""
 _MAGIC: Final = 0x5A
 DATA: Final = 0
 """Whole frames; takes a credit."""
@@ -72,7 +74,7 @@ class SlotArea:
     Args:
         device: registers it.
         count: slots.
-        nbytes: bytes of each; rounded up to a multiple of 64.
+        nbytes: bytes of each; rounded up to a multiple of `SLOT_UNIT`.
 
     Raises:
         OSError: the memory cannot be had, or not be registered (RLIMIT_MEMLOCK).
@@ -80,7 +82,7 @@ class SlotArea:
 
     def __init__(self, device: Device, count: int, nbytes: int) -> None:
         self.count: Final = count
-        self.nbytes: Final = (nbytes + 63) & -64
+        self.nbytes: Final = (nbytes + SLOT_UNIT - 1) & -SLOT_UNIT
         memory = mmap.mmap(-1, count * self.nbytes)
         view = memoryview(memory)
         self.views: Final = [view[i * self.nbytes : (i + 1) * self.nbytes] for i in range(count)]

@@ -59,6 +59,12 @@ class Viable:
     gid: Gid | None
     """The address to send from; None on an InfiniBand port, where the LID is used."""
     attributes: DeviceAttributes
+    memlock: int | None = None
+    """Bytes that may be pinned, None for any number."""
+    needed: int = 0
+    """Bytes that are pinned with one peer: the arena, what all connections share, and its slots."""
+    peers: int = 0
+    """Peers that there is room for at a time: in the device's queues, and in what may be pinned."""
 
     @property
     def is_global(self) -> bool:
@@ -255,7 +261,7 @@ def viability(
 
     Args:
         binding: as `load.bindings` found it.
-        arena_nbytes: bytes that are to be registered.
+        arena_nbytes: bytes of the arena that is to be registered, besides what connections need.
         device: name of the only device to use.
         port: number of the only port to use.
         gid_index: entry of the table to use, instead of the choice of `choose_gid`.
@@ -278,10 +284,13 @@ def viability(
     if device is not None and device not in names:
         return NotViable(f"there is no RDMA device {device!r}", f"use one of {', '.join(names)}")
     limit = memlock()
-    needed = arena_nbytes + 2 * PROOF_NBYTES
+    # with all that drives a device, which there is by now
+    from zcactor.transport.verbs.pair import peers_of, pinned_nbytes
+
+    needed = pinned_nbytes(arena_nbytes)
     if limit is not None and needed > limit:
         return NotViable(
-            f"RLIMIT_MEMLOCK is {limit:,} bytes and the arena needs {needed:,}",
+            f"RLIMIT_MEMLOCK is {limit:,} bytes and the arena needs {needed:,} with one peer's slots and the rest",
             f"ulimit -l unlimited (at least {-(-needed // 1024)}), memlock in /etc/security/limits.conf, "
             "LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 in Docker; or a smaller store_capacity",
         )
@@ -302,6 +311,9 @@ def viability(
                 candidate.port,
                 candidate.gid,
                 candidate.attributes,
+                limit,
+                needed,
+                peers_of(candidate.attributes, arena_nbytes, limit),
             )
         problems.append(NotViable(f"{where}: {wrong}", "choose another GID (rdma link, show_gids) or device"))
     return _first(problems)

@@ -1,0 +1,340 @@
+"""Memory that two ends reach in each other: what bytes go by the name of, and whether those that came are the owner's.
+
+A reference carries the key of the memory region around its bytes, where there is one. Where it does not, or the key is
+an old one, the reader asks over the socket, and so it does for the tags of what is to be authenticated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import hmac
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
+
+from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError
+from zcactor.transport.sealing import Integrity
+from zcactor.transport.verbs.bootstrap import MAX_KEYS, MAX_REASON, Ask, Exported, Message, Tag, Tagged
+from zcactor.transport.verbs.tagging import CHUNK_NBYTES, REACH_NBYTES, ReadTags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from zcactor.transport.base import RemoteRegion
+    from zcactor.transport.sealing import Seals
+    from zcactor.transport.verbs.engine import Engine
+    from zcactor.transport.verbs.pulling import Keys, Puller
+
+__all__ = ["Reach"]
+
+_Answer = TypeVar("_Answer", Exported, Tagged)
+
+
+async def _in_thread(work: Callable[[], bytes], nbytes: int, keep: object) -> bytes:
+    """What comes of looking at so many bytes, which `keep` holds: in a thread where that takes long. Cancelling leaves
+    it to the thread, and the bytes are held as long."""
+    if nbytes < CHUNK_NBYTES:
+        return work()
+
+    def held(_: object) -> bytes:
+        return work()
+
+    try:
+        return await asyncio.to_thread(held, keep)
+    except RuntimeError:  # the system has no thread left
+        return work()
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no answer, as long as a message allows."""
+    return (str(error) or repr(error))[:MAX_REASON]
+
+
+def _ends(counted: Iterable[tuple[int, int]]) -> Keys:
+    """Keys by where they end, of keys by how many bytes they are for."""
+    at, found = 0, []
+    for nbytes, key in counted:
+        at += nbytes
+        found.append((at, key))
+    return found
+
+
+class Reach:
+    """Both directions of one connection. On the loop's thread, but for `export`.
+
+    Args:
+        engine: of this process.
+        puller: posts the READs.
+        pid: the peer's, for messages.
+        lookup: as of `VerbsConnection`.
+        may_read: ``may_read(object_id, offset, nbytes)``: whether the peer may have these bytes of ours.
+        seals: likewise.
+        leads: likewise.
+        tell: sends a message to the peer, as long as there is a connection.
+        start: runs an answer in a task that ends with the connection.
+        ended: makes the error of a connection that ended so.
+        lose: ends the connection, because of what the peer did.
+
+    Attributes:
+        keys: rkeys of the peer's arena, and the bytes that are known to be in their regions.
+        asked: by number, the kind of the answer that is waited for, and who waits.
+        lost: whether the connection has ended.
+    """
+
+    def __init__(
+        self, engine: Engine, puller: Puller, pid: int, lookup: Callable[[int], Any],
+        may_read: Callable[[int, int, int], object], seals: Seals | None, *, leads: bool,
+        tell: Callable[[Message], None], start: Callable[[Coroutine[Any, Any, None]], None],
+        ended: Callable[[str], ConnectionLost], lose: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        self.keys: dict[int, tuple[int, int]] = {}
+        self.asked: dict[int, tuple[type[Exported | Tagged], asyncio.Future[Any]]] = {}
+        self.lost = False
+        self._engine = engine
+        self._puller = puller
+        self._pid = pid
+        self._lookup = lookup
+        self._may_read = may_read
+        self._tags = None if seals is None else ReadTags(seals.exporter, leads=leads)
+        self._all = seals is not None and seals.integrity is Integrity.ARRAYS
+        self._loop = asyncio.get_running_loop()
+        self._tell = tell
+        self._start = start
+        self._ended = ended
+        self._lose = lose
+        self._asks = 0
+
+    def end(self) -> None:
+        """The connection has ended, and with it the waiting for answers."""
+        self.lost = True
+        for _, future in self.asked.values():
+            future.cancel()
+
+    def take(self, message: Message) -> bool:
+        """Whether a message of the peer's is one of these; then it is dealt with.
+
+        Raises:
+            ProtocolError: it answers another question than was asked.
+        """
+        if isinstance(message, Ask):
+            self._start(self._answer(message))
+        elif isinstance(message, Tag) and self._tags is not None:
+            self._start(self._answer_tag(message, self._tags))
+        elif isinstance(message, Exported | Tagged):
+            kind, future = self.asked.get(message.number, (type(message), None))
+            if kind is not type(message):
+                raise ProtocolError(f"the peer answered {type(message).__name__.lower()!r} to another question")
+            if future is not None and not future.done():
+                future.set_result(message)
+        else:
+            return False
+        return True
+
+    def export(self, object_id: int, offset: int, nbytes: int) -> tuple[int, int]:
+        """See `zcactor.transport.base.Connection.export`."""
+        engine = self._engine
+        region = engine.extents.find(offset, nbytes)
+        if region is None and not engine.extents.registered(offset, nbytes):  # the reader asks when it may be there
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process is on its way out
+                self._loop.call_soon_threadsafe(engine.extents.ahead, offset, nbytes)
+        return self._seal_of(object_id), 0 if region is None else region.rkey
+
+    def _seal_of(self, object_id: int) -> int:
+        seals = self._engine.seals
+        found = seals.find(object_id)
+        if not found:
+            holder = self._lookup(object_id)
+            if holder is not None:
+                found = seals.seal(object_id, holder.offset, holder.nbytes, holder)
+        return found
+
+    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+        """See `VerbsConnection.pull`, which has looked at the bounds."""
+        extents, nbytes = self._engine.extents, region.nbytes
+        try:
+            lkeys = _ends(
+                (count, one.lkey) for count, one in await extents.keys(address - self._engine.arena.address, nbytes)
+            )
+        except (OSError, OutOfMemory) as error:
+            if not self._engine.usable:
+                raise
+            extents.refused = f"arrays come by way of other registered memory, as theirs cannot be registered: {error}"
+            lkeys = None
+        seal, rkeys = region.seal, [(nbytes, region.rkey)] if region.rkey else self._known_keys(region)
+        asked = not rkeys
+        if asked:
+            seal, rkeys = await self._ask(region)
+        while True:
+            named = replace(region, seal=seal, rkey=0)
+            try:
+                if lkeys is None:
+                    await self._pull_by_way(named, address, rkeys)
+                else:
+                    await self._puller.pull(named, address, lkeys, keep, rkeys)
+                break
+            except ObjectLost:
+                if asked:
+                    raise
+                asked = True
+                self.keys.clear()
+                found = await self._ask(region)
+                if found == (seal, rkeys):
+                    raise
+                seal, rkeys = found
+        if self._tags is not None and (region.authenticate or self._all):
+            await self._authenticate(self._tags, region, address, keep)
+
+    async def _authenticate(self, tags: ReadTags, region: RemoteRegion, address: int, keep: object) -> None:
+        """Compare the tags of what has come with the owner's. Raises as `pull`."""
+        for start in range(0, region.nbytes, REACH_NBYTES):
+            nbytes, offset = min(REACH_NBYTES, region.nbytes - start), region.offset + start
+            question = partial(Tag, object_id=region.object_id, offset=offset, nbytes=nbytes)
+            answer = await self._answer_to(Tagged, question, nbytes)
+            place = region.object_id, offset, address + start, nbytes
+            found = await _in_thread(partial(tags.of_theirs, answer.first, *place), nbytes, keep)
+            if not hmac.compare_digest(answer.tags, found):
+                error = ProtocolError(
+                    f"{nbytes} bytes at {offset} of the arena of process {self._pid}, read by RDMA, are not its "
+                    "own: they were changed on their way"
+                )
+                self._lose(error)
+                raise error
+
+    async def _pull_by_way(self, region: RemoteRegion, address: int, rkeys: Keys) -> None:
+        """The same through memory that is registered already, in pieces."""
+        at = 0
+        while at < region.nbytes:
+            loan = await self._engine.bounce.borrow()
+            nbytes = min(loan.nbytes, region.nbytes - at)
+            piece = replace(region, offset=region.offset + at, nbytes=nbytes)
+            theirs = [(end - at, rkey) for end, rkey in rkeys if end > at]
+            await self._puller.pull(piece, loan.address, ((nbytes, loan.lkey),), loan, theirs)
+            ctypes.memmove(address + at, loan.address, nbytes)
+            del loan
+            at += nbytes
+        self._engine.extents.copied(region.nbytes)
+
+    def _known_keys(self, region: RemoteRegion) -> Keys:
+        """The rkeys for an object that lies across extents, from what the peer has answered before; none where one of
+        them is missing."""
+        at, end = region.offset, region.offset + region.nbytes
+        found: list[tuple[int, int]] = []
+        while at < end:
+            known = next(((high, rkey) for rkey, (low, high) in self.keys.items() if low <= at < high), None)
+            if known is None:
+                return []
+            at = min(known[0], end)
+            found.append((at - region.offset, known[1]))
+        return found if region.seal else []
+
+    async def _ask(self, region: RemoteRegion) -> tuple[int, Keys]:
+        """The seal and the rkeys of `region`, from the peer.
+
+        Raises:
+            ObjectLost: the peer does not have the object.
+            OSError: the peer cannot register its memory.
+            ConnectionLost: the connection is or gets lost.
+        """
+        at, seal = 0, 0
+        rkeys: list[tuple[int, int]] = []
+        while at < region.nbytes:
+            left = partial(Ask, object_id=region.object_id, offset=region.offset + at, nbytes=region.nbytes - at)
+            answer = await self._answer_to(Exported, left, region.nbytes)
+            seal = seal or answer.seal
+            for nbytes, rkey in answer.keys:
+                low = region.offset + at
+                at = min(at + nbytes, region.nbytes)
+                rkeys.append((at, rkey))
+                before = self.keys.get(rkey, (low, low))
+                self.keys[rkey] = min(low, before[0]), max(region.offset + at, before[1])
+            if not answer.keys:
+                raise ObjectLost(f"process {self._pid} has no keys for {region.nbytes} bytes that are to be read")
+        return seal, rkeys
+
+    async def _answer_to(self, kind: type[_Answer], question: Callable[[int], Message], nbytes: int) -> _Answer:
+        """What the peer says to a question about so many bytes.
+
+        Args:
+            kind: of the answer.
+            question: makes it of its number.
+            nbytes: what it is about, for messages.
+
+        Raises:
+            ObjectLost: the peer does not have the object.
+            OSError: the peer has it, and cannot register its memory.
+            ConnectionLost: the connection is or gets lost.
+        """
+        if self.lost:
+            raise self._ended("is closed")
+        self._asks = number = self._asks + 1 & 0xFFFFFFFF
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.asked[number] = kind, future
+        try:
+            self._tell(question(number))
+            await asyncio.wait((future,))  # which no cancelling of ours makes look like the connection's end
+        finally:
+            self.asked.pop(number, None)
+        if future.cancelled():
+            raise self._ended("was lost")
+        answer: _Answer = future.result()
+        if answer.reason:
+            raise self._refusal(answer, nbytes)
+        return answer
+
+    def _refusal(self, answer: Exported | Tagged, nbytes: int) -> ObjectLost | OSError:
+        """Why there is no answer to a question about so many bytes."""
+        if isinstance(answer, Exported) and answer.refused:
+            return OSError(
+                errno.ENOMEM,
+                f"process {self._pid} has the object, and cannot register the memory around its {nbytes} bytes for "
+                f"RDMA {answer.reason}",
+            )
+        return ObjectLost(f"process {self._pid} cannot let {nbytes} bytes be read: {answer.reason}")
+
+    def _found(self, ask: Ask | Tag) -> tuple[Any, str]:
+        """The object that a question is about, and why it has no answer."""
+        holder = self._lookup(ask.object_id)
+        if holder is None:
+            return None, "it has no such object any more"
+        if not holder.offset <= ask.offset <= ask.offset + ask.nbytes <= holder.offset + holder.nbytes:
+            return holder, f"they are not inside the object's {holder.nbytes} bytes"
+        if not self._may_read(ask.object_id, ask.offset, ask.nbytes):
+            return holder, "the reader holds no lease on the object"
+        return holder, ""
+
+    async def _answer_tag(self, ask: Tag, tags: ReadTags) -> None:
+        holder, reason = self._found(ask)
+        if reason:
+            self._tell(Tagged(ask.number, reason=reason))
+            return
+        try:
+            first = tags.begin(ask.nbytes)
+            place = ask.object_id, ask.offset, self._engine.arena.address + ask.offset, ask.nbytes
+            made = await _in_thread(partial(tags.of_ours, first, *place), ask.nbytes, holder)
+        except Exception as error:  # of any kind: who asks waits for an answer
+            self._tell(Tagged(ask.number, reason=_reason(error)))
+            return
+        self._tell(Tagged(ask.number, first, made))
+
+    async def _answer(self, ask: Ask) -> None:
+        _, reason = self._found(ask)
+        if reason:
+            self._tell(Exported(ask.number, reason=reason))
+            return
+        try:
+            found = await self._engine.extents.keys(ask.offset, ask.nbytes)
+            keys = tuple((nbytes, region.rkey) for nbytes, region in found[:MAX_KEYS])
+            seal = self._seal_of(ask.object_id)
+        except (OSError, OutOfMemory) as error:
+            reason = f"on {socket.gethostname()}: {error}"[:MAX_REASON]
+            self._tell(Exported(ask.number, reason=reason, refused=True))
+            return
+        except Exception as error:  # as above
+            self._tell(Exported(ask.number, reason=_reason(error)))
+            return
+        self._tell(Exported(ask.number, keys, seal))
