@@ -83,6 +83,11 @@ class Relay:
         for writer in self._writers:
             writer.close()
 
+    @property
+    def connections(self) -> int:
+        """How many have come."""
+        return len(self._writers) // 2
+
     def address(self, process: bytes) -> str:
         """Where the connector finds `process`, as it thinks."""
         assert self._server is not None

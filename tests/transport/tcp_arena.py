@@ -10,17 +10,20 @@ from pathlib import Path
 
 from tests.conformance.connection import ARENA_NBYTES, Side
 from tests.transport.local_arena import TOKEN, memfd
+from zcactor.transport.sealing import Integrity
 from zcactor.transport.tcp import TcpEndpoint
 from zcactor.transport.tls import load_tls
 
 
 @contextlib.contextmanager
 def tcp_side(
-    host: str = "127.0.0.1", nbytes: int = ARENA_NBYTES, *, sealing: bool = False, tls: Path | None = None
-) -> Iterator[Side]:
+    host: str = "127.0.0.1", nbytes: int = ARENA_NBYTES, *, sealing: bool = False, tls: Path | None = None,
+    integrity: Integrity = Integrity.AUTO,
+) -> Iterator[Side]:  # fmt: skip
     """An endpoint at `host`, not started, with an arena of its own; `tls` is a folder with certificates."""
     made = None if tls is None else load_tls(tls)
     with memfd(nbytes) as fd, mmap.mmap(fd, nbytes) as arena:
         process = secrets.token_bytes(16)
         with memoryview(arena) as view:
-            yield Side(TcpEndpoint(host, process, TOKEN, fd, nbytes, sealing=sealing, tls=made), process, view)
+            endpoint = TcpEndpoint(host, process, TOKEN, fd, nbytes, sealing=sealing, integrity=integrity, tls=made)
+            yield Side(endpoint, process, view)

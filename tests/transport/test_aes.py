@@ -31,7 +31,7 @@ def asked_anew() -> Iterator[None]:
 
 
 @pytest.fixture
-def addresses() -> tuple[int, int]:
+def addresses() -> tuple[object, object]:
     """Of libsodium's functions."""
     found = aes.libsodium()
     if found is None:
@@ -88,8 +88,10 @@ class TestCipher:
         ("make", "error", "says"),
         [
             (lambda at: hot.Cipher(at, bytes(31)), ValueError, "a key of 31 bytes; it has 32"),
-            (lambda at: hot.Cipher(0, KEY), ValueError, "no function is at 0"),
-            (lambda at: hot.Cipher("here", KEY), TypeError, "int"),
+            (lambda at: hot.Cipher(0, KEY), ValueError, "invalid PyCapsule"),
+            (lambda at: hot.Cipher(4096, KEY), ValueError, "invalid PyCapsule"),
+            (lambda at: hot.Cipher("here", KEY), ValueError, "invalid PyCapsule"),
+            (lambda at: hot.Cipher(at, KEY, ValueError), ValueError, "incorrect name"),
             (lambda at: hot.Cipher(at, KEY, key=KEY), TypeError, "no keywords"),
             (lambda at: hot.Cipher(at, KEY).__init__(at, KEY), RuntimeError, "once"),
             (lambda at: hot.Cipher.__new__(hot.Cipher)(NONCE, b"", b""), RuntimeError, "not initialised"),
@@ -99,7 +101,7 @@ class TestCipher:
         ],
     )
     def test_is_refused(
-        self, addresses: tuple[int, int], make: Callable[[int], object], error: type[Exception], says: str
+        self, addresses: tuple[object, object], make: Callable[[object], object], error: type[Exception], says: str
     ) -> None:
         with pytest.raises(error, match=says):
             make(addresses[0])
@@ -162,14 +164,22 @@ DECRYPT = ctypes.CFUNCTYPE(
 )
 
 
+def address_in(capsule: object) -> int | None:
+    """Of the function in it."""
+    look = ctypes.pythonapi.PyCapsule_GetPointer
+    look.restype, look.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    found: int | None = look(capsule, b"zcactor.aes256gcm.encrypt")
+    return found
+
+
 @pytest.mark.parametrize("wrong", ["encrypt", "decrypt", "refuses"])
 def test_one_that_makes_something_else_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, addresses: tuple[int, int], wrong: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, addresses: tuple[object, object], wrong: str
 ) -> None:
     aes.libsodium.cache_clear()
     nothing = ENCRYPT(lambda *_: 0), DECRYPT(lambda *_: -1 if wrong == "refuses" else 0)
     nowhere = [ctypes.cast(function, ctypes.c_void_p).value for function in nothing]
-    encrypt = nowhere[0] if wrong == "encrypt" else addresses[0]
+    encrypt = nowhere[0] if wrong == "encrypt" else address_in(addresses[0])
     _stand_in(crypto_aead_aes256gcm_encrypt=encrypt, crypto_aead_aes256gcm_decrypt=nowhere[1])(monkeypatch)
     with caplog.at_level(logging.WARNING, "zcactor"):
         assert aes.libsodium() is None

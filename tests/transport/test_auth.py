@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch, ZcactorError
 from zcactor.transport.auth import (
     HELLO_NBYTES,
-    PROTOCOL_VERSION,
     PYTHON,
     Handshake,
     Hello,
@@ -23,7 +22,8 @@ from zcactor.transport.auth import (
     raise_refusal,
     refusal,
 )
-from zcactor.transport.sealing import KEY_NBYTES, NO_KEY, KeyExchange, key_exchange
+from zcactor.transport.base import PROTOCOL_VERSION
+from zcactor.transport.sealing import KEY_NBYTES, NO_KEY, Integrity, KeyExchange, key_exchange
 
 TOKEN = bytes(range(32))
 CONNECTOR = Hello(b"c" * 16, 11, 1 << 40, 1024, 16384, Purpose.WRITABLE_ARENA, nonce=b"1" * 32)
@@ -60,17 +60,62 @@ def test_both_learn_who_the_other_is() -> None:
     assert acceptor.peer == CONNECTOR
 
 
-def test_bytes_of_version_2() -> None:
+def test_bytes_of_version_3() -> None:
     connector, acceptor = sides()
     messages = converse(connector, acceptor)
-    begin = b"ZCAC" + struct.pack("<HBB", 2, *PYTHON)
-    hello_c = b"1" * 32 + b"c" * 16 + bytes.fromhex("0b000000 0000000000010000 00040000 00400000 01 00")
-    hello_a = b"2" * 32 + b"a" * 16 + bytes.fromhex("16000000 0000000000000000 64000000 00100000 00 00")
+    begin = b"ZCAC" + struct.pack("<HBB", 3, *PYTHON)
+    hello_c = b"1" * 32 + b"c" * 16 + bytes.fromhex("0b000000 0000000000010000 00040000 00400000 01 00 01 00")
+    hello_a = b"2" * 32 + b"a" * 16 + bytes.fromhex("16000000 0000000000000000 64000000 00100000 00 00 01 00")
     no_key = bytes(32)
-    proof_c = hmac.digest(TOKEN, b"zcactor connector\0" + hello_c + hello_a + no_key + no_key, "sha256")
-    proof_a = hmac.digest(TOKEN, b"zcactor acceptor\0\0" + hello_c + hello_a + no_key + no_key, "sha256")
+    transcript = begin + begin + hello_c + hello_a + no_key + no_key
+    proof_c = hmac.digest(TOKEN, b"zcactor connector\0" + transcript, "sha256")
+    proof_a = hmac.digest(TOKEN, b"zcactor acceptor\0\0" + transcript, "sha256")
     assert messages == [begin + hello_c, begin + b"\0" + hello_a + no_key, no_key + proof_c, b"\0" + proof_a]
     assert (connector.seals, acceptor.seals) == (None, None)
+    assert connector.transcript == acceptor.transcript == transcript
+
+
+def test_transcript_is_unknown_until_the_end() -> None:
+    connector, acceptor = sides()
+    acceptor.receive(connector.opening[:8])
+    acceptor.receive(connector.opening[8:])
+    with pytest.raises(LookupError):
+        _ = acceptor.transcript
+
+
+@pytest.mark.parametrize("bindings", [(b"1" * 64, b"2" * 64), (b"1" * 64, b""), (b"", b"1" * 64)])
+def test_who_is_bound_to_different_streams(bindings: tuple[bytes, bytes]) -> None:
+    for seals in (False, True):
+        connector = Handshake(TOKEN, replace(PEER, seals=seals), accepting=False, binding=bindings[0])
+        acceptor = Handshake(TOKEN, ACCEPTOR, accepting=True, binding=bindings[1])
+        with pytest.raises(AuthenticationError, match="does not hold"):
+            converse(connector, acceptor)
+        with pytest.raises(AuthenticationError, match="refused this process"):
+            connector.receive(acceptor.farewell)
+    connector = Handshake(TOKEN, PEER, accepting=False, binding=bindings[0])
+    acceptor = Handshake(TOKEN, ACCEPTOR, accepting=True, binding=bindings[0])
+    converse(connector, acceptor)
+
+
+@pytest.mark.parametrize("ours", Integrity)
+@pytest.mark.parametrize("theirs", Integrity)
+def test_the_stricter_wish_for_integrity_holds(ours: Integrity, theirs: Integrity) -> None:
+    outsider = Outsider(integrity=(ours, theirs))
+    outsider.carry()
+    assert outsider.connector.seals is not None and outsider.acceptor.seals is not None
+    assert outsider.connector.seals.integrity is outsider.acceptor.seals.integrity is max(ours, theirs)
+
+
+def test_both_export_the_same_keys_and_no_other_connection_does() -> None:
+    found = set()
+    for _ in range(3):
+        outsider = Outsider()
+        outsider.carry()
+        assert outsider.connector.seals is not None and outsider.acceptor.seals is not None
+        keys = outsider.connector.seals.exporter.keys(b"salt", b"label")
+        assert keys == outsider.acceptor.seals.exporter.keys(b"salt", b"label")
+        found.add(keys)
+    assert len(found) == 3
 
 
 def test_nonces_are_fresh() -> None:
@@ -121,7 +166,8 @@ def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
     ("version", "python", "named"),
     [
         (1, PYTHON, "protocol 1 "),
-        (3, PYTHON, "protocol 3 "),
+        (2, PYTHON, "protocol 2 "),
+        (4, PYTHON, "protocol 4 "),
         (0, PYTHON, "protocol 0 "),
         (PROTOCOL_VERSION, (3, 99), r"Python 3\.99,"),
         (PROTOCOL_VERSION, (4, PYTHON[1]), r"Python 4\."),
@@ -175,7 +221,7 @@ def test_refusals_where_tls_was_to_be() -> None:
     with pytest.raises(ConnectionLost, match="pending"):
         raise_refusal(refusal(Status.FULL))
     with pytest.raises(VersionMismatch):
-        raise_refusal(preamble(3) + bytes((Status.VERSION,)))
+        raise_refusal(preamble(4) + bytes((Status.VERSION,)))
     for other in (b"", refusal(Status.TLS)[:-1], bytes(9), b"\x16\x03\x03\x00\x7a\x02\x00\x00\x76"):
         raise_refusal(other)
 
@@ -196,12 +242,21 @@ def test_numbers_out_of_bounds(hello: Hello) -> None:
 
 def test_unknown_purpose() -> None:
     with pytest.raises(ProtocolError, match="purpose 9"):
-        Hello.decode(ACCEPTOR.encode()[:-2] + b"\x09\x00")
+        Hello.decode(ACCEPTOR.encode()[:-4] + b"\x09\x00\x00\x00")
 
 
-def test_sealing_is_wanted_or_not() -> None:
-    with pytest.raises(ProtocolError, match="sealing 2"):
-        Hello.decode(ACCEPTOR.encode()[:-1] + b"\x02")
+def test_wishes_out_of_bounds() -> None:
+    begin = ACCEPTOR.encode()[:-3]
+    for wishes, named in ((b"\2\0\0", "sealing 2"), (b"\0\3\0", "integrity 3"), (b"\0\0\2", "RDMA 2")):
+        with pytest.raises(ProtocolError, match=named):
+            Hello.decode(begin + wishes)
+
+
+@pytest.mark.parametrize("rdma", [False, True])
+@pytest.mark.parametrize("integrity", Integrity)
+def test_wishes_arrive(rdma: bool, integrity: Integrity) -> None:
+    hello = replace(ACCEPTOR, rdma=rdma, integrity=integrity)
+    assert Hello.decode(hello.encode()) == hello
 
 
 # ---- sealing
@@ -211,10 +266,13 @@ class Outsider:
     """Carries a handshake, and may change what it carries: the four messages, in order."""
 
     def __init__(
-        self, *, wanted: tuple[bool, bool] = (True, True), tokens: tuple[bytes, bytes] = (TOKEN, TOKEN)
-    ) -> None:
-        self.connector = Handshake(tokens[0], replace(PEER, seals=wanted[0]), accepting=False)
-        self.acceptor = Handshake(tokens[1], replace(ACCEPTOR, seals=wanted[1]), accepting=True)
+        self, *, wanted: tuple[bool, bool] = (True, True), tokens: tuple[bytes, bytes] = (TOKEN, TOKEN),
+        integrity: tuple[Integrity, Integrity] = (Integrity.AUTO, Integrity.AUTO), binding: bytes = b"",
+    ) -> None:  # fmt: skip
+        ours = replace(PEER, seals=wanted[0], integrity=integrity[0])
+        theirs = replace(ACCEPTOR, seals=wanted[1], integrity=integrity[1])
+        self.connector = Handshake(tokens[0], ours, accepting=False, binding=binding)
+        self.acceptor = Handshake(tokens[1], theirs, accepting=True, binding=binding)
 
     def change(self, index: int, message: bytes) -> bytes:
         """What arrives of the message."""
@@ -304,16 +362,17 @@ def test_own_keys_cannot_be_put_in(swapped: int) -> None:
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("keys_too", [False, True])
 def test_sealing_cannot_be_turned_off_on_the_way(wanted: tuple[bool, bool], keys_too: bool) -> None:
-    flag = 8 + HELLO_NBYTES - 1
+    flag = 8 + HELLO_NBYTES - 3
 
     class Clearing(Outsider):
         def change(self, index: int, message: bytes) -> bytes:
             if index == 0:
                 assert message[flag] == wanted[0]
-                return message[:flag] + b"\0"
+                return message[:flag] + b"\0" + message[flag + 1 :]
             if index == 1:
                 assert message[flag + 1] == wanted[1]
-                return message[: flag + 1] + b"\0" + (NO_KEY if keys_too else message[flag + 2 :])
+                key = NO_KEY if keys_too else message[-KEY_NBYTES:]
+                return message[: flag + 1] + b"\0" + message[flag + 2 : -KEY_NBYTES] + key
             return NO_KEY + message[KEY_NBYTES:] if index == 2 and keys_too else message
 
     outsider = Clearing(wanted=wanted)
@@ -377,7 +436,7 @@ def test_acceptor_that_would_go_on_in_the_clear() -> None:
         with pytest.raises(AuthenticationError, match="cannot"):
             sent = connector.receive(ACCEPTOR.encode() + key)
             connector.receive(b"\0")
-            transcript = connector.opening[8:] + ACCEPTOR.encode() + key + sent[:KEY_NBYTES]
+            transcript = preamble() * 2 + connector.opening[8:] + ACCEPTOR.encode() + key + sent[:KEY_NBYTES]
             connector.receive(forged(b"zcactor acceptor\0\0", transcript))
         assert connector.wants
 
@@ -388,8 +447,34 @@ def test_key_whose_secret_anybody_knows() -> None:
     said = acceptor.receive(PEER.encode())[9:]
     key = b"\x01" + bytes(31)  # of order 1: the secret is zero whatever the other's key is (RFC 7748, 6.1)
     with pytest.raises(ProtocolError, match="low order"):
-        acceptor.receive(key + forged(b"zcactor connector\0", PEER.encode() + said + key))
+        acceptor.receive(key + forged(b"zcactor connector\0", preamble() * 2 + PEER.encode() + said + key))
     assert acceptor.seals is None
+
+
+class Flipping(Outsider):
+    """Changes one bit of one message."""
+
+    which, where, bit = 0, 0, 0
+
+    def change(self, index: int, message: bytes) -> bytes:
+        """Message number `which`, byte `where`."""
+        changed = bytearray(message)
+        if index == self.which:
+            changed[self.where] ^= 1 << self.bit
+        return bytes(changed)
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, False)], ids=["sealed", "not sealed"])
+def test_a_bit_flipped_at_each_byte(wanted: tuple[bool, bool]) -> None:
+    lengths = (8 + HELLO_NBYTES, 9 + HELLO_NBYTES + KEY_NBYTES, KEY_NBYTES + 32, 33)
+    for which, length in enumerate(lengths):
+        for where in range(length):
+            outsider = Flipping(wanted=wanted)
+            outsider.which, outsider.where, outsider.bit = which, where, where % 8
+            with pytest.raises((ProtocolError, ConnectionLost)):
+                outsider.carry()
+            assert outsider.connector.wants, f"message {which}, byte {where}"
+            assert outsider.connector.seals is None
 
 
 @given(st.data())

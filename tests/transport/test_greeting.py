@@ -11,7 +11,7 @@ import pytest
 
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.transport import greeting
-from zcactor.transport.auth import Handshake, Hello, Status, refusal
+from zcactor.transport.auth import Crowded, Handshake, Hello, Status, refusal
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -56,6 +56,56 @@ async def test_what_goes_wrong_is_said_in_our_terms(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConnectionLost, match="process a did not answer"):
         async with greeting.answering("a", "there"):
             await asyncio.get_running_loop().create_future()
+
+
+async def test_progress_puts_the_end_off_up_to_a_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 1000.0)
+    monkeypatch.setattr(greeting, "HANDSHAKE_TOTAL", 5000.0)
+    begun = loop.time()
+    async with greeting.answering("a", "there"), greeting.patient() as patience:
+        timeout = patience._timeout
+        first = timeout.when()
+        assert first is not None
+        assert first >= begun + 1000.0
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            for sock in (ours, theirs):
+                sock.setblocking(False)
+            receiving = asyncio.ensure_future(greeting.receive_exactly(ours, 1))
+            await asyncio.sleep(0)
+            assert timeout.when() == first
+            before = patience.heard
+            monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 2000.0)
+            theirs.send(b"x")
+            assert await receiving == b"x"
+            assert (before, patience.heard) == (False, True)
+        later = timeout.when()
+        assert later is not None
+        assert later >= begun + 2000.0
+        monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 10000.0)
+        greeting.progressed()
+        last = timeout.when()
+        assert last is not None
+        assert begun + 5000.0 <= last <= loop.time() + 5000.0
+    patience.progressed()  # by a task that outlives it
+    greeting.progressed()
+
+
+async def test_a_peer_that_is_full_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Crowded("full"), Crowded("full"), "in"]
+
+    async def attempt() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Crowded):
+            raise answer
+        return str(answer)
+
+    assert await greeting.admitted(attempt) == "in"
+    monkeypatch.setattr(greeting, "ADMITTED_WITHIN", 0.0)
+    answers[:] = [Crowded("full"), "in"]
+    with pytest.raises(ConnectionLost, match="full"):
+        await greeting.admitted(attempt)
 
 
 async def test_introduces_itself_to_one_process_only(ends: Ends) -> None:

@@ -20,6 +20,7 @@ from tests.transport.outsiders import ANSWERS, STRANGERS, rest
 from zcactor.errors import ConnectionLost
 from zcactor.transport import greeting, listener, unix
 from zcactor.transport.auth import Status, preamble, refusal
+from zcactor.transport.base import Connection
 from zcactor.transport.listener import LOG_INTERVAL, MAX_PENDING, Listener, Rebuff
 from zcactor.transport.local import LocalEndpoint
 
@@ -67,7 +68,9 @@ async def test_silence_ends(path: str, sent: bytes, endpoint: LocalEndpoint, mon
         await asyncio.sleep(0)
 
 
-async def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
+async def test_no_more_than_so_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "SILENT", 1000.0)
+    monkeypatch.setattr(greeting, "ADMITTED_WITHIN", 0.0)
     directory = run_directory(tmp_path)
     with local_side(directory) as left, local_side(directory) as right, contextlib.ExitStack() as crowd:
         pair = await connect(left, right)
@@ -86,9 +89,59 @@ async def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
         crowd.close()
         while right.endpoint.pending:
             await asyncio.sleep(0)
+        monkeypatch.undo()
         (await left.endpoint.connect(right.endpoint.address)).abort()
         (await pair.accepted.get()).abort()
         await finish(pair)
+
+
+async def test_a_connector_waits_for_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "SILENT", 1000.0)
+    directory = run_directory(tmp_path)
+    with local_side(directory) as left, local_side(directory) as right, contextlib.ExitStack() as crowd:
+        assert isinstance(right.endpoint, LocalEndpoint)
+        async with right.endpoint:
+            await right.endpoint.start(lambda connection: connection.abort())
+            path = str(directory / f"{right.endpoint.address}.sock")
+            for _ in range(MAX_PENDING):
+                crowd.enter_context(call(path))
+            while right.endpoint.pending < MAX_PENDING:
+                await asyncio.sleep(0)
+            refused: list[socket.socket] = []
+            turn_away = Listener._turn_away
+
+            def noted(door: Listener, sock: socket.socket, *args: Any, **settings: Any) -> None:
+                refused.append(sock)
+                turn_away(door, sock, *args, **settings)
+
+            monkeypatch.setattr(Listener, "_turn_away", noted)
+            connecting = asyncio.ensure_future(left.endpoint.connect(right.endpoint.address))
+            while not refused:
+                await asyncio.sleep(0)
+            crowd.close()
+            (await connecting).abort()
+        await turns()
+
+
+async def test_so_many_are_begun_at_once(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path)
+    with local_side(directory) as left, local_side(directory) as right:
+        assert isinstance(right.endpoint, LocalEndpoint)
+        async with right.endpoint as acceptor:
+            most = 0
+
+            def accepted(connection: Connection) -> None:
+                nonlocal most
+                most = max(most, acceptor.pending)
+                connection.abort()
+
+            await right.endpoint.start(accepted)
+            for connection in await asyncio.gather(
+                *[left.endpoint.connect(right.endpoint.address) for _ in range(3 * greeting.UNDER_WAY)]
+            ):
+                connection.abort()
+            assert 1 < most <= greeting.UNDER_WAY
+        await turns()
 
 
 async def test_closing_ends_pending_handshakes(endpoint: LocalEndpoint, path: str) -> None:

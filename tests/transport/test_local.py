@@ -189,12 +189,12 @@ async def test_address_that_is_no_name(directory: Path, address: str) -> None:
         await LocalEndpoint(directory, bytes(16), TOKEN, None, 0).connect(address)
 
 
-# A connector of protocol 3, one of Python 3.99, and what each end must say; frozen.
-VERSION_3 = bytes.fromhex("5a434143 0300 03 0b".replace(" ", ""))
-PYTHON_3_99 = bytes.fromhex("5a434143 0200 03 63".replace(" ", ""))
+# A connector of protocol 4, one of Python 3.99, and what each end must say; frozen.
+VERSION_4 = bytes.fromhex("5a434143 0400 03 0b".replace(" ", ""))
+PYTHON_3_99 = bytes.fromhex("5a434143 0300 03 63".replace(" ", ""))
 
 
-@pytest.mark.parametrize("preamble", [VERSION_3, PYTHON_3_99])
+@pytest.mark.parametrize("preamble", [VERSION_4, PYTHON_3_99])
 async def test_connector_of_another_version(
     owner: Owner, directory: Path, preamble: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,7 +206,7 @@ async def test_connector_of_another_version(
     assert "the peer speaks protocol" in caplog.text
 
 
-@pytest.mark.parametrize(("preamble", "named"), [(VERSION_3, "protocol 3 "), (PYTHON_3_99, "Python 3.99,")])
+@pytest.mark.parametrize(("preamble", "named"), [(VERSION_4, "protocol 4 "), (PYTHON_3_99, "Python 3.99,")])
 async def test_acceptor_of_another_version(directory: Path, preamble: bytes, named: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(preamble + bytes((Status.VERSION,)))

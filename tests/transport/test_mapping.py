@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import weakref
 from pathlib import Path
@@ -22,6 +23,11 @@ NBYTES = 1 << 16
 def mapped(address: int) -> bool:
     spans = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
     return any(int(low, 16) <= address < int(high, 16) for low, high in spans)
+
+
+def is_mapped(fd: int) -> bool:
+    inode = os.fstat(fd).st_ino
+    return any(int(line.split()[4]) == inode for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def test_shows_the_file_and_keeps_no_descriptor() -> None:
@@ -158,3 +164,44 @@ class TestPrivate:
 def mappings() -> int:
     """How many mappings this process has."""
     return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+# ---------------------------------------------------------------- pages from elsewhere
+
+
+def test_other_pages_in_the_place_of_these() -> None:
+    """The same addresses and, as the caller has copied them, the same bytes; the rest is let go of."""
+    page = mmap.PAGESIZE
+    with memfd(8 * page) as first, memfd(4 * page) as second:
+        os.pwrite(first, bytes(range(8)) * page, 0)
+        mapping = Mapping(first, 8 * page, spare=True)
+        view = (ctypes.c_ubyte * (8 * page)).from_address(mapping.address)
+        before = bytes(view[2 * page : 4 * page])
+        os.pwrite(second, before, page)
+        mapping.replace(2 * page, 2 * page, second, page)
+        assert bytes(view[2 * page : 4 * page]) == before
+        os.pwrite(second, b"\xff", page)
+        assert view[2 * page] == 255, "it is the other file"
+        assert view[0] == 0 and view[5 * page + 1] == 1, "and the rest as it was"
+        assert mapping.private(0, 1, None) is not None
+        mapping.give_up([(2 * page, 2 * page)])
+        assert mapping.private(0, 1, None) is None
+        assert not is_mapped(first) and is_mapped(second)
+        assert all(mapped(mapping.address + at * page) for at in range(8)), "nothing else can be mapped in between"
+        del view
+        mapping.close()
+        assert not is_mapped(second)
+
+
+def test_pages_that_cannot_be_replaced_stay() -> None:
+    page = mmap.PAGESIZE
+    with memfd(2 * page) as fd:
+        os.pwrite(fd, b"\5" * 2 * page, 0)
+        mapping = Mapping(fd, 2 * page)
+        for wrong in ((page, page, -1, 0), (page, page, fd, 1)):
+            with pytest.raises(OSError, match="cannot map"):
+                mapping.replace(*wrong)
+        assert ctypes.string_at(mapping.address, 2 * page) == b"\5" * 2 * page
+        mapping.give_up([(0, page), (page, page)])
+        assert ctypes.string_at(mapping.address, 2 * page) == b"\5" * 2 * page
+        mapping.close()

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.conformance.connection import turns
-from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.errors import ConnectionLost, ForkedProcess, ProtocolError
 from zcactor.native import hot
 from zcactor.transport import aes, greeting
 from zcactor.transport.sealing import (
@@ -26,6 +28,8 @@ from zcactor.transport.sealing import (
     HEADER_NBYTES,
     MAX_RECORD,
     TAG_NBYTES,
+    Exporter,
+    Integrity,
     KeyExchange,
     Opener,
     SealedReader,
@@ -53,15 +57,20 @@ def bare() -> Ends:
     return far, near
 
 
+def seals(sealer: Sealer, opener: Opener) -> Seals:
+    """Both directions, with what frames have no need of."""
+    return Seals(sealer, opener, Exporter(bytes(32)), Integrity.AUTO)
+
+
 def near_end(sock: socket.socket) -> SealedSocket:
     """One end, sealed, whose peer's records a test makes with `ONE`."""
-    return SealedSocket(sock, Seals(Sealer(OTHER), Opener(ONE)))
+    return SealedSocket(sock, seals(Sealer(OTHER), Opener(ONE)))
 
 
 def sealed(ends: Ends) -> tuple[SealedSocket, SealedSocket]:
     """Both ends, sealed."""
     return (
-        SealedSocket(ends[0], Seals(Sealer(ONE), Opener(OTHER))),
+        SealedSocket(ends[0], seals(Sealer(ONE), Opener(OTHER))),
         near_end(ends[1]),
     )
 
@@ -85,15 +94,45 @@ def test_keys_are_fresh() -> None:
 def test_keys_by_rfc_5869() -> None:
     shared, token, transcript = b"s" * 32, b"t" * 32, b"hellos and keys"
     salt = hmac.digest(token, b"zcactor sealing\0\0\0" + transcript, "sha256")
-    info = b"zcactor sealed frames: connector's key, acceptor's key"
-    secret = hmac.digest(salt, shared, "sha256")
-    first = hmac.digest(secret, info + b"\1", "sha256")
-    assert derive(shared, token, transcript) == (first, hmac.digest(secret, first + info + b"\2", "sha256"))
+    labels = [b"zcactor 3: frames of the connector", b"zcactor 3: frames of the acceptor", b"zcactor 3: exporter"]
+    assert derive(shared, token, transcript) == tuple(
+        HKDF(SHA256(), 32, salt, label).derive(shared) for label in labels
+    )
+
+
+def test_exported_keys_by_rfc_5869() -> None:
+    for salt in (b"an occasion", b""):
+        first, second = Exporter(ONE).keys(salt, b"one use", b"another")
+        assert first == HKDF(SHA256(), 32, salt or None, b"one use").derive(ONE)
+        assert second == HKDF(SHA256(), 32, salt or None, b"another").derive(ONE)
+
+
+def test_exported_keys_depend_on_everything() -> None:
+    keys = [Exporter(s).keys(salt, b"a", b"b") for s in (ONE, OTHER) for salt in (b"", b"x", b"y")]
+    assert len({key for pair in keys for key in pair}) == 12
 
 
 def test_keys_depend_on_everything() -> None:
     keys = [derive(s, t, c) for s in (ONE, OTHER) for t in (ONE, OTHER) for c in (b"a", b"b")]
-    assert len({key for pair in keys for key in pair}) == 16
+    assert len({key for made in keys for key in made}) == 24
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_forked_child_has_no_keys() -> None:
+    sealer, opener, exporter = Sealer(ONE), Opener(ONE), Exporter(ONE)
+    record = sealer.seal(b"text")
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in (lambda: sealer.seal(b"text"), lambda: opened(opener, record), lambda: exporter.keys(b"", b"use")):
+            try:
+                use()
+            except ForkedProcess:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert opened(opener, record) == b"text"
+    assert exporter.keys(b"", b"use")
 
 
 def test_nothing_is_imported_before_it_is_needed() -> None:

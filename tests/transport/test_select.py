@@ -15,7 +15,7 @@ import pytest
 from tests.transport.local_arena import run_directory
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
 from zcactor.transport.base import Endpoint, PeerInfo
-from zcactor.transport.select import SelectingEndpoint
+from zcactor.transport.select import LONGEST_REST, SelectingEndpoint, _Resting
 
 NAME = bytes(range(16))
 PEER = "ab" * 16
@@ -40,6 +40,7 @@ class Way:
     def __init__(self, kind: str, error: Exception | None = None, **rejected: str) -> None:
         self.kind = kind
         self.address = f"address of {kind}"
+        self.seals_payloads = kind != "local"
         self.error = error
         self.rejected = rejected
         self.problem: str | None = None
@@ -243,3 +244,44 @@ def test_all_ways_are_let_go_of(directory: Path) -> None:
     endpoint.abandon()
     endpoint.dispose()
     assert [way.calls for way in ways] == [["abandon", "dispose"]] * 2
+
+
+# ---- addresses that have failed
+
+
+async def test_an_address_that_failed_rests(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local, tcp = Way("local", ConnectionLost("not here")), Way("tcp", ConnectionLost("nobody answers"))
+    endpoint = selecting(directory, local, tcp)
+    publish(directory, "tcp")
+    for _ in range(3):
+        with pytest.raises(ConnectionLost, match="nobody answers") as caught:
+            await endpoint.connect(PEER)
+    assert tcp.asked == ["where it is"]
+    assert len(local.asked) == 3, "a file tells at once"
+    assert "where it is is not tried again for " in str(caught.value)
+    publish(directory, "tcp", "elsewhere")
+    with pytest.raises(ConnectionLost, match="tcp: nobody answers"):
+        await endpoint.connect(PEER)
+    assert tcp.asked == ["where it is", "elsewhere"]
+    monkeypatch.setattr(endpoint, "_resting", _Resting())
+    tcp.error = None
+    assert (await endpoint.connect(PEER)).kind == "tcp"
+
+
+def test_rests_double_up_to_a_bound_and_end_with_success() -> None:
+    resting = _Resting()
+    now, rests = 100.0, []
+    for _ in range(6):
+        resting.check("a", now)
+        resting.failed("a", now, "why")
+        with pytest.raises(ConnectionLost, match="why"):
+            resting.check("a", now)
+        until = resting._failed["a"][0]
+        rests.append(until - now)
+        now = until
+    assert rests == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    resting.check("b", now)
+    resting.failed("b", now + 2 * LONGEST_REST, "why")
+    assert list(resting._failed) == ["b"], "what has failed long ago is forgotten"
+    resting.reached("b")
+    resting.check("b", now + 2 * LONGEST_REST)

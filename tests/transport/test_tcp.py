@@ -30,9 +30,10 @@ from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ObjectLost, ProtocolError, VersionMismatch
 from zcactor.runtime.node import raise_descriptor_limit
 from zcactor.transport import greeting, tcp_pull
+from zcactor.transport import listener as door
 from zcactor.transport.auth import HELLO_NBYTES, Handshake, Hello, Purpose, Status, preamble, refusal
 from zcactor.transport.base import Connection, RemoteRegion
-from zcactor.transport.listener import MAX_PENDING
+from zcactor.transport.listener import PER_SOURCE
 from zcactor.transport.tcp import TcpEndpoint, parse_address
 from zcactor.transport.tcp_connection import TcpConnection
 from zcactor.transport.tcp_data import REQUEST, Answer
@@ -225,22 +226,69 @@ async def test_strangers(endpoint: TcpEndpoint, opening: bytes, caplog: pytest.L
     assert len(caplog.records) == 1
 
 
-async def test_a_thousand_half_open_handshakes(endpoint: TcpEndpoint) -> None:
+async def test_a_thousand_half_open_handshakes(endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "SILENT", 1000.0)
+    monkeypatch.setattr(greeting, "ADMITTED_WITHIN", 0.0)
     raise_descriptor_limit()
     with contextlib.ExitStack() as crowd:
-        for _ in range(MAX_PENDING):
+        for _ in range(PER_SOURCE):
             crowd.enter_context(call(endpoint))
-        while endpoint.pending < MAX_PENDING:
+        while endpoint.pending < PER_SOURCE:
             await asyncio.sleep(0)
-        for _ in range(1000 - MAX_PENDING):
+        for _ in range(1000 - PER_SOURCE):
             assert await rest(crowd.enter_context(call(endpoint))) == refusal(Status.FULL)
-        assert endpoint.pending == MAX_PENDING
+        assert endpoint.pending == PER_SOURCE
         with pytest.raises(ConnectionLost):
             await stranger().connect(endpoint.address)
         crowd.close()
         while endpoint.pending:
             await asyncio.sleep(0)
+    monkeypatch.undo()
     (await stranger().connect(endpoint.address)).abort()
+
+
+async def test_hosts_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers of some addresses keep nobody of another one waiting."""
+    monkeypatch.setattr(door, "SILENT", 1000.0)
+    with contextlib.ExitStack() as crowd:
+        async with TcpEndpoint("127.0.0.9", b"e" * 16, TOKEN, None, 0) as endpoint:
+            await endpoint.start(lambda connection: connection.abort())
+            _, host, port = parse_address(endpoint.address)
+            for last in (2, 3, 4):
+                for _ in range(PER_SOURCE):
+                    sock = crowd.enter_context(socket.socket())
+                    sock.bind((f"127.0.0.{last}", 0))
+                    sock.connect((host, port))
+            while endpoint.pending < 3 * PER_SOURCE:
+                await asyncio.sleep(0)
+            (await stranger().connect(endpoint.address)).abort()
+            crowd.close()
+
+
+async def test_silent_strangers_make_place(endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "SILENT", 0.0)
+    with contextlib.ExitStack() as crowd:
+        strangers = [crowd.enter_context(call(endpoint)) for _ in range(128)]
+        while endpoint.pending < PER_SOURCE:
+            await asyncio.sleep(0)
+        (await stranger().connect(endpoint.address)).abort()
+        assert await rest(strangers[0]) == refusal(Status.FULL)  # the connector of ours tries again after that
+
+
+async def test_who_has_spoken_keeps_its_place(
+    endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(door, "SILENT", 0.0)
+    with contextlib.ExitStack() as crowd:
+        for _ in range(PER_SOURCE):
+            sock = crowd.enter_context(call(endpoint))
+            sock.send(preamble())
+        taken = endpoint._listener._pending  # type: ignore[union-attr]
+        while sum(bool(place.patience and place.patience.heard) for place in taken.values()) < PER_SOURCE:
+            await asyncio.sleep(0)
+        assert await rest(crowd.enter_context(call(endpoint))) == refusal(Status.FULL)
+        assert endpoint.pending == PER_SOURCE
+        assert not caplog.records, "they are peers that come all at once"
 
 
 async def test_silence_ends(endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +496,7 @@ async def test_connection_that_ends_after_any_byte_of_the_handshake(direction: i
 
 
 async def test_sealing_cannot_be_turned_off_on_the_way() -> None:
-    flag = 8 + HELLO_NBYTES - 1
+    flag = 8 + HELLO_NBYTES - 3
 
     def change(direction: int, at: int, data: bytes) -> bytes:
         place = flag + direction - at
@@ -497,7 +545,7 @@ async def test_strangers_where_frames_are_sealed(opening: bytes) -> None:
 
 
 async def test_owner_refuses(pair: Pair) -> None:
-    asked: list[tuple[bytes, int, int, int]] = []
+    asked: list[tuple[object, int, int, int]] = []
     threads: set[int] = set()
 
     def authorize(*request: object) -> bool:
@@ -506,11 +554,12 @@ async def test_owner_refuses(pair: Pair) -> None:
         return False
 
     endpoint_of(pair.sides[1]).authorize = authorize
-    side = pair.sides[0]
+    side, recorder = pair.sides[0], Recorder()
+    pair.right.start(recorder)
     for _ in range(3):
         with pytest.raises(ObjectLost):
             await pair.left.pull(region(3, 10), side.address, side)
-    assert asked == [(side.process, 1, 3, 10)] * 3
+    assert asked == [(recorder, 1, 3, 10)] * 3
     assert len(threads) == 1
     assert threading.get_ident() not in threads
     endpoint_of(pair.sides[1]).authorize = lambda *_: True

@@ -17,7 +17,7 @@ from tests.transport.local_arena import memfd
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.base import PeerInfo, RemoteRegion
 from zcactor.transport.tcp_connection import TcpConnection
-from zcactor.transport.tcp_data import REQUEST
+from zcactor.transport.tcp_data import REQUEST, Channel
 from zcactor.transport.tcp_serve import DataServer
 
 PEER = PeerInfo(b"p" * 16, 4242, -1, ARENA_NBYTES)
@@ -33,7 +33,7 @@ def connected(receive_nbytes: int = 0) -> tuple[socket.socket, socket.socket]:
         return near, listener.accept()[0]
 
 
-async def unreachable() -> socket.socket:
+async def unreachable() -> Channel:
     raise ConnectionLost("nobody listens")
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.conformance.connection import Keeper, turns
-from zcactor.errors import ConnectionLost, ObjectLost
-from zcactor.transport import tcp_pull
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
+from zcactor.transport import crew, tcp_pull
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.tcp_data import REQUEST, Answer, Channel
 from zcactor.transport.tcp_pull import ATTEMPTS, STREAMS, DataPuller
@@ -51,7 +51,9 @@ class Owner:
     """How often nobody listens, before somebody does."""
     threads: list[threading.Thread] = field(default_factory=list)
 
-    async def connect(self) -> socket.socket:
+    channel: type[Channel] = Channel
+
+    async def connect(self) -> Channel:
         """What the puller is given."""
         await asyncio.sleep(0)
         if self.unreachable:
@@ -67,7 +69,7 @@ class Owner:
 
         self.threads.append(threading.Thread(target=run))
         self.threads[-1].start()
-        return near
+        return self.channel(near)
 
 
 @pytest.fixture
@@ -277,12 +279,14 @@ async def test_closing_interrupts_all(owner: Owner, puller: DataPuller) -> None:
         await pull(puller, 0, 10)
 
 
-async def test_threads_and_descriptors_end(owner: Owner) -> None:
-    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+async def test_threads_and_descriptors_end(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "REST", 0.01)
+    monkeypatch.setattr(crew, "_crew", crew.Crew())
+    before, threads = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
     puller = DataPuller("process 4242", owner.connect)
     await asyncio.gather(*(pull(puller, 0, 1000) for _ in range(10)))
     puller.close()
-    while threading.active_count() > threads:
+    while set(threading.enumerate()) - threads:
         await asyncio.sleep(0)
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -291,10 +295,11 @@ async def test_out_of_threads(owner: Owner, puller: DataPuller, monkeypatch: pyt
     really_start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name == "zcactor data puller":
+        if thread.name == "zcactor data":
             raise RuntimeError("can't start new thread")
         really_start(thread)
 
+    monkeypatch.setattr(crew, "_crew", crew.Crew())  # of which no thread rests
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(ConnectionLost, match="no thread is left"):
         await pull(puller, 0, 10)
@@ -310,3 +315,97 @@ async def test_forked_child_lets_go(owner: Owner, puller: DataPuller) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert await pull(puller, 0, 10) == CONTENT[:10]
     assert owner.opened == 1
+
+
+# ---- whatever happens in the thread
+
+
+class Failing(Channel):
+    """Raises `error` at the step of a request that is `step`."""
+
+    step = ""
+    error: BaseException
+
+    def _at(self, step: str) -> None:
+        if step == type(self).step:
+            raise self.error
+
+    def send(self, data: bytes, *, more: bool = False) -> None:
+        """The request."""
+        self._at("send")
+        super().send(data, more=more)
+
+    def receive(self, view: memoryview) -> bool:
+        """The answer, then the bytes."""
+        self._at("before the answer" if len(view) == 1 else "before the bytes")
+        received = super().receive(view)
+        self._at("after the answer" if len(view) == 1 else "after the bytes")
+        return received
+
+    def check_alive(self) -> None:
+        """The last step."""
+        self._at("check")
+        super().check_alive()
+
+
+STEPS = ["send", "before the answer", "after the answer", "before the bytes", "after the bytes", "check"]
+ERRORS = [ProtocolError("wrong tag"), MemoryError("no"), ValueError("closed"), SystemError("bad call")]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_what_is_raised_in_the_thread_reaches_who_waits(owner: Owner, step: str, error: Exception) -> None:
+    class FailingNow(Failing):
+        """Of this test: its step is changed."""
+
+    FailingNow.step, FailingNow.error = step, error
+    violations: list[Exception] = []
+    owner.channel = FailingNow
+    puller = DataPuller("process 4242", owner.connect, violations.append)
+    keeper = Keeper()
+    held = weakref.ref(keeper)
+    with pytest.raises(type(error)) as raised:
+        await pull(puller, 0, 1000, keeper)
+    assert raised.value is error
+    assert violations == ([error] if isinstance(error, ProtocolError) else [])
+    error.__traceback__ = None
+    del keeper, raised
+    while held() is not None:
+        await asyncio.sleep(0)
+    for thread in owner.threads:  # the stream was closed, so its other end has ended
+        await asyncio.to_thread(thread.join)
+    FailingNow.step = ""
+    pulled = await asyncio.gather(*(pull(puller, i, 1000) for i in range(2 * STREAMS)))  # no turn was lost
+    assert pulled == [CONTENT[i : i + 1000] for i in range(2 * STREAMS)]
+    puller.close()
+    for thread in owner.threads:
+        await asyncio.to_thread(thread.join)
+
+
+async def test_idle_streams_end(owner: Owner, puller: DataPuller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_pull, "IDLE", 0.005)
+    monkeypatch.setattr(crew, "REST", 0.01)
+    monkeypatch.setattr(crew, "_crew", crew.Crew())
+    threads = set(threading.enumerate())
+    for round_ in range(2):
+        pulled = await asyncio.gather(*(pull(puller, i, 1000) for i in range(2 * STREAMS)))
+        assert pulled == [CONTENT[i : i + 1000] for i in range(2 * STREAMS)]
+        for thread in owner.threads:
+            await asyncio.to_thread(thread.join)
+        while puller._streams or puller._look is not None:
+            await asyncio.sleep(0)
+        assert owner.opened > round_
+    while len(set(threading.enumerate()) - threads) > 1:  # one of the loop's own
+        await asyncio.sleep(0)
+
+
+async def test_many_pullers_take_few_threads(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "_crew", crew.Crew())
+    pullers = [DataPuller("process 4242", owner.connect) for _ in range(50)]
+    for puller in pullers:
+        assert await pull(puller, 7, 100) == CONTENT[7:107]
+    assert len(crew._crew._resting) <= crew.SPARE
+    for puller in pullers:
+        puller.close()
+    for thread in owner.threads:
+        await asyncio.to_thread(thread.join)

@@ -8,15 +8,17 @@ import mmap
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from tests.conformance.connection import ARENA_NBYTES, turns
 from tests.transport.local_arena import memfd
-from zcactor.transport import tcp_serve
-from zcactor.transport.tcp_data import REQUEST, Answer
+from zcactor.transport import crew, tcp_data, tcp_serve, waiting
+from zcactor.transport.tcp_data import REQUEST, Answer, Channel
 from zcactor.transport.tcp_serve import DataServer
 
 PROCESS = b"p" * 16
@@ -28,13 +30,13 @@ class Owner:
     """An arena with `CONTENT`, and the requests that were asked about."""
 
     fd: int
-    asked: list[tuple[bytes, int, int, int]] = field(default_factory=list)
+    asked: list[tuple[object, int, int, int]] = field(default_factory=list)
     lost: set[int] = field(default_factory=set)
     waits: threading.Event | None = None
 
-    def authorize(self, process: bytes, object_id: int, offset: int, nbytes: int) -> bool:
+    def authorize(self, receiver: object, object_id: int, offset: int, nbytes: int) -> bool:
         """What the server asks; it is told after `waits`."""
-        self.asked.append((process, object_id, offset, nbytes))
+        self.asked.append((receiver, object_id, offset, nbytes))
         if self.waits is not None:
             self.waits.wait()
         return object_id not in self.lost
@@ -83,7 +85,7 @@ async def test_bytes_and_their_order(owner: Owner) -> None:
         sock.send(b"".join(REQUEST.pack(7, offset, nbytes) for offset, nbytes in wanted))
         for offset, nbytes in wanted:
             assert await receive(sock, 1 + nbytes) == bytes((Answer.OK,)) + CONTENT[offset : offset + nbytes]
-        assert owner.asked == [(PROCESS, 7, offset, nbytes) for offset, nbytes in wanted]
+        assert owner.asked == [(None, 7, offset, nbytes) for offset, nbytes in wanted]
         await closed(server)
 
 
@@ -194,6 +196,7 @@ async def test_out_of_threads(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> 
 
     before = len(os.listdir("/proc/self/fd"))
     server = owner.server()
+    monkeypatch.setattr(crew, "_crew", crew.Crew())  # of which no thread rests
     monkeypatch.setattr(threading.Thread, "start", refuse)
     near, far = socket.socketpair()
     with near, far, pytest.raises(OSError, match="no thread is left"):
@@ -214,3 +217,101 @@ async def test_forked_child_lets_go(owner: Owner) -> None:
         sock.send(REQUEST.pack(7, 0, 10))
         assert await receive(sock, 11) == bytes((Answer.OK,)) + CONTENT[:10]
         await closed(server)
+
+
+# ---- threads
+
+
+async def test_many_idle_sockets_take_no_threads(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_serve, "LINGER", 0.01)
+    monkeypatch.setattr(crew, "REST", 0.01)
+    monkeypatch.setattr(crew, "_crew", crew.Crew())
+    threads = set(threading.enumerate())
+    servers = [owner.server() for _ in range(20)]
+    socks = [await adopted(server) for server in servers]
+    for _ in range(2):
+        for sock in socks:
+            sock.send(REQUEST.pack(7, 5, 10))
+            assert await receive(sock, 11) == bytes((Answer.OK,)) + CONTENT[5:15]
+        while len(set(threading.enumerate()) - threads) > 1:  # who waits for all of them
+            await asyncio.sleep(0)
+    for server, sock in zip(servers, socks, strict=True):
+        await closed(server)
+        sock.close()
+    while set(threading.enumerate()) - threads:
+        await asyncio.sleep(0)
+
+
+async def test_socket_without_a_request_is_closed(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_serve, "LINGER", 0.01)
+    monkeypatch.setattr(tcp_data, "PATIENCE", 0.01)
+    monkeypatch.setattr(waiting, "_waiting", waiting.Waiting())
+    before = len(os.listdir("/proc/self/fd"))
+    server = owner.server()
+    with await adopted(server) as sock:
+        assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
+        while server._channels:
+            await asyncio.sleep(0)
+    await closed(server)
+    while len(os.listdir("/proc/self/fd")) != before:
+        await asyncio.sleep(0)
+
+
+async def test_no_thread_for_a_socket_that_had_lain_idle(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_serve, "LINGER", 0.0)
+    parked = threading.Event()
+    really = waiting.until_readable
+
+    def until_readable(*args: Any) -> None:
+        really(*args)
+        parked.set()
+
+    monkeypatch.setattr(waiting, "until_readable", until_readable)
+    server = owner.server()
+    with await adopted(server) as sock:
+        await asyncio.to_thread(parked.wait)
+        monkeypatch.setattr(crew, "run", none_left)
+        sock.send(REQUEST.pack(7, 5, 10))
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
+        while server._channels:
+            await asyncio.sleep(0)
+
+
+def none_left(_: object) -> None:
+    """As `crew.run`, when the system has no thread."""
+    raise crew.NoThread("can't start new thread")
+
+
+async def test_descriptors_after_a_channel_that_cannot_be_made(owner: Owner) -> None:
+    def refuse(_: socket.socket) -> Channel:
+        raise OSError("no memory for its buffers")
+
+    server = DataServer(PROCESS, owner.fd, ARENA_NBYTES, owner.authorize, refuse)
+    near, far = socket.socketpair()
+    with near, far:
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="no memory"):
+            server.adopt(near)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_what_is_leased_is_held_while_it_is_sent(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held:
+        """Stands for a block."""
+
+    held: list[Held] = [Held()]
+    alive = weakref.ref(held[0])
+    seen: list[bool] = []
+
+    class Looking(Channel):
+        def send_file(self, fd: int, offset: int, nbytes: int) -> None:
+            seen.append(alive() is not None)
+            super().send_file(fd, offset, nbytes)
+
+    server = DataServer(PROCESS, owner.fd, ARENA_NBYTES, lambda *_: held.pop(), Looking)
+    with await adopted(server) as sock:
+        sock.send(REQUEST.pack(7, 5, 10))
+        assert await receive(sock, 11) == bytes((Answer.OK,)) + CONTENT[5:15]
+        await closed(server)
+    assert seen == [True]

@@ -24,10 +24,11 @@ from tests.transport.outsiders import STRANGERS, rest, server
 from tests.transport.tcp_arena import tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
 from zcactor.transport import greeting
+from zcactor.transport import listener as door
 from zcactor.transport.auth import PYTHON, Status, preamble, refusal
 from zcactor.transport.greeting import readable, receive_exactly, send_all
 from zcactor.transport.identify import Identity, identify
-from zcactor.transport.listener import MAX_PENDING
+from zcactor.transport.listener import PER_SOURCE
 from zcactor.transport.tcp import TcpEndpoint, parse_address
 from zcactor.transport.tls import BadTls, RefusedTls, Tls, TlsSocket, load_tls
 
@@ -383,7 +384,7 @@ async def test_a_connector_without_a_certificate(endpoint: TcpEndpoint, caplog: 
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname, bare.verify_mode, bare.sslsocket_class = False, ssl.CERT_NONE, TlsSocket
     connector = stranger(None)
-    connector._tls = Tls(bare, bare)
+    connector._tls = Tls(bare, bare, b"")
     told = await refused(endpoint, connector, AuthenticationError)
     assert "certificate required" in told
     assert "has no certificate" in caplog.text
@@ -439,19 +440,24 @@ async def test_silence_ends(endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPat
             assert await rest(sock) == b""
 
 
-async def test_no_more_half_open_handshakes_than_so_many(endpoint: TcpEndpoint, tls_folder: Path) -> None:
+async def test_no_more_half_open_handshakes_than_so_many(
+    endpoint: TcpEndpoint, tls_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "SILENT", 1000.0)
+    monkeypatch.setattr(greeting, "ADMITTED_WITHIN", 0.0)
     connector = stranger(tls_folder)
     _, host, port = parse_address(endpoint.address)
     with contextlib.ExitStack() as crowd:
-        for _ in range(MAX_PENDING):
+        for _ in range(PER_SOURCE):
             crowd.enter_context(socket.create_connection((host, port)))
-        while endpoint.pending < MAX_PENDING:
+        while endpoint.pending < PER_SOURCE:
             await asyncio.sleep(0)
         with pytest.raises(ConnectionLost, match="too many pending handshakes"):
             await connector.connect(endpoint.address)
         crowd.close()
         while endpoint.pending:
             await asyncio.sleep(0)
+    monkeypatch.undo()
     (await connector.connect(endpoint.address)).abort()
 
 
@@ -466,7 +472,11 @@ async def test_no_more_half_open_handshakes_than_so_many(endpoint: TcpEndpoint, 
         (b"\x15\x03\x03\x00\x02\x02\x28", ProtocolError),
     ],
 )
-async def test_something_else_answers(tls: Tls, said: bytes, error: type[Exception]) -> None:
+async def test_something_else_answers(
+    tls: Tls, said: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greeting, "ADMITTED_WITHIN", 0.0)
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(said)
@@ -518,6 +528,114 @@ async def test_identify_with_a_certificate_that_is_refused(
 async def test_data_sockets_need_certificates_as_well(tls_folder: Path, foreign: Path) -> None:
     async with listening(tls_folder) as endpoint:
         with pytest.raises(AuthenticationError):
-            await stranger(foreign)._connect_data(endpoint.address, bytes(16))
+            await stranger(foreign)._connect_data(endpoint.address, bytes(16), None)
         with pytest.raises(ProtocolError, match="by TLS only"):
-            await stranger(None)._connect_data(endpoint.address, bytes(16))
+            await stranger(None)._connect_data(endpoint.address, bytes(16), None)
+
+
+# ---- a relay with a certificate of its own, and without the token
+
+
+class Between:
+    """Ends TLS at both sides with a certificate of the CA, and carries what they say inside."""
+
+    def __init__(self, tls: Tls, port: int) -> None:
+        self._tls = tls
+        self._port = port
+        self._tasks: list[asyncio.Task[None]] = []
+        self.carried = [b"", b""]
+        """What came from the connector, and from the acceptor."""
+
+    async def __aenter__(self) -> Between:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self._tasks.append(asyncio.create_task(self._accept()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._listener.close()
+
+    def address(self, process: bytes) -> str:
+        """Where connectors find it."""
+        return f"{process.hex()}@127.0.0.1:{self._listener.getsockname()[1]}"
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            near, _ = await loop.sock_accept(self._listener)
+            self._tasks.append(asyncio.create_task(self._relay(near)))
+
+    async def _relay(self, near: socket.socket) -> None:
+        far = socket.create_connection(("127.0.0.1", self._port))
+        far.setblocking(False)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(far)
+            one = undo.enter_context(await self._tls.accept(near))
+            other = undo.enter_context(await self._tls.connect(far))
+            carrying = [asyncio.create_task(self._carry(*ends)) for ends in ((0, one, other), (1, other, one))]
+            try:
+                await asyncio.wait(carrying)
+            finally:
+                for task in carrying:
+                    task.cancel()
+                await asyncio.gather(*carrying, return_exceptions=True)
+
+    async def _carry(self, direction: int, source: TlsSocket, sink: TlsSocket) -> None:
+        while True:
+            try:
+                data = source.recv(4096)
+            except BlockingIOError:
+                await readable(source)
+                continue
+            if not data:
+                sink.shutdown(socket.SHUT_WR)
+                return
+            self.carried[direction] += data
+            await send_all(sink, data)
+
+
+async def test_a_relay_with_a_certificate_of_its_own(
+    tls_folder: Path, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = load_tls(authority.folder(tmp_path / "relay"))
+    async with listening(tls_folder) as endpoint:
+        place = endpoint.address.partition("@")[2]
+        async with Between(own, parse_address(endpoint.address)[2]) as between:
+            with pytest.raises(AuthenticationError, match="holds another token"):
+                await stranger(tls_folder).connect(between.address(endpoint.process))
+            assert "does not hold this cluster's token" in caplog.text
+            assert between.carried[0].startswith(preamble()), "it was at the relay that the handshake met"
+            with pytest.raises(AuthenticationError):
+                await stranger(tls_folder)._connect_data(between.address(endpoint.process), bytes(16), None)
+            with pytest.raises(AuthenticationError):
+                await identify(between.address(b"").partition("@")[2], TOKEN, load_tls(tls_folder))
+        (await stranger(tls_folder).connect(endpoint.address)).abort()  # without the relay
+        assert (await identify(place, TOKEN, load_tls(tls_folder))).process == endpoint.process
+
+
+async def test_hosts_with_certificates_of_their_own(authority: Authority, tmp_path: Path) -> None:
+    one, other = (authority.folder(tmp_path / name) for name in ("one", "other"))
+    async with listening(one) as endpoint:
+        connector = stranger(other)
+        for name in ("cert.pem", "key.pem"):  # what they were made with counts, and not what lies there later
+            (one / name).unlink()
+            (other / name).write_text("something else")
+        (await connector.connect(endpoint.address)).abort()
+
+
+def test_the_certificate_is_found_among_other_text(authority: Authority, tmp_path: Path) -> None:
+    folder = authority.folder(tmp_path / "plain")
+    found = load_tls(folder).certificate
+    assert found == ssl.PEM_cert_to_DER_cert((folder / "cert.pem").read_text())
+    plain, key = (folder / "cert.pem").read_bytes(), (folder / "key.pem").read_bytes()
+    for content in (b"Certificate:\n  Data:\n" + plain + authority.certificate, key + plain, plain + key):
+        (folder / "cert.pem").write_bytes(content)
+        assert load_tls(folder).certificate == found
+    (folder / "cert.pem").write_bytes(plain.replace(b" CERTIFICATE", b" X509 CERTIFICATE"))
+    assert load_tls(folder).certificate == found
+    (folder / "cert.pem").write_bytes(plain.replace(b" CERTIFICATE", b" TRUSTED CERTIFICATE"))
+    with pytest.raises(AuthenticationError, match="does not begin with a plain certificate"):
+        load_tls(folder)

@@ -156,7 +156,7 @@ async def test_bytes_do_not_go_in_the_clear(tls_folder: Path) -> None:
         async with Relay(parse_address(right.endpoint.address)[2]) as relay:
             puller = pair.left._puller  # type: ignore[attr-defined]
             key = next(iter(endpoint_of(right)._servers.keys()))
-            puller._connect = lambda: endpoint_of(left)._connect_data(relay.address(right.process), key)
+            puller._connect = lambda: endpoint_of(left)._connect_data(relay.address(right.process), key, None)
             await pair.left.pull(region(0, ARENA_NBYTES), left.address, left)
             assert bytes(left.arena) == bytes(right.arena)
             assert len(relay.seen[1]) > ARENA_NBYTES and marker not in relay.seen[1]

@@ -8,6 +8,7 @@ processor has instructions for AES, without which libsodium has no AES, the nati
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import logging
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 _KEY: Final = bytes(range(32))
 _TEXT: Final = b"the same from both"
+_ENCRYPT: Final = b"zcactor.aes256gcm.encrypt"
+"""Names of capsules, which do not copy them: these live as long as the process."""
+_DECRYPT: Final = b"zcactor.aes256gcm.decrypt"
 
 
 def encryption(key: bytes) -> Apply:
@@ -56,8 +60,8 @@ def decryption(key: bytes) -> Apply:
 
 
 @functools.cache
-def libsodium() -> tuple[int, int] | None:
-    """Where its functions for encryption and decryption are. None: it is not here or has no AES, there is no native
+def libsodium() -> tuple[object, object] | None:
+    """Capsules with its functions for encryption and decryption. None: it is not here or has no AES, there is no native
     part, or it does not make what ``cryptography`` makes."""
     if hot is None:
         return None
@@ -67,8 +71,8 @@ def libsodium() -> tuple[int, int] | None:
         if lib.sodium_init() < 0 or not lib.crypto_aead_aes256gcm_is_available():
             return None
         encrypt, decrypt = (
-            int(ffi.cast("uintptr_t", ffi.addressof(lib, f"crypto_aead_aes256gcm_{name}")))
-            for name in ("encrypt", "decrypt")
+            _capsule(int(ffi.cast("uintptr_t", ffi.addressof(lib, f"crypto_aead_aes256gcm_{name}"))), capsule)
+            for name, capsule in (("encrypt", _ENCRYPT), ("decrypt", _DECRYPT))
         )
     except (ImportError, AttributeError):
         return None
@@ -78,7 +82,15 @@ def libsodium() -> tuple[int, int] | None:
     return encrypt, decrypt
 
 
-def _agrees(encrypt: int, decrypt: int) -> bool:
+def _capsule(address: int, name: bytes) -> object:
+    """A function as the native part takes it: an object that nobody makes by mistake, and a number is none."""
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    made: object = new(address, name, None)
+    return made
+
+
+def _agrees(encrypt: object, decrypt: object) -> bool:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 

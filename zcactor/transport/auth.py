@@ -3,13 +3,15 @@
 The module does no I/O: `Handshake` says how many bytes it wants next and which to send, and any ordered byte stream
 may carry them. All messages have a fixed size, so nothing a stranger sends decides how much is read. In order::
 
-    connector -> acceptor   preamble (8)  hello (70)
-    acceptor  -> connector  preamble (8)  status (1)  hello (70)  key (32)    the latter two only where the status is OK
+    connector -> acceptor   preamble (8)  hello (72)
+    acceptor  -> connector  preamble (8)  status (1)  hello (72)  key (32)    the latter two only where the status is OK
     connector -> acceptor   key (32)  proof (32)
     acceptor  -> connector  status (1)  proof (32)                            the proof only where the status is OK
 
-A proof is HMAC-SHA256 (RFC 2104) keyed by the token, over a label of the prover's role, both hellos and both keys.
-The hellos hold fresh nonces, so a recorded proof is worth nothing, and the label keeps a proof from being sent back to
+A proof is HMAC-SHA256 (RFC 2104) keyed by the token, over a label of the prover's role and the transcript: both
+preambles, both hellos, both keys, and what binds the handshake to the TLS that it runs in, if it does: the hashes of
+both certificates as this end sees them. A relay with a certificate of its own makes the ends see different ones. The
+hellos hold fresh nonces, so a recorded proof is worth nothing, and the label keeps a proof from being sent back to
 its maker (Bellare and Rogaway, "Entity Authentication and Key Distribution", CRYPTO 1993). The preamble and the status
 after it keep their form in every protocol version, so processes of different versions can still tell each other so.
 
@@ -32,7 +34,19 @@ import msgspec
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, VersionMismatch
 from zcactor.token import TOKEN_NBYTES
-from zcactor.transport.sealing import KEY_NBYTES, NO_KEY, REMEDY, Opener, Sealer, Seals, derive, key_exchange
+from zcactor.transport.base import PROTOCOL_VERSION
+from zcactor.transport.sealing import (
+    KEY_NBYTES,
+    NO_KEY,
+    REMEDY,
+    Exporter,
+    Integrity,
+    Opener,
+    Sealer,
+    Seals,
+    derive,
+    key_exchange,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +55,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HELLO_NBYTES",
-    "PROTOCOL_VERSION",
     "REFUSAL_NBYTES",
+    "Crowded",
     "Handshake",
     "Hello",
     "Purpose",
@@ -51,8 +65,6 @@ __all__ = [
     "refusal",
 ]
 
-PROTOCOL_VERSION: Final = 2
-"""Raised with every change of the bytes on the wire that an older process would misread."""
 PYTHON: Final = (sys.version_info.major, sys.version_info.minor)
 MAX_EAGER_LIMIT: Final = 1 << 20
 """Bytes; a peer that announces more would make us hold receive buffers of its choosing."""
@@ -63,7 +75,7 @@ MAX_ARENA_NBYTES: Final = 1 << 47
 
 _MAGIC: Final = b"ZCAC"
 _PREAMBLE: Final = struct.Struct("<4sHBB")
-_HELLO: Final = struct.Struct("<32s16sIQIIBB")
+_HELLO: Final = struct.Struct("<32s16sIQIIBBBB")
 HELLO_NBYTES: Final = _HELLO.size
 REFUSAL_NBYTES: Final = _PREAMBLE.size + 1
 """Bytes of a `refusal`."""
@@ -72,6 +84,10 @@ _TLS_HANDSHAKE: Final = b"\x16\x03"
 """What a TLS handshake begins with (RFC 8446, 5.1)."""
 _CONNECTOR: Final = b"zcactor connector\0"
 _ACCEPTOR: Final = b"zcactor acceptor\0\0"
+
+
+class Crowded(ConnectionLost):
+    """The acceptor has no place for another handshake; the same attempt may succeed later."""
 
 
 class Purpose(IntEnum):
@@ -88,6 +104,7 @@ class Purpose(IntEnum):
 
 
 _PURPOSES: Final = frozenset(Purpose)
+_INTEGRITIES: Final = frozenset(Integrity)
 
 
 class Status(IntEnum):
@@ -121,37 +138,48 @@ class Hello(msgspec.Struct, frozen=True):
     """Bytes of the largest payload it takes inside a frame."""
     purpose: Purpose = Purpose.PEER
     seals: bool = False
-    """Whether it wants frames to be sealed; one side's wish is enough. Nothing else than frames is."""
+    """Whether it wants frames to be sealed; one side's wish is enough."""
+    integrity: Integrity = Integrity.AUTO
+    """What it wants to be authenticated besides, where frames are sealed; the greater wish holds."""
+    rdma: bool = False
+    """Whether it may use RDMA; both must, before either offers it."""
     nonce: bytes = msgspec.field(default_factory=lambda: secrets.token_bytes(32))
 
     def encode(self) -> bytes:
-        """The 70 bytes of the hello."""
+        """The 72 bytes of the hello."""
         return _HELLO.pack(
             self.nonce, self.process, self.pid, self.arena_nbytes, self.recv_depth, self.eager_limit, self.purpose,
-            self.seals,
+            self.seals, self.integrity, self.rdma,
         )  # fmt: skip
 
     @classmethod
     def decode(cls, data: bytes) -> Hello:
-        """The hello in `data`, 70 bytes.
+        """The hello in `data`, 72 bytes.
 
         Raises:
             ProtocolError: a number in it lies outside its limits.
         """
-        nonce, process, pid, arena_nbytes, recv_depth, eager_limit, purpose, seals = _HELLO.unpack(data)
+        nonce, process, pid, arena_nbytes, recv_depth, eager_limit, purpose, seals, integrity, rdma = _HELLO.unpack(
+            data
+        )
         if not (
             arena_nbytes <= MAX_ARENA_NBYTES
             and 0 < recv_depth <= MAX_RECV_DEPTH
             and eager_limit <= MAX_EAGER_LIMIT
             and purpose in _PURPOSES
             and seals <= 1
+            and integrity in _INTEGRITIES
+            and rdma <= 1
         ):
             raise ProtocolError(
                 f"the peer's hello is out of bounds: arena of {arena_nbytes} bytes (at most {MAX_ARENA_NBYTES}), "
                 f"receive depth {recv_depth} (1 to {MAX_RECV_DEPTH}), eager limit {eager_limit} "
-                f"(at most {MAX_EAGER_LIMIT}), purpose {purpose}, sealing {seals}"
+                f"(at most {MAX_EAGER_LIMIT}), purpose {purpose}, sealing {seals}, integrity {integrity}, RDMA {rdma}"
             )
-        return cls(process, pid, arena_nbytes, recv_depth, eager_limit, Purpose(purpose), bool(seals), nonce)
+        return cls(
+            process, pid, arena_nbytes, recv_depth, eager_limit, Purpose(purpose), bool(seals), Integrity(integrity),
+            bool(rdma), nonce,
+        )  # fmt: skip
 
 
 def preamble(version: int = PROTOCOL_VERSION, python: tuple[int, int] = PYTHON) -> bytes:
@@ -211,7 +239,7 @@ def _check_status(value: int) -> None:
             f"the peer refused protocol {PROTOCOL_VERSION} on Python {PYTHON[0]}.{PYTHON[1]} and did not say why"
         )
     if value == Status.FULL:
-        raise ConnectionLost("the peer has too many pending handshakes and refused this one; try again")
+        raise Crowded("the peer has too many pending handshakes and refused this one; try again")
     if value == Status.SEALING:
         raise _cannot_seal("the peer", "there")
     if value == Status.TLS:
@@ -236,14 +264,17 @@ class Handshake:
         accepting: whether this side listened.
         exchange: makes this side's key for sealing, and is called only where frames are to be sealed; None from it
             means that this process cannot.
+        binding: names what the stream itself is made of, the same at both ends if nobody is in between
+            (`zcactor.transport.tls.TlsSocket.binding`); empty where there is no such thing.
 
     Raises:
         ValueError: the token has another length.
     """
 
     def __init__(
-        self, token: bytes, ours: Hello, *, accepting: bool, exchange: Callable[[], KeyExchange | None] = key_exchange
-    ) -> None:
+        self, token: bytes, ours: Hello, *, accepting: bool, exchange: Callable[[], KeyExchange | None] = key_exchange,
+        binding: bytes = b"",
+    ) -> None:  # fmt: skip
         if len(token) != TOKEN_NBYTES:
             raise ValueError(f"a token has {TOKEN_NBYTES} bytes, this one has {len(token)}")
         self._token = token
@@ -254,6 +285,8 @@ class Handshake:
         self._exchange: KeyExchange | None = None
         self._peer: Hello | None = None
         self._peer_key = NO_KEY
+        self._binding = binding
+        self._preambles = preamble()  # the connector's, and then the acceptor's as well
         self._transcript = b""
         self._step = self._connector_began if accepting else self._acceptor_began
         self.opening = b"" if accepting else preamble() + self._hello
@@ -275,6 +308,17 @@ class Handshake:
         if self.wants or self._peer is None:
             raise LookupError("the handshake is not done: the peer is not authenticated yet")
         return self._peer
+
+    @property
+    def transcript(self) -> bytes:
+        """What both ends have proved that they saw alike. Fresh in each handshake.
+
+        Raises:
+            LookupError: the handshake is not done.
+        """
+        if self.wants:
+            raise LookupError("the handshake is not done: nothing has been proved yet")
+        return self._transcript
 
     def receive(self, data: bytes) -> bytes:
         """Take the next `wants` bytes from the peer and return what to send, possibly nothing.
@@ -305,9 +349,11 @@ class Handshake:
         """Both proofs are right. The private key is not needed any more after this."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            connectors, acceptors = derive(exchange.shared(self._peer_key), self._token, self._transcript)
+            assert self._peer is not None
+            connectors, acceptors, secret = derive(exchange.shared(self._peer_key), self._token, self._transcript)
             ours, theirs = (acceptors, connectors) if self._accepting else (connectors, acceptors)
-            self.seals = Seals(Sealer(ours), Opener(theirs))
+            integrity = max(self._ours.integrity, self._peer.integrity)
+            self.seals = Seals(Sealer(ours), Opener(theirs), Exporter(secret), integrity)
         self.farewell, self.wants = b"", 0
 
     # ---- the acceptor
@@ -324,6 +370,7 @@ class Handshake:
         except VersionMismatch:
             self.farewell = refusal(Status.VERSION)
             raise
+        self._preambles = data + self._preambles
         self.wants, self._step = HELLO_NBYTES, self._connector_said_hello
         return b""
 
@@ -335,7 +382,7 @@ class Handshake:
                 self.farewell = refusal(Status.SEALING)
                 raise _cannot_seal("this process", "here")
         key = self._own_key()
-        self._transcript = data + self._hello + key
+        self._transcript = self._preambles + self._binding + data + self._hello + key
         self.wants, self._step = KEY_NBYTES + _PROOF_NBYTES, self._connector_proved
         return refusal(Status.OK) + self._hello + key
 
@@ -355,6 +402,7 @@ class Handshake:
     def _acceptor_began(self, data: bytes) -> bytes:
         _check_preamble(data[: _PREAMBLE.size])
         _check_status(data[_PREAMBLE.size])
+        self._preambles += data[: _PREAMBLE.size]
         self.wants, self._step = HELLO_NBYTES + KEY_NBYTES, self._acceptor_said_hello
         return b""
 
@@ -366,7 +414,7 @@ class Handshake:
                 raise _cannot_seal("the peer", "there")
             self._exchange = self._make_exchange()
         key = self._own_key()
-        self._transcript = self._hello + data + key
+        self._transcript = self._preambles + self._binding + self._hello + data + key
         self.wants, self._step = 1, self._acceptor_judged
         return key + self._prove(_CONNECTOR)
 

@@ -11,7 +11,7 @@ into the receive buffer, which is valid during the callback only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zcactor.transport.mapping import Mapping
+    from zcactor.transport.os_process import OsProcess
 
-__all__ = ["Connection", "Endpoint", "PeerInfo", "Receiver", "RemoteRegion"]
+__all__ = ["LENGTH_PREFIX", "PROTOCOL_VERSION", "Connection", "Endpoint", "PeerInfo", "Receiver", "RemoteRegion"]
+
+PROTOCOL_VERSION: Final = 3
+"""Goes up with every change of the handshake, of the schema or of a field's meaning; peers of another version are
+refused."""
 
 LENGTH_PREFIX = 4
 """Bytes before each frame: its length, little-endian u32, not counting the prefix (FlatBuffers' size prefix)."""
@@ -50,6 +55,8 @@ class RemoteRegion(msgspec.Struct, frozen=True):
     seal: int = 0
     """What `Connection.export` gave at the peer; 0: nothing."""
     rkey: int = 0
+    authenticate: bool = False
+    """Whether the bytes belong to a pickle, so that they are authenticated whatever the peers agreed for arrays."""
 
 
 class Receiver(Protocol):
@@ -88,11 +95,33 @@ class Connection(Protocol):
     """The peer's arena, read-only; None where it cannot be mapped. An array inside it keeps this."""
     writable_mapping: Mapping | None
     """The same with write access, once `open_writable` has succeeded."""
+    reader: OsProcess | None
+    """The peer's process, where it maps our arena; None where it does not, or is this process."""
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nobody on the way can read or change the frames."""
+
+    @property
+    def integrity(self) -> str:
+        """What holds for the peer's bytes: ``"arrays"`` (each pull is authenticated), ``"frames"`` (those are for which
+        the region says so), ``"none"``, ``"tls"`` (encrypted as well) or ``"mapped"`` (they do not travel)."""
+
+    @property
+    def heard(self) -> int | None:
+        """Changes whenever something has come from the peer; None where it is on this host, whose processes need no
+        sign of life."""
+
     rejected: abc.Mapping[str, str]
     """Transports that were tried for this peer before this one, each with the reason against it."""
     export: Callable[[int, int, int], tuple[int, int]] | None
     """``export(object_id, offset, nbytes)``: the seal and the rkey of bytes of our own arena, which a reference carries
     so that the peer's `pull` can do without asking. From any thread. None where `pull` needs neither."""
+
+    @property
+    def seals_payloads(self) -> bool:
+        """Whether its frames are sealed and what is pulled besides may be changed on the way: then a payload above the
+        eager limit must be ciphertext."""
 
     def start(self, receiver: Receiver) -> None:
         """Begin to deliver. Called once, before anything is sent."""
@@ -158,6 +187,10 @@ class Endpoint(Protocol):
     kind: str
     address: str
     """What a peer passes to `connect`."""
+
+    @property
+    def seals_payloads(self) -> bool:
+        """Whether its connections may be such, see `Connection.seals_payloads`."""
 
     async def start(self, accepted: Callable[[Connection], None]) -> None:
         """Listen; `accepted` is called on the loop with each authenticated connection, not yet started."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zcactor.transport.base import Receiver
+    from zcactor.transport.os_process import OsProcess
 
 __all__ = ["Delivering"]
 
@@ -26,6 +27,14 @@ class Delivering(ABC):
     Args:
         loop: the loop that it runs on.
     """
+
+    reader: OsProcess | None = None
+    """See `zcactor.transport.base.Connection`: nobody maps our arena through it, unless a subclass says so."""
+
+    @property
+    def heard(self) -> int | None:
+        """See `zcactor.transport.base.Connection`: None, unless a subclass leads to other hosts."""
+        return None
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

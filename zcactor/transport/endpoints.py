@@ -6,16 +6,17 @@ holds what this process says about itself in a handshake, and the listener once 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from zcactor.transport.auth import Handshake, Hello, Purpose
-from zcactor.transport.greeting import introduce, shake_hands
+from zcactor.transport.greeting import UNDER_WAY, admitted, introduce, shake_hands
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from zcactor.transport.base import Connection
@@ -23,9 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["EndpointContext", "ListeningEndpoint"]
 
+T = TypeVar("T")
+
 
 class EndpointContext(ABC):
     """An endpoint as a context manager: leaving it closes it, whether or not something was raised."""
+
+    seals_payloads = False
+    """See `zcactor.transport.base.Endpoint`."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,6 +77,7 @@ class ListeningEndpoint(EndpointContext):
         self._recv_depth = recv_depth
         self._eager_limit = eager_limit
         self._listener: Listener | None = None
+        self._under_way = asyncio.Semaphore(UNDER_WAY)
         self._accepted: Callable[[Connection], None] | None = None
 
     @property
@@ -92,6 +99,15 @@ class ListeningEndpoint(EndpointContext):
         """Connections share nothing."""
 
     # ---- for subclasses
+
+    async def _admitted(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What ``attempt()`` gives, a handshake that we begin: made again where the peer is full, and in its turn."""
+
+        async def in_turn() -> T:
+            async with self._under_way:
+                return await attempt()
+
+        return await admitted(in_turn)
 
     def _refuse_second_start(self) -> None:
         """Raises `RuntimeError` when the endpoint was started before, also when it has been closed since."""

@@ -1,4 +1,7 @@
-"""Carrying the handshake over a non-blocking socket, within a time.
+"""Carrying the handshake over a non-blocking socket, as long as it makes progress.
+
+A peer that says nothing is given up soon, and one that is slow is not: where many processes connect to each other on a
+few cores, a handshake of a millisecond takes its turn for seconds.
 
 Only what happens before the first frame goes through here, so clarity counts for more than speed. Whatever has to wait
 does so on the running event loop and leaves no watch behind when it is cancelled.
@@ -9,20 +12,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING, Final
+import random
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
+from zcactor.transport.auth import Crowded
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from zcactor.transport.auth import Handshake, Hello
 
 __all__ = [
+    "ADMITTED_WITHIN",
     "HANDSHAKE_TIMEOUT",
+    "HANDSHAKE_TOTAL",
+    "UNDER_WAY",
+    "Patience",
+    "admitted",
     "answering",
+    "binding_of",
     "introduce",
+    "patient",
+    "progressed",
     "readable",
     "receive_exactly",
     "send_all",
@@ -30,8 +44,94 @@ __all__ = [
     "writable",
 ]
 
+T = TypeVar("T")
+
 HANDSHAKE_TIMEOUT: Final = 5.0
-"""Seconds; a handshake takes under a millisecond, so this is for a peer that is stopped or swapped out."""
+"""Seconds without a byte; a handshake takes under a millisecond, so this is for a peer that is stopped or swapped
+out."""
+HANDSHAKE_TOTAL: Final = 30.0
+"""Seconds of a handshake that makes progress: far above what thousands of them at once take, so it bounds a peer that
+sends a byte from time to time."""
+ADMITTED_WITHIN: Final = 30.0
+"""Seconds of trying again where a peer has no place for us."""
+UNDER_WAY: Final = 32
+"""Handshakes that a process begins at once; the others wait for their turn, so that each of those is answered soon."""
+_FIRST_RETRY: Final = 0.02
+_LAST_RETRY: Final = 0.4
+"""Seconds before the first and between the last attempts at a peer that is full; each is drawn, down to half of it."""
+
+
+class Patience:
+    """How long a handshake may go on: `HANDSHAKE_TIMEOUT` from the last progress on, `HANDSHAKE_TOTAL` in all."""
+
+    __slots__ = ("_end", "_timeout", "heard")
+
+    def __init__(self, timeout: asyncio.Timeout, end: float) -> None:
+        self._timeout = timeout
+        self._end = end
+        self.heard = False
+        """Whether the peer has said anything."""
+
+    def progressed(self) -> None:
+        """A byte has come or gone."""
+        if not self._timeout.expired() and self._timeout.when() is not None:
+            now = asyncio.get_running_loop().time()
+            self._timeout.reschedule(min(now + HANDSHAKE_TIMEOUT, self._end))
+
+    def end(self) -> None:
+        """There is nothing to wait for any more."""
+        if not self._timeout.expired():
+            self._timeout.reschedule(None)
+
+
+_patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
+
+
+@contextlib.asynccontextmanager
+async def patient() -> AsyncIterator[Patience]:
+    """Bounds a handshake in time, unless one of its steps is within a bound already.
+
+    Raises:
+        TimeoutError: there was no progress for too long, or it took too long in all.
+    """
+    outer = _patience.get()
+    if outer is not None:
+        yield outer
+        return
+    async with asyncio.timeout(HANDSHAKE_TIMEOUT) as timeout:
+        patience = Patience(timeout, asyncio.get_running_loop().time() + HANDSHAKE_TOTAL)
+        token = _patience.set(patience)
+        try:
+            yield patience
+        finally:
+            _patience.reset(token)
+            patience.end()
+
+
+def progressed() -> None:
+    """A byte has come or gone: whatever bounds this handshake waits anew."""
+    patience = _patience.get()
+    if patience is not None:
+        patience.progressed()
+
+
+async def admitted(attempt: Callable[[], Awaitable[T]]) -> T:
+    """What ``attempt()`` gives, which is made again, after a while, as long as the peer has no place for us.
+
+    Raises:
+        ConnectionLost: the peer has had none for `ADMITTED_WITHIN`; and what else the attempt raises.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + ADMITTED_WITHIN
+    delay = _FIRST_RETRY
+    while True:
+        try:
+            return await attempt()
+        except Crowded as error:
+            if loop.time() + delay > end:
+                raise ConnectionLost(*error.args) from error
+        await asyncio.sleep(random.uniform(delay / 2, delay))
+        delay = min(2 * delay, _LAST_RETRY)
 
 
 async def _ready(sock: socket.socket, add: Callable[..., object], remove: Callable[[int], object]) -> None:
@@ -48,6 +148,7 @@ async def _ready(sock: socket.socket, add: Callable[..., object], remove: Callab
         await ready
     finally:
         remove(fd)
+    progressed()
 
 
 async def readable(sock: socket.socket) -> None:
@@ -60,6 +161,12 @@ async def writable(sock: socket.socket) -> None:
     """Wait until `sock` takes bytes, or has ended. Cancelling leaves no watch behind."""
     loop = asyncio.get_running_loop()
     await _ready(sock, loop.add_writer, loop.remove_writer)
+
+
+def binding_of(sock: socket.socket) -> bytes:
+    """What a handshake over `sock` is bound to: its TLS, where it speaks that, and else nothing."""
+    binding: Callable[[], bytes] | None = getattr(sock, "binding", None)
+    return b"" if binding is None else binding()
 
 
 async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
@@ -79,6 +186,8 @@ async def receive_exactly(sock: socket.socket, nbytes: int) -> bytes:
         if not part:
             raise ConnectionLost("the peer closed the connection during the handshake")
         received += part
+        if (patience := _patience.get()) is not None:
+            patience.heard = True
     return received
 
 
@@ -134,17 +243,17 @@ async def introduce(sock: socket.socket, handshake: Handshake, process: str) -> 
 
 @contextlib.asynccontextmanager
 async def answering(address: str, where: str) -> AsyncIterator[None]:
-    """Bounds a step of connecting in time, and says in our own terms that the process did not take part.
+    """Bounds a step of connecting in time, see `patient`, and says in our own terms that the process did not take part.
 
     Args:
         address: names the process in messages.
         where: where it is looked for, for messages.
 
     Raises:
-        ConnectionLost: the step took longer than `HANDSHAKE_TIMEOUT` or met an `OSError` that is no `ProtocolError`.
+        ConnectionLost: the step took too long, or met an `OSError` that is no `ProtocolError`.
     """
     try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+        async with patient():
             yield
     except TimeoutError as error:
         message = f"process {address} did not answer the handshake within {HANDSHAKE_TIMEOUT:.0f} s"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
-from zcactor.transport.auth import Handshake, Hello, Purpose
-from zcactor.transport.greeting import answering, send_all, shake_hands
+from zcactor.transport.auth import Crowded, Handshake, Hello, Purpose
+from zcactor.transport.greeting import admitted, answering, binding_of, progressed, send_all, shake_hands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +68,7 @@ async def identify(address: str, token: bytes, tls: Tls | None = None) -> Identi
 
     Raises:
         ValueError: `address` has another form.
-        ConnectionLost: nobody is there, or does not answer within 5 s. The message names the address and the reason.
+        ConnectionLost: nobody is there, or says nothing for 5 s. The message names the address and the reason.
         AuthenticationError: one side does not hold the other's token, or refuses its certificate. This and what follows
             names the address, too.
         VersionMismatch: it speaks another protocol or Python version.
@@ -81,19 +81,25 @@ async def identify(address: str, token: bytes, tls: Tls | None = None) -> Identi
     except (OSError, UnicodeError) as error:  # the latter: no such name can be asked for
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConnectionLost(f"no host is called {host!r}: {reason}") from error
+    return await admitted(lambda: _ask(address, found, port, token, tls))
+
+
+async def _ask(address: str, found: Iterable[tuple[Any, ...]], port: int, token: bytes, tls: Tls | None) -> Identity:
     async with answering(address, "over TCP"):
         with contextlib.ExitStack() as undo:
             sock = undo.enter_context(await _connected(found))
+            progressed()
             hello = Hello(secrets.token_bytes(_ANY), os.getpid(), 0, 4, 64, Purpose.NAME)
-            handshake = Handshake(token, hello, accepting=False)
             try:
                 if tls is not None:
                     sock = undo.enter_context(await tls.connect(sock))
+                handshake = Handshake(token, hello, accepting=False, binding=binding_of(sock))
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     await send_all(sock, handshake.opening)  # a peer that refuses at once has left its reason
                 await shake_hands(sock, handshake)
             except (ConnectionLost, ProtocolError) as error:
-                raise _plain(error)(f"{address}: {error.args[0]}") from error
+                kind = Crowded if isinstance(error, Crowded) else _plain(error)
+                raise kind(f"{address}: {error.args[0]}") from error
             return Identity(handshake.peer.process, str(sock.getpeername()[0]), port, str(sock.getsockname()[0]))
 
 

@@ -1,8 +1,9 @@
 """The socket at which peers arrive, and the bound on those who have not proved anything yet.
 
 A process that connects and stays silent, or sends something else, costs one descriptor and one task for at most five
-seconds, and there are never more than 128 of them: beyond that a newcomer is told so and closed. Peers that are
-already connected do not pass through here, so they do not notice.
+seconds, and there are never more than 128 of them, of one address never more than a quarter: beyond that one that has
+said nothing for half a second makes place, and where there is none a newcomer is told so and closed. It tries again by
+itself. Peers that are already connected do not pass through here, so they do not notice.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from zcactor.transport.auth import Status, refusal
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
 __all__ = ["MAX_PENDING", "Listener", "Rebuff"]
 
@@ -28,6 +29,10 @@ log = logging.getLogger("zcactor.transport")
 
 MAX_PENDING: Final = 128
 """Handshakes at once: enough for a worker burst, and a small part of the usual 1,024 descriptors."""
+PER_SOURCE: Final = MAX_PENDING // 4
+"""Handshakes at once with peers at one address, so that no single host keeps the others away."""
+SILENT: Final = 0.5
+"""Seconds after which one that has said nothing makes place for another; a connector speaks first, and at once."""
 ACCEPTS_PER_TURN: Final = 64
 """New sockets in one turn of the loop, so that a flood of them does not keep live peers waiting."""
 PAUSE: Final = 1.0
@@ -46,9 +51,14 @@ _EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 
 
 class Rebuff:
-    """Reports refused connections by at most one line per `LOG_INTERVAL`, which counts those left out."""
+    """Reports what strangers do by at most one line per `LOG_INTERVAL`, which counts those left out.
 
-    def __init__(self) -> None:
+    Args:
+        what: was done about it.
+    """
+
+    def __init__(self, what: str = "refused a connection") -> None:
+        self._what = what
         self._silent_until = float("-inf")
         self._left_out = 0
 
@@ -59,7 +69,25 @@ class Rebuff:
             return
         more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
         self._silent_until, self._left_out = now + LOG_INTERVAL, 0
-        log.warning("refused a connection: %s%s", reason, more)
+        log.warning("%s: %s%s", self._what, reason, more)
+
+
+class _Place:
+    """One handshake."""
+
+    __slots__ = ("begun", "left", "patience", "sock", "source")
+
+    def __init__(self, sock: socket.socket, source: str | None, begun: float) -> None:
+        self.sock = sock
+        self.source = source
+        self.begun = begun
+        self.left = False
+        """Whether it has made place for another."""
+        self.patience: greeting.Patience | None = None
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it has had the time to say something, and has not."""
+        return now - self.begun >= SILENT and not (self.patience is not None and self.patience.heard)
 
 
 class Listener:
@@ -71,6 +99,7 @@ class Listener:
             (which includes `TimeoutError`) is logged at a bounded rate; anything else goes to the loop's exception
             handler.
         objection: why a connection is turned away before anything is read from it; None when it is not.
+        source: the address that a connection comes from, as far as there is one.
     """
 
     def __init__(
@@ -78,13 +107,15 @@ class Listener:
         sock: socket.socket,
         greet: Callable[[socket.socket], Awaitable[None]],
         objection: Callable[[socket.socket], str | None] = lambda _: None,
+        source: Callable[[socket.socket], str | None] = lambda _: None,
     ) -> None:
         self._sock = sock
         self._greet = greet
         self._objection = objection
+        self._source = source
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
-        self._pending: dict[asyncio.Task[None], socket.socket] = {}
+        self._pending: dict[asyncio.Task[None], _Place] = {}
         self._rebuff = Rebuff()
         self._pause: asyncio.TimerHandle | None = None
         self.closed = False
@@ -94,7 +125,7 @@ class Listener:
     @property
     def pending(self) -> int:
         """Handshakes that are going on now."""
-        return len(self._pending)
+        return sum(not place.left for place in self._pending.values())
 
     @property
     def ours(self) -> bool:
@@ -129,32 +160,53 @@ class Listener:
     def _admit(self, sock: socket.socket) -> None:
         objection = self._objection(sock)
         if objection is not None:
-            self._turn_away(sock, Status.AUTH, objection)
-        elif len(self._pending) >= MAX_PENDING:
-            self._turn_away(sock, Status.FULL, f"{MAX_PENDING} handshakes are pending already")
-        else:
-            task = self._loop.create_task(self._welcome(sock), name="zcactor handshake")
-            self._pending[task] = sock
-            task.add_done_callback(self._on_done)
+            self._turn_away(sock, Status.AUTH)
+            self._rebuff.report(self._loop.time(), objection)
+            return
+        source = self._source(sock)
+        taken = {task: place for task, place in self._pending.items() if not place.left}
+        neighbours = {task: place for task, place in taken.items() if place.source == source is not None}
+        for crowd, limit, where in ((neighbours, PER_SOURCE, f" from {source}"), (taken, MAX_PENDING, "")):
+            if len(crowd) >= limit and not self._make_place(crowd):
+                # None of them is silent: many peers come at once, and try again.
+                log.debug("put off a connection: %d handshakes%s are pending already", limit, where)
+                self._turn_away(sock, Status.FULL)
+                return
+        place = _Place(sock, source, self._loop.time())
+        task = self._loop.create_task(self._welcome(place), name="zcactor handshake")
+        self._pending[task] = place
+        task.add_done_callback(self._on_done)
 
-    def _turn_away(self, sock: socket.socket, status: Status, reason: str) -> None:
+    def _make_place(self, crowd: Mapping[asyncio.Task[None], _Place]) -> bool:
+        """Give up the oldest of `crowd` that has said nothing, if there is one."""
+        now = self._loop.time()
+        for task, place in crowd.items():
+            if not place.left and place.is_silent(now):
+                place.left = True
+                with contextlib.suppress(OSError):  # it may have gone already, and nothing is lost then
+                    place.sock.send(refusal(Status.FULL))
+                task.cancel()
+                self._rebuff.report(now, f"it said nothing for {SILENT:g} s while others waited for a place")
+                return True
+        return False
+
+    def _turn_away(self, sock: socket.socket, status: Status) -> None:
         with sock, contextlib.suppress(OSError):  # it may have gone already, and nothing is lost then
             sock.send(refusal(status))
-        self._rebuff.report(self._loop.time(), reason)
 
-    async def _welcome(self, sock: socket.socket) -> None:
+    async def _welcome(self, place: _Place) -> None:
         try:
-            async with asyncio.timeout(greeting.HANDSHAKE_TIMEOUT):
-                await self._greet(sock)
+            async with greeting.patient() as place.patience:
+                await self._greet(place.sock)
         except TimeoutError:
             self._rebuff.report(
-                self._loop.time(), f"it did not finish the handshake in {greeting.HANDSHAKE_TIMEOUT:.0f} s"
+                self._loop.time(), f"it said nothing in the handshake for {greeting.HANDSHAKE_TIMEOUT:.0f} s"
             )
         except (ProtocolError, OSError) as error:
             self._rebuff.report(self._loop.time(), error)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        sock = self._pending.pop(task)
+        sock = self._pending.pop(task).sock
         if task.cancelled():
             sock.close()  # a task that never ran has not taken the socket over
         elif (error := task.exception()) is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-__all__ = ["RESET_ON_CLOSE", "SILENCE", "Liveness", "tune"]
+__all__ = ["RESET_ON_CLOSE", "SILENCE", "Liveness", "received", "tune"]
 
 KEEPALIVE: Final = (2, 1, 3)
 """Seconds of silence until the peer's system is asked whether it is there, seconds between questions, and how many go
@@ -38,6 +38,16 @@ _TCP_RTO_MAX_MS: Final = 44
 _INFO: Final = struct.Struct("=3xB20xI24xII")
 """Of struct tcp_info (linux/tcp.h): questions that are unanswered, segments that are not confirmed, and milliseconds
 since the last data and since the last confirmation came."""
+
+
+_RECEIVED: Final = struct.Struct("=128xQ")
+"""Of struct tcp_info: bytes of data that have come."""
+
+
+def received(sock: socket.socket) -> int:
+    """Bytes that have come through a TCP socket, as its system counts them (TCP_INFO, tcp(7))."""
+    count: int = _RECEIVED.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size))[0]
+    return count
 
 
 def tune(sock: socket.socket) -> None:

@@ -99,13 +99,16 @@ class LocalEndpoint(ListeningEndpoint):
         Cancelling closes the socket; the peer sees a connection that ended, or an accepted one that is lost at once.
 
         Raises:
-            ConnectionLost: nobody listens there, the peer went away, has too many pending handshakes, or did not
-                answer within 5 s.
+            ConnectionLost: nobody listens there, the peer went away, said nothing for 5 s, took 30 s in all, or had no
+                place for another handshake for as long.
             AuthenticationError: the peer refused us, is another user's process, does not hold the token, or is not the
                 process named by `address`.
             VersionMismatch: the peer speaks another protocol or Python version.
             ProtocolError: `address` is no process's name, or what the peer passed is no sealed arena.
         """
+        return await self._admitted(lambda: self._connect(address))
+
+    async def _connect(self, address: str) -> LocalConnection:
         with contextlib.ExitStack() as undo:
             hello, sock = await self._introduce(address, Purpose.PEER, undo)
             async with answering(address, "on this host"):
@@ -177,6 +180,9 @@ class LocalEndpoint(ListeningEndpoint):
             os.close(fd)
 
     async def _map_writable(self, address: str, nbytes: int) -> Mapping | None:
+        return await self._admitted(lambda: self._ask_for_writable(address, nbytes))
+
+    async def _ask_for_writable(self, address: str, nbytes: int) -> Mapping | None:
         with contextlib.ExitStack() as undo:
             _, sock = await self._introduce(address, Purpose.WRITABLE_ARENA, undo)
             async with answering(address, "on this host"):
@@ -192,6 +198,7 @@ class LocalEndpoint(ListeningEndpoint):
             eager_limit=eager_limit,
             mapping=mapping,
             map_writable=lambda: self._map_writable(hello.process.hex(), hello.arena_nbytes),
+            reader=None if self._arena_fd is None else unix.peer_process(sock),
         )
 
 

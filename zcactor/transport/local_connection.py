@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from zcactor.transport.base import PeerInfo, RemoteRegion
     from zcactor.transport.mapping import Mapping
+    from zcactor.transport.os_process import OsProcess
 
 __all__ = ["LocalConnection"]
 
@@ -24,9 +25,11 @@ class LocalConnection(StreamConnection):
     Args, beside those of `StreamConnection`, which raises the same:
         mapping: the peer's arena, read-only; None where it has none.
         map_writable: maps the peer's arena with write access; what `open_writable` calls once.
+        reader: the peer's process, where our arena was passed to it.
     """
 
     kind = "local"
+    integrity = "mapped"
     maps = True
 
     def __init__(
@@ -38,12 +41,15 @@ class LocalConnection(StreamConnection):
         eager_limit: int,
         mapping: Mapping | None,
         map_writable: Callable[[], Awaitable[Mapping | None]],
+        reader: OsProcess | None = None,
     ) -> None:
         super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit)
         self.mapping = mapping
         """The peer's arena, read-only. Whoever hands out an array inside it keeps this, so that the mapping stays."""
         self.writable_mapping: Mapping | None = None
         """The peer's arena with write access, once `open_writable` has succeeded."""
+        self.reader = reader
+        """The peer's process, which maps our arena until it is gone, whatever becomes of the connection."""
         self._map_writable = map_writable
         self._writable_lock = asyncio.Lock()
         self._writable_open = False

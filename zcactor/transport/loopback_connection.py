@@ -58,6 +58,10 @@ class LoopbackConnection(Delivering):
     """One end of a pair. Satisfies `zcactor.transport.base.Connection`. Made by `loopback.loopback_pair`."""
 
     kind = "loopback"
+    seals_payloads = False
+    """See `zcactor.transport.base.Connection`."""
+    sealed = False
+    integrity = "mapped"
     mapping: Mapping | None = None
     """Nothing is mapped: whoever made the pair keeps the arenas."""
     writable_mapping: Mapping | None = None
@@ -79,6 +83,7 @@ class LoopbackConnection(Delivering):
         self.peer = peer
         self.rejected: abc.Mapping[str, str] = {}
         self.maps = maps
+        self._batches = 0
         self.recv_depth = recv_depth
         self.eager_limit = eager_limit
         self.max_frame = max_frame_for(eager_limit)
@@ -189,7 +194,13 @@ class LoopbackConnection(Delivering):
             self._deliver(item)
         self._pump_soon()
 
+    @property
+    def heard(self) -> int | None:
+        """The batches that have come, where it plays a way between hosts; see `zcactor.transport.base.Connection`."""
+        return None if self.maps else self._batches
+
     def _deliver(self, batch: bytes) -> None:
+        self._batches += 1
         receiver = self._receiver
         delivered = False
         try:

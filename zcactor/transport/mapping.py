@@ -14,18 +14,22 @@ import fcntl
 import mmap
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
+    from weakref import ref
 
 __all__ = ["Mapping", "PrivateMapping", "check_seals"]
 
 # <linux/mman.h>: do not count the sparse arena, of which most is never touched, against the commit limit
 _MAP_NORESERVE: Final = 0x4000
+_PROT_NONE: Final = 0
+_MAP_FIXED: Final = 0x10
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 # <linux/mman.h>; Python has no mremap(2)
 _MREMAP_MAYMOVE: Final = 1
@@ -66,8 +70,8 @@ def check_seals(fd: int, nbytes: int) -> None:
         raise ProtocolError(f"the peer's arena has {size} bytes, not the {nbytes} it announced")
 
 
-def _map(fd: int, offset: int, nbytes: int, access: int, kind: int) -> int:
-    address = _mmap(None, nbytes, access, kind | _MAP_NORESERVE, fd, offset)
+def _map(fd: int, offset: int, nbytes: int, access: int, kind: int, at: int | None = None) -> int:
+    address = _mmap(at, nbytes, access, kind | _MAP_NORESERVE, fd, offset)
     if address == _MAP_FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"cannot map {nbytes} bytes of an arena: {os.strerror(code)}")
@@ -87,10 +91,13 @@ class Mapping:
         OSError: the system refused (EACCES: the descriptor is read-only; ENOMEM: no address space).
     """
 
-    __slots__ = ("__weakref__", "_spare", "address", "nbytes")
+    __slots__ = ("__weakref__", "_lock", "_spare", "address", "leases", "nbytes")
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool = False, spare: bool = False) -> None:
+        self._lock = threading.Lock()  # of `_spare`
         self._spare = 0
+        self.leases: dict[int, ref[Any]] = {}
+        """What points into it, by the number that is its identity: the bytes under all else may go."""
         self.address = 0
         """Where the bytes lie in this process; 0 once unmapped."""
         self.nbytes = nbytes
@@ -118,11 +125,49 @@ class Mapping:
         inside = offset % mmap.PAGESIZE
         length = -(-(inside + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         flags = _MREMAP_MAYMOVE | _MREMAP_DONTUNMAP
-        address = _mremap(self._spare + offset - inside, length, length, flags, None)
+        with self._lock:
+            if not self._spare:
+                return None
+            address = _mremap(self._spare + offset - inside, length, length, flags, None)
         if address == _MAP_FAILED:
             return None
         made = PrivateMapping(int(address), length, inside, nbytes, keep)
         return None if _mprotect(address, length, mmap.PROT_READ | mmap.PROT_WRITE) else made
+
+    def replace(self, low: int, nbytes: int, fd: int, offset: int) -> None:
+        """Map other pages in the place of these, read-only: at every moment one or the other are there.
+
+        Args:
+            low: bytes from the start, whole pages.
+            nbytes: whole pages.
+            fd: a file that holds the same bytes; stays the caller's.
+            offset: where it does.
+
+        Raises:
+            OSError: the system refused; the old pages are there as before.
+        """
+        _map(fd, offset, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, self.address + low)
+
+    def give_up(self, kept: Iterable[tuple[int, int]]) -> None:
+        """Let go of the file, but for what was replaced: an access to anything else faults from now on.
+
+        The addresses stay taken, so that nothing else is mapped there, and unmapped with this.
+
+        Args:
+            kept: what was replaced, in order: from where, and how many bytes.
+
+        Raises:
+            OSError: the system refused somewhere.
+        """
+        with self._lock:
+            spare, self._spare = self._spare, 0
+            if spare:
+                _munmap(spare, self.nbytes)
+        at, nothing = 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        for low, nbytes in (*kept, (-(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, 0)):
+            if low > at:
+                _map(-1, 0, low - at, _PROT_NONE, nothing, self.address + at)
+            at = low + nbytes
 
     def close(self) -> None:
         """Unmap. Idempotent. Only for whoever knows that no array points into the mapping: the next access faults."""

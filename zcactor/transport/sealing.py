@@ -1,9 +1,13 @@
 """Sealed frames: what is encrypted between two processes, and how the keys for it come about.
 
 Both ends make a fresh X25519 key (RFC 7748); the handshake's proofs cover both public keys, so nobody in between can
-put in his own. HKDF-SHA256 (RFC 5869) makes two keys of the shared secret, one for each direction, salted with what
-only holders of the token can compute of this very handshake. Who records everything and learns the token later still
-cannot read it, because the private keys are gone by then.
+put in his own. HKDF-SHA256 (RFC 5869) makes keys of the shared secret, each under a label of its own: one for each
+direction's frames, and one of which others are made (`Exporter`). It is salted with what only holders of the token can
+compute of this very handshake. Recorded bytes stay closed to those who learn the token later, because the private keys
+are gone by then.
+
+A nonce counts what its key was used for and is raised before the use, so an error repeats none. In a forked child no
+key can be used (`Secret`).
 
 What a connection sends at once becomes one *record*, sealed with AES-256-GCM (NIST SP 800-38D)::
 
@@ -20,14 +24,20 @@ Frames' records are made by libsodium where it is there (`zcactor.transport.aes`
 from __future__ import annotations
 
 import errno
+import functools
 import hmac
+import importlib.util
+import os
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final
+import weakref
+from abc import ABC, abstractmethod
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
-from zcactor.errors import ProtocolError
+from zcactor.errors import ForkedProcess, ProtocolError
 from zcactor.transport.aes import decryption, encryption
 
 if TYPE_CHECKING:
@@ -43,12 +53,16 @@ __all__ = [
     "REMEDY",
     "TAG_NBYTES",
     "BadRecord",
+    "Exporter",
+    "Integrity",
     "KeyExchange",
     "Opener",
     "SealedReader",
     "SealedSocket",
     "Sealer",
     "Seals",
+    "Secret",
+    "can_seal",
     "derive",
     "key_exchange",
 ]
@@ -73,7 +87,20 @@ HEADER_NBYTES: Final = _LENGTH.size
 _NONCE: Final = struct.Struct("<4xQ")
 _OVERHEAD: Final = HEADER_NBYTES + TAG_NBYTES
 _SALT: Final = b"zcactor sealing\0\0\0"
-_INFO: Final = b"zcactor sealed frames: connector's key, acceptor's key"
+_CONNECTORS_FRAMES: Final = b"zcactor 3: frames of the connector"
+_ACCEPTORS_FRAMES: Final = b"zcactor 3: frames of the acceptor"
+_EXPORTER: Final = b"zcactor 3: exporter"
+
+
+class Integrity(IntEnum):
+    """What besides frames is authenticated where frames are sealed. Of two wishes the greater one holds for both."""
+
+    FRAMES = 0
+    """Nothing, unless a pull demands it."""
+    AUTO = 1
+    """The bytes of arrays over TCP, and not by RDMA."""
+    ARRAYS = 2
+    """The bytes of arrays."""
 
 
 class BadRecord(ProtocolError, OSError):
@@ -115,6 +142,12 @@ class KeyExchange:
             raise ProtocolError("the peer's key for sealing is of low order, so its secret would be none") from error
 
 
+@functools.cache
+def can_seal() -> bool:
+    """Whether ``cryptography`` is installed. It is not imported."""
+    return importlib.util.find_spec("cryptography") is not None
+
+
 def key_exchange() -> KeyExchange | None:
     """A fresh one; None where ``cryptography`` is not installed."""
     try:
@@ -124,23 +157,96 @@ def key_exchange() -> KeyExchange | None:
     return KeyExchange(X25519PrivateKey.generate())
 
 
-def derive(shared: bytes, token: bytes, transcript: bytes) -> tuple[bytes, bytes]:
-    """The keys for what the connector sends, and for what the acceptor sends.
+_secrets: weakref.WeakSet[Secret] = weakref.WeakSet()
+
+
+class Secret(ABC):
+    """Something that a forked child must not have: with the parent's key it would repeat the parent's nonces."""
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self) -> None:
+        _secrets.add(self)
+
+    @staticmethod
+    def refuse() -> NoReturn:
+        """Raise `ForkedProcess`: the key that is needed was forgotten."""
+        _forgotten()
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Let go of all keys. What would need one raises from here on."""
+
+
+def _forked() -> None:
+    for secret in list(_secrets):
+        secret.forget()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _forgotten(*_: object) -> NoReturn:
+    raise ForkedProcess("this connection belongs to the process that forked this one: its keys cannot be used here")
+
+
+def _expand(secret: bytes | bytearray, label: bytes) -> bytes:
+    """The first 32 bytes of HKDF-Expand (RFC 5869, 2.3)."""
+    return hmac.digest(secret, label + b"\x01", "sha256")
+
+
+class Exporter(Secret):
+    """Keys of one connection for whatever else belongs to it, known to its two ends only.
+
+    A connection whose frames are sealed holds it (`SealedSocket.seals`). Each use has a label of its own, so no key
+    serves two purposes.
+
+    Args:
+        secret: 32 bytes, of `derive`.
+    """
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        super().__init__()
+        self._secret: bytearray | None = bytearray(secret)
+
+    def keys(self, salt: bytes, *labels: bytes) -> tuple[bytes, ...]:
+        """A key of 32 bytes for each label, by HKDF of the exporter's secret.
+
+        Args:
+            salt: what both ends know of the occasion; other keys come of each. Empty where there is one occasion only.
+            labels: name the purposes; all labels of the package are different.
+
+        Raises:
+            ForkedProcess: this is a forked child.
+        """
+        secret = _forgotten() if self._secret is None else self._secret
+        extracted = hmac.digest(salt or bytes(KEY_NBYTES), secret, "sha256")
+        return tuple(_expand(extracted, label) for label in labels)
+
+    def forget(self) -> None:
+        """See `Secret.forget`. The bytes are overwritten."""
+        if self._secret is not None:
+            self._secret[:] = bytes(KEY_NBYTES)
+            self._secret = None
+
+
+def derive(shared: bytes, token: bytes, transcript: bytes) -> tuple[bytes, bytes, bytes]:
+    """The keys for the connector's frames and for the acceptor's, and the secret of their `Exporter`.
 
     Args:
         shared: of `KeyExchange`.
         token: the cluster's secret.
         transcript: what the proofs of the handshake cover.
     """
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    salt = hmac.digest(token, _SALT + transcript, "sha256")
-    keys = HKDF(SHA256(), 2 * KEY_NBYTES, salt, _INFO).derive(shared)
-    return keys[:KEY_NBYTES], keys[KEY_NBYTES:]
+    extracted = hmac.digest(hmac.digest(token, _SALT + transcript, "sha256"), shared, "sha256")
+    return (
+        _expand(extracted, _CONNECTORS_FRAMES), _expand(extracted, _ACCEPTORS_FRAMES), _expand(extracted, _EXPORTER),
+    )  # fmt: skip
 
 
-class Sealer:
+class Sealer(Secret):
     """Makes the records of one direction of one connection. Not to be called by two threads at once.
 
     Args:
@@ -152,7 +258,8 @@ class Sealer:
     def __init__(self, key: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        self._encrypt = AESGCM(key).encrypt
+        super().__init__()
+        self._encrypt: Callable[..., bytes] = AESGCM(key).encrypt
         self._key = key
         self._count = 0
 
@@ -167,8 +274,12 @@ class Sealer:
         self._count += 1
         return header + self._encrypt(nonce, plain, header)
 
+    def forget(self) -> None:
+        """See `Secret.forget`."""
+        self._encrypt, self._key = _forgotten, b""
 
-class Opener:
+
+class Opener(Secret):
     """Opens the records of one direction of one connection.
 
     Args:
@@ -181,7 +292,8 @@ class Opener:
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        self._decrypt = AESGCM(key).decrypt
+        super().__init__()
+        self._decrypt: Callable[..., bytes] = AESGCM(key).decrypt
         self._key = key
         self._invalid = InvalidTag
         self._count = 0
@@ -218,12 +330,19 @@ class Opener:
         self._count += 1
         return plain
 
+    def forget(self) -> None:
+        """See `Secret.forget`."""
+        self._decrypt, self._key = _forgotten, b""
+
 
 class Seals(msgspec.Struct, frozen=True):
-    """Both directions of one connection, as one of its ends has them."""
+    """Both directions of one connection, as one of its ends has them, and what else is to be protected."""
 
     sealer: Sealer
     opener: Opener
+    exporter: Exporter
+    integrity: Integrity
+    """What both ends hold to."""
 
 
 # ---- a socket whose bytes are sealed

@@ -24,10 +24,42 @@ if TYPE_CHECKING:
 
     from zcactor.transport.base import Connection, Endpoint
 
-__all__ = ["SelectingEndpoint"]
+__all__ = ["FIRST_REST", "LONGEST_REST", "SelectingEndpoint"]
 
 log = logging.getLogger("zcactor.transport")
+FIRST_REST, LONGEST_REST = 1.0, 10.0
+"""Seconds in which an address at which nobody was reached is not tried again, doubled by each further failure: calls to
+it would each wait for as long as a connection takes to fail."""
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
+
+
+class _Resting:
+    """The addresses that have failed."""
+
+    def __init__(self) -> None:
+        self._failed: dict[str, tuple[float, float, str]] = {}
+        """Until when, for how long, and why."""
+
+    def check(self, address: str, now: float) -> None:
+        """Refuse an address for a while after it has failed.
+
+        Raises:
+            ConnectionLost: the while is not over; the message has the rest of it, and the failure's reason.
+        """
+        until, _, reason = self._failed.get(address, (now, 0.0, ""))
+        if now < until:
+            raise ConnectionLost(f"{address} is not tried again for {until - now:.1f} s, because it failed: {reason}")
+
+    def failed(self, address: str, now: float, reason: object) -> None:
+        """Nobody was reached there."""
+        self._failed = {place: entry for place, entry in self._failed.items() if now < entry[0] + LONGEST_REST}
+        _, pause, _ = self._failed.get(address, (0.0, FIRST_REST / 2, ""))
+        pause = min(2 * pause, LONGEST_REST)
+        self._failed[address] = now + pause, pause, str(reason)
+
+    def reached(self, address: str) -> None:
+        """Somebody answers there."""
+        self._failed.pop(address, None)
 
 
 class SelectingEndpoint(EndpointContext):
@@ -47,10 +79,12 @@ class SelectingEndpoint(EndpointContext):
     def __init__(self, directory: Path, process: bytes, ways: Sequence[Endpoint], required: str = "") -> None:
         self.address = process.hex()
         self.ways = tuple(ways)
+        self.seals_payloads = any(way.seals_payloads for way in ways)
         self.find: Callable[[str], Awaitable[str]] | None = None
         """Gives the address of a process that is not on this host; raises ConnectionLost where there is none."""
         self._directory = directory
         self._required = required
+        self._resting = _Resting()
         self._closing: set[asyncio.Task[None]] = set()
 
     def viability(self) -> str | None:
@@ -104,7 +138,8 @@ class SelectingEndpoint(EndpointContext):
         """Connect in the first way that works. See `zcactor.transport.base.Endpoint.connect`.
 
         Raises:
-            ConnectionLost: none works, or none that is required; the message has the reason against each.
+            ConnectionLost: none works, or none that is required, or an address that has failed is not tried again yet;
+                the message has the reason against each.
         """
         rejected: dict[str, str] = {}
         for way in self.ways:
@@ -113,7 +148,7 @@ class SelectingEndpoint(EndpointContext):
                 rejected[way.kind] = problem
                 continue
             try:
-                connection = await way.connect(await self._address(address, way.kind))
+                connection = await self._connect(way, await self._address(address, way.kind))
             except ConnectionLost as error:
                 rejected[way.kind] = str(error.args[0])
                 continue
@@ -124,6 +159,20 @@ class SelectingEndpoint(EndpointContext):
             return connection
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in rejected.items())
         raise ConnectionLost(f"process {address} cannot be reached: {reasons}")
+
+    async def _connect(self, way: Endpoint, address: str) -> Connection:
+        """Connect in one way, unless `address` is of another host and has failed a moment ago."""
+        if way.kind == "local":
+            return await way.connect(address)
+        loop = asyncio.get_running_loop()
+        self._resting.check(address, loop.time())
+        try:
+            connection = await way.connect(address)
+        except ConnectionLost as error:
+            self._resting.failed(address, loop.time(), error.args[0])
+            raise
+        self._resting.reached(address)
+        return connection
 
     async def _address(self, process: str, kind: str) -> str:
         if kind == "local":

@@ -37,6 +37,7 @@ class SendBuffer:
     __slots__ = (
         "_blocked",
         "_buffer",
+        "_closed",
         "_head",
         "_lock",
         "_older",
@@ -62,6 +63,7 @@ class SendBuffer:
         self._room = len(self._buffer)  # -1 once nothing more is accepted, which sends `reserve` the slow way
         self._blocked = False  # the resumer is at work; the writer must not overtake it
         self._refused = ""
+        self._closed = False
 
     def reserve(self, nbytes: int) -> tuple[bytearray, int]:
         """Room for `nbytes`: a buffer and the offset in it. A reservation that is never committed costs nothing.
@@ -98,7 +100,13 @@ class SendBuffer:
             return self._buffer, 0
 
     def commit(self, nbytes: int) -> None:
-        """The first `nbytes` of the last reservation are to be sent."""
+        """The first `nbytes` of the last reservation are to be sent.
+
+        Raises:
+            ConnectionLost: `close` was called meanwhile.
+        """
+        if self._closed:
+            raise ConnectionLost(self._refused)
         self._tail += nbytes
 
     def flush(self) -> bool:
@@ -175,6 +183,7 @@ class SendBuffer:
         """Accept nothing more, drop what is pending, and never call `send` again."""
         self.refuse(reason)
         with self._lock:
+            self._closed = True
             self._older.clear()
             self._head = self._tail
             self._spare = None

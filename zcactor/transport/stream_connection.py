@@ -117,6 +117,11 @@ class StreamConnection(Delivering):
         """Whether nobody on the way can read or change the frames."""
         return self._sealed is not None
 
+    @property
+    def seals_payloads(self) -> bool:
+        """See `zcactor.transport.base.Connection`."""
+        return self._sealed is not None
+
     def __repr__(self) -> str:
         state = "closed" if self._lost else "closing" if self._closing else "open"
         return f"<{type(self).__name__} to {self.name}, {state}>"

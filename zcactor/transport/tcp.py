@@ -7,10 +7,11 @@ transport that begins over TCP and goes on by other means overrides it.
 
 Where either side wants it, the socket is a `SealedSocket` from then on: frames can be neither read nor changed on
 their way (`zcactor.transport.sealing`). **Bulk bytes are not encrypted**: arrays go through data sockets by
-sendfile(2), straight from the owner's pages. Only holders of the token can open data sockets, but whoever sits on the
-path can read and change what passes there. Where arrays are secret, isolate the network, use one that encrypts
-(WireGuard, IPsec), or give the endpoint certificates: then every socket of it speaks TLS from its first byte on, data
-sockets included, and the handshake runs inside (`zcactor.transport.tls`). Nothing is sealed in addition.
+sendfile(2), straight from the owner's pages. Whoever sits on the path can read them, and changes them unnoticed only
+where both ends have agreed on less than the default (`zcactor.transport.tcp_sealed`), or where nothing is sealed.
+Where arrays are secret, isolate the network, use one that encrypts (WireGuard, IPsec), or give the endpoint
+certificates: then every socket of it speaks TLS from its first byte on, data sockets included, and the handshake runs
+inside (`zcactor.transport.tls`). Nothing is sealed in addition.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import mmap
 import os
 import re
 import secrets
@@ -34,18 +36,29 @@ from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.auth import Handshake, Hello, Purpose, Status
 from zcactor.transport.base import Connection, PeerInfo
 from zcactor.transport.endpoints import ListeningEndpoint
-from zcactor.transport.greeting import answering, introduce, receive_exactly, send_all, shake_hands
+from zcactor.transport.greeting import (
+    answering,
+    binding_of,
+    introduce,
+    progressed,
+    receive_exactly,
+    send_all,
+    shake_hands,
+)
 from zcactor.transport.listener import Listener
 from zcactor.transport.liveness import tune
-from zcactor.transport.sealing import REMEDY, SealedSocket, key_exchange
+from zcactor.transport.sealing import REMEDY, Integrity, SealedSocket, can_seal, key_exchange
 from zcactor.transport.tcp_connection import TcpConnection
 from zcactor.transport.tcp_data import KEY_NBYTES
+from zcactor.transport.tcp_sealed import DataSeal, SealedChannel
 from zcactor.transport.tcp_serve import DataServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zcactor.transport.sealing import KeyExchange
+    from zcactor.transport.base import Receiver
+    from zcactor.transport.sealing import KeyExchange, Seals
+    from zcactor.transport.tcp_data import Channel
     from zcactor.transport.tls import Tls
 
 __all__ = ["TcpEndpoint", "parse_address"]
@@ -110,12 +123,14 @@ class TcpEndpoint(ListeningEndpoint):
         port: where to listen; 0 lets the system choose.
         sealing: whether frames are to be sealed, whatever the peer wants. Where it is False they are sealed if the peer
             wants that, so both ends need the package ``cryptography``, of the extra ``cluster``.
+        integrity: what besides frames is authenticated, where they are sealed; the peer's wish counts, too.
         tls: has all that is sent and received encrypted; peers must have it as well. `sealing` means nothing then.
 
     Attributes:
         address: what a peer passes to `connect`; empty until `start`.
-        authorize: ``authorize(process, object_id, offset, nbytes)``: whether that peer may pull these bytes, which lie
-            inside the arena. Called from serving threads, under no lock. By default it may.
+        authorize: ``authorize(receiver, object_id, offset, nbytes)``: what keeps these bytes, which lie inside the
+            arena, while they are sent to the peer of that receiver's connection; nothing (or False) where the peer may
+            not have them. Called from serving threads, under no lock. By default everybody may have everything.
 
     Raises:
         ValueError: `process` has not 16 bytes, `host` is no IP address or a wildcard, or an arena is given without its
@@ -136,17 +151,21 @@ class TcpEndpoint(ListeningEndpoint):
         *,
         port: int = 0,
         sealing: bool = False,
+        integrity: Integrity = Integrity.AUTO,
         tls: Tls | None = None,
     ) -> None:
         super().__init__(process, token, arena_fd, arena_nbytes, recv_depth, eager_limit)
         place = ipaddress.ip_address(host)
         if place.is_unspecified or "%" in host:
             raise ValueError(f"{host} is a wildcard or has a scope: peers need an address that leads to this host")
-        self.authorize: Callable[[bytes, int, int, int], bool] = _anything
+        self.authorize: Callable[[Receiver | None, int, int, int], object] = _anything
         self._host = str(place)
         self._port = port
         self._sealing = sealing and tls is None
+        self._integrity = integrity
         self._tls = tls
+        self.seals_payloads = tls is None and can_seal()  # a peer's wish is enough
+        self._mapped: memoryview | None = None
         self._exchange: Callable[[], KeyExchange | None] = key_exchange
         # by the key that a data socket shows; each is its connection's
         self._servers: weakref.WeakValueDictionary[bytes, DataServer] = weakref.WeakValueDictionary()
@@ -182,7 +201,7 @@ class TcpEndpoint(ListeningEndpoint):
             self._accepted = accepted
             self._port = sock.getsockname()[1]
             self.address = _written(self.process.hex(), self._host, self._port)
-            self._listener = Listener(sock, self._greet)
+            self._listener = Listener(sock, self._greet, source=_source_of)
             undo.pop_all()
 
     async def connect(self, address: str) -> Connection:
@@ -191,17 +210,21 @@ class TcpEndpoint(ListeningEndpoint):
         Cancelling closes the socket; the peer sees a connection that ended, or an accepted one that is lost at once.
 
         Raises:
-            ConnectionLost: `address` is malformed, nobody listens there, the peer went away, has too many pending
-                handshakes, or did not answer within 5 s. The message names the address and the reason.
+            ConnectionLost: `address` is malformed, nobody listens there, the peer went away, said nothing for 5 s, took
+                30 s in all, or had no place for another handshake for as long. The message names the address and the
+                reason.
             AuthenticationError: the peer refused us, does not hold the token, or is not the process named by `address`;
                 or frames are to be sealed and one side cannot, and the message says which; or a certificate is not
                 accepted.
             VersionMismatch: the peer speaks another protocol or Python version.
             ProtocolError: what answers there does not speak zcactor's protocol, or only one of the ends speaks TLS.
         """
-        sock, hello = await self._introduce(address, Purpose.PEER)
+        return await self._admitted(lambda: self._connect(address))
+
+    async def _connect(self, address: str) -> Connection:
         async with answering(address, "over TCP"):
-            return await self._make_connection(sock, hello, accepting=False)
+            sock, handshake = await self._introduce(address, Purpose.PEER)
+            return await self._make_connection(sock, handshake.peer, accepting=False)
 
     # ---- for transports that begin over TCP
 
@@ -228,7 +251,10 @@ class TcpEndpoint(ListeningEndpoint):
             undo.enter_context(sock)
             key = secrets.token_bytes(KEY_NBYTES)
             make = self._connection_class()
-            server = DataServer(hello.process, self._arena_fd, self._arena_nbytes, self._authorized, make.channel)
+            seals = sock.seals if isinstance(sock, SealedSocket) else None
+            server = DataServer(
+                hello.process, self._arena_fd, self._arena_nbytes, self._authorized, make.channel, seals, self._bytes
+            )
             self._servers[key] = server  # before the peer knows the key
             await send_all(sock, self._link(key))
             peer_key, place, port = _LINK.unpack(await receive_exactly(sock, _LINK.size))
@@ -242,7 +268,7 @@ class TcpEndpoint(ListeningEndpoint):
                 recv_depth=recv_depth,
                 eager_limit=eager_limit,
                 where=f" at {sock.getpeername()[0]}",
-                connect_data=lambda: self._connect_data(address, peer_key),
+                connect_data=lambda: self._connect_data(address, peer_key, seals),
                 server=server,
             )
             undo.pop_all()
@@ -261,11 +287,18 @@ class TcpEndpoint(ListeningEndpoint):
 
     # ---- the handshake
 
-    def _handshake(self, purpose: Purpose, *, accepting: bool) -> Handshake:
-        hello = msgspec.structs.replace(self._hello(purpose), seals=self._sealing and purpose is Purpose.PEER)
-        return Handshake(self._token, hello, accepting=accepting, exchange=self._exchange)
+    def _handshake(self, sock: socket.socket, purpose: Purpose, *, accepting: bool) -> Handshake:
+        hello = msgspec.structs.replace(
+            self._hello(purpose), seals=self._sealing and purpose is Purpose.PEER, integrity=self._integrity,
+            rdma=self._may_use_rdma(),
+        )  # fmt: skip
+        return Handshake(self._token, hello, accepting=accepting, exchange=self._exchange, binding=binding_of(sock))
 
-    async def _introduce(self, address: str, purpose: Purpose) -> tuple[socket.socket, Hello]:
+    def _may_use_rdma(self) -> bool:
+        """Whether a connection may go on by RDMA, as far as this end allows."""
+        return False
+
+    async def _introduce(self, address: str, purpose: Purpose) -> tuple[socket.socket, Handshake]:
         """Connect and shake hands; the socket is the caller's."""
         process, host, port = parse_address(address)
         with contextlib.ExitStack() as undo:
@@ -273,16 +306,17 @@ class TcpEndpoint(ListeningEndpoint):
                 sock = undo.enter_context(_new_socket(host))
                 tune(sock)
                 await asyncio.get_running_loop().sock_connect(sock, (host, port))
+                progressed()
                 if sock.getsockname() == sock.getpeername():
                     # where nobody listens, TCP connects a socket to itself if its own port happens to be that one
                     raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
                 if self._tls is not None:
                     sock = undo.enter_context(await self._tls.connect(sock))
-                handshake = self._handshake(purpose, accepting=False)
-                hello = await introduce(sock, handshake, process)
+                handshake = self._handshake(sock, purpose, accepting=False)
+                await introduce(sock, handshake, process)
                 sock = self._sealed(sock, handshake)
             undo.pop_all()
-        return sock, hello
+        return sock, handshake
 
     async def _greet(self, sock: socket.socket) -> None:
         """The accepting side of `connect` and of `_connect_data`; owns `sock`."""
@@ -291,13 +325,13 @@ class TcpEndpoint(ListeningEndpoint):
             tune(sock)
             if self._tls is not None:
                 sock = undo.enter_context(await self._tls.accept(sock))
-            handshake = self._handshake(Purpose.PEER, accepting=True)
+            handshake = self._handshake(sock, Purpose.PEER, accepting=True)
             await shake_hands(sock, handshake)
             hello = handshake.peer
             if hello.purpose is Purpose.NAME:  # it has learned it
                 return
             if hello.purpose is Purpose.DATA:
-                await self._adopt(sock, hello)
+                await self._adopt(sock, hello, handshake.transcript)
             elif hello.purpose is not Purpose.PEER:
                 raise ProtocolError(f"nobody connects over TCP for {hello.purpose.name}")
             else:
@@ -317,16 +351,28 @@ class TcpEndpoint(ListeningEndpoint):
 
     # ---- data sockets
 
-    def _authorized(self, process: bytes, object_id: int, offset: int, nbytes: int) -> bool:
-        return self.authorize(process, object_id, offset, nbytes)
+    def _authorized(self, receiver: Receiver | None, object_id: int, offset: int, nbytes: int) -> object:
+        return self.authorize(receiver, object_id, offset, nbytes)
 
     def _link(self, key: bytes) -> bytes:
         listening = self._listener is not None and not self._listener.closed
         return _LINK.pack(key, _packed(self._host), self._port if listening else 0)
 
-    async def _connect_data(self, address: str, key: bytes) -> socket.socket:
-        """A data socket to the peer that listens at `address`, for the connection to which it gave us `key`."""
-        sock, _ = await self._introduce(address, Purpose.DATA)
+    def _bytes(self) -> memoryview:
+        """The arena's. Mapped once, by whoever needs them first, apart from the process's own mapping: a thread may
+        still read when that one goes."""
+        if self._mapped is None:
+            fd = -1 if self._arena_fd is None else self._arena_fd
+            self._mapped = memoryview(mmap.mmap(fd, self._arena_nbytes or 1, prot=mmap.PROT_READ))
+        return self._mapped
+
+    async def _connect_data(self, address: str, key: bytes, seals: Seals | None) -> Channel:
+        """A data socket to the peer that listens at `address`, for the connection to which it gave us `key`, and which
+        has these seals."""
+        return await self._admitted(lambda: self._ask_for_data(address, key, seals))
+
+    async def _ask_for_data(self, address: str, key: bytes, seals: Seals | None) -> Channel:
+        sock, handshake = await self._introduce(address, Purpose.DATA)
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
             async with answering(address, "over TCP"):
@@ -334,23 +380,36 @@ class TcpEndpoint(ListeningEndpoint):
                 status = await receive_exactly(sock, 1)
             if status[0] != Status.OK:
                 raise ConnectionLost(f"process {address} has no connection to this one any more", maybe_executed=True)
+            if seals is None:
+                channel = self._connection_class().channel(sock)
+            else:
+                channel = SealedChannel(sock, DataSeal.of(seals, handshake.transcript + key))
             undo.pop_all()
-        return sock
+        return channel
 
-    async def _adopt(self, sock: socket.socket, hello: Hello) -> None:
-        server = self._servers.get(await receive_exactly(sock, KEY_NBYTES))
+    async def _adopt(self, sock: socket.socket, hello: Hello, transcript: bytes) -> None:
+        key = await receive_exactly(sock, KEY_NBYTES)
+        server = self._servers.get(key)
         if server is None or server.process != hello.process or server.full:
             with contextlib.suppress(OSError):  # the reason for closing is the one being raised
                 sock.send(bytes((Status.AUTH,)))
             raise ProtocolError(f"process {hello.process.hex()} wants a data socket and has no connection for it")
         await send_all(sock, bytes((Status.OK,)))
-        server.adopt(sock)
+        server.adopt(sock, transcript + key)
 
 
-def _anything(process: bytes, object_id: int, offset: int, nbytes: int) -> bool:
+def _anything(receiver: Receiver | None, object_id: int, offset: int, nbytes: int) -> object:
     """The default of `TcpEndpoint.authorize`."""
-    del process, object_id, offset, nbytes
+    del receiver, object_id, offset, nbytes
     return True
+
+
+def _source_of(sock: socket.socket) -> str | None:
+    """The IP address that a connection comes from; None where it has ended already."""
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:
+        return None
 
 
 def _packed(host: str) -> bytes:

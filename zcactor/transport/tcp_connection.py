@@ -9,7 +9,8 @@ import termios
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport.liveness import Liveness
+from zcactor.transport.liveness import Liveness, received
+from zcactor.transport.sealing import Integrity
 from zcactor.transport.stream_connection import StreamConnection
 from zcactor.transport.tcp_data import Channel
 from zcactor.transport.tcp_pull import DataPuller
@@ -33,11 +34,12 @@ _LAST_LOOK: Final = 0.05
 class TcpConnection(StreamConnection):
     """A connected and authenticated TCP socket. Satisfies `zcactor.transport.base.Connection`.
 
-    Frames are sealed where the socket is a `zcactor.transport.sealing.SealedSocket`; what is pulled is not. Where all
-    is to be encrypted there is `zcactor.transport.tls_connection.TlsConnection`.
+    Frames are sealed where the socket is a `zcactor.transport.sealing.SealedSocket`; what is pulled is not encrypted,
+    and authenticated as both ends have agreed. Where all is to be encrypted there is
+    `zcactor.transport.tls_connection.TlsConnection`.
 
     Args, beside those of `StreamConnection`, which raises the same:
-        connect_data: gives a data socket to the peer, authenticated and blocking or not; what `pull` opens.
+        connect_data: gives a data socket to the peer; what `pull` opens.
         server: answers the peer's pulls; belongs to the connection from here.
     """
 
@@ -46,7 +48,7 @@ class TcpConnection(StreamConnection):
     tls: ClassVar[bool] = False
     """Whether nobody on the way can read or change what is pulled either."""
     channel: ClassVar[type[Channel]] = Channel
-    """What a data socket becomes."""
+    """What a data socket becomes, where frames are not sealed."""
     mapping: Mapping | None = None
     """None: the arena of another host cannot be mapped."""
     writable_mapping: Mapping | None = None
@@ -59,15 +61,16 @@ class TcpConnection(StreamConnection):
         recv_depth: int,
         eager_limit: int,
         where: str,
-        connect_data: Callable[[], Awaitable[socket.socket]],
+        connect_data: Callable[[], Awaitable[Channel]],
         server: DataServer,
     ) -> None:
         super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, where=where)
-        self._puller = DataPuller(self.name, connect_data, self.channel)
+        self._puller = DataPuller(self.name, connect_data, self._lose)
         self._server = server
         self._liveness: Liveness | None = None
 
     def _begin(self, receiver: Receiver) -> None:
+        self._server.receiver = receiver
         super()._begin(receiver)
         self._liveness = Liveness(self._sock, self._loop, lambda how: self._lose(self._ended(how)))
 
@@ -82,6 +85,18 @@ class TcpConnection(StreamConnection):
         if writable:
             raise LookupError(f"the arena of {self.name} cannot be mapped: pull from it")
         return 0
+
+    @property
+    def heard(self) -> int | None:
+        """The bytes that have come; see `zcactor.transport.base.Connection`."""
+        return None if self._lost else received(self._sock)
+
+    @property
+    def integrity(self) -> str:
+        """What besides frames nobody on the way can change unnoticed; see `zcactor.transport.base.Connection`."""
+        if self._sealed is None:
+            return "none"
+        return "frames" if self._sealed.seals.integrity is Integrity.FRAMES else "arrays"
 
     async def open_writable(self) -> None:
         """Never needed here.
@@ -105,7 +120,8 @@ class TcpConnection(StreamConnection):
         Raises:
             ConnectionLost: the connection has ended, or the peer cannot be reached for a data socket.
             ObjectLost: the peer does not have them any more.
-            ProtocolError: the range does not lie inside the peer's arena.
+            ProtocolError: the range does not lie inside the peer's arena; or what came is not from the peer, and the
+                connection ends for the same reason.
         """
         if self._lost:
             raise ConnectionLost(f"the connection to {self.name} is closed")

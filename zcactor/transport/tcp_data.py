@@ -1,8 +1,9 @@
 """Bulk bytes over TCP: what is said on a data socket, and the socket itself.
 
 Control frames and bulk bytes never share a socket. On a data socket the puller sends requests of a fixed size and the
-owner answers each one, in order, by a status byte and, where that is `Answer.OK`, the bytes. Both ends work in threads
-with blocking calls that hold no interpreter lock, so neither end's event loop notices.
+owner answers each one, in order, by a status byte and, where that is `Answer.OK`, the bytes. Where the connection's
+frames are sealed, tags go with them (`zcactor.transport.tcp_sealed`). Both ends work in threads with blocking calls
+that hold no interpreter lock, so neither end's event loop notices.
 
 A data socket belongs to a connection, which the puller names by a key of 16 random bytes that the owner gave it there.
 When the connection ends the owner resets its data sockets: bytes that the network has not taken yet are dropped, not
@@ -57,11 +58,19 @@ class Channel:
         self._lock = threading.Lock()
         self._ended = False
         self._closed = False
+        self._offset = self._nbytes = 0  # of the last request
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLRDHUP)
+        self._poll_in = select.poll()
+        self._poll_in.register(sock.fileno(), select.POLLIN | select.POLLRDHUP)
 
     lasts: ClassVar[float] = float("inf")
     """Bytes that a channel may carry in one direction; after so many a new one is to take its place."""
+
+    @property
+    def worn(self) -> bool:
+        """Whether a new one is to take its place for another reason."""
+        return False
 
     def _be_patient(self, sock: socket.socket) -> None:
         """Have calls block, for `PATIENCE` seconds."""
@@ -107,8 +116,87 @@ class Channel:
             filled += received
         return True
 
+    def wait(self, seconds: float) -> bool:
+        """Whether there is something to receive, the stream's end included, within so many seconds."""
+        return bool(self._poll_in.poll(seconds * 1000))
+
     def _receive_into(self, view: memoryview) -> int:
         return self.sock.recv_into(view, len(view), socket.MSG_WAITALL)
+
+    def receive_whole(self, view: memoryview) -> None:
+        """Fill `view`, which something is due for.
+
+        Raises:
+            OSError: as `receive`, and where the stream has ended before.
+        """
+        if not self.receive(view):
+            raise ConnectionResetError("the other end closed the data socket")
+
+    # ---- what is said; the puller asks and then takes, the owner is asked and then gives or refuses
+
+    def ask(self, object_id: int, offset: int, nbytes: int, *, authenticate: bool) -> None:
+        """Ask the owner for bytes of its arena.
+
+        Args:
+            object_id: of whose object.
+            offset, nbytes: where they lie.
+            authenticate: whether they are to come with tags whatever was agreed for arrays. Without keys there are
+                none.
+
+        Raises:
+            OSError: as `send`.
+        """
+        del authenticate
+        self.send(REQUEST.pack(object_id, offset, nbytes))
+
+    def answered(self) -> bool:
+        """Whether the owner gives the bytes, which `take` must take then.
+
+        Raises:
+            OSError: as `receive_whole`.
+        """
+        answer = bytearray(1)
+        self.receive_whole(memoryview(answer))
+        return answer[0] == Answer.OK
+
+    def take(self, view: memoryview) -> None:
+        """Fill `view` with the bytes that were asked for, as many.
+
+        Raises:
+            OSError: as `receive_whole`.
+        """
+        self.receive_whole(view)
+
+    def asked(self) -> tuple[int, int, int] | None:
+        """The next request: object id, offset, bytes. None when the puller wants nothing more.
+
+        Raises:
+            OSError: as `receive`.
+        """
+        request = bytearray(REQUEST.size)
+        if not self.receive(memoryview(request)):
+            return None
+        object_id, self._offset, self._nbytes = REQUEST.unpack(request)
+        return object_id, self._offset, self._nbytes
+
+    def refuse(self) -> None:
+        """Answer that there are no such bytes.
+
+        Raises:
+            OSError: as `send`.
+        """
+        self.send(bytes((Answer.REFUSED,)))
+
+    def give(self, fd: int) -> None:
+        """Answer by the bytes that were asked for, from the file `fd`.
+
+        Raises:
+            OSError: as `send_file`.
+        """
+        self.send(bytes((Answer.OK,)), more=True)
+        self.send_file(fd, self._offset, self._nbytes)
+
+    # ---- the end
 
     def check_alive(self) -> None:
         """Make sure that the other end had not closed the socket when the last bytes were received.

@@ -1,7 +1,8 @@
 """The puller's side of bulk bytes over TCP: data sockets, one at first, and pulls that share them.
 
-Each data socket has a thread, which receives straight into the memory that the bytes are for. A pull that is given up
-ends its socket, so that the thread cannot go on; the memory is held until the thread has noticed.
+While bytes come on a data socket a thread of the process's crew (`zcactor.transport.crew`) receives them straight into
+the memory that they are for. A pull that is given up ends its socket, so that the thread cannot go on; the memory is
+held until the thread has noticed. A data socket that nobody has used for a while is closed.
 """
 
 from __future__ import annotations
@@ -9,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import queue
 import threading
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from zcactor.errors import ConnectionLost, ObjectLost
-from zcactor.transport.tcp_data import REQUEST, Answer, Channel
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
+from zcactor.transport import crew
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Awaitable, Callable, Iterator
 
     from zcactor.transport.base import RemoteRegion
+    from zcactor.transport.tcp_data import Channel
 
 __all__ = ["DataPuller"]
 
@@ -38,18 +38,9 @@ up: the system breaks it when this process is stopped for some seconds. And how 
 may have too many handshakes to do for the moment."""
 PAUSE: Final = 0.25
 """Seconds until a socket that could not be had is asked for again."""
-
-
-class _Job(msgspec.Struct, eq=False):
-    """A request, and the memory that its bytes go to."""
-
-    object_id: int
-    offset: int
-    nbytes: int
-    address: int
-    keep: object
-    done: asyncio.Future[bool]
-    """Whether the owner sent them; an `OSError` when the socket broke."""
+IDLE: Final = 20.0
+"""Seconds between two looks at data sockets that nobody uses: one that lay idle from one look to the next is closed. So
+it ends before the owner's patience does (`zcactor.transport.tcp_data.PATIENCE`)."""
 
 
 class _Destination(msgspec.Struct, eq=False):
@@ -61,28 +52,41 @@ class _Destination(msgspec.Struct, eq=False):
 
 
 class _Stream:
-    """A data socket and its thread. Its methods are called on the loop's thread."""
+    """A data socket, and a thread of the process's crew while bytes come. Called on the loop's thread."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._received = 0
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._working = False  # whether a thread has the channel; who finds it False when all is over closes it
         self.usable = True
         """Whether the next request can be sent."""
-        threading.Thread(target=self._run, name="zcactor data puller", daemon=True).start()
+        self.rested = False
+        """Whether nothing was asked of it for some time."""
 
-    async def fetch(self, object_id: int, offset: int, nbytes: int, start: int, destination: _Destination) -> bool:
-        """Whether the owner sent the bytes, which go to `start` of the destination. Cancelling ends the stream; the
-        memory is held until its thread has ended.
+    async def fetch(self, region: RemoteRegion, start: int, nbytes: int, destination: _Destination) -> bool:
+        """Whether the owner sent `nbytes` of the region from `start` on, which go to the same place of the destination.
+        Cancelling ends the stream; the memory is held until its thread has ended.
 
         Raises:
             OSError: the stream broke or was ended.
+            ProtocolError: the owner, or somebody on the way, sent what it should not.
+            NoThread: the system has no thread left.
+            Exception: whatever else was raised in the thread.
         """
         done: asyncio.Future[bool] = self._loop.create_future()
-        self._jobs.put(_Job(object_id, offset, nbytes, destination.address + start, destination.keep, done))
+        work = _Work(self, done, region, start, nbytes, destination.address + start, destination.keep)
         fetched = False
         try:
+            with self._lock:
+                self._working = True
+            try:
+                crew.run(work)
+            except crew.NoThread:
+                self._working = False
+                raise
+            del work
             answer = await done
             fetched = True
             self._received += nbytes
@@ -94,55 +98,77 @@ class _Stream:
     @property
     def worn(self) -> bool:
         """Whether it has carried as much as its channel lasts."""
-        return self._received >= self._channel.lasts
+        return self._received >= self._channel.lasts or self._channel.worn
 
     def end(self) -> None:
-        """Let the thread end, at once. Idempotent."""
-        if self.usable:
+        """Have its thread return, at once, and close it. Idempotent."""
+        with self._lock:
             self.usable = False
-            self._channel.end()
-            self._jobs.put(None)
+            if self._working:
+                self._channel.end()
+            else:
+                self._channel.close()
 
     def abandon(self) -> None:
         """In a forked child, which has no such thread."""
         self._channel.abandon()
 
-    def _finish(self, job: _Job, answer: bool, error: OSError | None) -> None:
-        job.keep = None  # the thread's exception has a frame that holds the job
-        if job.done.done():
-            return  # given up
-        if error is None:
-            job.done.set_result(answer)
-        else:
-            job.done.set_exception(error)
-
     # ---- in the thread
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            answer, broken = False, None
-            try:
-                answer = self._fetch(job)
-            except OSError as error:
-                broken = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                self._loop.call_soon_threadsafe(self._finish, job, answer, broken)
-            job = broken = None  # not held while this waits
-        self._channel.close()
+    def receive(self, region: RemoteRegion, start: int, nbytes: int, address: int) -> bool:
+        """Whether the owner gave the bytes, which are at `address` then.
 
-    def _fetch(self, job: _Job) -> bool:
+        Raises:
+            OSError, ProtocolError: as `fetch`.
+        """
         channel = self._channel
-        channel.send(REQUEST.pack(job.object_id, job.offset, job.nbytes))
-        answer = bytearray(1)
-        if not channel.receive(memoryview(answer)):
-            raise ConnectionResetError("the owner closed the data socket")
-        if answer[0] != Answer.OK:
+        channel.ask(region.object_id, region.offset + start, nbytes, authenticate=region.authenticate)
+        if not channel.answered():
             return False
-        destination = memoryview((ctypes.c_char * job.nbytes).from_address(job.address)).cast("B")
-        if not channel.receive(destination):
-            raise ConnectionResetError("the owner closed the data socket")
+        channel.take(memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B"))
         channel.check_alive()
         return True
+
+    def leave(self, done: asyncio.Future[bool], answer: bool, error: BaseException | None) -> None:
+        """The thread is done with the channel: tell how that went."""
+        with self._lock:
+            self._working = False
+            if not self.usable:
+                self._channel.close()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(_finish, done, answer, error)
+
+
+class _Work:
+    """One request, to be called in a thread. Holds the memory that its bytes go to until they have come or cannot."""
+
+    def __init__(
+        self, stream: _Stream, done: asyncio.Future[bool], region: RemoteRegion, start: int, nbytes: int, address: int,
+        keep: object,
+    ) -> None:  # fmt: skip
+        self._stream = stream
+        self._done = done
+        self._wanted = region, start, nbytes, address
+        self._keep = keep
+
+    def __call__(self) -> None:
+        answer, failure = False, None
+        try:
+            answer = self._stream.receive(*self._wanted)
+        except BaseException as error:
+            failure = error
+        self._keep = None  # the frames of the exception hold this
+        self._stream.leave(self._done, answer, failure)
+        failure = None  # its traceback has this frame
+
+
+def _finish(done: asyncio.Future[bool], answer: bool, error: BaseException | None) -> None:
+    if done.done():
+        return  # given up
+    if error is None:
+        done.set_result(answer)
+    else:
+        done.set_exception(error)
 
 
 class DataPuller:
@@ -151,16 +177,17 @@ class DataPuller:
     Args:
         name: the peer, for messages.
         connect: gives a data socket, connected and authenticated, that is the puller's from there.
-        channel: what a data socket becomes.
+        violated: called with what a data socket raised because of what came on it that should not; the pull raises it
+            afterwards.
     """
 
     def __init__(
         self,
         name: str,
-        connect: Callable[[], Awaitable[socket.socket]],
-        channel: Callable[[socket.socket], Channel] = Channel,
+        connect: Callable[[], Awaitable[Channel]],
+        violated: Callable[[ProtocolError], None] = lambda _: None,
     ) -> None:
-        self._channel = channel
+        self._violated = violated
         self._name = name
         self._connect = connect
         self._turns = asyncio.Semaphore(STREAMS)
@@ -168,6 +195,8 @@ class DataPuller:
         self._idle: list[_Stream] = []
         self._pulls: set[asyncio.Timeout] = set()
         self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._look: asyncio.TimerHandle | None = None  # at those that lie idle, where there are any
 
     async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
         """As `Connection.pull`; the bounds have been checked. Cancelling leaves other pulls alone.
@@ -175,6 +204,7 @@ class DataPuller:
         Raises:
             ConnectionLost: `close` was called, or the owner cannot be reached.
             ObjectLost: the owner refused.
+            ProtocolError: what came is not from the owner.
             AuthenticationError: another process answers at the owner's address.
         """
         if self._closed:
@@ -196,8 +226,12 @@ class DataPuller:
         self._closed = True
         for interruption in self._pulls:
             interruption.reschedule(0)
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
         for stream in self._idle:
             stream.end()
+            self._streams.discard(stream)
         self._idle.clear()
 
     def abandon(self) -> None:
@@ -239,7 +273,12 @@ class DataPuller:
                 reused = bool(self._idle)
                 stream = self._idle.pop() if reused else await self._open()
                 try:
-                    answer = await stream.fetch(region.object_id, region.offset + start, nbytes, start, destination)
+                    answer = await stream.fetch(region, start, nbytes, destination)
+                except ProtocolError as error:
+                    self._violated(error)
+                    raise
+                except crew.NoThread as error:
+                    raise ConnectionLost(f"no thread is left to pull from {self._name}") from error
                 except OSError as error:
                     # one that lay idle may have been closed by the owner; the others are soon used up
                     attempts -= not reused
@@ -255,16 +294,11 @@ class DataPuller:
                 return
 
     async def _open(self) -> _Stream:
-        sock = await self._socket()
-        try:
-            stream = _Stream(self._channel(sock))
-        except RuntimeError as error:
-            sock.close()
-            raise ConnectionLost(f"no thread is left to pull from {self._name}") from error
+        stream = _Stream(await self._socket())
         self._streams.add(stream)
         return stream
 
-    async def _socket(self) -> socket.socket:
+    async def _socket(self) -> Channel:
         for _ in range(ATTEMPTS - 1):
             try:
                 return await self._connect()
@@ -276,9 +310,21 @@ class DataPuller:
         if self._closed or stream.worn:
             stream.end()
         if stream.usable:
+            stream.rested = False
             self._idle.append(stream)
+            if self._look is None:
+                self._look = self._loop.call_later(IDLE, self._look_at_idle)
         else:
             self._streams.discard(stream)
+
+    def _look_at_idle(self) -> None:
+        for stream in self._idle:
+            if stream.rested:
+                stream.end()
+                self._streams.discard(stream)
+            stream.rested = True
+        self._idle = [stream for stream in self._idle if stream.usable]
+        self._look = self._loop.call_later(IDLE, self._look_at_idle) if self._idle else None
 
 
 def _pieces(nbytes: int) -> Iterator[tuple[int, int]]:

@@ -12,9 +12,12 @@ themselves how long they are, and a connection's end is a loss whoever caused it
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
+import hashlib
 import os
+import re
 import socket
 import ssl
 import stat
@@ -34,6 +37,8 @@ __all__ = ["BadTls", "RefusedTls", "Tls", "TlsSocket", "load_tls"]
 
 _HANDSHAKE: Final = b"\x16"
 """The first byte of a record with messages of the handshake (RFC 8446, 5.1)."""
+_PEM: Final = re.compile(rb"-----BEGIN (X509 |TRUSTED |)CERTIFICATE-----([^-]*)-----END ")
+"""A certificate among whatever else is there (RFC 7468), in a form that OpenSSL takes."""
 _ABOUT_CERTIFICATES: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR")
 """What the names of alerts contain that are about certificates (RFC 8446, 6.2)."""
 
@@ -63,6 +68,8 @@ class TlsSocket(ssl.SSLSocket):
         made._turn = threading.Lock()
         return made
 
+    certificate: bytes
+    """This process's own, in DER."""
     _turn: threading.Lock  # one operation at a time: what OpenSSL knows of a connection has no lock of its own
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
@@ -92,6 +99,14 @@ class TlsSocket(ssl.SSLSocket):
     def shutdown(self, how: int) -> None:
         """Of the stream below: other threads' calls return. Unlike its base's it does not go on without TLS."""
         socket.socket.shutdown(self, how)
+
+    def binding(self) -> bytes:
+        """What names this very stream, the same at both ends: the hash of the acceptor's certificate and that of the
+        connector's, as this end sees them (RFC 5929, 4, with SHA-256 for all). Once the handshake is done."""
+        theirs = self.getpeercert(binary_form=True)
+        assert theirs is not None  # no handshake succeeds without
+        hashes = [hashlib.sha256(one).digest() for one in (self.certificate, theirs)]
+        return b"".join(hashes if self.server_side else reversed(hashes))
 
     async def shake_hands(self) -> None:
         """Do the handshake. Cancelling leaves no watch behind; the socket is of no use then.
@@ -154,6 +169,8 @@ class Tls:
 
     client: ssl.SSLContext
     server: ssl.SSLContext
+    certificate: bytes
+    """The one that both show, in DER. Not what the file holds by now."""
 
     async def connect(self, sock: socket.socket) -> TlsSocket:
         """Speak TLS on `sock`, connected and non-blocking, which belongs to the result from here. Cancelling closes it.
@@ -189,6 +206,7 @@ class Tls:
             undo.enter_context(sock)
             wrapped = context.wrap_socket(sock, server_side=accepting, do_handshake_on_connect=False)
             assert isinstance(wrapped, TlsSocket)
+            wrapped.certificate = self.certificate
             undo.enter_context(wrapped)
             await wrapped.shake_hands()
             undo.pop_all()
@@ -209,29 +227,46 @@ def load_tls(folder: Path) -> Tls:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.sslsocket_class = TlsSocket
-        _load(context, folder)
-    return Tls(client, server)
-
-
-def _load(context: ssl.SSLContext, folder: Path) -> None:
     with contextlib.ExitStack() as undo:
-        # what is checked is what is loaded, whatever happens to the names meanwhile
+        # what is checked is what is loaded, whatever happens to the names and the files meanwhile
         ca, cert, key = (_open(folder, name, undo) for name in ("ca.pem", "cert.pem", "key.pem"))
         check_private("the key", folder / "key.pem", os.fstat(key), "make another")
-        try:
-            context.load_verify_locations(f"/proc/self/fd/{ca}")
-        except ssl.SSLError as error:
-            raise AuthenticationError(
-                f"{folder}/ca.pem holds no certificates in PEM: {error.reason or error}; copy the CA's there"
-            ) from error
-        try:
-            # an empty password, so that nobody is asked for one
-            context.load_cert_chain(f"/proc/self/fd/{cert}", f"/proc/self/fd/{key}", "")
-        except ssl.SSLError as error:
-            raise AuthenticationError(
-                f"{folder}: cert.pem and key.pem are no certificate and its key, in PEM and not encrypted: "
-                f"{error.reason or error}; make both anew, and have the CA sign the certificate"
-            ) from error
+        with open(cert, "rb", closefd=False) as file:
+            chain = file.read()
+        copy = os.memfd_create("zcactor-cert", os.MFD_CLOEXEC)
+        undo.callback(os.close, copy)
+        os.write(copy, chain)
+        for context in (client, server):
+            _load(context, folder, ca, copy, key)
+    return Tls(client, server, _first(chain, folder))
+
+
+def _first(chain: bytes, folder: Path) -> bytes:
+    """The first certificate of a chain in PEM that OpenSSL has taken, in DER."""
+    found = _PEM.search(chain)
+    if found is None or found[1] == b"TRUSTED ":  # the latter has more in it than was signed
+        raise AuthenticationError(
+            f"{folder}/cert.pem does not begin with a plain certificate (BEGIN CERTIFICATE); write it as one: openssl "
+            "x509 -in cert.pem"
+        )
+    return base64.b64decode(found[2])
+
+
+def _load(context: ssl.SSLContext, folder: Path, ca: int, cert: int, key: int) -> None:
+    try:
+        context.load_verify_locations(f"/proc/self/fd/{ca}")
+    except ssl.SSLError as error:
+        raise AuthenticationError(
+            f"{folder}/ca.pem holds no certificates in PEM: {error.reason or error}; copy the CA's there"
+        ) from error
+    try:
+        # an empty password, so that nobody is asked for one
+        context.load_cert_chain(f"/proc/self/fd/{cert}", f"/proc/self/fd/{key}", "")
+    except ssl.SSLError as error:
+        raise AuthenticationError(
+            f"{folder}: cert.pem and key.pem are no certificate and its key, in PEM and not encrypted: "
+            f"{error.reason or error}; make both anew, and have the CA sign the certificate"
+        ) from error
 
 
 def _open(folder: Path, name: str, undo: contextlib.ExitStack) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from zcactor.transport import tcp_data
 from zcactor.transport.tcp_connection import TcpConnection
 from zcactor.transport.tcp_data import Channel
+from zcactor.transport.tls import TlsSocket
 
 if TYPE_CHECKING:
     import socket
@@ -54,6 +55,11 @@ class TlsChannel(Channel):
         while at < end:
             at += self.sock.send(view[at : at + PIECE_NBYTES])
 
+    def wait(self, seconds: float) -> bool:
+        """See `Channel.wait`. What was decrypted and not asked for is not told by the descriptor."""
+        assert isinstance(self.sock, TlsSocket)
+        return self.sock.pending() > 0 or super().wait(seconds)
+
     def _receive_into(self, view: memoryview) -> int:
         return self.sock.recv_into(view)
 
@@ -71,6 +77,11 @@ class TlsConnection(TcpConnection):
     def __init__(self, sock: socket.socket, *args: Any, **settings: Any) -> None:
         super().__init__(sock, *args, **settings)
         self._going_on = False  # reading, in a later turn
+
+    @property
+    def integrity(self) -> str:
+        """See `TcpConnection.integrity`."""
+        return "tls"
 
     @property
     def sealed(self) -> bool:

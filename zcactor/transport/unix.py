@@ -16,7 +16,8 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
-from zcactor.transport.greeting import readable, writable
+from zcactor.transport.greeting import progressed, readable, writable
+from zcactor.transport.os_process import OsProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,7 @@ __all__ = [
     "connect",
     "directory_problem",
     "listen",
+    "peer_process",
     "peer_uid",
     "receive_descriptor",
     "send_descriptor",
@@ -127,6 +129,12 @@ def peer_uid(sock: socket.socket) -> int:
     return int(uid)
 
 
+def peer_process(sock: socket.socket) -> OsProcess:
+    """The process that connected or listened at the other end (SO_PEERCRED)."""
+    pid, _, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return OsProcess.of(pid)
+
+
 def set_send_buffer(sock: socket.socket) -> None:
     """Let the system take up to `SEND_BUFFER_NBYTES` before it makes us wait."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_NBYTES)
@@ -167,6 +175,7 @@ async def receive_descriptor(sock: socket.socket) -> int | None:
             await readable(sock)
         else:
             break
+    progressed()
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
