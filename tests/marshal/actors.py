@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,3 +120,42 @@ class Keeper:
     def huge(self, nbytes: int) -> Any:
         """A result of that size."""
         return np.zeros(nbytes, np.uint8)
+
+
+@zc.actor
+class Doubler:
+    """Writes to what it is given, and may not live to tell."""
+
+    @zc.method(idempotent=True)
+    def double(self, value: Any, runs: Path, deaths: int) -> list[float]:
+        """The sums of the arrays as they came, doubled then. Each run is noted in a file; the first `deaths` die."""
+        first, rest = value
+        arrays = [first, *rest["pickled"][0]]
+        sums = [float(array.sum()) for array in arrays]
+        for array in arrays:
+            array *= 2
+        with runs.open("ab") as file:
+            file.write(b".")
+        if runs.stat().st_size <= deaths:
+            os._exit(1)
+        return sums
+
+
+@zc.actor
+class Scaled:
+    """Writes to what it is constructed of."""
+
+    def __init__(self, first: Any, rest: Any) -> None:
+        arrays = [first, *rest["pickled"][0]]
+        self.sums = [float(array.sum()) for array in arrays]
+        for array in arrays:
+            array *= 2
+
+    def as_they_came(self) -> tuple[list[float], int]:
+        """The sums of the arrays before anything was written, and how often one was copied for that."""
+        copied = zc.stats().copies.get("moved argument of a retried call")
+        return self.sums, 0 if copied is None else copied.count
+
+    def die(self) -> None:
+        """End the process."""
+        os._exit(1)

@@ -22,6 +22,8 @@ def wire() -> Iterator[Wire]:
 @pytest.fixture
 def restored_imports() -> Iterator[None]:
     """Leaves path, modules and finders as they were."""
+    import cloudpickle  # noqa: F401 -- imported on first use, and what has been used cannot be taken out again
+
     path, finders, modules = list(sys.path), list(sys.meta_path), dict(sys.modules)
     yield
     sys.path[:], sys.meta_path[:] = path, finders

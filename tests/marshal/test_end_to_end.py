@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 
 import zcactor as zc
-from tests.marshal.actors import Keeper, MyError
+from tests.marshal.actors import Doubler, Keeper, MyError, Scaled
 from tests.marshal.modules import load
 from tests.marshal.wire import address, assert_same
+from zcactor.handle import RemoteActor
+from zcactor.rpc.session import Session
 
 COUNT = 100_000
 """Elements of an array that goes by reference."""
@@ -131,13 +134,13 @@ async def test_third_process_and_killed_holders() -> None:
         await released(0)
         assert (await zc.stats(one)).store_used == 0
 
-        # The owner dies: what is mapped stays, what is not can no longer be had.
+        # The owner dies: what is mapped stays, and is passed on.
         made = await one.make(COUNT, 4.0)
         await zc.kill(one)
         assert made.sum() == 4 * COUNT
         (again,) = await keepers(1)
-        with pytest.raises(zc.ObjectLost):
-            await again.keep(made)
+        await again.keep(made)
+        assert (await again.get()).sum() == 4 * COUNT
 
 
 async def test_moving() -> None:
@@ -179,7 +182,7 @@ async def test_moving() -> None:
         with pytest.raises(ValueError, match=r"read-only here.*x\.copy\(\)"):
             await other.give_twice()
         view = back[1:]
-        del back, view
+        del array, value, back, view  # the dead array, too: something may look at its memory
         await other.drop()
         await until(settled(), other)
 
@@ -250,6 +253,176 @@ async def test_call_that_is_refused_hands_nothing_over() -> None:
         assert (await one.keep(zc.move(array)))[0]
 
 
+def arrays() -> Iterator[Any]:
+    """One array of each kind that is handed over in a way of its own."""
+    yield zc.full(COUNT, 1.0)
+    yield zc.full((100, COUNT // 100), 1.0)[:, 1:]
+    yield np.ones(COUNT)
+    yield np.ones(4)
+    with zc.numpy_allocator(enabled=False):
+        yield np.ones(COUNT)
+
+
+def assert_given_back(array: Any) -> None:
+    """It can be read and written to, and handed over again."""
+    assert array.sum() == array.size
+    array[...] = 2
+    array[...] = 1
+    zc.move(array)
+
+
+@pytest.mark.slow
+async def test_arrays_of_a_call_that_did_not_run_are_given_back() -> None:
+    async with zc.init():
+        dead, living = await keepers(2)
+        await dead.ping()
+        await zc.stop(dead)
+        await living.ping()
+        await until(settled(), living)
+        for array in arrays():
+            for value in (zc.move(array), [zc.move(array), {1}]):  # pickled, too
+                ref = dead.keep(value)
+                if not ref.done():
+                    with pytest.raises(ValueError, match=r"zc\.move"):
+                        array.sum()
+                with pytest.raises(zc.ActorDied) as died:
+                    await ref
+                assert not died.value.maybe_executed
+                assert_given_back(array)
+                del value, ref, died
+            assert (await living.keep(zc.move(array)))[0]
+            await living.drop()
+        del array
+        await until(settled(), living)
+
+
+async def test_arrays_of_a_call_that_ends_before_it_is_sent_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, connect = asyncio.Event(), RemoteActor._open
+
+    async def later(self: RemoteActor) -> None:
+        await gate.wait()
+        await connect(self)
+
+    monkeypatch.setattr(RemoteActor, "_open", later)
+    async with zc.init():
+        (one,) = await keepers(1)
+        marks = []
+        for array in arrays():
+            mark = zc.move(array)
+            ref = one.keep(mark)
+            with pytest.raises(ValueError, match=r"zc\.move"):
+                array.sum()
+            ref.cancel()
+            assert_given_back(array)
+            with pytest.raises(zc.DeadlineExceeded):
+                await one.keep.options(timeout=1e-3)(mark)
+            assert_given_back(array)
+            marks.append(mark)
+        gate.set()
+        for mark in marks:
+            assert (await one.keep(mark))[0], "the mark is what it was, too"
+
+
+async def test_arrays_of_a_call_that_cannot_be_sent_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise zc.ObjectLost("injected")
+
+    async with zc.init():
+        (one,) = await keepers(1)
+        await one.ping()
+        with monkeypatch.context() as patched:
+            patched.setattr(Session, "send_call", fails)
+            for array in arrays():
+                with pytest.raises(zc.ObjectLost, match="injected"):
+                    await one.keep(zc.move(array))  # at the call, or from the await where it is queued
+                assert_given_back(array)
+        assert (await one.keep(zc.move(array)))[0]
+
+
+async def test_arrays_of_calls_beyond_the_credit_are_given_back() -> None:
+    async with zc.init():
+        (one,) = await keepers(1)
+        await one.ping()
+        arrays = [np.ones(4) for _ in range(2000)]
+        refs = [one.keep(zc.move(array)) for array in arrays]
+        await zc.kill(one)
+        outcomes = await asyncio.gather(*refs, return_exceptions=True)
+        ran = [not isinstance(outcome, zc.ActorDied) or outcome.maybe_executed for outcome in outcomes]
+        assert False in ran
+        for array, handed_over in zip(arrays, ran, strict=True):
+            if handed_over:
+                with pytest.raises(ValueError, match=r"zc\.move"):
+                    array.sum()
+            else:
+                assert_given_back(array)
+
+
+@pytest.mark.slow
+async def test_retried_call_gets_the_arrays_as_they_were(tmp_path: Path) -> None:
+    """Each run has copies of its own, counted; what the first has written is not what the second reads."""
+    async with zc.init():
+        actor: Any = await Doubler.options(max_restarts=3, max_retries=3).spawn()
+        handed_over = list(arrays())
+        sizes = [array.size for array in handed_over]
+        first, *others = map(zc.move, handed_over)
+        ref = actor.double([first, {"pickled": (others, {1})}], tmp_path / "runs", 2)
+        for array in handed_over:
+            with pytest.raises(ValueError, match=r"zc\.move"):
+                array.sum()
+        assert await ref == sizes
+        assert len((tmp_path / "runs").read_bytes()) == 3
+        copied = zc.stats().copies["moved argument of a retried call"]
+        assert copied.count == 3 * 4, "of each run, the arrays that go by reference"
+
+        # Never sent, they are given back.
+        await zc.kill(actor)
+        array = np.ones(COUNT)
+        with pytest.raises(zc.ActorDied):
+            await actor.double([zc.move(array), {"pickled": ([], {1})}], tmp_path / "runs", 0)
+        assert_given_back(array)
+
+
+async def test_restarted_constructor_gets_the_arrays_as_they_were() -> None:
+    """Each life has copies of its own, counted; what the first has written is not what the second reads."""
+    async with zc.init():
+        made: Any = Scaled
+        handed_over = list(arrays())
+        sizes = [array.size for array in handed_over]
+        first, *others = map(zc.move, handed_over)
+        actor = await made.options(max_restarts=2).spawn(first, {"pickled": (others, {1})})
+        for array in handed_over:
+            with pytest.raises(ValueError, match=r"zc\.move"):
+                array.sum()
+        for _ in range(2):
+            assert await actor.as_they_came() == (sizes, 4), "those that go by reference"
+            with pytest.raises(zc.ActorUnavailable):
+                await actor.die()
+            async with asyncio.timeout(20):
+                while True:
+                    with contextlib.suppress(zc.ActorUnavailable):
+                        assert await actor.as_they_came() == (sizes, 4)
+                        break
+
+
+@pytest.mark.slow
+async def test_arrays_of_an_older_runtime() -> None:
+    async with zc.init():
+        (one,) = await keepers(1)
+        old = [zc.full(COUNT, 5.0), await one.make(COUNT, 5.0), await one.new(COUNT, 5.0)]
+    async with zc.init():
+        (one,) = await keepers(1)
+        new = np.full(COUNT, 42.0)
+        await one.keep(new)
+        for array in old:
+            assert not zc.in_store(array)
+            await one.keep(array)
+            assert await one.first() == 5
+            if array.flags.writeable:
+                assert (await one.keep(zc.move(array)))[0]
+                assert await one.first() == 5
+        assert new[0] == 42
+
+
 async def test_moved_array_is_shared_with_its_owner() -> None:
     async with zc.init():
         (one,) = await keepers(1)
@@ -299,6 +472,43 @@ async def test_out_of_memory() -> None:
         assert not (await one.keep(held))[0]
         assert await one.first() == 1
         assert (await one.huge(capacity // 2)).nbytes == capacity // 2
+
+
+async def test_a_failure_gets_through_a_store_that_is_full() -> None:
+    class Needy(Exception):
+        def __init__(self, text: str, number: int) -> None:
+            super().__init__(text, number)
+
+    class Full:
+        def __init__(self) -> None:
+            self.kept: list[Any] = []
+
+        def fill(self) -> None:
+            for nbytes in (1 << 16, 1 << 12):
+                with contextlib.suppress(zc.OutOfMemory):
+                    while True:
+                        self.kept.append(zc.empty(nbytes, np.uint8))
+
+        def fail(self) -> None:
+            raise Needy("x" * 50_000, 3)
+
+        async def afail(self) -> None:
+            self.fail()
+
+        def items(self) -> Iterator[int]:
+            yield 1
+            self.fail()
+
+    async with zc.init(store_capacity=1 << 20), asyncio.timeout(20):
+        full: Any = await zc.spawn(Full)
+        await full.fill()
+        for call in (full.fail, full.afail):
+            with pytest.raises(zc.RemoteError, match="Needy") as caught:
+                await call()
+            assert caught.value.message.startswith("('xxx")
+            assert "OutOfMemory" in caught.value.remote_traceback
+        with pytest.raises(zc.RemoteError, match="Needy"):
+            [item async for item in full.items()]
 
 
 async def test_many_parts_in_one_message() -> None:

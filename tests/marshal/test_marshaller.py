@@ -9,6 +9,8 @@ import enum
 import fractions
 import gc
 import pathlib
+import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,13 +21,17 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+import zcactor as zc
 from tests.marshal.dtypes import DTYPES, NESTED, filled
 from tests.marshal.wire import LIMIT, Wire, address, assert_same, assert_same_elements, strides
 from zcactor.errors import OutOfMemory, ProtocolError
 from zcactor.marshal import Marshaller
 from zcactor.marshal.arrays import root_of
+from zcactor.marshal.marshaller import Packing
+from zcactor.marshal.sealed import Sealed, lower_resolved
+from zcactor.marshal.spilling import ENVELOPE_NBYTES
 from zcactor.marshal.values import Code
-from zcactor.objectstore.copies import CopyCounter
+from zcactor.objectstore.copies import CopyCount, CopyCounter
 from zcactor.objectstore.store import Store
 from zcactor.rpc.counters import Counters
 from zcactor.rpc.messages import Flags
@@ -481,7 +487,92 @@ def test_payload_above_the_limit_is_spilled_and_counted(wire: Wire) -> None:
     copies = wire.left.copies.snapshot()
     assert list(copies) == ["payload above the eager limit"]
     assert wire.payload == b""
-    assert len(wire.parts) == 2
+    assert [part.authenticate for part in wire.parts] == [1, 0]
+    nbytes = wire.parts[0].nbytes
+    assert wire.right.counters.bytes_mapped == nbytes + 1000
+    assert wire.right.copies.snapshot() == {"values above the eager limit": CopyCount(1, nbytes)}
+
+
+def test_bytes_that_are_in_a_message_twice_are_mapped_once(wire: Wire) -> None:
+    array = wire.left.store.empty(1000, "u1")
+    array.fill(1)
+    counters = wire.right.counters
+    for value, nbytes in (
+        ([array, array], 1000),
+        ({"a": (array, array.reshape(10, 100)), "b": Holder("a", array, [array])}, 1000),
+        ([array, array[:600]], 1600),
+        (array, 1000),
+    ):
+        before = counters.bytes_mapped
+        wire.send(value)
+        assert counters.bytes_mapped - before == nbytes
+    inner = Sealed(*wire.left.marshaller.pack([array]))
+    packing = Packing(wire.left.store, wire.left.copies, LIMIT)
+    lowered = [packing.lower(array), lower_resolved(packing, inner)]
+    parts = [wire.imported(part, wire.right) for part in packing.parts]
+    before = counters.bytes_mapped
+    wire.right.marshaller.unpack(encode(lowered), parts, 0)
+    assert counters.bytes_mapped - before == 1000
+
+
+@pytest.fixture
+def sealing() -> Iterator[Wire]:
+    wire = Wire(seals=True)
+    yield wire
+    wire.close()
+
+
+def test_a_sealed_payload_is_opened_into_private_memory_and_counted(sealing: Wire) -> None:
+    array = sealing.left.store.empty(1000, "u1")
+    array.fill(1)
+    value = {"text": "easy to find " * 1000, "array": array, "set": {1}}
+    for back in (False, True):
+        assert_same(sealing.send(value, back=back), value)
+        assert len(sealing.payload) == ENVELOPE_NBYTES
+        assert [part.authenticate for part in sealing.parts] == [0, 1], "ciphertext needs nothing else, its parts do"
+        spilled = sealing.parts[0]
+        assert b"easy" not in np.asarray(spilled.holder).tobytes()
+        receiver, sender = (sealing.left, sealing.right) if back else (sealing.right, sealing.left)
+        assert sender.copies.snapshot()["payload above the eager limit"] == CopyCount(1, spilled.nbytes)
+        assert receiver.copies.snapshot()["payload opened"] == CopyCount(1, spilled.nbytes)
+    assert sealing.right.counters.bytes_mapped == spilled.nbytes + 1000
+
+
+def test_a_sealed_payload_is_passed_on_unopened(sealing: Wire) -> None:
+    inner = Sealed(*sealing.left.marshaller.pack(["x" * 10_000, {1}]))
+    got = sealing.send([inner, 1])[0]
+    packing = Packing(sealing.right.store, sealing.right.copies, LIMIT)
+    lowered = encode([lower_resolved(packing, got)])
+    assert b"xxx" not in lowered and "payload opened" not in sealing.right.copies.snapshot()
+    back = [sealing.imported(part, sealing.left) for part in packing.parts]
+    assert sealing.left.marshaller.unpack(lowered, back, 0) == [["x" * 10_000, {1}]]
+
+
+def test_a_sealed_payload_that_was_changed_gives_no_value(sealing: Wire) -> None:
+    envelope, parts, flags = sealing.left.marshaller.pack("x" * 1000)
+    imported = [sealing.imported(part, sealing.right) for part in parts]
+    block = parts[0].holder
+    block.sealed = False
+    memory = np.asarray(block)
+    for at in range(parts[0].nbytes):
+        memory[at] ^= 1
+        with pytest.raises(ProtocolError, match="changed on its way"):
+            sealing.right.marshaller.unpack(envelope, imported, flags)
+        memory[at] ^= 1
+    for wrong in (envelope[1:], envelope + b"x", envelope[:-1] + bytes([envelope[-1] ^ 1])):
+        with pytest.raises(ProtocolError, match="envelope|changed on its way"):
+            sealing.right.marshaller.unpack(wrong, imported, flags)
+    with pytest.raises(ProtocolError, match="no key, and its bytes were not authenticated"):
+        sealing.right.marshaller.unpack(b"", imported, flags)
+    assert sealing.right.marshaller.unpack(envelope, imported, flags) == "x" * 1000
+
+
+def test_a_payload_for_any_connection_is_sealed_as_well(sealing: Wire) -> None:
+    wide = sealing.left.marshaller.pack("x" * 1000, eager_limit=4096)
+    assert wide[2] == 0
+    fitting = sealing.left.marshaller.fit(wide)
+    assert len(fitting[0]) == ENVELOPE_NBYTES and fitting[2] == Flags.SPILLED
+    assert sealing.left.marshaller.fit(fitting) == fitting
 
 
 # ------------------------------------------------------------------------------------------------ objects with arrays
@@ -498,6 +589,39 @@ def test_arrays_inside_objects_go_by_reference(wire: Wire) -> None:
         assert address(one) == address(other)
         assert not one.flags.writeable
     assert wire.left.bytes_copied == 0
+
+
+class Buffered:
+    """Hands its bytes over out of band (PEP 574)."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: int) -> Any:  # type: ignore[override]
+        return Buffered, (pickle.PickleBuffer(self.data),)
+
+
+def test_what_a_pickle_refers_to_is_to_be_authenticated(wire: Wire) -> None:
+    array = wire.left.store.empty(1000)
+    array.fill(1)
+    for value, wanted in (
+        (array, [0]),
+        ({"a": [array, (array,)]}, [0, 0]),
+        (Holder("a", array, [array.T]), [1, 1]),
+        (Buffered(np.ones(1000)), [1]),
+        ([array, {1, 2}], [1]),
+        (Holder("a", zc.move(np.ones(1000)), []), [1]),
+    ):
+        wire.send(value)
+        assert [part.authenticate for part in wire.parts] == wanted
+    packing = Packing(wire.left.store, wire.left.copies, LIMIT)
+    for value in (array, Holder("a", array, []), array):
+        packing.lower_argument(value)
+    assert [part.authenticate for part in packing.parts] == [0, 1, 0]
+    with pytest.raises(TypeError, match="pickle"):
+        packing.lower([array, threading.Lock()])
+    packing.lower(array)
+    assert packing.parts[-1].authenticate == 0, "a pickle that failed leaves nothing behind"
 
 
 def test_small_arrays_inside_objects(wire: Wire) -> None:
@@ -624,3 +748,36 @@ def test_part_that_is_no_bytes(wire: Wire) -> None:
     for flags in (0, Flags.SPILLED):
         with pytest.raises(ProtocolError, match="which has none"):
             wire.right.marshaller.unpack(wire.payload, [part], flags)
+
+
+def through_a_view(array: Any, view: Any) -> None:
+    """Write through a view that was made before."""
+    view[:] = 2
+
+
+def through_the_flag(array: Any, view: Any) -> None:
+    """Write to an array that owns its memory, and leave no trace of it in its flags."""
+    array.setflags(write=True)
+    array[...] = 2
+    array.setflags(write=False)
+
+
+@pytest.mark.parametrize("write", [through_a_view, through_the_flag])
+@pytest.mark.parametrize("make", [lambda: np.zeros(5000), lambda: np.zeros((50, 100), order="F")], ids=["C", "F"])
+def test_copy_of_what_was_written_to_since_is_made_again(
+    wire: Wire, write: Callable[[Any, Any], None], make: Callable[[], Any]
+) -> None:
+    array = make()
+    view = array.T[...]
+    first = wire.send(array)
+    again = wire.send(array)
+    assert address(again) == address(first), "nothing has changed"
+    assert wire.left.bytes_copied == array.nbytes
+    write(array, view)
+    second = wire.send(array)
+    assert (second == 2).all() and (first == 0).all()
+    assert address(wire.send(array)) == address(second)
+    assert wire.left.bytes_copied == 2 * array.nbytes
+    if write is through_a_view:
+        view[-1] = 3  # one byte in the last elements is enough
+        assert (wire.send(array) == array).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import pytest
 
 from tests.marshal.wire import Wire, address
 from zcactor.marshal.move import Move, has_other_views, is_held_elsewhere, is_moved, move, retire
+from zcactor.marshal.sealed import shared
+from zcactor.objectstore.heap import use_handler
 from zcactor.objectstore.ref import RegionKind
 
 USES: dict[str, Callable[[Any], Any]] = {
@@ -112,6 +114,54 @@ def test_received_array_that_was_moved_to_us_may_be_moved_on_or_shared(wire: Wir
     assert shared[0] == 9
 
 
+@pytest.mark.parametrize("home", [False, True], ids=["received", "back home"])
+@pytest.mark.parametrize("part", [np.s_[:500], np.s_[500:], np.s_[::2], np.s_[:]], ids=str)
+def test_sharing_a_part_of_what_was_moved_to_us_makes_all_of_it_read_only(wire: Wire, home: bool, part: slice) -> None:
+    ours = wire.send(move(wire.left.store.empty(1000)))
+    if home:
+        ours = wire.send(move(ours), back=True)
+    ours.fill(3)
+    shared = wire.send(ours[part], back=not home)
+    with pytest.raises(ValueError, match="read-only"):
+        ours[0] = ours[-1] = 5
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        ours.flags.writeable = True
+    with pytest.raises(ValueError, match="shared before"):
+        (wire.left if home else wire.right).marshaller.pack(move(ours))
+    assert (shared == 3).all()
+
+
+def test_view_of_what_was_shared_cannot_be_moved(wire: Wire) -> None:
+    """A view that was made before keeps its own flag."""
+    ours = wire.send(move(wire.left.store.empty(1000)))
+    view = ours[:500]
+    wire.send(ours[500:], back=True)
+    assert view.flags.writeable, "NumPy has no way to reach it"
+    del ours
+    with pytest.raises(ValueError, match="shared before"):
+        wire.right.marshaller.pack(move(view))
+
+
+@pytest.mark.parametrize("home", [False, True], ids=["received", "back home"])
+def test_moved_value_that_is_passed_on_unopened_is_read_only_for_who_opens_it(wire: Wire, home: bool) -> None:
+    """What was taken out of it before, too."""
+    array = wire.left.store.empty(1000)
+    if home:
+        array = wire.send(move(array))
+    sender, receiver = (wire.right, wire.left) if home else (wire.left, wire.right)
+    payload, parts, flags = sender.marshaller.pack(move(array))
+    imported = [wire.imported(part, receiver) for part in parts]
+    ours = receiver.marshaller.unpack(payload, imported, flags)
+    assert ours.flags.writeable
+    assert [part.kind for part in shared(imported)] == [RegionKind.ARRAY]
+    with pytest.raises(ValueError, match="read-only"):
+        ours[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        ours.flags.writeable = True
+    with pytest.raises(ValueError, match="shared before"):
+        receiver.marshaller.pack(move(ours))
+
+
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("count", [4, 1000])
 def test_read_only_array_cannot_be_moved(wire: Wire, inside: bool, count: int) -> None:
@@ -181,16 +231,77 @@ def test_only_plain_bytes_can_be_moved(dtype: Any) -> None:
         move(np.zeros(3, dtype))
 
 
-def test_memory_is_given_back_at_once(wire: Wire) -> None:
+def test_memory_is_given_back_with_the_last_name(wire: Wire) -> None:
     store = wire.left.store
     base = store.stats().used
+    got = wire.send(move(store.empty(1000)))
+    wire.parts = ()
+    del got
+    gc.collect()
+    assert store.stats().used == base, "nothing but the mark had it"
     array = store.empty(1000)
     got = wire.send(move(array))
     wire.parts = ()
     del got
-    gc.collect()
-    assert store.stats().used == base
     assert is_moved(array)
+    assert store.stats().used > base, "something may look at it, for all we know"
+    del array
+    assert store.stats().used == base
+
+
+@pytest.fixture
+def numpy_in_store(wire: Wire) -> Iterator[None]:
+    """NumPy allocates large arrays in the left store."""
+    before = wire.left.store.heap.use(65536)
+    yield
+    use_handler(before)
+
+
+def own(wire: Wire, count: int) -> Any:
+    """An array that NumPy allocated."""
+    return np.full(count, 7.0)
+
+
+def stored(wire: Wire, count: int) -> Any:
+    """An array that the store allocated."""
+    array = wire.left.store.empty(count)
+    array.fill(7)
+    return array
+
+
+@pytest.mark.parametrize(
+    ("make", "look"),
+    [(own, lambda x: x[:4]), (own, memoryview), (own, lambda x: np.frombuffer(x, "f8")), (stored, memoryview)],
+    ids=["view", "buffer", "foreign", "buffer of the store"],
+)
+@pytest.mark.parametrize("count", [8, 1000, 100_000], ids=["inline", "outside", "store"])
+@pytest.mark.usefixtures("numpy_in_store")
+def test_what_looks_at_the_memory_never_sees_anothers(
+    wire: Wire, make: Callable[[Wire, int], Any], look: Callable[[Any], Any], count: int
+) -> None:
+    """Where the array's own name is gone, a view or buffer of it is the one reference that there is to it."""
+    array = make(wire, count)
+    seen, where = look(array), address(array)
+    used = wire.left.store.stats().used
+    marked = move(array)
+    del array
+    got = wire.send(marked)
+    del marked
+    wire.parts = ()
+    assert seen[0] == seen[3] == 7
+    shared = address(got) == where
+    got.fill(3)
+    assert seen[0] == seen[3] == (3 if shared else 7)
+    del got
+    gc.collect()
+    fresh = [np.full(count, 99.0) for _ in range(8)] + [wire.left.store.empty(count) for _ in range(8)]
+    for each in fresh[8:]:
+        each.fill(98)
+    assert seen[0] == seen[3] == (3 if shared else 7)
+    assert not any(each.ctypes.data == where for each in fresh)
+    del fresh, each, seen
+    gc.collect()
+    assert wire.left.store.stats().used <= max(used - count * 8, 0) + 4096
 
 
 def test_views_that_cannot_be_seen_keep_the_memory(wire: Wire) -> None:
@@ -237,7 +348,29 @@ def test_counting(wire: Wire) -> None:
 
 def test_retired_array_of_any_kind() -> None:
     for array in (np.zeros(0), np.zeros(()), np.zeros((3, 4), "M8[s]")[1:, ::2], np.zeros(3, [("a", "i4")])):
-        retire(Move(array))
+        retire(array)
         assert is_moved(array)
         with pytest.raises(ValueError, match=r"zc\.move"):
             array.sum()
+
+
+@pytest.mark.parametrize("received", [False, True], ids=["made", "received"])
+@pytest.mark.parametrize("moved", [False, True], ids=["shared", "moved"])
+@pytest.mark.parametrize("count", [4, 1000])
+def test_array_of_an_older_runtime_is_memory_like_any_other(
+    wire: Wire, received: bool, moved: bool, count: int
+) -> None:
+    older = Wire()
+    older.left.store.process, older.right.store.process = b"L" * 16, b"R" * 16  # type: ignore[misc]
+    array = older.right.store.empty(count)
+    array.fill(3)
+    if received:
+        array = older.send(move(array), back=True)
+    got = wire.send(move(array) if moved else array)
+    assert (got == 3).all()
+    assert got.flags.writeable == moved
+    assert is_moved(array) == moved
+    assert not np.shares_memory(got, array)
+    assert wire.left.bytes_copied == (count * 8 if count == 1000 else 0)
+    assert all(part.holder.store is wire.left.store for part in wire.parts)
+    older.close()

@@ -199,3 +199,66 @@ def _reopen(array: Any) -> Any:
     marshaller = _reopen.wire.right.marshaller  # type: ignore[attr-defined]
     payload, parts, flags = marshaller.pack(_reopen.inner)  # type: ignore[attr-defined]
     return array, marshaller.unpack(payload, parts, flags)
+
+
+class Sub(np.ndarray):
+    """A subclass of the program's own."""
+
+
+def fill(array: Any) -> None:
+    """Write to an array of any kind."""
+    array[...] = 9
+
+
+def fill_field(array: Any) -> None:
+    """Write to a field of a record array."""
+    array.a[0] = 9
+
+
+@pytest.mark.parametrize(
+    ("make", "write"),
+    [
+        (lambda x: x.view(Sub), fill),
+        (lambda x: x[5:].view(Sub), fill),
+        (lambda x: x.view([("a", "f8")]).view(np.recarray), fill_field),
+        (lambda x: np.rec.array(x.view([("a", "f8")])), fill_field),
+        (np.ma.masked_array, fill),
+        (lambda x: np.ma.masked_array(x, mask=x > 1), fill),
+        (lambda x: np.ma.masked_array(x, mask=x > 1), lambda x: x.__setitem__(0, np.ma.masked)),
+        (lambda x: x.reshape(10, -1).T.view(Sub), fill),
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_subclass_that_was_shared_is_read_only(wire: Wire, make: Any, write: Any, inside: bool) -> None:
+    plain = wire.left.store.empty(10_000) if inside else np.empty(10_000)
+    plain.fill(1)
+    array = make(plain)
+    got = wire.send(array)
+    assert type(got) is type(array)
+    before = got.tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        write(array)
+    assert got.tolist() == before == array.tolist()
+
+
+def test_small_subclass_stays_writable(wire: Wire) -> None:
+    """What travels within the payload is nobody's to protect, and neither is a mask that does."""
+    small = np.zeros(8).view(Sub)
+    masked: Any = np.ma.masked_array(np.zeros(100), mask=[True] * 100)
+    wire.send([small, masked])
+    small[0] = 1
+    masked.mask[0] = False
+    with pytest.raises(ValueError, match="read-only"):
+        masked[0] = 1
+
+
+def test_memory_mapped_file_is_copied_each_time(wire: Wire, tmp_path: Path) -> None:
+    """And stays the caller's to write to."""
+    mapped = np.memmap(tmp_path / "file", "f8", "w+", shape=(1000,))
+    for value in (1, 2):
+        mapped[:] = value
+        got = wire.send(mapped)
+        assert got.tolist() == [value] * 1000
+        mapped[:] = 7
+        assert got.tolist() == [value] * 1000
+    assert wire.left.copies.snapshot()["argument outside the store"].count == 2

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import zcactor as zc
 from tests.marshal.wire import Wire, address
 from zcactor.errors import ProtocolError
 from zcactor.marshal import move
@@ -28,6 +29,17 @@ def test_sealed_value_is_opened_by_its_last_receiver_only(wire: Wire) -> None:
     assert opened[1] == (1, "a")
     assert address(opened[0]) == address(array)
     assert wire.left.bytes_copied == 0
+
+
+def test_what_is_passed_on_keeps_what_it_is_to_be(wire: Wire) -> None:
+    array = wire.left.store.empty(1000)
+    inner = Sealed(*wire.left.marshaller.pack([array, {1}, zc.move(wire.left.store.empty(1000))]))
+    got = wire.send([array, inner])[1]
+    assert [part.authenticate for part in got.parts] == [1, 1]
+    assert [part.authenticate for part in shared(got.parts)] == [1, 1]
+    packing = Packing(wire.right.store, wire.right.copies, 512)
+    lower_resolved(packing, got)
+    assert [part.authenticate for part in packing.parts] == [1, 1]
 
 
 def test_resolved_value_is_seen_as_itself(wire: Wire) -> None:

@@ -22,11 +22,11 @@ LIMIT = 512
 class Side:
     """One process's store and marshaller."""
 
-    def __init__(self, process: bytes, capacity: int = 64 << 20) -> None:
+    def __init__(self, process: bytes, capacity: int = 64 << 20, *, seals: bool = False) -> None:
         self.store = Store(capacity, process, extent_nbytes=1 << 20)
         self.copies = CopyCounter()
         self.counters = Counters()
-        self.marshaller = Marshaller(self.store, self.copies, self.counters, LIMIT)
+        self.marshaller = Marshaller(self.store, self.copies, self.counters, LIMIT, seals=seals)
 
     @property
     def bytes_copied(self) -> int:
@@ -35,11 +35,15 @@ class Side:
 
 
 class Wire:
-    """Values from `left` to `right` and back, in one process: leases point at the very bytes of the other store."""
+    """Values from `left` to `right` and back, in one process: leases point at the very bytes of the other store.
 
-    def __init__(self) -> None:
-        self.left = Side(b"l" * 16)
-        self.right = Side(b"r" * 16)
+    Args:
+        seals: whether payloads above the eager limit are sealed.
+    """
+
+    def __init__(self, *, seals: bool = False) -> None:
+        self.left = Side(b"l" * 16, seals=seals)
+        self.right = Side(b"r" * 16, seals=seals)
         self.released: list[int] = []
         self.parts: Sequence[Part] = ()
         """Of the message sent last."""
@@ -75,6 +79,7 @@ class Wire:
             mapping=holder,
             release=self.released.append,
             writable=part.kind == RegionKind.MOVED,
+            reader=receiver.store.process,
         )
         return part._replace(holder=lease)
 

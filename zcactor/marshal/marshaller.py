@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Mapping as MappingABC
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from zcactor.errors import ProtocolError
-from zcactor.marshal import pickling
+from zcactor.marshal import pickling, spilling
 from zcactor.marshal.arrays import (
     array_address,
     byte_bounds,
@@ -33,8 +36,8 @@ from zcactor.marshal.move import (
     is_moved,
     retire,
 )
-from zcactor.marshal.placing import place, placed
-from zcactor.marshal.sharing import protect, share
+from zcactor.marshal.placing import is_as_placed, place, placed, room_for
+from zcactor.marshal.sharing import is_of, protect, share
 from zcactor.marshal.values import (
     SCALARS,
     Code,
@@ -71,21 +74,44 @@ _INT64 = (-(1 << 63), (1 << 64) - 1)
 """What MessagePack's integers hold."""
 
 
+_OUTSIDE = "argument outside the store"
+"""The reason of copies of what is passed."""
+
+
+class _Span(NamedTuple):
+    """Memory outside the store that a message refers to, and its copy in the store."""
+
+    low: int
+    high: int
+    copied: npt.NDArray[np.uint8]
+    source: npt.NDArray[np.uint8] | None
+    """What is still to be copied."""
+    arrays: Sequence[Array]
+    """Kept, so that no other memory can be at the address while the message is packed."""
+
+
+_lowest = attrgetter("low")
+
+
 class Packing:
     """One value on its way out: collects the parts. Short-lived, used by one thread."""
 
-    __slots__ = ("_placed", "copies", "eager_limit", "moved", "parts", "store")
+    __slots__ = ("_placed", "_spans", "authenticate", "copies", "eager_limit", "moved", "parts", "store")
 
     def __init__(self, store: Store, copies: CopyCounter, eager_limit: int) -> None:
         self.store = store
         self.copies = copies
         self.eager_limit = eager_limit
         self.parts: list[Part] = []
+        self.authenticate = 0
+        """1 while a pickle is made: what it refers to must be authenticated, as the pickle itself is."""
         self.moved: list[Move[Array]] = []
         """Arrays to be handed over when all of the message is packed."""
         self._placed: dict[tuple[int, bool], tuple[Array, Array]] = {}
         """By id, and whether it is moved: arrays copied for this message, each with its copy. They may be met again,
         when they are in it twice or when all of it has to be pickled."""
+        self._spans: list[_Span] = []
+        """By address: memory that buffers were copied from for this message."""
 
     def add(self, part: Part) -> int:
         """Refer to `part`; returns its index."""
@@ -153,9 +179,9 @@ class Packing:
         if array.nbytes < self.eager_limit:
             return self._inline(array, writable=False)
         holder = root_of(array)
-        if type(holder) is Lease:
+        if type(holder) is Lease and is_of(self.store, holder):
             if holder.writable:  # was moved to us and is passed on by sharing
-                holder.writable = False
+                holder.seal()
                 innermost(array).setflags(write=False)
             if seal:
                 protect(array)
@@ -174,7 +200,7 @@ class Packing:
             low, high = byte_bounds(array)
             nbytes = high - low
             layout = (len(self.parts), dtype_code(array.dtype), array.shape, array.strides, array_address(array) - low)
-        self.parts.append(Part(kind, holder, holder.offset + low - holder.address, nbytes))
+        self.parts.append(Part(kind, holder, holder.offset + low - holder.address, nbytes, self.authenticate))
         return Ext(Code.ARRAY, encode(layout))
 
     def _inline(self, array: Array, *, writable: bool) -> Any:
@@ -193,8 +219,10 @@ class Packing:
             return root_of(entry[1]), entry[1]
         block = self.copies.known(array)
         if block is not None:
-            return block, placed(array, np.asarray(block))
-        copied = place(self.store, self.copies, array, "argument outside the store")
+            copied = placed(array, np.asarray(block))
+            if is_as_placed(array, copied):
+                return block, copied
+        copied = place(self.store, self.copies, array, _OUTSIDE)
         block = root_of(copied)
         self.store.seal(block, innermost(copied))
         copied.setflags(write=False)
@@ -203,6 +231,42 @@ class Packing:
             array.setflags(write=False)
             self.copies.remember(array, block)
         return block, copied
+
+    def allocate(self, count: int, dtype: Any) -> Array:
+        """Uninitialised memory for `count` elements that a reduction writes anew, counted as what it replaces would be:
+        in the store where they go by reference."""
+        nbytes = count * np.dtype(dtype).itemsize
+        if nbytes < self.eager_limit:
+            return np.empty(count, dtype)
+        self.copies.count(_OUTSIDE, nbytes)
+        return self.store.empty(count, dtype)
+
+    def lower_groups(self, groups: Sequence[Sequence[Array]]) -> list[list[Any]]:
+        """Arrays of bytes from outside the store, by groups whose memory overlaps: one copy for each group,
+        also where the message refers to it again."""
+        spans = [self._span(arrays) for arrays in groups]
+        fresh = [span for span in spans if span.source is not None]
+        self.copies.copy_all([(span.copied, span.source) for span in fresh if span.source is not None], _OUTSIDE)
+        for span in fresh:
+            self.store.seal(root_of(span.copied), innermost(span.copied))
+            span.copied.setflags(write=False)
+            insort(self._spans, span._replace(source=None), key=_lowest)
+        lowered = []
+        for arrays, span in zip(groups, spans, strict=True):
+            holder = root_of(span.copied)
+            starts = [array_address(array) - span.low for array in arrays]
+            parts = [span.copied[start : start + array.nbytes] for start, array in zip(starts, arrays, strict=True)]
+            lowered.append([self._reference(part, holder, RegionKind.ARRAY) for part in parts])
+        return lowered
+
+    def _span(self, arrays: Sequence[Array]) -> _Span:
+        """The copy that there is of what `arrays` lie in, or room for one."""
+        low = min(map(array_address, arrays))
+        high = max(array_address(array) + array.nbytes for array in arrays)
+        index = bisect_right(self._spans, low, key=_lowest) - 1
+        if index >= 0 and self._spans[index].high >= high:
+            return self._spans[index]
+        return _Span(low, high, *room_for(self.store, arrays), arrays)
 
     def lower_moved(self, move: Move[Array]) -> Any:
         """An array whose write access is handed over; it becomes unusable here when the whole message is packed.
@@ -215,7 +279,8 @@ class Packing:
         if is_moved(array):
             raise ValueError("zc.move: this array was moved before; only its receiver may use it")
         holder = root_of(array)
-        if not array.flags.writeable or (type(holder) is Block and holder.sealed):
+        ours = not holder.sealed if type(holder) is Block else holder.writable if type(holder) is Lease else True
+        if not (ours and array.flags.writeable):
             raise ValueError(NOT_OURS)
         if self.moved:
             self._check_not_moved(array)
@@ -224,7 +289,7 @@ class Packing:
         if array.nbytes < self.eager_limit:
             lowered = self._inline(array, writable=True)
         else:
-            if not isinstance(holder, Block | Lease):
+            if not is_of(self.store, holder):
                 # NumPy itself may have allocated it in the store. Its views are not counted as they are by a root.
                 found = self.store.block_at(*byte_bounds(array)) if array.flags.owndata else None
                 if found is None or found.sealed or elsewhere:
@@ -256,13 +321,15 @@ def _memory_order(array: Array) -> Array:
 class Unpacking:
     """One payload on its way in. Reused; holds the parts of the payload at hand."""
 
-    __slots__ = ("_decode", "copies", "counters", "parts", "store")
+    __slots__ = ("_decode", "copies", "counters", "mapped", "parts", "store")
 
     def __init__(self, store: Store, copies: CopyCounter, counters: Counters) -> None:
         self.store = store
         self.copies = copies
         self.counters = counters
         self.parts: Sequence[Part] = ()
+        self.mapped: set[tuple[bytes, int, int, int]] = set()
+        """What was counted as mapped of the message at hand: bytes that it names twice are mapped once."""
         self._decode = msgspec.msgpack.Decoder(ext_hook=self.lift).decode
 
     def value(self, payload: Any, parts: Sequence[Part], flags: int) -> Any:
@@ -272,10 +339,7 @@ class Unpacking:
             ProtocolError: the payload is malformed.
         """
         if flags & Flags.SPILLED:
-            if not parts:
-                raise ProtocolError("a spilled payload has no part that holds it")
-            payload = _bytes_of(parts[0]).data
-            parts = parts[1:]
+            payload, parts = self._spilled(payload, parts), parts[1:]
         outer, self.parts = self.parts, parts
         try:
             return self._decode(payload)
@@ -283,6 +347,23 @@ class Unpacking:
             raise ProtocolError(f"a payload of {len(payload)} bytes is malformed: {error}") from error
         finally:
             self.parts = outer
+
+    def _spilled(self, envelope: Any, parts: Sequence[Part]) -> Any:
+        """The payload that lies in the store: opened into memory of its own, or as it is where it was not sealed."""
+        if not parts:
+            raise ProtocolError("a spilled payload has no part that holds it")
+        part = parts[0]
+        found = _bytes_of(part)
+        if not len(envelope) and not part.authenticate:
+            raise ProtocolError("a spilled payload has no key, and its bytes were not authenticated on their way")
+        if type(part.holder) is Lease:
+            self.counters.bytes_mapped += part.nbytes
+        if len(envelope):
+            payload = spilling.unseal(envelope, found.data)
+            self.copies.count("payload opened", part.nbytes)
+            return payload
+        self.copies.count("values above the eager limit", part.nbytes)
+        return found.data
 
     def part(self, index: int) -> Part:
         """The part that an extension names by `index`."""
@@ -321,7 +402,10 @@ class Unpacking:
         holder = part.holder
         if type(holder) is Lease:
             root = np.asarray(holder)
-            self.counters.bytes_mapped += part.nbytes
+            found = holder.owner, holder.id, part.offset, part.nbytes
+            if found not in self.mapped:
+                self.mapped.add(found)
+                self.counters.bytes_mapped += part.nbytes
         else:
             if type(holder) is Block:
                 if part.kind == RegionKind.MOVED:
@@ -329,7 +413,10 @@ class Unpacking:
                 elif not holder.sealed:
                     self.store.seal(holder)  # was moved away, and its receiver shares it with us
             root = _bytes_of(part)
-        return _array_over(root, dtype, shape, strides, inner)
+        array = _array_over(root, dtype, shape, strides, inner)
+        if part.kind == RegionKind.MOVED and isinstance(holder, Block | Lease):
+            holder.array = ref(array)
+        return array
 
     def _inline(self, raw: Any, code: Any, shape: Any, writable: Any, strides: Any = None) -> Array:
         dtype = dtype_from_code(code)
@@ -367,6 +454,9 @@ def _private_of(holder: Any, low: int, nbytes: int) -> PrivateMapping | None:
     offset = holder.offset + low - holder.address if isinstance(holder, Block | Lease) else 0
     if type(holder) is Block and holder.store.arena.fd >= 0:
         return PrivateMapping.of(holder.store.arena.fd, offset, nbytes, holder)
+    if type(holder) is Lease and holder.pages is not None and holder.adopted is not None:
+        fd, inside = holder.pages.store.arena.fd, low - holder.address
+        return PrivateMapping.of(fd, holder.adopted[1] + inside, nbytes, holder) if fd >= 0 else None
     if type(holder) is Lease and isinstance(holder.mapping, Mapping):
         return holder.mapping.private(offset, nbytes, holder)
     return None
@@ -427,13 +517,18 @@ class Marshaller:
         copies: counts every copy of a payload.
         counters: where bytes received by mapping are counted.
         eager_limit: bytes; arrays of at least this size, and payloads above it, go by reference.
+        seals: whether a connection of this process may be sealed, so that payloads above the eager limit lie in the
+            store as ciphertext.
     """
 
-    def __init__(self, store: Store, copies: CopyCounter, counters: Counters, eager_limit: int) -> None:
+    def __init__(
+        self, store: Store, copies: CopyCounter, counters: Counters, eager_limit: int, *, seals: bool = False
+    ) -> None:
         self.store = store
         self.copies = copies
         self.counters = counters
         self.eager_limit = eager_limit
+        self.seals = seals
         self._idle: list[Unpacking] = []
 
     def share(self, array: Array, address: int, nbytes: int) -> Block | None:
@@ -451,13 +546,20 @@ class Marshaller:
         self.store.export(block)
         return block
 
-    def pack_call(self, args: tuple[Any, ...], kwargs: MappingABC[str, Any], eager_limit: int = 0) -> Packed:
+    def pack_call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: MappingABC[str, Any],
+        eager_limit: int = 0,
+        moved: list[Array] | None = None,
+    ) -> Packed:
         """Pack the arguments of a call, in order; with keywords the last element is their mapping.
 
         Args:
             args: by position.
             kwargs: by name.
             eager_limit: bytes, of the connection that is to carry them; 0: as for all.
+            moved: is given the arrays that are handed over, which are dead then; see `restore`.
 
         Raises whatever pickling an argument raises, and `OutOfMemory` when an array does not fit the store.
         """
@@ -474,7 +576,10 @@ class Marshaller:
         lowered = [packing.lower_argument(value) for value in args]
         if kwargs:
             lowered.append({name: packing.lower_argument(value) for name, value in kwargs.items()})
-        return self._finish(packing, lowered, Flags.KWARGS if kwargs else 0)
+        packed = self._finish(packing, lowered, Flags.KWARGS if kwargs else 0)
+        if packing.moved and moved is not None:
+            moved.extend(move.array for move in packing.moved)
+        return packed
 
     def pack(self, value: Any, eager_limit: int = 0) -> Packed:
         """Pack one value (a result, an item, what is put). `eager_limit` as in `pack_call`."""
@@ -496,8 +601,25 @@ class Marshaller:
         if len(payload) > packing.eager_limit:
             packed = self._spilled(payload, packing.parts, flags)
         for move in packing.moved:
-            retire(move)
+            retire(move.array)
         return packed
+
+    def duplicate(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """`parts` with copies of those that are handed over, for one of several times that they are sent or unpacked.
+
+        Raises:
+            OutOfMemory: the store cannot hold them.
+            ObjectLost: the owner of one is gone.
+        """
+        return [self._copied(part) if part.kind == RegionKind.MOVED else part for part in parts]
+
+    def _copied(self, part: Part) -> Part:
+        root = np.asarray(part.holder)
+        start = part.offset - part.holder.offset
+        block = self.store.allocate(part.nbytes)
+        source = root[start : start + part.nbytes]
+        self.copies.copy_into(np.asarray(block), source, "moved argument of a retried call")
+        return part._replace(holder=block, offset=block.offset)
 
     def fit(self, packed: Packed) -> Packed:
         """What was packed for a connection with an eager limit of its own, so that any connection can carry it."""
@@ -506,12 +628,17 @@ class Marshaller:
 
     def _spilled(self, payload: bytes, parts: list[Part], flags: int) -> Packed:
         """With the payload in an object of its own, which comes first."""
-        block = self.store.allocate(len(payload))
+        nbytes, envelope = len(payload), b""
+        block = self.store.allocate(nbytes + spilling.SLACK_NBYTES if self.seals else nbytes)
         root = np.asarray(block)
-        self.copies.copy_into(root[: len(payload)], np.frombuffer(payload, np.uint8), "payload above the eager limit")
+        if self.seals:
+            envelope = spilling.seal(payload, root)
+            self.copies.count("payload above the eager limit", nbytes)
+        else:
+            self.copies.copy_into(root[:nbytes], np.frombuffer(payload, np.uint8), "payload above the eager limit")
         self.store.seal(block, root)
-        parts.insert(0, Part(RegionKind.ARRAY, block, block.offset, len(payload)))
-        return b"", parts, flags | Flags.SPILLED
+        parts.insert(0, Part(RegionKind.ARRAY, block, block.offset, nbytes, 0 if envelope else 1))
+        return envelope, parts, flags | Flags.SPILLED
 
     def unpack(self, payload: Any, parts: Sequence[Part], flags: int) -> Any:
         """The inverse of `pack`; for a call's arguments a list, its last element the keywords under `Flags.KWARGS`.
@@ -525,4 +652,5 @@ class Marshaller:
         try:
             return unpacking.value(payload, parts, flags)
         finally:
+            unpacking.mapped.clear()
             idle.append(unpacking)

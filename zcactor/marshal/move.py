@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from weakref import ref
@@ -11,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zcactor.marshal.arrays import innermost, is_shareable
+from zcactor.objectstore.fields import LAYOUT_IS_KNOWN, exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "NOT_OURS",
@@ -24,6 +24,7 @@ __all__ = [
     "is_held_elsewhere",
     "is_moved",
     "move",
+    "restore",
     "retire",
 ]
 
@@ -54,11 +55,19 @@ def move(x: T) -> T:
     """Give the receiver of array `x` write access to it, and leave `x` unusable here.
 
     Use it around an argument or a result: ``await actor.fill(zc.move(x))``. Nothing is copied when `x` lies in the
-    store. The hand-over happens when the call is sent or the result is returned; until then `x` is untouched. From then
-    on every use of the elements of `x` raises ``ValueError``.
+    store. The hand-over happens when the method is called or the result is returned; until then `x` is untouched. From
+    then on every use of the elements of `x` raises ``ValueError``. The bytes are free when the receiver has dropped
+    them and the last name of `x` is gone here. A call that certainly did not run gives `x` back: it raises from the
+    call itself, ends with ``maybe_executed=False``, or is cancelled before it is sent. A call with retries hands over
+    copies, which are counted ("moved argument of a retried call"), because each run must find what the caller passed.
+    Where an actor has ``max_restarts``, its process makes such copies of what was moved to its constructor.
 
-    Whether other views of `x` exist is known of NumPy's own only. Another library's object over the same memory (a
-    tensor, an Arrow buffer, a memoryview) cannot be seen: it stays valid, and sees what the receiver writes.
+    Whether other views of `x` exist is known of arrays of `zcactor.empty` and its relatives, and of received ones. An
+    array that NumPy allocated has no list of its views: where more than one reference to it exists, the receiver gets a
+    copy (counted as "moved array outside the store"); where a view has the only one, because the name of `x` is gone,
+    it cannot be told from a name. Neither can another library's object over the memory (a tensor, an Arrow buffer, a
+    memoryview). Such a view or object stays valid; where nothing was copied it sees what the receiver writes, and the
+    receiver sees what is written through it.
 
     Args:
         x: an ndarray whose memory nobody else refers to: no other view of it exists, and it was not shared before.
@@ -148,45 +157,30 @@ def has_other_views(array: Array) -> bool:
     return innermost(array) is not array and _root_references(array) > _OWN_ROOT_REFERENCES
 
 
-def retire(move: Move[Any]) -> None:
-    """Make the moved array let go of its memory and raise ``ValueError`` from whatever is done with its elements.
-
-    NumPy has no notion of an invalid array, so it becomes two read-only elements that refuse every operation.
-    ``ndarray.__setstate__`` replaces memory, dtype and shape of an existing array; it gives the memory back at once.
-    When something else may look at that memory, the memory is kept for as long as the dead array is.
-    """
-    held = is_held_elsewhere(move)  # before there is a name for it here
-    array = move.array
-    if held:
-        _exchange(array)
-    else:
-        array.__setstate__((1, (2,), np.dtype(object), False, [_MOVED, _MOVED]))
-    array.setflags(write=False)
-
-
 _kept: Final[dict[int, tuple[ref[Array], Array]]] = {}
-"""By id of a dead array: what has its memory now."""
-_HEAD: Final = object.__basicsize__
-_FIELDS: Final = 56
-"""Bytes of data, nd, dimensions, strides, base, descr and flags in ``PyArrayObject_fields`` (numpy/ndarraytypes.h)."""
-_HANDLER: Final = _HEAD + _FIELDS + 16
-"""Offset of ``mem_handler``, behind the weak references and the buffer's description, which stay where they are."""
-_LAYOUT_IS_KNOWN: Final = (_HEAD, np.ndarray.__basicsize__) == (16, _HANDLER + 8)
+"""By id of a dead array: what has its memory."""
 
 
-def _exchange(array: Array) -> None:
-    """Give the memory of `array` to another array, which lives as long as `array`.
+def retire(array: Array) -> None:
+    """Make a moved array let go of its memory and raise ``ValueError`` from whatever is done with its elements.
 
-    Nothing that NumPy offers lets an array that owns its memory part with it without freeing it, and views would read
-    freed memory then. The two arrays swap the fields that say what they own; both stay whole.
+    NumPy has no notion of an invalid array, so it becomes two read-only elements that refuse every operation. The
+    memory goes to another array, which lives as long as the dead one. A view, a buffer and another library's object
+    over the memory all hold the array itself, and nobody can tell them from the user's variable by counting: so none of
+    them ever looks at freed memory, and the bytes come back with the last name of the dead array.
     """
-    if not _LAYOUT_IS_KNOWN:  # a build of CPython or NumPy of another shape: still read-only, at least
-        return
-    other = np.empty(2, object)
-    other[:] = _MOVED
-    for offset, nbytes in ((_HEAD, _FIELDS), (_HANDLER, 8)):
-        ours = ctypes.string_at(id(array) + offset, nbytes)
-        ctypes.memmove(id(array) + offset, id(other) + offset, nbytes)
-        ctypes.memmove(id(other) + offset, ours, nbytes)
-    key = id(array)
-    _kept[key] = ref(array, lambda _: _kept.pop(key, None)), other
+    if LAYOUT_IS_KNOWN:
+        other = np.empty(2, object)
+        other[:] = _MOVED
+        exchange(array, other)
+        key = id(array)
+        _kept[key] = ref(array, lambda _: _kept.pop(key, None)), other
+    array.setflags(write=False)  # all there is in a build of CPython or NumPy of another shape
+
+
+def restore(arrays: Sequence[Array]) -> None:
+    """Undo `retire`: what was to carry them was never sent."""
+    for array in arrays:
+        kept = _kept.pop(id(array), None)
+        if kept is not None:
+            exchange(array, kept[1])

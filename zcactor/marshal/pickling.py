@@ -2,7 +2,7 @@
 
 Arrays are not left to PEP 574: NumPy keeps several dtypes, all strided arrays and all subclasses in-band there. A
 reducer swaps each one for the same extension that plain values use. Buffers of other libraries (Arrow) do travel as
-PEP 574 buffers.
+PEP 574 buffers, see `zcactor.marshal.buffers`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from weakref import WeakSet
 import numpy as np
 
 from zcactor.marshal.arrays import is_shareable
+from zcactor.marshal.arrow import reduce_array
+from zcactor.marshal.buffers import Buffers
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
-from zcactor.marshal.sharing import share
 from zcactor.marshal.values import Code, registered
 
 if TYPE_CHECKING:
@@ -101,8 +102,12 @@ def _reduce_torch(tensor: Any) -> Any:
     return _torch_tensor, (array, name, tensor.requires_grad)
 
 
-def _reduce_foreign(value: Any, module: str) -> Any:
-    """The reduction of an array type that does not pickle out of band by itself; NotImplemented for all others."""
+def _reduce_foreign(packing: Packing, value: Any, module: str) -> Any:
+    """The reduction of an array type that does not pickle out of band by itself, or takes along what it does not show;
+    NotImplemented for all others."""
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None and isinstance(value, arrow.Array):  # chunks, columns and frames consist of them
+        return reduce_array(value, packing.allocate)
     if module == "torch" and "torch" in sys.modules:
         return _reduce_torch(value)
     if module.startswith("jaxlib") and type(value).__name__ == "ArrayImpl":
@@ -113,18 +118,33 @@ def _reduce_foreign(value: Any, module: str) -> Any:
     return NotImplemented
 
 
-def _reduce_subclass(value: Any, cls: type[Any]) -> Any:
+def _close(packing: Packing, array: Any) -> None:
+    """Make `array` read-only if its elements go by reference."""
+    if array.nbytes >= packing.eager_limit:
+        array.setflags(write=False)
+
+
+def _reduce_subclass(packing: Packing, value: Any, cls: type[Any]) -> Any:
     """The reduction of an instance of a subclass of ndarray, by way of the plain array; NotImplemented where the
-    subclass has its own idea of pickling."""
+    subclass has its own idea of pickling.
+
+    What is passed becomes read-only where the plain array does. Only a mapped file stays the caller's to write to,
+    because it is copied each time.
+    """
     if not is_shareable(value.dtype):
         return NotImplemented
     if isinstance(value, np.ma.MaskedArray):
         if cls is not np.ma.MaskedArray:
             return NotImplemented
         mask = value.mask if value.mask is np.ma.nomask else np.asarray(value.mask)
+        _close(packing, value)
+        if mask is not np.ma.nomask:
+            _close(packing, vars(value)["_mask"])
         return _masked, (value.data.view(np.ndarray), mask, value.fill_value, value.hardmask, cls)
     if any(getattr(cls, name, None) is not getattr(np.ndarray, name, None) for name in _PLAIN_METHODS):
         return NotImplemented
+    if cls is not np.memmap:
+        _close(packing, value)
     attributes = dict(value.__dict__) if hasattr(value, "__dict__") and cls is not np.memmap else None
     return _subclass, (value.view(np.ndarray), cls, attributes)
 
@@ -162,9 +182,9 @@ def _pickler_class() -> type[Any]:
             if entry is not None:
                 return _lift, (entry[0], entry[1](self.packing, value))
             reduced = (
-                _reduce_subclass(value, cls)
+                _reduce_subclass(self.packing, value, cls)
                 if isinstance(value, np.ndarray)
-                else _reduce_foreign(value, cls.__module__)
+                else _reduce_foreign(self.packing, value, cls.__module__)
             )
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 
@@ -183,22 +203,16 @@ def dumps(packing: Packing, value: Any) -> tuple[bytes, list[bytes]]:
     global _Pickler
     if _Pickler is None:
         _Pickler = _pickler_class()
-    buffers: list[bytes] = []
-
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < packing.eager_limit:
-            return True
-        if isinstance(raw.obj, np.ndarray):
-            share(packing.store, raw.obj)  # not a copy: then whoever owns it may not write to it either
-        buffers.append(packing.lower_array(np.frombuffer(raw, np.uint8), seal=False).data)
-        return False
-
+    buffers = Buffers(packing)
     file = io.BytesIO()
-    pickler = _Pickler(file, protocol=5, buffer_callback=keep)
+    pickler = _Pickler(file, protocol=5, buffer_callback=buffers.keep)
     pickler.packing = packing
-    pickler.dump(value)
-    return file.getvalue(), buffers
+    outer, packing.authenticate = packing.authenticate, 1
+    try:
+        pickler.dump(value)
+        return file.getvalue(), buffers.lowered()
+    finally:
+        packing.authenticate = outer
 
 
 def loads(unpacking: Unpacking, stream: Any, buffers: list[bytes]) -> Any:

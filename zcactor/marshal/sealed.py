@@ -42,9 +42,9 @@ def shared(parts: Sequence[Part]) -> Sequence[Part]:
     for part in parts:
         if part.kind == RegionKind.MOVED:
             if type(part.holder) is Lease:
-                part.holder.writable = False
+                part.holder.seal()
             elif type(part.holder) is Block:
-                part.holder.sealed = True
+                part.holder.store.seal(part.holder)
     return [part._replace(kind=RegionKind.ARRAY) if part.kind == RegionKind.MOVED else part for part in parts]
 
 

@@ -13,9 +13,15 @@ from zcactor.objectstore.store import Block
 if TYPE_CHECKING:
     from zcactor.objectstore.store import Store
 
-__all__ = ["protect", "share"]
+__all__ = ["is_of", "protect", "share"]
 
 Array = npt.NDArray[Any]
+
+
+def is_of(store: Store, root: object) -> bool:
+    """Whether `root`, from `root_of`, is an object of `store` or was granted to its process. Those of a runtime before
+    this one are memory like any other: nobody could get at it under our name."""
+    return root.store is store if type(root) is Block else type(root) is Lease and root.reader == store.process
 
 
 def protect(array: Array) -> None:
