@@ -387,6 +387,17 @@ class ConnectionSuite:
         assert left.lost == [None]
         assert len(right.lost) == 1
 
+    async def test_a_frame_that_is_committed_behind_the_end_is_refused(self, pair: Pair, left: Recorder) -> None:
+        """A thread is encoding it while the connection ends on the loop's: its caller learns that it never leaves."""
+        buffer, offset = pair.left.reserve(20)
+        pair.left.abort()
+        buffer[offset : offset + 20] = bytes(20)
+        for _ in range(2):
+            with pytest.raises(ConnectionLost):
+                pair.left.commit(20)
+        pair.left.flush()
+        assert await left.wait_lost() is None
+
     async def test_last_words_before_a_failing_send(self, pair: Pair, left: Recorder, right: Recorder) -> None:
         send(pair.right, [b"goodbye"])
         pair.right.abort()

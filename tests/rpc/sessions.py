@@ -6,12 +6,13 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.conformance.connection import turns
 from zcactor.errors import ObjectLost
 from zcactor.objectstore.ref import Region
+from zcactor.objectstore.store import Block
 from zcactor.rpc.call import Call
 from zcactor.rpc.counters import new_counters
 from zcactor.rpc.incoming import Incoming
@@ -21,8 +22,9 @@ from zcactor.rpc.session import Session
 from zcactor.transport.base import PeerInfo
 from zcactor.transport.local_connection import LocalConnection
 from zcactor.transport.loopback import Faults, loopback_pair
+from zcactor.transport.os_process import OsProcess
 
-__all__ = ["DEPTH", "Held", "Hub", "Pair", "echo", "echo_plain"]
+__all__ = ["DEPTH", "Held", "Hub", "Pair", "echo", "echo_all", "echo_plain", "until"]
 
 DEPTH = 16
 
@@ -53,11 +55,13 @@ class Hub:
         self.hosts: dict[int, Any] = {}
         self.dtype_codes: dict[Any, Any] = {}
         self.dtypes: dict[str, Any] = {}
+        self.store: Any = None
         self.received: list[Incoming] = []
         self.cancelled: list[Incoming] = []
         self.lost: list[tuple[Exception | None, list[Call]]] = []
         self.imported: list[Region] = []
         self.late: list[asyncio.Future[Part]] = []
+        self.late_releases = 0
         self.answer: Callable[[Incoming], None] | None = None
 
     def share(self, array: Any, address: int, nbytes: int) -> None:
@@ -76,7 +80,7 @@ class Hub:
 
     def import_region(self, session: Session, region: Region, unread: bool) -> tuple[Part, Any]:
         self.imported.append(region)
-        part = Part(region.kind, ("lease", region.id), region.offset, region.nbytes)
+        part = Part(region.kind, ("lease", region.id), region.offset, region.nbytes, region.authenticate)
         if region.owner == session.peer_process:
             return part, None
         future: asyncio.Future[Part] = session.loop.create_future()
@@ -85,6 +89,12 @@ class Hub:
 
     def read_result(self, call: Call) -> None:
         raise AssertionError("nothing here is unread")
+
+    def park(self, reader: OsProcess, session: Session, blocks: Mapping[int, Block]) -> None:
+        raise AssertionError(f"{reader} maps nothing: {blocks}")
+
+    def outlived(self, session: Session) -> None:
+        self.late_releases += 1
 
     def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None:
         self.lost.append((cause, calls))
@@ -144,3 +154,17 @@ def echo(incoming: Incoming) -> None:
 
 def echo_plain(incoming: Incoming) -> None:
     incoming.session.respond(incoming, Status.OK, b"\xc0", (), 0)
+
+
+async def until(condition: Callable[[], bool], turn: Callable[[], object] = lambda: None) -> None:
+    """Let the loop go round, with a `turn` in each round, until the condition holds."""
+    async with asyncio.timeout(20):
+        while not condition():
+            turn()
+            await asyncio.sleep(0)
+
+
+def echo_all(pair: Pair) -> None:
+    """Answer the calls that have come."""
+    for incoming in list(pair.b.incoming.values()):
+        echo(incoming)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,12 +195,12 @@ async def test_a_finished_call_lets_go_of_the_actor() -> None:
     for end in ENDINGS:
         call = new_call()
         call.refs = 1
-        call.target = object()
+        call.target = SimpleNamespace(label="A(a)")
         end(call)
         assert call.target is None
         awaited = new_call()
         awaited.refs = 1
-        awaited.target = object()
+        awaited.target = SimpleNamespace(label="A(a)")
         awaited.add_waiter(asyncio.get_running_loop().create_future())
         end(awaited)
         assert awaited.target is None

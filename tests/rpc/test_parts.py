@@ -10,6 +10,6 @@ def test_a_part_is_a_value() -> None:
     part = Part(RegionKind.ARRAY, "holder", 64, 128)
     assert part == Part(RegionKind.ARRAY, "holder", 64, 128)
     assert part != Part(RegionKind.REF, "holder", 64, 128)
-    kind, holder, offset, nbytes = part
-    assert (kind, holder, offset, nbytes) == (RegionKind.ARRAY, "holder", 64, 128)
-    assert part._fields == ("kind", "holder", "offset", "nbytes")
+    kind, holder, offset, nbytes, authenticate = part
+    assert (kind, holder, offset, nbytes, authenticate) == (RegionKind.ARRAY, "holder", 64, 128, 0)
+    assert part._fields == ("kind", "holder", "offset", "nbytes", "authenticate")

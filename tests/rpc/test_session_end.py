@@ -7,12 +7,10 @@ import asyncio
 import pytest
 
 from tests.conformance.connection import turns
-from tests.rpc.sessions import DEPTH, Held, Pair, echo
+from tests.rpc.sessions import DEPTH, Pair, echo
 from zcactor.errors import ConnectionLost
-from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Status
-from zcactor.rpc.parts import Part
 from zcactor.rpc.protocol import CallState
 from zcactor.transport.loopback import Faults
 
@@ -60,13 +58,14 @@ async def test_using_a_connection_between_its_end_and_the_report(pair: Pair) -> 
     assert len(pair.hubs[1].lost) == 1
 
 
-async def test_leases_end_with_the_connection(pair: Pair) -> None:
-    pair.call(b"\xc1", [Part(RegionKind.ARRAY, Held(5), 0, 8)])
+async def test_aclose_of_what_was_lost_in_this_turn_of_the_loop(pair: Pair) -> None:
+    """The end is not reported yet, and nobody is there to be told goodbye."""
+    call = pair.call()
+    pair.a.connection.abort()
+    await pair.a.aclose()
     await pair.settle()
-    assert pair.a.leases.total == 1
-    pair.b.connection.abort()
-    await pair.settle()
-    assert pair.a.leases.total == 0
+    assert [lost for _, lost in pair.hubs[0].lost] == [[call]]
+    assert len(pair.hubs[1].lost) == 1 and not pair.b.goodbye
 
 
 async def test_aclose(pair: Pair) -> None:

@@ -46,6 +46,13 @@ def test_too_short(length: int) -> None:
     refuse(frame()[: 4 + length], f"has {length} bytes; the smallest has {MIN_FRAME}")
 
 
+@pytest.mark.parametrize("value", [2, 128, 255])
+def test_wrong_word_of_authentication(value: int) -> None:
+    data = frame()
+    data[88 + 49] = value
+    refuse(data, f"region of object 1 says {value} of authentication; 0 and 1 are known")
+
+
 def test_wrong_identifier() -> None:
     data = frame()
     data[8:12] = b"HTTP"

@@ -59,6 +59,8 @@ class Call:
     known_callbacks: list[Callable[[Call], None]] | None = None
     on_done: Callable[[Call], None] | None = None
     """The caller's accounting of unfinished calls."""
+    undo: Callable[[], None] | None = None
+    """Gives back what packing the call has taken; None once its frame is written."""
 
     actor_label = ""
     """How messages name the actor, once the call is done."""
@@ -168,13 +170,21 @@ class Call:
         """The call ends with `error`. Ignored when it has ended."""
         if self.state is CallState.DONE:
             return
+        if self.undo is not None:
+            self.take_back()
         self.error = error
         self._finish()
+
+    def take_back(self) -> None:
+        """Give back what packing took, if the call was certainly not sent: it will not be, either. Idempotent."""
+        undo, self.undo = self.undo, None
+        if undo is not None and self.state is CallState.QUEUED:
+            undo()
 
     def _finish(self) -> None:
         self.state = _DONE
         if self.target is not None:
-            if self.status > Status.ERROR:  # the message will name the actor
+            if self.status != _OK or self.error is not None:  # the message will name the actor
                 self.actor_label = self.target.label
             self.target = None
         self._note_known()
@@ -250,6 +260,7 @@ class Call:
 
 
 _DONE = CallState.DONE
+_OK = int(Status.OK)
 
 
 def _wake(future: asyncio.Future[None]) -> None:

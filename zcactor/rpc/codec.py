@@ -40,6 +40,7 @@ from zcactor.rpc.verify import (
     RELEASE_NBYTES,
     RELEASE_STRUCT,
     Buffer,
+    check_region,
     check_words,
     read_regions,
     read_releases,
@@ -86,7 +87,7 @@ _CONSTANT_REGION: Final = _CONSTANT + struct.pack(
 
 _LEAN: Final = Struct("<I52sQQIHHBB14xI")
 """A frame without regions and releases, up to its payload; the empty counts are among the zeros of ``14x``."""
-_LEAN_REGION: Final = Struct("<I52sQQIHHBB2xI16sQQQQBxHI4xII")
+_LEAN_REGION: Final = Struct("<I52sQQIHHBB2xI16sQQQQBBHI4xII")
 """A frame with one region and no releases, up to its payload."""
 _GENERAL: Final = Struct("<I44sIIQQIHHBB2xI")
 """Any frame up to its first region."""
@@ -166,7 +167,7 @@ def encode_into(
         if not nregions and not nreleases:
             _pack_lean(buffer, offset, size - 4, _CONSTANT_LEAN, id, extra, actor, code, credits, kind, flags, npayload)
         elif nregions == 1 and not nreleases:
-            region_kind, owner, object_id, region_offset, nbytes, pin, seal, rkey = regions[0]
+            region_kind, owner, object_id, region_offset, nbytes, pin, seal, rkey, authenticate = regions[0]
             _pack_lean_region(
                 buffer,
                 offset,
@@ -186,6 +187,7 @@ def encode_into(
                 nbytes,
                 pin,
                 region_kind,
+                authenticate,
                 seal,
                 rkey,
                 0,
@@ -211,10 +213,11 @@ def encode_into(
                 flags,
                 nregions,
             )
-            for region_kind, owner, object_id, region_offset, nbytes, pin, seal, rkey in regions:
+            for region_kind, owner, object_id, region_offset, nbytes, pin, seal, rkey, authenticate in regions:
                 REGION_STRUCT.pack_into(
-                    buffer, position, owner, object_id, region_offset, nbytes, pin, region_kind, seal, rkey
-                )
+                    buffer, position, owner, object_id, region_offset, nbytes, pin, region_kind, authenticate, seal,
+                    rkey,
+                )  # fmt: skip
                 position += REGION_NBYTES
             _RELEASES_HEAD.pack_into(buffer, position, nreleases)
             position += 8
@@ -287,10 +290,12 @@ def decode(data: Buffer, start: int, end: int) -> Decoded:
         payload = releases_at + nreleases * RELEASE_NBYTES + 4
         npayload = _unpack_count(data, payload - 4)[0]
         if nregions == 1:
-            owner, object_id, region_offset, nbytes, pin, region_kind, seal, rkey = _unpack_region(data, position)
-            if region_kind > MAX_REGION_KIND:
-                raise ProtocolError(f"region has kind {region_kind}; known kinds are 0 to {MAX_REGION_KIND}")
-            regions = (Region(region_kind, owner, object_id, region_offset, nbytes, pin, seal, rkey),)
+            owner, object_id, region_offset, nbytes, pin, region_kind, authenticate, seal, rkey = _unpack_region(
+                data, position
+            )
+            if region_kind > MAX_REGION_KIND or authenticate > 1:
+                check_region(object_id, region_kind, authenticate)
+            regions = (Region(region_kind, owner, object_id, region_offset, nbytes, pin, seal, rkey, authenticate),)
         elif nregions:
             regions = read_regions(data, position, nregions)
         if nreleases:

@@ -14,6 +14,7 @@ class Counters:
     loop's thread; a reader may see a count that is one frame old."""
 
     __slots__ = (
+        "bytes_authenticated",
         "bytes_eager",
         "bytes_mapped",
         "bytes_read",
@@ -31,11 +32,14 @@ class Counters:
         self.bytes_eager = 0
         """Payload bytes that rode in frames sent."""
         self.bytes_mapped = 0
-        """Bytes of arrays received by mapping the owner's memory."""
+        """Bytes of arrays, and of payloads above the eager limit, received by mapping the owner's memory. What a
+        message names twice counts once."""
         self.bytes_read = 0
         """Bytes pulled by RDMA READ."""
         self.bytes_received = 0
         """Bytes of arrays received over TCP."""
+        self.bytes_authenticated = 0
+        """Bytes of them that came with tags, which were right."""
 
 
 def new_counters() -> Counters:

@@ -59,6 +59,7 @@ def _add_hello(builder: flatbuffers.Builder, hello: Hello) -> int:
     _fbs_hello.AddHost(builder, texts[0])
     _fbs_hello.AddPython(builder, texts[1])
     _fbs_hello.AddRole(builder, texts[2])
+    _fbs_hello.AddSession(builder, hello.session)
     return int(_fbs_hello.End(builder))
 
 
@@ -108,8 +109,8 @@ def encode(
     _fbs_frame.StartRegionsVector(builder, len(regions))
     for region in reversed(regions):
         _fbs_region.CreateRegion(
-            builder, region.owner, region.id, region.offset, region.nbytes, region.pin, region.kind, region.seal,
-            region.rkey,
+            builder, region.owner, region.id, region.offset, region.nbytes, region.pin, region.kind,
+            region.authenticate, region.seal, region.rkey,
         )  # fmt: skip
     regions_at = builder.EndVector()
     _fbs_frame.Start(builder)
@@ -196,4 +197,5 @@ def decode_hello(data: Buffer, start: int, end: int) -> Hello:
     if frame.Kind() != Kind.HELLO or hello is None:
         raise ProtocolError(f"the first frame is of kind {frame.Kind()} and {'has' if hello else 'lacks'} a greeting")
     process = bytes(hello.Process(index) for index in range(OWNER_NBYTES))
-    return Hello(hello.Version(), process, hello.Pid(), _text(hello.Host()), _text(hello.Python()), _text(hello.Role()))
+    texts = _text(hello.Host()), _text(hello.Python()), _text(hello.Role())
+    return Hello(hello.Version(), process, hello.Pid(), *texts, hello.Session())

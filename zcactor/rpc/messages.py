@@ -8,10 +8,9 @@ from __future__ import annotations
 from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple
 
-__all__ = ["PROTOCOL_VERSION", "UNCREDITED", "Flags", "Hello", "Kind", "Status"]
+from zcactor.transport.base import PROTOCOL_VERSION
 
-PROTOCOL_VERSION: Final = 1
-"""Goes up with every change of the schema or of a field's meaning; peers of another version are refused."""
+__all__ = ["PROTOCOL_VERSION", "UNCREDITED", "Flags", "Hello", "Kind", "Status"]
 
 
 class Kind(IntEnum):
@@ -36,7 +35,8 @@ class Kind(IntEnum):
     GOODBYE = 8
     """No further frame comes from this side."""
     REGIONS = 9
-    """Carries regions of the message that follows it, when they are too many for one frame."""
+    """Carries regions of the message of kind `code` and that id, when they are too many for one frame. The message's
+    own frame follows, and others may come between."""
 
 
 UNCREDITED: Final = frozenset({Kind.CREDIT, Kind.GOODBYE})
@@ -69,7 +69,9 @@ class Flags(IntFlag):
     KWARGS = 1
     """The last element of the argument list is the map of keyword arguments."""
     SPILLED = 2
-    """Payload and region table were too large for a frame: they lie in the store as the object ``regions[0]``."""
+    """The payload was too large for a frame and lies in the store, as the object ``regions[0]``. The frame's payload is
+    the key and the tag (`zcactor.marshal.spilling`) that open it. It is empty where the object is the payload itself;
+    a sealed connection takes no such frame."""
 
 
 class Hello(NamedTuple):
@@ -87,3 +89,5 @@ class Hello(NamedTuple):
     """``"major.minor.micro"``; at most 1024 bytes. Peers of another minor version cannot read each other's pickles."""
     role: str
     """``"driver"``, ``"agent"`` or ``"worker"``; at most 1024 bytes."""
+    session: int = 0
+    """The speaker's number of this connection (u64), by which it speaks of it after its end; 0: none."""

@@ -43,3 +43,5 @@ class Part(NamedTuple):
     """Bytes from the start of the owner's arena; 0 for what is not bytes."""
     nbytes: int
     """Length in bytes; 0 for what is not bytes."""
+    authenticate: int = 0
+    """1: a pickle refers to them; see `zcactor.objectstore.ref.Region.authenticate`."""

@@ -11,49 +11,51 @@ lock when the garbage collector runs there, so a release only appends to a deque
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections import Counter, deque
+from collections import deque
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
+from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.native import hot
 from zcactor.objectstore.lease import Lease, RemoteLease
-from zcactor.objectstore.ref import Region
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
-from zcactor.rpc.codec import TEMPLATE, decode, encode_hello_into, encode_into, frame_at, frame_size
+from zcactor.rpc.arrivals import Arrivals, hold_back, when
+from zcactor.rpc.codec import TEMPLATE, decode, encode_hello_into, frame_at
 from zcactor.rpc.codec import decode_hello as read_hello
+from zcactor.rpc.grants import Grants
 from zcactor.rpc.incoming import Incoming
-from zcactor.rpc.messages import Hello, Kind, Status
+from zcactor.rpc.leasing import Granting, GrantingCopies, Releasing
+from zcactor.rpc.messages import Flags, Hello, Kind, Status
+from zcactor.rpc.outgoing import Outgoing
 from zcactor.rpc.protocol import CallEvent, CallState, advance_call
 from zcactor.transport.credits import Credits
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from zcactor.rpc.call import Call
-    from zcactor.rpc.counters import Counters
-    from zcactor.rpc.parts import Holder, Part
+    from zcactor.rpc.hub import Hub
+    from zcactor.rpc.parts import Part
     from zcactor.transport.base import Connection
 
-__all__ = ["Hub", "Session"]
+__all__ = ["Session"]
 
-_MAX_REGIONS = 128
-"""Regions in one frame: 7 KiB of its room. A message with more sends them ahead in REGIONS frames."""
-_MAX_RELEASES = 128
+logger = logging.getLogger("zcactor")
 _HELLO_ROOM = 4096
-_RELEASE_DELAY = 1.0
-"""Seconds that the peer's memory may stay leased for the sake of a frame saved."""
+_numbers = count(1)
 
 # Plain ints: an IntEnum member costs a method call wherever it is compared or packed.
-_CALL, _RESPONSE, _ITEM, _RELEASE, _CREDIT, _GOODBYE = (
-    int(k) for k in (Kind.CALL, Kind.RESPONSE, Kind.ITEM, Kind.RELEASE, Kind.CREDIT, Kind.GOODBYE)
+_CALL, _RESPONSE, _ITEM, _RELEASE, _CREDIT, _GOODBYE, _REGIONS = (
+    int(k) for k in (Kind.CALL, Kind.RESPONSE, Kind.ITEM, Kind.RELEASE, Kind.CREDIT, Kind.GOODBYE, Kind.REGIONS)
 )
 _OK = int(Status.OK)
-_CANCEL, _STREAM_CREDIT, _REGIONS = (int(k) for k in (Kind.CANCEL, Kind.STREAM_CREDIT, Kind.REGIONS))
+_SPILLED = int(Flags.SPILLED)
+_CANCEL, _STREAM_CREDIT = int(Kind.CANCEL), int(Kind.STREAM_CREDIT)
 
 
 if hot is not None:
@@ -64,73 +66,13 @@ def _share_nothing(*_: object) -> None:
     return None
 
 
-def _place(parts: list[Part], index: int, arrived: asyncio.Future[Part]) -> None:
-    parts[index] = arrived.result()
-
-
-class Hub(Protocol):
-    """What a session asks of its process."""
-
-    process: bytes
-    counters: Counters
-
-    @property
-    def hosts(self) -> Mapping[int, Any]:
-        """The actors here, by index."""
-
-    dtype_codes: dict[Any, Any]
-    """Wire names by dtype, those that are in use."""
-    dtypes: dict[str, Any]
-    """The inverse."""
-
-    def share(self, array: Any, address: int, nbytes: int) -> Any:
-        """The block of our store that an array of plain bytes lies in, C-contiguous at `address`, read-only and
-        exported; None when it lies in none."""
-
-    def hello(self) -> Hello:
-        """Who we are."""
-
-    def call_received(self, incoming: Incoming) -> None:
-        """A call has arrived; it is to be answered exactly once."""
-
-    def cancel_received(self, incoming: Incoming) -> None:
-        """The caller cancelled, or is gone."""
-
-    def import_region(self, session: Session, region: Region, unread: bool) -> tuple[Part, asyncio.Future[Part] | None]:
-        """The part that a region of the peer's stands for; a future where a third process must lease it first, or its
-        bytes have to be read. With `unread` that is left for later: the part's holder is a `RemoteLease`."""
-
-    def read_result(self, call: Call) -> None:
-        """Read the bytes of a result that has arrived without them, then complete `call`."""
-
-    def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None:
-        """The connection is gone, with `calls` of ours unanswered."""
-
-
-class _Granting:
-    """The lease table as the native part sees it, which writes frames without the session's lock."""
-
-    __slots__ = ("_leases", "_lock")
-
-    def __init__(self, leases: LeaseTable, lock: threading.Lock) -> None:
-        self._leases = leases
-        self._lock = lock
-
-    def grant(self, object_id: int, keep: object) -> None:
-        """See `LeaseTable.grant`."""
-        with self._lock:
-            self._leases.grant(object_id, keep)
-
-    def release(self, object_id: int, count: int) -> None:
-        """See `LeaseTable.release`."""
-        with self._lock:
-            self._leases.release(object_id, count)
-
-
-class Session:
+class Session(Releasing):
     """The conversation with one peer process. Made by the hub for each connection; a `Receiver` of its transport."""
 
-    def __init__(self, hub: Hub, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, hub: Hub, connection: Connection, loop: asyncio.AbstractEventLoop, *, opener: bytes = b"",
+        twin: Session | None = None,
+    ) -> None:  # fmt: skip
         self.hub = hub
         self.connection: Any = connection
         self.loop = loop
@@ -138,16 +80,29 @@ class Session:
         self.process = hub.process
         self.peer_process = connection.peer.process
         self.peer_hello: Hello | None = None
-        self.lock = threading.Lock()
-        self.leases = LeaseTable()
-        """Objects of ours (and pins of others') that the peer holds."""
+        self.opener = opener
+        """Process id of the end that has connected."""
+        self.twin = twin
+        """The other connection to the same peer, where both ends have connected at the same moment."""
+        self.successor: Session | None = None
+        """The twin that is used instead; releases go there."""
+        if twin is not None:
+            twin.twin = self
+        self.lock: threading.Lock = threading.Lock() if twin is None else twin.lock
+        self.leases: LeaseTable = LeaseTable() if twin is None else twin.leases
+        """Objects of ours (and pins of others') that the peer holds. Twins share them, and the lock: what was leased by
+        one may be released by the other."""
         self.pending: dict[int, Call] = {}
         """Calls sent and not answered, by id."""
         self.incoming: dict[int, Incoming] = {}
         """Calls received and not answered, by id."""
         self.closed: Exception | None = None
         self.goodbye = False
+        self.given_up = ""
+        """Why this end has given the peer up, which has not ended as far as is known; empty where it has not."""
         self.last_used = loop.time()
+        self.number = next(_numbers)
+        """Ours of this connection, which the peer is told with the greeting."""
         out = getattr(connection, "native_out", None)
         self.credits: Any = Credits(connection.recv_depth) if out is None else hot.Credits(connection.recv_depth)
         self.wire: Any = None
@@ -157,24 +112,26 @@ class Session:
         if out is not None:
             self.wire = self._make_wire(out)
             self._next_id = self.wire.next_id
-        self._next_pin = 1
         self._released: deque[int] = deque()
         self._note_release: Callable[[int], None] = self._released.append if self.wire is None else self.wire.release
         self._flush_scheduled = False
         self._release_scheduled = False
-        self._carried: list[tuple[Part, asyncio.Future[Part] | None]] = []
-        self._reserve = connection.reserve
-        self._commit = connection.commit
+        self._grants = Grants(self, hub.process, connection.export)
+        self._outgoing = Outgoing(self, self._backlog, self._grants, self._schedule_flush)
+        # Bound here: a method in between would cost a call for each message.
+        self._send = self._outgoing.send
+        self._credits_returned = self._outgoing.credits_returned
+        self._arrivals = Arrivals(self)
         self._flush_now = connection.flush
         self._max_frame = connection.max_frame
-        self._export_bytes = connection.export
         self._call_received = hub.call_received
+        self._seals_payloads = connection.seals_payloads
         self._counters = hub.counters
 
     def _make_wire(self, out: Any) -> Any:
         hub, connection = self.hub, self.connection
         given = {
-            "leases": _Granting(self.leases, self.lock),
+            "leases": (Granting if connection.maps else GrantingCopies)(self.leases, self.lock),
             "pending": self.pending,
             "open": self.incoming,
             "backlog": self._backlog,
@@ -190,6 +147,7 @@ class Session:
             # References that carry a key are Python's to write.
             "share": hub.share if connection.export is None else _share_nothing,
             "block_type": Block if connection.export is None else None,
+            "store": hub.store,
             "codes": hub.dtype_codes,
             "dtypes": hub.dtypes,
         }
@@ -203,104 +161,17 @@ class Session:
         """Begin to receive, and introduce ourselves."""
         self.connection.start(self)
         with self.lock:
-            buffer, offset = self._reserve(_HELLO_ROOM)
-            self._commit(encode_hello_into(buffer, offset, self.hub.hello()))
+            buffer, offset = self.connection.reserve(_HELLO_ROOM)
+            self.connection.commit(encode_hello_into(buffer, offset, self.hub.hello()._replace(session=self.number)))
             self.credits.take()
             self.connection.flush()
 
     # ---------------------------------------------------------------- sending
 
-    def _send(
-        self,
-        kind: int,
-        flags: int,
-        code: int,
-        actor: int,
-        message_id: int,
-        extra: int,
-        parts: Sequence[Part],
-        payload: Any,
-    ) -> None:
-        """Encode one frame into the send buffer, or keep it until there is a credit. Called under `lock`."""
-        regions = self._export(parts) if parts else ()
-        while len(regions) > _MAX_REGIONS:
-            self._enqueue(_REGIONS, 0, 0, 0, message_id, 0, regions[:_MAX_REGIONS], b"", parts)
-            regions = regions[_MAX_REGIONS:]
-        self._enqueue(kind, flags, code, actor, message_id, extra, regions, payload, parts)
-
-    def _enqueue(self, *entry: Any) -> None:
-        """Send one frame, or keep it until there is a credit. Its parts are kept with it, regions hold nothing."""
-        if not self._backlog and self.credits.take():
-            try:
-                self._frame(*entry[:-1])
-            except ConnectionLost:  # the transport knows of the end; `connection_lost` follows in the loop's next turn
-                self._backlog.append(entry)
-        else:
-            self._backlog.append(entry)
-
-    def _frame(
-        self,
-        kind: int,
-        flags: int,
-        code: int,
-        actor: int,
-        message_id: int,
-        extra: int,
-        regions: Sequence[Region],
-        payload: Any,
-    ) -> None:
-        releases: Sequence[tuple[int, int]] = ()
-        if self._has_releases:
-            releases = self._take_releases()
-        size = frame_size(len(regions), len(releases), len(payload))
-        buffer, offset = self._reserve(size)
-        credits = self.credits
-        self._commit(
-            encode_into(
-                buffer, offset, kind, flags, code, credits.take_owed() if credits.owed else 0, actor, message_id, extra,
-                regions, releases, payload,
-            )
-        )  # fmt: skip
-        counters = self._counters
-        counters.frames_sent += 1
-        counters.bytes_eager += len(payload)
-
-    def _export(self, parts: Sequence[Part]) -> Sequence[Region]:
-        """Lease every part to the peer, or none: the owner of something passed on may be gone."""
-        regions: list[Region] = []
-        try:
-            for part in parts:
-                owner, object_id, pin = part.holder.grant(self)
-                seal = rkey = 0
-                if self._export_bytes is not None and owner == self.process and part.nbytes:
-                    seal, rkey = self._export_bytes(object_id, part.offset, part.nbytes)
-                regions.append(Region(part.kind, owner, object_id, part.offset, part.nbytes, pin, seal, rkey))
-        except ZcactorError:
-            for region in regions:
-                leased = region.pin or region.id
-                if self.leases.get(leased) is not None:
-                    self.leases.release(leased, 1)
-            raise
-        return regions
-
-    def pin(self, holder: Holder) -> int:
+    def pin(self, holder: object) -> int:
         """Keep `holder` for the peer until it has a lease of its own. The ids have the top bit set, so that they share
         the lease table with our own objects."""
-        self._next_pin += 1
-        pin = self._next_pin | 1 << 63
-        self.leases.grant(pin, holder)
-        return pin
-
-    def _take_releases(self) -> list[tuple[int, int]]:
-        if self.wire is not None:
-            noted = self.wire.take_releases(_MAX_RELEASES)
-        else:
-            noted = [self._released.popleft() for _ in range(min(len(self._released), _MAX_RELEASES))]
-        return list(Counter(noted).items())
-
-    @property
-    def _has_releases(self) -> bool:
-        return bool(self._released) if self.wire is None else self.wire.releases > 0
+        return self.leases.pin(holder)
 
     def send_call(
         self, call: Call, actor: int, code: int, flags: int, timeout_ns: int, payload: bytes, parts: Sequence[Part]
@@ -320,27 +191,42 @@ class Session:
                 del self.pending[call_id]
                 call.state = CallState.QUEUED
                 raise
+            if call.undo is not None and not self._backlog:
+                call.undo = None
             self._counters.calls += 1
             if len(self.pending) == 1:  # nothing to batch with: start the peer now
-                self.connection.flush()
+                self._flush_locked()
                 return
         self._schedule_flush()
 
     def respond(
         self, incoming: Incoming, status: int, payload: Any, parts: Sequence[Part], flags: int, *, more: bool = False
     ) -> None:
-        """Answer a call. `more`: further answers follow at once from this thread, so they may share a system call."""
-        if self.incoming.pop(incoming.id, None) is None or self.closed is not None:
+        """Answer a call, unless it was answered before. `more`: further answers follow at once from this thread, so
+        they may share a system call.
+
+        Raises what granting a part or writing the frame raises; then the call is open as before.
+        """
+        call_id = incoming.id
+        if call_id not in self.incoming or self.closed is not None:
             return
         with self.lock:
-            self._send(_RESPONSE, flags, status, 0, incoming.id, 0, parts, payload)
+            regions = self._grants.export(parts) if parts else ()
+            if self.incoming.pop(call_id, None) is None:  # another thread has answered it meanwhile
+                self._grants.take_back(regions)
+                return
+            try:
+                self._outgoing.write(_RESPONSE, flags, status, 0, call_id, 0, regions, payload, parts)
+            except BaseException:
+                self.incoming[call_id] = incoming
+                raise
             if not more and (not self.incoming or threading.get_ident() != self.thread):
-                self.connection.flush()
+                self._flush_locked()
                 return
         self._schedule_flush()
 
     def send_item(self, incoming: Incoming, index: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
-        """One item of the stream that `incoming` opened."""
+        """One item of the stream that `incoming` opened. Raises as `respond` does; then it was not sent."""
         if self.closed is not None:
             return
         with self.lock:
@@ -389,54 +275,19 @@ class Session:
         if self.closed is not None:
             return
         if wire is not None:
-            self._flush_now()
+            self._flush_locked()
         else:  # the buffer in Python is not atomic towards a thread that writes into it
             with self.lock:
-                self._flush_now()
+                self._flush_locked()
 
-    # ---------------------------------------------------------------- leases
-
-    def release(self, object_id: int) -> None:
-        """A lease that the peer granted us is no longer needed. Any thread, at any time; takes no lock."""
-        self._note_release(object_id)
-        if not self._release_scheduled and self.closed is None:
-            self._release_scheduled = True
-            self._on_loop(self._send_releases)
-
-    def release_later(self, object_id: int) -> None:
-        """The same for a lease on bytes that have been read: a frame is likely to follow, which takes it along. What no
-        frame has taken within `_RELEASE_DELAY` is sent by itself."""
-        self._note_release(object_id)
-        if not self._release_scheduled and self.closed is None:
-            self._release_scheduled = True
-            self._on_loop(self._send_releases_later)
-
-    def _send_releases_later(self) -> None:
-        self.loop.call_later(_RELEASE_DELAY, self._send_releases)
-
-    def hold_releases(self) -> bool:
-        """Promise that a frame follows at once and takes the releases noted meanwhile; see `unhold_releases`."""
-        held = not self._release_scheduled
-        self._release_scheduled = True
-        return held
-
-    def unhold_releases(self) -> None:
-        """End of `hold_releases`: what no frame took is sent by itself."""
-        self._release_scheduled = False
-        if self._has_releases and self.closed is None:
-            self._release_scheduled = True
-            self._on_loop(self._send_releases)
-
-    def _send_releases(self) -> None:
-        self._release_scheduled = False
-        if self.closed is not None:
-            return
-        with self.lock:
-            while self._has_releases:
-                self._send(_RELEASE, 0, 0, 0, 0, 0, (), b"")
-                if self._backlog:
-                    break  # they ride with the backlog
-            self.connection.flush()
+    def _flush_locked(self) -> None:
+        """Hand over what is written. Where that fails for a reason of our own it would never leave, and its receivers
+        would wait for ever: the connection ends."""
+        try:
+            self._flush_now()
+        except Exception as error:
+            logger.exception("frames to process %d could not be sent", self.connection.peer.pid)
+            self.fail(ConnectionLost(f"frames could not be sent: {error!r}", maybe_executed=True))
 
     # ---------------------------------------------------------------- receiving
 
@@ -457,8 +308,8 @@ class Session:
         if self.credits.due:
             with self.lock:
                 if self.credits.due:
-                    with contextlib.suppress(ConnectionLost):  # as in `_send`
-                        self._frame(_CREDIT, 0, 0, 0, 0, 0, (), b"")
+                    with contextlib.suppress(ConnectionLost):  # its report follows in the loop's next turn
+                        self._outgoing.frame(_CREDIT, 0, 0, 0, 0, 0, (), b"")
             self._schedule_flush()
 
     def _make_lease(self, object_id: int, offset: int, nbytes: int) -> Lease:
@@ -472,6 +323,7 @@ class Session:
             connection.map(offset, nbytes),
             connection.mapping,
             self.release,
+            reader=self.process,
         )
 
     def _plain_call_received(self, actor: int, call_id: int, code: int, timeout_ns: int, args: list[Any]) -> None:
@@ -496,13 +348,19 @@ class Session:
             with self.lock:  # a thread that answers takes what is owed
                 self.credits.consumed(1)
         self._counters.frames_received += 1
+        if flags & _SPILLED and low == high and self._seals_payloads:
+            raise ProtocolError(
+                f"frame of kind {kind} on a sealed connection has a payload above the eager limit without a key: "
+                f"anybody between the hosts could have put it there"
+            )
         if credits:
             self._credits_returned(credits)
         parts: Sequence[Part] = ()
         blocked: Sequence[asyncio.Future[Part]] = ()
-        if regions or self._carried:
-            unread = kind == _RESPONSE and code == _OK and not self._carried
-            parts, blocked = self._import(regions, kind, unread)
+        if kind == _REGIONS:
+            self._arrivals.carry(regions, code, message_id)
+        elif regions or self._arrivals.carried:
+            parts, blocked = self._arrivals.take(regions, kind, message_id, kind == _RESPONSE and code == _OK)
         if releases:
             with self.lock:
                 for object_id, number in releases:
@@ -512,7 +370,7 @@ class Session:
             if call is None:
                 raise ProtocolError(f"the peer answered call {message_id}, which is not open")
             if blocked:
-                self._when(blocked, parts, partial(self._respond_to, call), code, bytes(data[low:high]), flags)
+                when(blocked, partial(self._respond_to, call, code, bytes(data[low:high]), parts, flags))
             elif parts:
                 self._respond_to(call, code, bytes(data[low:high]), parts, flags)
             else:
@@ -525,7 +383,7 @@ class Session:
             if self.incoming.setdefault(message_id, incoming) is not incoming:
                 raise ProtocolError(f"the peer opened call {message_id} twice")
             if blocked:
-                self._block(incoming, blocked, parts)
+                hold_back(incoming, blocked)
             self._call_received(incoming)
         elif kind == _ITEM:
             self._item(message_id, extra, flags, bytes(data[low:high]), parts, blocked)
@@ -548,70 +406,6 @@ class Session:
         else:
             call.complete(code, payload, parts, flags)
 
-    def _credits_returned(self, count: int) -> None:
-        with self.lock:
-            if count:
-                self.credits.returned(count)
-            backlog = self._backlog
-            if not backlog:
-                return
-            while backlog and self.credits.take():
-                try:
-                    self._frame(*backlog[0][:-1])
-                except ConnectionLost:  # as in `_enqueue`
-                    return
-                backlog.popleft()
-        self._schedule_flush()
-
-    def _import(
-        self, regions: Sequence[Region], kind: int, unread: bool
-    ) -> tuple[Sequence[Part], Sequence[asyncio.Future[Part]]]:
-        """The parts that regions stand for; some may have to be leased from a third process first."""
-        found = [self.hub.import_region(self, region, unread) for region in regions]
-        if self._carried:
-            found = self._carried + found
-            self._carried = []
-        if kind == _REGIONS:
-            self._carried = found
-            return (), ()
-        blocked = []
-        parts = []
-        for part, future in found:
-            if future is not None:
-                blocked.append(future)
-            parts.append(part)
-        if blocked:
-            for index, (_, future) in enumerate(found):
-                if future is not None:
-                    future.add_done_callback(partial(_place, parts, index))
-        return parts, blocked
-
-    def _when(
-        self, blocked: Sequence[asyncio.Future[Part]], parts: Sequence[Part], then: Callable[..., None], code: int,
-        payload: bytes, flags: int,
-    ) -> None:  # fmt: skip
-        left = len(blocked)
-
-        def arrived(_: asyncio.Future[Part]) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                then(code, payload, parts, flags)
-
-        for future in blocked:
-            future.add_done_callback(arrived)
-
-    def _block(self, incoming: Incoming, blocked: Sequence[asyncio.Future[Part]], parts: Sequence[Part]) -> None:
-        incoming.blockers += len(blocked)
-
-        def arrived(_: asyncio.Future[Part]) -> None:
-            incoming.blockers -= 1
-            if incoming.blockers == 0 and incoming.host is not None:
-                incoming.host.unblocked(incoming)
-
-        for future in blocked:
-            future.add_done_callback(arrived)
-
     def _item(
         self, message_id: int, index: int, flags: int, payload: bytes, parts: Sequence[Part],
         blocked: Sequence[asyncio.Future[Part]],
@@ -624,7 +418,7 @@ class Session:
             raise ProtocolError(f"the peer sent an item for call {message_id}, which is not a stream")
         slot = stream.slot(index)
         if blocked:
-            self._when(blocked, parts, lambda _, p, q, f: stream.fill(slot, p, q, f), 0, payload, flags)
+            when(blocked, partial(stream.fill, slot, payload, parts, flags))
         else:
             stream.fill(slot, payload, parts, flags)
 
@@ -634,9 +428,14 @@ class Session:
         """See `zcactor.transport.base.Receiver`."""
         if self.closed is None:
             self.closed = cause or ConnectionLost("the connection was closed here")
-        calls = list(self.pending.values())
+        calls = []
         with self.lock:
-            self.pending.clear()
+            # The native part enters calls without the lock, and takes back what it could not send: each has one end.
+            while self.pending:
+                for call_id in list(self.pending):
+                    call = self.pending.pop(call_id, None)
+                    if call is not None:
+                        calls.append(call)
             unsent = {entry[4] for entry in self._backlog if entry[0] == _CALL}
             self._backlog.clear()
             self._released.clear()
@@ -648,18 +447,44 @@ class Session:
         for each in incoming:
             each.cancelled = True
             self.hub.cancel_received(each)
-        self.leases.clear()
+        self.end_leases()
         self.hub.session_lost(self, cause, calls)
+
+    def end_leases(self) -> None:
+        """The peer's leases are the connection's no more. Idempotent.
+
+        Where it maps our arena they do not end: it may live, and read on. What is no block of ours (a pin, a promise,
+        an actor) is let go of; nobody reads it in place. A twin that lives has them, too, and keeps them.
+        """
+        twin, self.twin = self.twin, None
+        if twin is not None:
+            twin.twin = None
+            if twin.closed is None:
+                return
+        with self.lock:
+            kept = self.leases.end()
+        reader = self.connection.reader
+        if reader is not None:
+            blocks = {object_id: keep for object_id, keep in kept.items() if type(keep) is Block}
+            if blocks:
+                self.hub.park(reader, self, blocks)
 
     async def aclose(self) -> None:
         """Say goodbye and close. Idempotent."""
         if self.closed is None:
-            with self.lock:
-                self._frame(_GOODBYE, 0, 0, 0, 0, 0, (), b"")
-                self.connection.flush()
+            with self.lock, contextlib.suppress(ConnectionLost):  # as in `_batch_received`: nobody is there to be told
+                self._outgoing.frame(_GOODBYE, 0, 0, 0, 0, 0, (), b"")
+                self._flush_locked()
         await self.connection.aclose()
 
-    def fail(self, error: ProtocolError) -> None:
-        """Drop the connection: the peer broke the protocol."""
-        self.closed = error
-        self.connection.abort()
+    def give_up(self, cause: str) -> None:
+        """Drop the connection to a peer that says nothing. What it may still answer or release is read by nobody."""
+        if self.closed is None:
+            self.given_up = cause
+            self.fail(ConnectionLost(cause, maybe_executed=True))
+
+    def fail(self, error: Exception) -> None:
+        """Drop the connection, because of a defect at either end; from any thread. Whoever waits for an answer learns
+        of its end."""
+        self.closed = self.closed or error
+        self._on_loop(self.connection.abort)

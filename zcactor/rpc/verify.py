@@ -28,6 +28,7 @@ __all__ = [
     "RELEASE_STRUCT",
     "Buffer",
     "Layout",
+    "check_region",
     "check_words",
     "read_regions",
     "read_releases",
@@ -95,7 +96,7 @@ _FRAME_SCALARS: Final = (
     ("extra", 6, 8),
 )
 _REGIONS, _RELEASES, _PAYLOAD, _HELLO = 7, 8, 9, 10
-_HELLO_SCALARS: Final = (("version", 0, 2), ("pid", 2, 4))
+_HELLO_SCALARS: Final = (("version", 0, 2), ("pid", 2, 4), ("session", 6, 8))
 _HELLO_PROCESS: Final = 1
 _HELLO_STRINGS: Final = (("host", 3), ("python", 4), ("role", 5))
 
@@ -114,18 +115,30 @@ def check_words(kind: int, flags: int, code: int) -> None:
         raise ProtocolError(f"RESPONSE has status {code}; known statuses are 0 to {MAX_STATUS}")
 
 
+def check_region(object_id: int, kind: int, authenticate: int) -> None:
+    """Check the enumerated fields of a region.
+
+    Raises:
+        ProtocolError: its kind is unknown, or `authenticate` is no truth value.
+    """
+    if kind > MAX_REGION_KIND:
+        raise ProtocolError(f"region of object {object_id} has kind {kind}; known kinds are 0 to {MAX_REGION_KIND}")
+    if authenticate > 1:
+        raise ProtocolError(f"region of object {object_id} says {authenticate} of authentication; 0 and 1 are known")
+
+
 def read_regions(data: Buffer, position: int, count: int) -> tuple[Region, ...]:
     """Read `count` regions at `position`; the caller has checked that they lie inside the frame.
 
     Raises:
-        ProtocolError: a region is of an unknown kind.
+        ProtocolError: as `check_region`.
     """
     regions = []
     view = memoryview(data)[position : position + count * REGION_NBYTES]
-    for owner, object_id, offset, nbytes, pin, kind, seal, rkey in REGION_STRUCT.iter_unpack(view):
-        if kind > MAX_REGION_KIND:
-            raise ProtocolError(f"region of object {object_id} has kind {kind}; known kinds are 0 to {MAX_REGION_KIND}")
-        regions.append(Region(kind, owner, object_id, offset, nbytes, pin, seal, rkey))
+    for owner, object_id, offset, nbytes, pin, kind, authenticate, seal, rkey in REGION_STRUCT.iter_unpack(view):
+        if kind > MAX_REGION_KIND or authenticate > 1:
+            check_region(object_id, kind, authenticate)
+        regions.append(Region(kind, owner, object_id, offset, nbytes, pin, seal, rkey, authenticate))
     return tuple(regions)
 
 

@@ -90,8 +90,15 @@ class Hello(object):
             return self._tab.String(o + self._tab.Pos)
         return None
 
+    # Hello
+    def Session(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
 def HelloStart(builder):
-    builder.StartObject(6)
+    builder.StartObject(7)
 
 def Start(builder):
     HelloStart(builder)
@@ -137,6 +144,12 @@ def HelloAddRole(builder, role):
 
 def AddRole(builder, role):
     HelloAddRole(builder, role)
+
+def HelloAddSession(builder, session):
+    builder.PrependUint64Slot(6, session, 0)
+
+def AddSession(builder, session):
+    HelloAddSession(builder, session)
 
 def HelloEnd(builder):
     return builder.EndObject()

@@ -49,15 +49,17 @@ class Region(object):
     # Region
     def Kind(self): return self._tab.Get(flatbuffers.number_types.Uint8Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(48))
     # Region
+    def Authenticate(self): return self._tab.Get(flatbuffers.number_types.Uint8Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(49))
+    # Region
     def Seal(self): return self._tab.Get(flatbuffers.number_types.Uint16Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(50))
     # Region
     def Rkey(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(52))
 
-def CreateRegion(builder, owner, id, offset, nbytes, pin, kind, seal, rkey):
+def CreateRegion(builder, owner, id, offset, nbytes, pin, kind, authenticate, seal, rkey):
     builder.Prep(8, 56)
     builder.PrependUint32(rkey)
     builder.PrependUint16(seal)
-    builder.Pad(1)
+    builder.PrependUint8(authenticate)
     builder.PrependUint8(kind)
     builder.PrependUint64(pin)
     builder.PrependUint64(nbytes)

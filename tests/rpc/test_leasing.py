@@ -1,0 +1,122 @@
+"""Granting leases and giving them back, apart from the frames that tell of it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.rpc.sessions import DEPTH, Held, Pair, echo_plain
+from zcactor.errors import ProtocolError
+from zcactor.objectstore.ref import RegionKind
+from zcactor.objectstore.table import LeaseTable
+from zcactor.rpc.leasing import Granting
+from zcactor.rpc.parts import Part
+
+
+def test_granting_is_done_under_the_lock_and_can_be_taken_back() -> None:
+    leases, lock = LeaseTable(), threading.Lock()
+    granting = Granting(leases, lock)
+    granting.grant(5, "kept")
+    granting.grant(5, "kept")
+    assert leases.total == 2
+    granting.withdraw(5)
+    granting.release(5, 1)
+    granting.withdraw(5)  # the end of the connection has done it
+    assert leases.total == 0
+    with pytest.raises(ProtocolError, match="holds 0"):
+        granting.release(5, 1)
+    assert not lock.locked()
+
+
+async def test_releases_go_by_the_connection_that_stays(pair: Pair) -> None:
+    stays, goes = pair.a, pair.b
+    goes.successor = stays
+    released: list[int] = []
+    stays._note_release = released.append
+    replaced = [goes.is_replaced]
+    goes.release(5)
+    goes.release_later(6)
+    assert released == [5, 6]
+    assert not goes.has_releases
+    stays.closed = ConnectionError("it has ended")
+    replaced.append(goes.is_replaced)
+    stays.closed = None
+    assert replaced == [True, False]
+
+
+async def test_releases_are_batched(pair: Pair) -> None:
+    held = Held(5)
+    for _ in range(5):
+        call = pair.call(b"\xc1", [Part(RegionKind.ARRAY, held, 0, 8)])
+        await pair.settle()
+        echo_plain(pair.hubs[1].received[-1])
+        await pair.settle()
+        assert call.done
+    sent = pair.hubs[1].counters.frames_sent
+    threads = [threading.Thread(target=pair.b.release, args=(5,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        pair.b.release(5)
+    for thread in threads:
+        thread.join()
+    await pair.settle()
+    assert pair.a.leases.total == 0
+    assert pair.hubs[1].counters.frames_sent - sent <= 3
+
+
+async def test_releases_ride_with_an_answer(pair: Pair) -> None:
+    held = Held(5)
+    pair.call(b"\xc1", [Part(RegionKind.ARRAY, held, 0, 8)])
+    await pair.settle()
+    sent = pair.hubs[1].counters.frames_sent
+    assert pair.b.hold_releases()
+    pair.b.release(5)
+    echo_plain(pair.hubs[1].received[0])
+    pair.b.unhold_releases()
+    await pair.settle()
+    assert pair.a.leases.total == 0
+    assert pair.hubs[1].counters.frames_sent == sent + 1
+    assert pair.b.hold_releases()
+    assert not pair.b.hold_releases()
+
+
+async def test_releases_ride_with_credits(pair: Pair) -> None:
+    held = Held(5)
+    pair.call(b"\xc1", [Part(RegionKind.ARRAY, held, 0, 8)])
+    await pair.settle()
+    pair.b.hold_releases()
+    pair.b.release(5)  # no frame of its own: the next one, which is a CREDIT, carries it
+    for i in range(DEPTH):
+        pair.call(b"\xc1%d" % i)
+    await pair.settle()
+    assert pair.a.leases.total == 0
+
+
+async def test_a_release_after_the_end_is_told_of(pair: Pair) -> None:
+    """The peer may keep what it had leased; who tells it is the hub."""
+    pair.b.connection.abort()
+    await pair.settle()
+    for _ in range(3):
+        pair.a.release(3)
+    await pair.settle()
+    assert pair.hubs[0].late_releases == 1
+
+
+async def test_what_was_taken_can_be_put_back(pair: Pair) -> None:
+    assert pair.b.hold_releases()
+    for object_id in (5, 6, 5):
+        pair.b.release(object_id)
+    taken = pair.b.take_releases()
+    assert sorted(taken) == [(5, 2), (6, 1)]
+    assert not pair.b.has_releases
+    pair.b.put_releases_back(taken)
+    assert sorted(pair.b.take_releases()) == [(5, 2), (6, 1)]
+
+
+async def test_a_frame_takes_so_many_along(pair: Pair) -> None:
+    assert pair.b.hold_releases()
+    for object_id in range(300):
+        pair.b.release(object_id)
+    assert [len(pair.b.take_releases()) for _ in range(4)] == [128, 128, 44, 0]

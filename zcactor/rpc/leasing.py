@@ -1,0 +1,155 @@
+"""The leases of one session: granting ours to the peer, and giving back those that it has granted us.
+
+Losing an object may happen anywhere, inside a lock too when the garbage collector runs there, so a release only appends
+to a deque. The next frame takes it along, or one of its own in the loop's next turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+from zcactor.rpc.messages import Kind
+
+if TYPE_CHECKING:
+    import asyncio
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from zcactor.objectstore.table import LeaseTable
+
+__all__ = ["Granting", "GrantingCopies", "Releasing"]
+
+_MAX_RELEASES = 128
+_RELEASE = int(Kind.RELEASE)
+_RELEASE_DELAY = 1.0
+"""Seconds that the peer's memory may stay leased for the sake of a frame saved."""
+
+
+class Granting:
+    """The lease table as the native part sees it, which writes frames without the session's lock."""
+
+    __slots__ = ("_leases", "_lock")
+
+    def __init__(self, leases: LeaseTable, lock: threading.Lock) -> None:
+        self._leases = leases
+        self._lock = lock
+
+    def grant(self, object_id: int, keep: object) -> None:
+        """See `LeaseTable.grant`."""
+        with self._lock:
+            self._leases.grant(object_id, keep)
+
+    def withdraw(self, object_id: int) -> None:
+        """Take back a lease that was granted for a frame that is not sent. The end of the connection may have."""
+        with self._lock:
+            if self._leases.get(object_id) is not None:
+                self._leases.release(object_id, 1)
+
+    def release(self, object_id: int, count: int) -> None:
+        """See `LeaseTable.release`."""
+        with self._lock:
+            self._leases.release(object_id, count)
+
+
+class GrantingCopies(Granting):
+    """The same for a peer that does not map our arena, and keeps copies of what it has leased."""
+
+    __slots__ = ()
+
+    def grant(self, object_id: int, keep: Any) -> None:
+        """See `Granting`."""
+        if keep.of_numpy:
+            keep.store.take_over(keep.offset)
+        super().grant(object_id, keep)
+
+
+class Releasing:
+    """The part of a `zcactor.rpc.session.Session` that gives leases back; the attributes are the session's."""
+
+    hub: Any
+    loop: asyncio.AbstractEventLoop
+    lock: threading.Lock
+    wire: Any
+    closed: Exception | None
+    successor: Any
+    _backlog: deque[tuple[Any, ...]]
+    _released: deque[int]
+    _release_scheduled: bool
+    _note_release: Callable[[int], None]
+    _on_loop: Callable[[Callable[[], None]], None]
+    _send: Callable[..., None]
+    _flush_locked: Callable[[], None]
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether its twin is to be used instead."""
+        return self.successor is not None and self.successor.closed is None
+
+    def release(self, object_id: int) -> None:
+        """A lease that the peer granted us is no longer needed. Any thread, at any time; takes no lock."""
+        if self.successor is not None and self.is_replaced:
+            self.successor.release(object_id)
+            return
+        self._note_release(object_id)
+        if not self._release_scheduled:
+            self._release_scheduled = True
+            self._on_loop(self._send_releases)
+
+    def release_later(self, object_id: int) -> None:
+        """The same for a lease on bytes that have been read: a frame is likely to follow, which takes it along. What no
+        frame has taken within `_RELEASE_DELAY` is sent by itself."""
+        if self.successor is not None and self.is_replaced:
+            self.successor.release_later(object_id)
+            return
+        self._note_release(object_id)
+        if not self._release_scheduled and self.closed is None:
+            self._release_scheduled = True
+            self._on_loop(self._send_releases_later)
+
+    def _send_releases_later(self) -> None:
+        self.loop.call_later(_RELEASE_DELAY, self._send_releases)
+
+    def hold_releases(self) -> bool:
+        """Promise that a frame follows at once and takes the releases noted meanwhile; see `unhold_releases`."""
+        held = not self._release_scheduled
+        self._release_scheduled = True
+        return held
+
+    def unhold_releases(self) -> None:
+        """End of `hold_releases`: what no frame took is sent by itself."""
+        self._release_scheduled = False
+        if self.has_releases and self.closed is None:
+            self._release_scheduled = True
+            self._on_loop(self._send_releases)
+
+    def _send_releases(self) -> None:
+        self._release_scheduled = False
+        if self.closed is not None:
+            self.hub.outlived(self)
+            return
+        with self.lock:
+            while self.has_releases:
+                self._send(_RELEASE, 0, 0, 0, 0, 0, (), b"")
+                if self._backlog:
+                    break  # they ride with the backlog
+            self._flush_locked()
+
+    def take_releases(self) -> list[tuple[int, int]]:
+        """Those that go with the next frame: object ids, and how often each. Under the lock."""
+        if self.wire is not None:
+            noted = self.wire.take_releases(_MAX_RELEASES)
+        else:
+            noted = [self._released.popleft() for _ in range(min(len(self._released), _MAX_RELEASES))]
+        return list(Counter(noted).items())
+
+    def put_releases_back(self, taken: Sequence[tuple[int, int]]) -> None:
+        """Note again what `take_releases` gave, for a frame that was not sent."""
+        for object_id, number in taken:
+            for _ in range(number):
+                self._note_release(object_id)
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether some are noted that no frame has taken."""
+        return bool(self._released) if self.wire is None else self.wire.releases > 0
