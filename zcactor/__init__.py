@@ -3,17 +3,19 @@
 Decorate a class with `@zc.actor`, spawn it, await its methods. Arrays that are passed lie in shared memory and are
 mapped by the receiver: nothing is encoded and nothing is copied that is not counted.
 
-The map, from what users touch down to the wire:
+The map, from the top layer down to the wire:
 
-- ``actor`` (decorators, spawning), ``handle`` (what stands for an actor), ``future`` (references and streams),
-  ``arrays`` (arrays in the store), ``loading`` (from files), ``errors``, ``config``
+- ``cli`` (the command line), ``cluster`` (nodes that outlive a command)
 - ``runtime`` (driver, node agent, zygote, workers; hosts and mailboxes)
+- ``actor`` (decorators, spawning), ``handle`` (what stands for an actor), ``future`` (references and streams),
+  ``arrays`` (arrays in the store), ``loading`` (from files)
 - ``marshal`` (values to payloads and parts)
 - ``rpc`` (frames, credits, sessions)
 - ``objectstore`` (arena, allocator, blocks, leases)
 - ``transport`` (connections between processes)
+- ``errors``, ``config``
 
-Each module imports only from those below it; ``docs/architecture.md`` tells the rest.
+Each module imports only from layers below its own; ``docs/architecture.md`` tells the rest.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from zcactor.context import current, current_host
 from zcactor.errors import ActorDied, ConnectionLost, NotInitialized, RemoteError
 from zcactor.future import ObjectRef
 from zcactor.handle import ActorHandle
-from zcactor.interface import MARK, Interface
+from zcactor.interface import MARK, Interface, shown
 from zcactor.marshal.sealed import Sealed
 from zcactor.options import ActorDeclaration, MethodOptions, SpawnOptions, check_options, check_together
 
 if TYPE_CHECKING:
+    from zcactor.handle import RemoteActor
     from zcactor.runtime.process import Process
     from zcactor.typed import Method, MethodDecorator, StreamMethod
 
@@ -44,6 +46,9 @@ T = TypeVar("T")
 ActorT = TypeVar("ActorT", bound="Actor")
 T_co = TypeVar("T_co", covariant=True)
 
+logger = logging.getLogger("zcactor")
+SPAWN_PATIENCE = 2.0
+"""Seconds after which a spawn that waits says for what: above what starting a process takes."""
 DECLARED = "__zcactor_options__"
 """Attribute in which `@zc.actor` keeps a class's options."""
 
@@ -101,9 +106,9 @@ class ActorOptions(Generic[P, T_co]):
         self._cls: Any = cls
         self._options = dict(options)
 
-    async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
+    def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]:
         """Start the actor; see `spawn`."""
-        return await _spawn(self._cls, self._options, args, kwargs)  # type: ignore[no-any-return]
+        return _spawning(self._cls, self._options, args, kwargs)
 
     def options(self, **options: Unpack[SpawnOptions]) -> ActorOptions[P, T_co]:
         """These options, changed.
@@ -111,11 +116,11 @@ class ActorOptions(Generic[P, T_co]):
         Raises:
             TypeError: an unknown option or a value of the wrong type.
         """
-        check_options("spawn", f"{self._cls.__name__}.options", options)
+        check_options("spawn", f"{shown(self._cls.__name__)}.options", options)
         return ActorOptions(self._cls, {**self._options, **options})
 
     def __repr__(self) -> str:
-        return f"<{self._cls.__name__} with options {self._options}>"
+        return f"<{shown(self._cls.__name__)} with options {self._options}>"
 
 
 class ActorClass(ActorOptions[P, T_co]):
@@ -126,29 +131,42 @@ class ActorClass(ActorOptions[P, T_co]):
         return self._cls(*args, **kwargs)  # type: ignore[no-any-return]
 
 
-async def _spawn_class(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _spawning(
+    cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Coroutine[Any, Any, Any]:
+    """The coroutine that starts an actor, under the name that its user called it by: who does not await it is told."""
+    coroutine: Any = _spawn(cls, options, args, kwargs)
+    coroutine.__qualname__ = f"{shown(cls.__name__)}.spawn"
+    return coroutine  # type: ignore[no-any-return]
+
+
+def _spawn_class(cls: Any, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
     """Start an actor of this class with the given constructor arguments; see `zcactor.spawn`."""
-    return await _spawn(cls, {}, args, kwargs)
+    return _spawning(cls, {}, args, kwargs)
 
 
 def _options_class(cls: Any, /, **options: Any) -> Any:
     """The class with options; see `zcactor.options.SpawnOptions`."""
-    check_options("spawn", f"{cls.__name__}.options", options)
+    check_options("spawn", f"{shown(cls.__name__)}.options", options)
     return ActorOptions(cls, options)
+
+
+_ADDED = {"spawn": _spawn_class, "options": _options_class}
+"""What `@zc.actor` adds to a class."""
 
 
 class Actor:
     """The optional base: `spawn` and `options` exact in both checkers, and the name stays usable as an annotation."""
 
     @classmethod
-    async def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """Start an actor of this class; see `zcactor.spawn`."""
-        return await _spawn(cls, {}, args, kwargs)  # type: ignore[no-any-return]
+        return _spawning(cls, {}, args, kwargs)
 
     @classmethod
     def options(cls: Callable[P, T], **options: Unpack[SpawnOptions]) -> ActorOptions[P, T]:
         """The class with options; see `zcactor.options.SpawnOptions`."""
-        check_options("spawn", f"{cls.__name__}.options", options)
+        check_options("spawn", f"{shown(cls.__name__)}.options", options)
         return ActorOptions(cls, options)
 
 
@@ -172,7 +190,8 @@ def actor(cls: Callable[P, T], /) -> ActorClass[P, T]: ...
 @overload
 def actor(**options: Unpack[ActorDeclaration]) -> ActorDecorator: ...
 def actor(cls: Any = None, /, **options: Any) -> Any:
-    """Make a class an actor class: it gains ``spawn`` and ``options``, and keeps working locally.
+    """Make a class an actor class: it gains ``spawn`` and ``options``, and keeps working locally. A class that is one
+    already stays what it is, with the options that are given now in the place of those it had.
 
     Args:
         cls: the class, when used bare: ``@zc.actor``.
@@ -180,16 +199,18 @@ def actor(cls: Any = None, /, **options: Any) -> Any:
 
     Raises:
         TypeError: not a class, an unknown option or a value of the wrong type, or the class has a ``spawn`` or
-            ``options`` of its own.
+            ``options`` of its own. The class is unchanged then.
     """
     check_options("declaration", "zc.actor", options)
 
     def declare(target: Any) -> Any:
         if not isinstance(target, type):
             raise TypeError(f"@zc.actor decorates a class, not {type(target).__name__}")
-        for name, function in (("spawn", _spawn_class), ("options", _options_class)):
-            if name in vars(target):
-                raise TypeError(f"{target.__name__} defines {name!r}, which @zc.actor adds; rename the method")
+        for name, function in _ADDED.items():
+            own = vars(target).get(name)
+            if own is not None and getattr(own, "__func__", None) is not function:
+                raise TypeError(f"{shown(target.__name__)} defines {name!r}, which @zc.actor adds; rename the method")
+        for name, function in _ADDED.items():
             setattr(target, name, classmethod(function))
         setattr(target, DECLARED, {**declared_options(target), **options})
         return target
@@ -227,10 +248,11 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     if not isinstance(cls, type):
         raise TypeError(f"zc.spawn takes a class, not {type(cls).__name__}")
     merged: dict[str, Any] = {**declared_options(cls), **options}
-    check_together(f"{cls.__name__}.options", merged)
+    name = shown(cls.__name__)
+    check_together(f"{name}.options", merged)
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        raise TypeError(f"{cls.__name__} cannot be constructed: it is abstract (missing: {missing})")
+        raise TypeError(f"{name} cannot be constructed: it is abstract (missing: {missing})")
     _check_constructor(cls, args, kwargs)
     args = tuple([await value if isinstance(value, ObjectRef) else value for value in args])
     kwargs = {name: await value if isinstance(value, ObjectRef) else value for name, value in kwargs.items()}
@@ -238,7 +260,8 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     recipe = Sealed(*process.marshaller.pack((cls, args, kwargs)))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     kept = recipe if merged.get("max_restarts") else None
-    handle, existed, object_id = await process.ask_agent("reserve", plain, cls.__name__, Interface.of(cls).wire(), kept)
+    with _telling(process, name):
+        handle, existed, object_id = await process.ask_agent("reserve", plain, name, Interface.of(cls).wire(), kept)
     if existed:
         return handle
     remote = handle._remote
@@ -263,6 +286,42 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     return handle
 
 
+@contextlib.contextmanager
+def _telling(process: Process, class_name: str) -> Iterator[None]:
+    """Says for what a spawn waits, if it does so for long."""
+    if not process.config.warn_after:
+        yield
+        return
+    loop = process.loop
+    timers: list[asyncio.TimerHandle] = []
+
+    def arm() -> None:
+        timers.append(loop.call_later(SPAWN_PATIENCE, lambda: process.start_task(_tell(process, class_name))))
+
+    def disarm() -> None:
+        timers[0].cancel()
+
+    here = threading.get_ident() == process.thread
+    if here:
+        arm()
+    else:
+        loop.call_soon_threadsafe(arm)
+    try:
+        yield
+    finally:
+        if here:
+            disarm()
+        else:
+            loop.call_soon_threadsafe(disarm)
+
+
+async def _tell(process: Process, class_name: str) -> None:
+    with contextlib.suppress(ConnectionLost):  # the agent is gone, which ends the spawn too
+        line = await process.ask_agent("waits", class_name)
+        if line:
+            logger.warning("%s", line)
+
+
 async def _report(process: Process, handle: ActorHandle, failure: str) -> None:
     """Tell the agent that there is no actor; see `zcactor.runtime.agent.NodeAgent.constructed`. Keeps the handle until
     then, or the agent would take its release for a spawn that was given up."""
@@ -278,7 +337,7 @@ def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, An
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{cls.__name__}(): {error}") from None
+        raise TypeError(f"{shown(cls.__name__)}(): {error}") from None
 
 
 # ---------------------------------------------------------------- ending and finding
@@ -294,6 +353,9 @@ async def stop(handle: object) -> None:
     """End an actor in order: its pending calls run, then ``__aexit__`` or ``close()`` if it has one, then its process
     ends. Calls made afterwards raise `ActorDied`. Ending a dead actor does nothing.
 
+    In a method of the actor itself it returns at once: the actor stops when the calls that run have ended, this one
+    among them.
+
     Raises:
         NoSuchActor: the node does not know the actor.
 
@@ -301,15 +363,28 @@ async def stop(handle: object) -> None:
     """
     process = current()
     remote = _checked(handle, "stop")._remote
+    host = current_host.get()
+    if host is not None and host.info is not None and host.info.actor_id == remote.actor_id:
+        process.start_task(_stop_later(process, remote))
+        return
     if threading.get_ident() != process.thread:  # a sync method's own loop
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stop(handle), process.loop))
         return
+    await _request_stop(process, remote)
+
+
+async def _request_stop(process: Process, remote: RemoteActor) -> None:
     with contextlib.suppress(ConnectionLost):  # it has ended, or is being restarted: nothing of ours is on the way
         # The request goes through the agent, and would overtake calls that still wait for credit or for a connection.
         # The answer to a ping comes when the actor's process has them.
         await remote.connected.wait()
         await process.ask(await process.connect(remote.location[0]), "ping")
     await process.ask_agent("stop", remote.actor_id)
+
+
+async def _stop_later(process: Process, remote: RemoteActor) -> None:
+    with contextlib.suppress(ConnectionLost):  # the node ends, and the actor with it
+        await _request_stop(process, remote)
 
 
 async def kill(handle: object) -> None:

@@ -13,6 +13,7 @@ from zcactor.context import current, current_or_none
 from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
 from zcactor.marshal.move import UNUSABLE, is_moved
 from zcactor.marshal.placing import place
+from zcactor.marshal.sharing import is_of
 from zcactor.objectstore.heap import allocate_elsewhere, use_handler
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
@@ -76,6 +77,9 @@ def full(shape: Shape, fill_value: Any, dtype: npt.DTypeLike | None = None, *, d
 def asarray(x: Any, dtype: npt.DTypeLike | None = None) -> Array:
     """`x` as an array in the store: `x` itself when it lies there already, else a copy, which is counted.
 
+    A mapped file (`numpy.memmap`) is copied each time that it is passed, and stays writable here: what it becomes by
+    this function can be passed any number of times without a copy.
+
     Args:
         x: an ndarray or anything that `numpy.asarray` takes.
         dtype: what to convert to; None keeps it.
@@ -99,10 +103,12 @@ def in_store(x: Any) -> bool:
     """Whether passing array `x` needs no copy: its memory is this process's store, or was received from another's."""
     if not isinstance(x, np.ndarray):
         return False
-    if isinstance(root_of(x), Block | Lease):
-        return True
-    process = current_or_none()  # another library's view of the store is found by its address
-    return process is not None and process.store.contains(*byte_bounds(x))
+    root, process = root_of(x), current_or_none()
+    if process is None:
+        return isinstance(root, Block | Lease)
+    if isinstance(root, Block | Lease):
+        return is_of(process.store, root)  # or else of a runtime before this one
+    return process.store.contains(*byte_bounds(x))  # another library's view of the store is found by its address
 
 
 def numpy_allocator(enabled: bool) -> AbstractContextManager[None]:

@@ -30,10 +30,10 @@ TRANSPORTS = ("local", "verbs", "tcp")
 NOT_BY_TLS = "tls is set, and bytes by RDMA cannot be encrypted"
 """Why there is no RDMA where `Config.tls` is set."""
 
-RESERVED = frozenset({"ZCACTOR_FAIL", "ZCACTOR_NATIVE", "ZCACTOR_TOKEN", "ZCACTOR_TOKEN_FILE"})
+RESERVED = frozenset({"ZCACTOR_FAIL", "ZCACTOR_NATIVE", "ZCACTOR_NODE", "ZCACTOR_TOKEN", "ZCACTOR_TOKEN_FILE"})
 """Variables with the prefix that are no field: the fault injection of tests, the switch of the native part (read when
-the package is imported), and the cluster's token, which is kept out
-of `Config` so that printing the configuration never shows it."""
+the package is imported), the mark of a node's processes, and the cluster's token, which is kept out of `Config` so that
+printing the configuration never shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,9 @@ class Config:
     """Every setting of one process. A value outside its range is a `ValueError`, one that is no number a `TypeError`.
 
     Attributes:
-        store_capacity: bytes one process's arena may grow to; None means 30 % of the machine's memory, so that a driver
-            and one busy actor can both fill theirs and a third is left for everything else. Too small: `OutOfMemory`.
+        store_capacity: bytes one process's arena may grow to; None means 30 % of memory, the machine's or what the
+            process's control groups allow, whichever is least, so that a driver and one busy actor can both fill theirs
+            and a third is left for everything else. Too small: `OutOfMemory`.
         store_min_nbytes: bytes from which on NumPy's own arrays are allocated in the store. Smaller ones ride in frames
             or cost a copy of a few microseconds, and would fill the store with crumbs.
         store_keep_nbytes: bytes of free memory that a process keeps ready in its store; above twice as much it goes
@@ -60,6 +61,9 @@ class Config:
             framework from a cold disk. The constructor itself is not counted.
         shutdown_timeout: seconds that processes get to end on their own before they are killed. 5 lets a running
             method of ordinary length finish.
+        warn_after: seconds after which what waits is told of, once: a blocked event loop, a call behind a plain method.
+            5 is above what ordinary work takes and below what somebody bears. 0 switches all such lines off, those
+            about spawns that wait and about the end of a program, too.
         log_to_driver: whether what actors print and log appears at the driver.
         loop: the event loop of this process and its actors: ``"uvloop"``, the faster, or ``"asyncio"``.
         address: ``"host:port"`` of the cluster to join as a driver; None starts an embedded node.
@@ -74,6 +78,10 @@ class Config:
             reached from this host only.
         sealing: whether frames that go to other hosts are encrypted: ``"auto"`` does where `host` is not a loopback
             address, ``"on"`` and ``"off"`` always or never. One side's wish is enough. The bytes of arrays are not.
+        integrity: what besides frames is authenticated where frames are encrypted, so that nobody on the way can change
+            it unnoticed: ``"arrays"``, every byte of every array that is pulled; ``"frames"``, only what belongs to a
+            pickle, plain arrays travel bare; ``"auto"``, arrays over TCP and not by RDMA. The stricter wish of two ends
+            holds. It means nothing where bytes are mapped, or with `tls`, which protects all.
         tls: absolute path of a folder with ``ca.pem``, ``cert.pem`` and ``key.pem`` of this host (``~`` is the user's
             home). Everything that goes to other hosts then passes through TLS 1.3, arrays included, and only processes
             with a certificate of that CA are let in; all hosts need it. It excludes RDMA, and `sealing` means nothing.
@@ -96,6 +104,7 @@ class Config:
     max_concurrency_async: int = 1000
     spawn_timeout: float = 60.0
     shutdown_timeout: float = 5.0
+    warn_after: float = 5.0
     log_to_driver: bool = True
     loop: Literal["uvloop", "asyncio"] = "uvloop"
     address: str | None = None
@@ -106,6 +115,7 @@ class Config:
     require: Literal["verbs", "tcp"] | None = None
     host: str = "127.0.0.1"
     sealing: Literal["auto", "on", "off"] = "auto"
+    integrity: Literal["auto", "arrays", "frames"] = "auto"
     tls: str | None = None
     verbs_binding: Literal["auto", "pyverbs", "ibverbs", "none"] = "auto"
     verbs_device: str | None = None
@@ -138,6 +148,11 @@ class Config:
             )
         if self.tls is not None and self.require == "verbs":
             raise ValueError(f"require is 'verbs' and {NOT_BY_TLS}; unset one of them")
+        if self.integrity == "arrays" and self.sealing == "off" and self.tls is None:
+            raise ValueError(
+                "integrity is 'arrays' and sealing is 'off', so there are no keys to authenticate arrays with; set "
+                "sealing to 'auto' or 'on', or tls"
+            )
         if not _is_address(self.host):
             raise ValueError(f"host must be an IP address of this host, not {self.host!r}")
 
@@ -162,6 +177,7 @@ _MINIMUM: Mapping[str, float] = {
     "max_concurrency_async": 1,
     "spawn_timeout": 0.001,
     "shutdown_timeout": 0,
+    "warn_after": 0,
     "num_cpus": 0,
     "num_gpus": 0,
     "verbs_port": 1,

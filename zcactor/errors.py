@@ -78,7 +78,10 @@ class _ActorGone(ActorError):
         self.maybe_executed = maybe_executed
 
     def __str__(self) -> str:
-        ran = "the call may have run" if self.maybe_executed else "the call did not run"
+        return self._said(self.maybe_executed)
+
+    def _said(self, maybe_executed: bool) -> str:
+        ran = "the call may have run" if maybe_executed else "the call did not run"
         return f"actor {self.actor} {self._what}: {self.cause or 'no cause is known'}; {ran}"
 
 
@@ -116,6 +119,12 @@ class InsufficientResources(ActorError):
 class RemoteError(ZcactorError):
     """A method raised. `except ValueError` works too when the original exception was a picklable ``ValueError``.
 
+    ``str()`` of it is ``str()`` of the original exception, led by the type's name where it could not be rebuilt as that
+    type. Where it was raised and the remote traceback are a note (PEP 678), which printed tracebacks show.
+
+    An `ActorDied`, `ActorUnavailable` or `ConnectionLost` that comes out of a method has ``maybe_executed=True`` here,
+    because that method ran; what the inner call's own error said is ``original.maybe_executed``.
+
     Attributes:
         type_name: qualified name of the original type.
         message: ``str()`` of the original exception.
@@ -139,9 +148,9 @@ class RemoteError(ZcactorError):
         return _restore, (parts, {name: getattr(self, name) for name in _REMOTE_FIELDS})
 
     def __str__(self) -> str:
-        where = f"actor {self.actor}, pid {self.pid}, host {self.host}"
-        text = f"{self.type_name}: {self.message}" if self.message else self.type_name
-        return f"{text}\n  raised in {where}\n\n{self.remote_traceback.rstrip()}"
+        if type(self) is RemoteError:
+            return f"{self.type_name}: {self.message}" if self.message else self.type_name
+        return self.original._said(True) if isinstance(self.original, _TELLING) else self.message
 
 
 _REMOTE_FIELDS = ("type_name", "message", "remote_traceback", "actor", "host", "pid")
@@ -161,7 +170,7 @@ class OutOfMemory(ZcactorError, MemoryError):
     Args:
         requested: bytes asked for.
         used: bytes allocated now.
-        capacity: bytes the store may grow to.
+        capacity: bytes the store may grow to; 0 where there can be none, for the reason in `note`.
         largest_free: bytes of the largest block that could still be had.
     """
 
@@ -174,6 +183,8 @@ class OutOfMemory(ZcactorError, MemoryError):
         self.note = note
 
     def __str__(self) -> str:
+        if not self.capacity and self.note:
+            return self.note
         text = (
             f"the store cannot hold {self.requested:,} more bytes: {self.used:,} of {self.capacity:,} are used and the "
             f"largest free block is {self.largest_free:,}; drop arrays that are no longer needed, or pass a larger "
@@ -190,8 +201,14 @@ class ConnectionLost(ZcactorError, ConnectionError):
         self.maybe_executed = maybe_executed
 
     def __str__(self) -> str:
-        ran = "the call may have run" if self.maybe_executed else "nothing was sent"
-        return f"{self.args[0]}; {ran}"
+        return self._said(self.maybe_executed)
+
+    def _said(self, maybe_executed: bool) -> str:
+        return f"{self.args[0]}; {'the call may have run' if maybe_executed else 'nothing was sent'}"
+
+
+_TELLING = (_ActorGone, ConnectionLost)
+"""Types whose text says whether a call may have run."""
 
 
 class ProtocolError(ZcactorError):
@@ -314,4 +331,13 @@ def make_remote_error(original: BaseException | None, fields: dict[str, Any]) ->
             error.add_note(f"it is not an instance of its own type: deriving from that raised {stranger}")
     error.__dict__.update(fields)
     error.__dict__["original"] = original
+    if isinstance(error, _TELLING):  # it comes out of a method, which has run, whatever the call inside it did
+        error.__dict__["maybe_executed"] = True
+    where = f"raised in actor {fields['actor']}, pid {fields['pid']}, host {fields['host']}"
+    trace = fields["remote_traceback"].rstrip()
+    notes = error.__dict__.get("__notes__")
+    # A list of its own: the one that is there is the original's, too.
+    error.__dict__["__notes__"] = [
+        *(notes if isinstance(notes, list) else ()), f"{where}\n{trace}" if trace else where
+    ]  # fmt: skip
     return error  # type: ignore[no-any-return]

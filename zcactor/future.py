@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
 from threading import get_ident
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from msgspec.msgpack import Ext
 
@@ -21,12 +20,11 @@ from zcactor.rpc.messages import Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.protocol import CallState
 
-__all__ = ["ObjectRef", "ObjectStream", "cancel_call", "get", "packed_result", "put", "wait"]
+__all__ = ["ObjectRef", "ObjectStream", "cancel_call", "failure_of", "get", "packed_result", "put", "wait"]
 
 _DONE = CallState.DONE
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-logger = logging.getLogger("zcactor")
 
 
 class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
@@ -118,11 +116,17 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         """Id of the process that keeps the result, 32 hex digits."""
         return self._call.owner.hex()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an ObjectRef travels inside calls, puts and results only, where it is a lease on the value; pickling it "
+            "elsewhere would lose track of who holds it: await it and pickle the value"
+        )
+
     def __del__(self) -> None:
         call = self._call
         call.refs -= 1
         if call.refs == 0 and call.done and not call.retrieved:
-            _log_unseen(call)
+            _note_unseen(call)
 
     def __repr__(self) -> str:
         call = self._call
@@ -232,22 +236,25 @@ def _status_error(call: Call) -> BaseException:
     return ActorDied(actor, "its process does not know it any more", False)
 
 
-def _log_unseen(call: Call) -> None:
+def _note_unseen(call: Call) -> None:
+    call.retrieved = True
+    process = current_or_none()
+    if process is not None:
+        process.unseen.note(call)
+
+
+def failure_of(call: Call) -> BaseException | None:
+    """What a finished call failed with; None for one that succeeded or was cancelled, or whose actor was gone."""
     error = call.error
     if error is None and call.status == Status.ERROR:
-        process = current_or_none()
-        if process is None:
-            return
         try:
-            error = process.marshaller.unpack(call.payload, call.parts, call.flags)
+            error = current().marshaller.unpack(call.payload, call.parts, call.flags)
         except ProtocolError as broken:
             error = broken
-    call.retrieved = True
-    if error is not None and not isinstance(error, asyncio.CancelledError):
-        logger.error("%s failed and its result was never awaited: %s", call.label or "a call", error)
+    return None if isinstance(error, asyncio.CancelledError) else error
 
 
-Call.unseen = staticmethod(_log_unseen)
+Call.unseen = staticmethod(_note_unseen)
 
 
 class ObjectStream(AsyncIterator[T_co], Generic[T_co]):
@@ -281,6 +288,12 @@ class ObjectStream(AsyncIterator[T_co], Generic[T_co]):
         """Close the generator. Idempotent; items not yet taken are dropped."""
         self._stream.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an ObjectStream belongs to the process that called the generator method, and travels nowhere: iterate it "
+            "here and pass its items, or pass the actor's handle and call the method there"
+        )
+
     def __del__(self) -> None:
         self._stream.abandon()
 
@@ -305,6 +318,22 @@ class RefHolder:
         self._release(self.id)
 
 
+class BorrowedRef:
+    """Another process's promise on its way to a third one: pinned here with what has become of it, if that is known."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """See `RefHolder.grant`."""
+        holder: RefHolder = self.call.holder
+        if session.peer_process == holder.owner:
+            return holder.owner, holder.id, 0
+        return holder.owner, holder.id, session.pin(self)
+
+
 class OwnRef:
     """A promise of this process that a peer is given; granting it keeps the call alive."""
 
@@ -327,6 +356,8 @@ def lower_ref(packing: Any, ref: ObjectRef[Any]) -> bytes:
     call = ref._call
     call.retrieved = True
     holder = call.holder or OwnRef(call)
+    if type(holder) is RefHolder:
+        holder = BorrowedRef(call)
     return encode((packing.add(Part(RegionKind.REF, holder, 0, 0)), call.label, False))
 
 

@@ -6,14 +6,25 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from zcactor.context import call_deadline, current
-from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, DeadlineExceeded, MailboxFull, ProtocolError
+from zcactor.errors import (
+    ActorDied,
+    ActorUnavailable,
+    ConnectionLost,
+    DeadlineExceeded,
+    MailboxFull,
+    ObjectLost,
+    ProtocolError,
+    ZcactorError,
+)
 from zcactor.future import FailedArgumentError, ObjectRef, ObjectStream, cancel_call
-from zcactor.interface import Interface, MethodKind, MethodSpec
+from zcactor.interface import Interface, MethodKind, MethodSpec, shown
+from zcactor.marshal.move import restore
 from zcactor.marshal.values import Code, decode_small, register
 from zcactor.objectstore.ref import RegionKind
 from zcactor.options import check_options
@@ -33,6 +44,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _Unsent = tuple[Call, int, int, int, bytes, Sequence[Part]]
 _GENERATORS = (MethodKind.GENERATOR, MethodKind.ASYNC_GENERATOR)
 _CONNECT_ATTEMPTS = 5
+REACH = 6.0
+"""Seconds for all attempts at one place: what one takes that nobody answers, and a little more. One that makes progress
+may take longer."""
+_FIRST_PAUSE = 0.1
+"""Seconds between the first two attempts, doubled for each further one."""
+_SIGN_OF_LIFE = 4.5
+"""Seconds in which a node that lives has told the head so, several times."""
 _new_ref, _new_call = ObjectRef.__new__, Call.__new__
 
 
@@ -56,7 +74,7 @@ class RemoteActor:
         self.namespace = namespace
         self.max_pending = max_pending
         self.max_retries = max_retries
-        self.label = f"{interface.class_name}({name or actor_id.hex()[:8]})"
+        self.label = f"{interface.class_name}({shown(name) if name else actor_id.hex()[:8]})"
         self.session: Session | None = None
         self.death: str | None = None
         """Why the actor is dead; None while it is not known to be."""
@@ -68,6 +86,8 @@ class RemoteActor:
         self._lock = threading.Lock()
         self._unsent: deque[_Unsent] = deque()
         self._opening = False
+        self._left = False
+        """Whether it is known not to be at `location` any more."""
         self.connected = asyncio.Event()
         """Cleared while calls wait for a connection."""
         self.connected.set()
@@ -95,11 +115,15 @@ class RemoteActor:
         # What another connection may carry than the one that there is now must fit all of them.
         session = None if retries else self.session
         eager_limit = 0 if session is None else session.connection.eager_limit
+        moved: list[Any] = []
+        marshaller = process.marshaller
         try:
-            payload, parts, flags = process.marshaller.pack_call(args, kwargs, eager_limit)
+            payload, parts, flags = marshaller.pack_call(args, kwargs, eager_limit, moved)
         except FailedArgumentError as error:
             call.fail(error.failure)
             return call
+        if moved:
+            call.undo = partial(restore, moved)
         call.target = self
         if self.death is not None:
             call.fail(ActorDied(self.label, self.death, False))
@@ -119,22 +143,40 @@ class RemoteActor:
                 if left < 0 or isinstance(error, ActorDied):
                     return False
                 call.state = CallState.QUEUED
-                self._queue((call, spec.code, flags, timeout_ns, payload, parts))
+                try:
+                    again = marshaller.duplicate(parts) if moved and left else parts
+                    self._queue((call, spec.code, flags, timeout_ns, payload, again))
+                except Exception as lost:  # what an argument refers to is gone, say
+                    call.fail(lost.with_traceback(None))
                 return True
 
             call.resend = resend
         if session is None:
             session = self.session
-        if session is not None:
-            try:
-                session.send_call(call, self.location[1], spec.code, flags, timeout_ns, payload, parts)
-            except ConnectionLost:
-                pass
-            else:
-                return call
-        if eager_limit:
-            payload, parts, flags = process.marshaller.fit((payload, parts, flags))
-        self._queue((call, spec.code, flags, timeout_ns, payload, parts))
+        first = parts
+        try:
+            if retries and moved:
+                first = marshaller.duplicate(parts)
+            if session is not None:
+                try:
+                    session.send_call(call, self.location[1], spec.code, flags, timeout_ns, payload, first)
+                except ConnectionLost:
+                    pass
+                else:
+                    return call
+            if eager_limit:
+                payload, first, flags = marshaller.fit((payload, first, flags))
+            self._queue((call, spec.code, flags, timeout_ns, payload, first))
+        except BaseException as error:  # nothing was sent: it does not count, and its deadline ends with it
+            call.take_back()
+            self.unfinished.discard(call)
+            call.resend = None
+            if not isinstance(error, ObjectLost):
+                # An error of its own: the one at hand leads, by its traceback, to the arguments.
+                process.loop.call_soon_threadsafe(call.fail, ConnectionLost(f"{call.label} could not be sent"))
+                raise
+            # Whoever awaits the call is told, as of any argument's failure.
+            process.loop.call_soon_threadsafe(call.fail, error.with_traceback(None))
         return call
 
     def _set_timer(self, call: Call, timeout: float | None, deadline: float | None) -> int:
@@ -181,24 +223,62 @@ class RemoteActor:
 
     async def _open(self) -> None:
         """Connect to wherever the actor is now, then send what waited."""
-        cause = "it could not be reached"
-        for attempt in range(_CONNECT_ATTEMPTS):
-            if attempt:
-                state, location, cause = await self.process.locate(self.actor_id)
+        loop = self.process.loop
+        cause, begun, pause, attempt = "it could not be reached", loop.time(), _FIRST_PAUSE, 0
+        while True:
+            if self._left:
+                state, self.location, why = await self.process.locate(self.actor_id)
                 if state == "dead":
-                    self.die(cause)
+                    self.die(why)
                     return
-                self.location = location
+                self._left = False
+            attempt += 1
             try:
-                session = await self.process.connect(self.location[0])
+                async with asyncio.timeout_at(None if attempt == 1 else begun + REACH):
+                    session = await self.process.connect(self.location[0])
+            except TimeoutError:
+                break
             except ConnectionLost as error:
-                cause = str(error)
-                continue
-            if self._drain(session):
+                cause = str(error.args[0])
+            else:
+                if self._drain(session):
+                    return
+            state, location, why = await self.process.locate(self.actor_id)
+            if state == "dead":
+                self.die(why)
                 return
-        self._give_up(lambda: ActorUnavailable(self.label, f"{cause}; tried {_CONNECT_ATTEMPTS} times", False))
+            if location != self.location:
+                self.location = location
+                begun, pause, attempt = loop.time(), _FIRST_PAUSE, 0
+                continue
+            if attempt >= _CONNECT_ATTEMPTS or loop.time() + pause >= begun + REACH:
+                break
+            await asyncio.sleep(pause)
+            pause *= 2
+        cause = await self._where_it_fails(cause)
+        self._give_up(lambda: ActorUnavailable(self.label, f"{cause}; tried {attempt} times", False))
+
+    async def _where_it_fails(self, cause: str) -> str:
+        """`cause`, and whether the head reaches what this process does not."""
+        process = self.process
+        ours = process.address
+        if not ours:  # no other host is reached from here
+            return cause
+        try:
+            silence, theirs = await process.silence_of(self.location[0])
+        except ConnectionLost:
+            return f"{cause}; the cluster's head is not reached either"
+        if not 0 <= silence < _SIGN_OF_LIFE:
+            return cause
+        here, there = ours.rpartition("@")[2], theirs.rpartition("@")[2]  # as ``zcactor status`` shows them
+        return (
+            f"{cause}; the cluster's head reaches its node, heard from {silence:.1f} s ago, and this process at {here} "
+            f"does not reach it at {there}: look at the network between the two"
+        )
 
     def _drain(self, session: Session) -> bool:
+        if session.successor is not None and session.is_replaced:
+            session = session.successor
         with self._lock:
             while self._unsent:
                 call, code, flags, timeout_ns, payload, parts = self._unsent[0]
@@ -207,12 +287,32 @@ class RemoteActor:
                         session.send_call(call, self.location[1], code, flags, timeout_ns, payload, parts)
                     except ConnectionLost:
                         return False
+                    except Exception as error:  # what an argument refers to is gone, say: those behind it go on
+                        call.fail(error.with_traceback(None))
                 self._unsent.popleft()
             self.session = session
             self._opening = False
             self.connected.set()
             self.process.watch(session, self)
             return True
+
+    async def change(self, old: Session, new: Session) -> None:
+        """Use `new` instead of its twin `old`, once the peer has taken in what was sent by that."""
+        with self._lock:
+            if self.session is not old:
+                return
+            self.session = None
+            self._opening = True
+            self.connected.clear()
+        try:
+            # Another thread may have been about to send by `old`, and has by the time of the second answer.
+            await self.process.ask(old, "ping")
+            await self.process.ask(old, "ping")
+        except ZcactorError:  # `old` is lost, and what was open on it has failed
+            await self._open()
+            return
+        if not self._drain(new):
+            await self._open()
 
     def _give_up(self, error: Any) -> None:
         with self._lock:
@@ -228,6 +328,31 @@ class RemoteActor:
         self.session = None
         self._give_up(lambda: ActorDied(self.label, cause, False))
 
+    def given_up(self, calls: Sequence[Call], cause: str) -> None:
+        """The process at `location` is silent, and `calls` are open there: they end, whatever became of them."""
+        for call in calls:
+            maybe = call.state is not CallState.QUEUED
+            error = (
+                ActorUnavailable(self.label, cause, maybe)
+                if self.death is None
+                else ActorDied(self.label, self.death, maybe)
+            )
+            if call.resend is None or not call.resend(call, error):
+                call.fail(error)
+
+    def changed(self, state: str, location: tuple[bytes, int], cause: str) -> None:
+        """The head tells that the actor's node was lost (``"dead"``, ``"restarting"``), or where it lives since."""
+        old, self.location = self.location, location
+        if state == "alive":
+            self._left = False
+        else:
+            self._left = True
+            if state == "dead":
+                self.die(cause)
+            session = self.process.sessions.get(old[0])
+            if session is not None:
+                session.give_up(cause)
+
     async def lost(self, calls: Sequence[Call], cause: str) -> None:
         """The connection to the actor's process ended with `calls` open: find out what became of the actor."""
         self.session = None
@@ -241,7 +366,7 @@ class RemoteActor:
             self.location = location
         for call in calls:
             maybe = call.state is not CallState.QUEUED
-            reason = f"{why or cause}; it is being restarted" if state == "restarting" else cause
+            reason = why if state == "restarting" and why else cause
             error = ActorUnavailable(self.label, reason, maybe)
             if call.resend is None or not call.resend(call, error):
                 call.fail(error)
@@ -287,7 +412,14 @@ class RemoteMethod:
                 call.refs = 1
                 unfinished = actor.unfinished
                 unfinished.add(call)
-                if len(unfinished) <= actor.max_pending and session.wire.call(call, actor.location[1], spec.code, args):
+                try:
+                    sent = len(unfinished) <= actor.max_pending and session.wire.call(
+                        call, actor.location[1], spec.code, args
+                    )
+                except BaseException:  # it cannot be sent, and does not count
+                    unfinished.discard(call)
+                    raise
+                if sent:
                     ref: ObjectRef[Any] = _new_ref(ObjectRef)
                     ref._call = call
                     ref._drivers = None

@@ -15,7 +15,7 @@ from zcactor.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Interface", "MethodKind", "MethodSpec", "method_options"]
+__all__ = ["Interface", "MethodKind", "MethodSpec", "method_options", "shown"]
 
 MARK = "__zcactor_method__"
 """Attribute in which `@zc.method` keeps a function's options."""
@@ -23,11 +23,22 @@ ADDED = frozenset({"spawn", "options"})
 """Names that `@zc.actor` adds to the class; they are not remote methods."""
 
 
+SHOWN_LENGTH = 80
+"""Characters of a name that messages show."""
+
+
+def shown(name: str, length: int = SHOWN_LENGTH) -> str:
+    """`name` as messages, prefixes and processes show it: what is not printable is escaped, and at most `length`
+    characters are left. A class may be called anything, and terminals and logs take orders from what they show."""
+    text = name if name.isprintable() else repr(name)[1:-1]
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 class MethodKind(IntEnum):
     """How a method runs."""
 
     SYNC = 0
-    """In the actor's own thread, one at a time."""
+    """In the actor's own thread, or in one of its shared process; one at a time."""
     ASYNC = 1
     """As a task on the actor's loop."""
     GENERATOR = 2
@@ -67,7 +78,7 @@ class MethodSpec:
         self.code = code
         """Index in the interface; what a CALL frame names the method by."""
         self.name = name
-        self.label = f"{class_name}.{name}"
+        self.label = f"{shown(class_name)}.{shown(name)}"
         self.kind = int(kind)
         self.parameters = parameters
         """``[name, inspect kind, has default]`` each, without ``self``."""
@@ -121,7 +132,7 @@ class Interface:
     __slots__ = ("by_name", "class_name", "is_async", "methods")
 
     def __init__(self, class_name: str, methods: list[MethodSpec], is_async: bool) -> None:
-        self.class_name = class_name
+        self.class_name = shown(class_name)
         self.methods = methods
         self.is_async = is_async
         """Whether any method is ``async``: then calls whose arguments are not there yet do not hold up later ones."""
@@ -165,10 +176,10 @@ class Interface:
             return spec
         if name.startswith("_"):
             raise AttributeError(
-                f"{self.class_name}.{name} is private: an actor's private names cannot be reached from outside",
+                f"{self.class_name}.{shown(name)} is private: an actor's private names cannot be reached from outside",
                 name=name,
             )
-        public = ", ".join(self.by_name) or "none"
+        public = ", ".join(map(shown, self.by_name)) or "none"
         raise AttributeError(
             f"actor {self.class_name} has no method {name!r} (attributes are not reachable, methods are: {public})",
             name=name,

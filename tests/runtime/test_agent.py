@@ -244,6 +244,8 @@ async def test_an_actor_is_restarted_up_to_its_limit(node: zc.Node, tmp_path: Pa
         with pytest.raises(zc.ActorUnavailable if turn < 2 else zc.ActorDied, match="SIGKILL") as caught:
             await waiting
         assert caught.value.maybe_executed
+        if turn < 2:
+            assert f"it is being restarted, after a pause of {0.1 * 2**turn:g} s" in str(caught.value)
     assert len(pids) == 3
     with pytest.raises(zc.ActorDied, match="SIGKILL"):
         await actor.pid()

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from zcactor.runtime import directory as directory_module
 from zcactor.runtime.directory import PREFIX, RunDirectory, base_directory, sweep
+
+NAME = "c" * 32
+MARKER = "made-by-zcactor"
 
 
 def test_made_and_removed(tmp_path: Path) -> None:
@@ -46,49 +48,112 @@ def test_only_what_nobody_holds_is_swept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{PREFIX}file", "zcactor-other"]
 
 
-def test_a_directory_without_a_lock_is_left_to_its_maker_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new = tmp_path / f"{PREFIX}new"
-    new.mkdir()
+def bytes_of(path: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
+
+
+@pytest.mark.parametrize("name", ["notes", "0123abcd", "A" * 32, "a" * 31, "a" * 33, "a" * 32 + "~"])
+def test_a_folder_of_the_users_own_is_left_alone(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / f"{PREFIX}{name}"
+    (folder / "inner").mkdir(parents=True)
+    for each in ("lock", "a.sock", "node-1.json", MARKER, "inner/thesis.txt"):
+        (folder / each).write_text("mine")
+    os.utime(folder, (1, 1))
+    before = bytes_of(folder)
+    RunDirectory(tmp_path).remove()
+    assert bytes_of(folder) == before
+
+
+@pytest.mark.parametrize("age", [0.0, 1.0])
+def test_a_directory_without_the_marker_is_left_alone_however_old(tmp_path: Path, age: float) -> None:
+    folder = tmp_path / f"{PREFIX}{NAME}"
+    folder.mkdir()
+    (folder / "lock").touch()
+    if age:
+        os.utime(folder, (age, age))
     assert sweep(tmp_path) == []
-    os.utime(new, (1, 1))
-    assert sweep(tmp_path) == [new]
+    assert (folder / "lock").exists()
+
+
+def test_a_marker_that_is_a_link_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / f"{PREFIX}{NAME}"
+    folder.mkdir()
+    (folder / "lock").touch()
+    (folder / MARKER).symlink_to(folder / "lock")
+    assert sweep(tmp_path) == []
+    assert (folder / "lock").exists()
+
+
+@pytest.mark.parametrize("swept", [True, False])
+def test_what_is_not_ours_stays_and_so_does_its_folder(tmp_path: Path, swept: bool) -> None:
+    run = RunDirectory(tmp_path)
+    for name in ("a.sock", f"node-{NAME}.json", f"node-{NAME}.part", f"{NAME}.tcp", f"{NAME}.verbs", f"{NAME}.part"):
+        (run.path / name).touch()
+    (run.path / "notes.txt").write_text("mine")
+    (run.path / "deep").mkdir()
+    (run.path / "deep" / "b.sock").touch()
+    (run.path / "folder.sock").mkdir()
+    if swept:
+        run.forget()
+        assert sweep(tmp_path) == [run.path]
+        assert sweep(tmp_path) == []  # there is no marker any more
+    else:
+        run.remove()
+    left = sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*"))
+    assert left == ["deep", "deep/b.sock", "folder.sock", "notes.txt"]
+
+
+def test_living_directories_are_kept_whatever_the_clock_says(tmp_path: Path) -> None:
+    private, common = RunDirectory(tmp_path), RunDirectory.shared(tmp_path, NAME)
+    for run in (private, common):
+        os.utime(run.path, (1, 1))
+    assert sweep(tmp_path) == []
+    private.remove()
+    common.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.mkdir()
     (target / "lock").touch()
-    trap = tmp_path / f"{PREFIX}trap"
+    (target / MARKER).touch()
+    trap = tmp_path / f"{PREFIX}{NAME}"
     trap.mkdir()
     (trap / "lock").symlink_to(target / "lock")
-    (tmp_path / f"{PREFIX}link").symlink_to(target)
-    sweep(tmp_path)
+    (trap / MARKER).touch()
+    (tmp_path / f"{PREFIX}{'d' * 32}").symlink_to(target)
+    assert sweep(tmp_path) == []
     assert (target / "lock").exists()
     assert trap.exists()
 
 
-def test_a_directory_swept_between_making_and_locking_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = directory_module._lock
-    turns: list[int] = []
+def test_a_directory_that_is_not_marked_yet_is_not_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: list[list[Path]] = []
+    mkdir, flock, mark = Path.mkdir, fcntl.flock, RunDirectory._mark
 
-    def swept_first(fd: int) -> bool:
-        turns.append(fd)
-        if len(turns) == 1:
-            assert len(sweep(tmp_path)) == 1
-        return lock(fd)
+    def after_mkdir(path: Path, *args: Any, **kwargs: Any) -> None:
+        mkdir(path, *args, **kwargs)
+        swept.append(sweep(tmp_path))
 
-    monkeypatch.setattr(directory_module, "_lock", swept_first)
+    def before_lock(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        swept.append(sweep(tmp_path))
+        flock(fd, how)
+
+    def around_mark(run: RunDirectory) -> None:
+        swept.append(sweep(tmp_path))
+        mark(run)
+        swept.append(sweep(tmp_path))
+
+    monkeypatch.setattr(Path, "mkdir", after_mkdir)
+    monkeypatch.setattr(fcntl, "flock", before_lock)
+    monkeypatch.setattr(RunDirectory, "_mark", around_mark)
     run = RunDirectory(tmp_path)
-    assert len(turns) == 2
-    assert run.path.exists()
+    assert swept == [[]] * 4
+    assert (run.path / MARKER).exists()
     run.remove()
-    monkeypatch.setattr(directory_module, "_lock", lambda fd: False)
-    with pytest.raises(OSError, match="vanished"):
-        RunDirectory(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +176,6 @@ def test_directories_of_others_are_left_alone(tmp_path: Path) -> None:
 
 
 # ---- shared by the processes of one cluster
-
-NAME = "c" * 32
 
 HOLDER = f"""
 import sys
@@ -167,7 +230,7 @@ def test_shared_and_let_go_of_is_left_to_the_others(tmp_path: Path) -> None:
     second.forget()  # as if it had been killed
     assert second.path.exists()
     again = RunDirectory.shared(tmp_path, NAME)
-    assert sorted(path.name for path in again.path.iterdir()) == ["lock"]
+    assert sorted(path.name for path in again.path.iterdir()) == ["lock", MARKER]
     again.remove()
 
 
@@ -240,6 +303,7 @@ def test_shared_that_vanishes_between_making_and_locking_is_made_again(
         if how == fcntl.LOCK_SH:
             turns.append(fd)
             if len(turns) <= often:
+                (tmp_path / f"{PREFIX}{NAME}" / MARKER).touch()  # by another that joined, and was killed
                 assert len(sweep(tmp_path)) == 1
         flock(fd, how)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 import zcactor as zc
-from tests.runtime.programs import Program
+from tests.runtime.programs import Program, alive
+from zcactor.config import Config
 from zcactor.runtime import driver
 
 PATIENCE = 20.0
@@ -330,6 +332,39 @@ async def test_an_end_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.Monk
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shutdown_timeout", [0.0, 1.0])
+async def test_an_agent_that_is_stopped_is_killed_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shutdown_timeout: float
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    node = await zc.init(config=Config(shutdown_timeout=shutdown_timeout))
+    assert isinstance(node, driver.EmbeddedNode)
+    worker = await (await spawn(Talker)).say()
+    os.kill(node._agent.pid, signal.SIGSTOP)
+    async with asyncio.timeout(2 * (shutdown_timeout + 1.0)):
+        await zc.shutdown()
+    assert node._agent.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+    async with asyncio.timeout(PATIENCE):
+        while alive(worker):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.slow
+async def test_an_agent_that_responds_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing takes the whole of the time that actors have; the agent is asked, and not killed."""
+    node = await zc.init(config=Config(shutdown_timeout=0.0))
+    assert isinstance(node, driver.EmbeddedNode)
+    killed: list[None] = []
+    monkeypatch.setattr(node, "_give_up", lambda: killed.append(None))
+    await spawn(Talker)
+    async with asyncio.timeout(PATIENCE):
+        await zc.shutdown()
+    assert killed == []
+    assert node._agent.returncode == 0
+
+
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 async def test_the_loop_of_actors(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
     monkeypatch.setenv("ZCACTOR_LOOP", loop)
@@ -387,4 +422,52 @@ zc.run(main())
             if line.startswith("@"):
                 print(json.loads(line[1:]))
                 assert json.loads(line[1:])["distinct"] == 20
+        assert program.status() == 0
+
+
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+async def main():
+    async with zc.init(store_capacity=1 << 24):
+        kept = []
+        try:
+            while True:
+                kept.append(await zc.spawn(Busy))
+        except zc.InsufficientResources as error:
+            tell(text=str(error), remote=isinstance(error, zc.RemoteError), pid=await kept[0].pid())
+zc.run(main())
+"""
+SMALL_FILES = """
+import resource
+limit = {limit}
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+async def main():
+    try:
+        async with zc.init():
+            array = zc.ones(1 << 10)
+            actor = await zc.spawn(Busy)
+            tell(sum=float(array.sum()), pid=await actor.pid())
+    except zc.OutOfMemory as error:
+        tell(sum=str(error))
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_descriptors_that_are_used_up_are_named_by_their_own_error() -> None:
+    with Program(FEW_DESCRIPTORS) as program:
+        text = program.told("text")
+        assert "Too many open files; see ulimit -n" in text
+        assert program.status() == 0
+        program.assert_clean()
+
+
+@pytest.mark.slow
+def test_a_limit_of_files_bounds_the_store_or_is_named() -> None:
+    with Program(SMALL_FILES.format(limit=8 << 20)) as program:
+        assert program.told("sum") == 1 << 10
+        assert program.status() == 0
+    with Program(SMALL_FILES.format(limit=100_000)) as program:
+        assert program.told("sum").startswith("ulimit -f allows a file of 100,000 bytes, and the store is to have ")
         assert program.status() == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.transport.local_arena import TOKEN, run_directory
 from zcactor.config import Config
 from zcactor.errors import AuthenticationError
 from zcactor.objectstore.store import Store
+from zcactor.objectstore.table import LeaseTable
 from zcactor.runtime.endpoints import make_endpoint, tls_of
 from zcactor.transport.local import LocalEndpoint
 from zcactor.transport.select import SelectingEndpoint
@@ -91,23 +92,40 @@ async def test_binding_that_is_switched_off(directory: Path, store: Store) -> No
     assert endpoint.problem
 
 
+@dataclass
+class Peer:
+    """As much of a session as leases need."""
+
+    leases: LeaseTable = field(default_factory=LeaseTable)
+
+
 @pytest.mark.parametrize("transports", ["tcp", "verbs,tcp"])
-def test_peers_may_read_what_is_exported_and_no_more(directory: Path, store: Store, transports: str) -> None:
+def test_peers_may_read_what_they_hold_a_lease_on_and_no_more(directory: Path, store: Store, transports: str) -> None:
     (endpoint,) = make(directory, store, transports).ways
     block = store.allocate(1000)
     low, high = block.offset, block.offset + 1000
+    holder, other = Peer(), Peer()
 
-    def may(number: int, offset: int, nbytes: int) -> bool:
-        return bool(endpoint.authorize(b"anyone", number, offset, nbytes))
+    def may(number: int, offset: int, nbytes: int, peer: Peer | None = holder) -> bool:
+        kept = endpoint.authorize(peer, number, offset, nbytes)
+        assert kept is None or kept is store.lookup(number)
+        return kept is not None
 
-    assert not may(block.id, low, 1000), "it has not been exported"
     store.export(block)
+    assert not may(block.id, low, 1000), "the peer has no lease"
+    block.grant(holder)
+    block.grant(holder)
     assert may(block.id, low, 1000) and may(block.id, high - 1, 1)
     assert not may(block.id, low, 1001) and not may(block.id, low - 1, 2) and not may(block.id, high, 1)
     assert not may(block.id + 1, low, 1)
-    number = block.id
-    del block
-    assert not may(number, low, 1)
+    assert not may(block.id, low, 1000, other)
+    assert not may(block.id, low, 1000, None)
+    holder.leases.release(block.id, 1)
+    assert may(block.id, low, 1000)
+    holder.leases.release(block.id, 1)
+    assert not may(block.id, low, 1000), "it has given it back, and the object lives"
+    holder.leases.grant(5, object())
+    assert not may(5, low, 1), "a lease on something that has no bytes"
 
 
 @pytest.mark.parametrize("transports", ["tcp", "verbs,tcp"])
@@ -165,3 +183,23 @@ def test_what_drives_a_device_is_loaded_where_the_kernel_lists_one(tmp_path: Pat
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == f"[True, {there}]\n"
+
+
+@pytest.mark.parametrize("transports", ["tcp", "verbs,tcp", "local,tcp"])
+def test_arrays_are_to_be_authenticated_and_nothing_can(
+    directory: Path, store: Store, monkeypatch: pytest.MonkeyPatch, transports: str
+) -> None:
+    config = replace(CONFIG, transports=transports, integrity="arrays")
+    make_endpoint(config, directory, NAME, TOKEN, store)
+    monkeypatch.setattr("zcactor.runtime.endpoints.can_seal", lambda: False)
+    with pytest.raises(AuthenticationError, match=r"cryptography.*is not installed; pip install 'zcactor\[cluster\]'"):
+        make_endpoint(config, directory, NAME, TOKEN, store)
+    make_endpoint(replace(config, integrity="auto"), directory, NAME, TOKEN, store)
+
+
+@pytest.mark.parametrize("transports", ["tcp", "verbs,tcp"])
+@pytest.mark.parametrize("integrity", ["auto", "arrays", "frames"])
+def test_the_wish_for_integrity_is_handed_on(directory: Path, store: Store, transports: str, integrity: Any) -> None:
+    config = replace(CONFIG, transports=transports, integrity=integrity)
+    made: Any = make_endpoint(config, directory, NAME, TOKEN, store)
+    assert made.ways[0]._integrity.name.lower() == integrity

@@ -12,13 +12,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from zcactor.errors import ProtocolError, RemoteError, make_remote_error
+from zcactor.errors import (
+    ActorDied,
+    ConnectionLost,
+    DeadlineExceeded,
+    InsufficientResources,
+    MailboxFull,
+    OutOfMemory,
+    ProtocolError,
+    RemoteError,
+    ZcactorError,
+    make_remote_error,
+)
 from zcactor.marshal import Marshaller
 from zcactor.marshal.values import Code
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.store import Store
 from zcactor.rpc.counters import Counters
-from zcactor.runtime.failure import Failure
+from zcactor.runtime.failure import TEXT_NBYTES, Failure, pack_as_text
 
 
 @pytest.fixture
@@ -219,6 +230,79 @@ def test_what_does_not_fit_the_store_arrives_as_text(marshaller: Marshaller) -> 
     remote = travel(marshaller, with_state(array=np.zeros(1 << 23, np.uint8)))
     assert type(remote) is RemoteError
     assert remote.message == "with state"
+
+
+OWN: list[ZcactorError] = [
+    InsufficientResources("no process could be started"),
+    ActorDied("A(a)", "killed", True),
+    OutOfMemory(1, 2, 3, 4, "note"),
+    ConnectionLost("gone", True),
+    DeadlineExceeded("late"),
+]
+
+
+@pytest.mark.parametrize("error", OWN, ids=lambda error: type(error).__name__)
+def test_errors_of_our_own_need_no_pickle(
+    marshaller: Marshaller, monkeypatch: pytest.MonkeyPatch, error: ZcactorError
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("zcactor.marshal.pickling.dumps", fails)
+    remote = travel(marshaller, error)
+    assert type(remote.original) is type(error)
+    assert remote.original.args == error.args
+    assert vars(remote.original) == vars(error)
+    assert isinstance(remote, type(error))
+
+
+def test_errors_that_only_seem_our_own(marshaller: Marshaller) -> None:
+    class InsufficientResources(Exception):
+        pass
+
+    noted = ConnectionLost("gone")
+    noted.add_note("a note")
+    for error in (InsufficientResources("x"), noted, MailboxFull(np.ones(3))):
+        remote = travel(marshaller, error)
+        assert type(remote.original).__name__ == type(error).__name__
+        assert isinstance(remote.original, ZcactorError) == isinstance(error, ZcactorError)
+    assert travel(marshaller, noted).__notes__[0] == "a note"
+
+
+@pytest.mark.parametrize("own", [["SystemExit", []], ["ActorDied", 3], ["annotations", []], ["OutOfMemory", []]])
+def test_malformed_errors_of_our_own_leave_the_text(marshaller: Marshaller, own: Any) -> None:
+    content = msgspec.msgpack.encode(["Name", "message", "trace", "actor", "host", 3, own])
+    payload = msgspec.msgpack.encode(msgspec.msgpack.Ext(Code.FAILURE, content))
+    remote = marshaller.unpack(payload, (), 0)
+    assert type(remote) is RemoteError
+    assert remote.message == "message"
+    assert "could not be rebuilt here" in remote.remote_traceback
+
+
+class TwoArguments(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first, second)
+
+
+@pytest.mark.parametrize("room", [200, 5_000, 30_000, TEXT_NBYTES, 1 << 20])
+@pytest.mark.parametrize("text", ["x", "\u20ac" * 40_000, "line\n" * 40_000], ids=["short", "euros", "lines"])
+def test_as_text_it_needs_no_store_and_fits(marshaller: Marshaller, room: int, text: str) -> None:
+    try:
+        raise TwoArguments(text, "second")
+    except TwoArguments as raised:
+        payload = pack_as_text(Failure(raised, "Actor(a)"), MemoryError("no room"), room)
+    assert len(payload) <= min(room, TEXT_NBYTES)
+    remote = marshaller.unpack(payload, (), 0)
+    assert type(remote) is RemoteError
+    assert remote.original is None
+    assert (remote.actor, remote.pid) == ("Actor(a)", os.getpid()) or room == 200
+    if room > 200:
+        assert remote.type_name == f"{__name__}.TwoArguments"
+        assert remote.message.startswith(f"('{text[:50]}".replace("\n", "\\n"))
+        assert remote.remote_traceback.endswith("could not be sent: MemoryError: no room)\n")
+    if text == "x" and room > 5_000:
+        assert remote.message == "('x', 'second')"
+        assert "raise TwoArguments" in remote.remote_traceback
 
 
 def test_passed_on_by_another_actor(marshaller: Marshaller) -> None:

@@ -181,3 +181,34 @@ def test_forked_is_told_apart_from_not_initialized() -> None:
     with pytest.raises(zc.NotInitialized):
         zc.current_actor()
     assert issubclass(ForkedProcess, zc.NotInitialized)
+
+
+HOLDING = """
+class Makes:
+    def made(self): return np.full(1 << 17, 5.0)
+    def others(self): self.others_made = [np.full(1 << 17, 99.0) for _ in range(4)]
+
+async def main():
+    async with zc.init():
+        actor = await zc.spawn(Makes)
+        received, own = await actor.made(), np.full(1 << 17, 5.0)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.read(read, 1)
+            tell(seen=[float(received.sum()), float(own.sum())])
+            os._exit(0)
+        others = [np.full(1 << 17, 99.0) for _ in range(4)]
+        await actor.others()
+        os.write(write, b"x")
+        os.waitpid(child, 0)
+        assert received.sum() == own.sum()
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_child_reads_its_arrays_as_long_as_the_parent_holds_them() -> None:
+    with Program(HOLDING) as program:
+        assert program.told("seen") == [5.0 * (1 << 17)] * 2
+        assert program.status() == 0

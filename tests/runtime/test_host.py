@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 import zcactor as zc
-from tests.actors import Caller, Plain, Probe, Unusual
+from tests.actors import Caller, Faulty, Plain, Probe, Unusual
 from zcactor import context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -100,6 +100,25 @@ async def test_max_concurrency_of_sync_methods() -> None:
     threads |= set(await zc.get([handle.meet() for _ in range(30)]))
     assert len(threads) == 3
     assert await handle.report() == 3
+
+
+@pytest.mark.slow
+async def test_a_thousand_shared_actors_have_few_threads() -> None:
+    class Small:
+        def __init__(self, number: int) -> None:
+            self.kept = np.full(1 << 14, number)
+
+        def work(self) -> tuple[int, int, bool]:
+            array = np.full(1 << 14, 2)  # from the store: NumPy allocates there in the actor's context
+            inside = context.current().store.block_at(array.ctypes.data, array.ctypes.data + array.nbytes) is not None
+            return threading.active_count(), int(self.kept[0]), inside
+
+    spawn = zc.actor(process="shared")(Small).spawn  # type: ignore[attr-defined, unused-ignore]
+    actors: list[Any] = await asyncio.gather(*(spawn(number) for number in range(1000)))
+    told = await zc.get([actor.work() for actor in actors])
+    assert max(count for count, _, _ in told) <= 64
+    assert [number for _, number, _ in told] == list(range(1000))
+    assert all(inside for _, _, inside in told)
 
 
 async def test_fair_between_callers_at_the_limit() -> None:
@@ -315,7 +334,7 @@ async def test_exceptions_keep_their_type_and_tell_where() -> None:
     assert error.host
     assert "raise Strange(1, 2)" in error.remote_traceback
     assert "zcactor/runtime" not in error.remote_traceback
-    assert error.remote_traceback.splitlines()[-1] in str(error)
+    assert error.remote_traceback.splitlines()[-1] in error.__notes__[-1]
     with pytest.raises(FileNotFoundError) as missing:
         await handle.coroutine()
     assert (missing.value.errno, missing.value.filename) == (2, "name.txt")
@@ -425,6 +444,39 @@ async def test_an_actor_method_that_raises_our_own_errors() -> None:
     assert isinstance(full.value, MemoryError)
 
 
+@pytest.mark.parametrize("step", ["pack", "share", "export", "grant", "encode", "reserve"])
+@pytest.mark.parametrize("name", ["sync", "coroutine", "inline", "stream", "astream"])
+async def test_an_answer_that_cannot_be_sent_is_an_error_at_the_caller(name: str, step: str) -> None:
+    handle: Any = await zc.spawn(Faulty)
+    with pytest.raises(MemoryError, match="injected"):
+        await finished(getattr(handle, name)(step, 1))
+    assert await handle.fine() == "fine"
+    await zc.kill(handle)
+
+
+@pytest.mark.slow
+async def test_where_no_answer_can_be_sent_the_connection_ends() -> None:
+    async def ends(name: str, step: str) -> None:
+        handle: Any = await zc.spawn(Faulty)
+        with pytest.raises(zc.ActorUnavailable) as caught:
+            await finished(getattr(handle, name)(step, 1 << 30))
+        assert caught.value.maybe_executed
+        await zc.kill(handle)
+
+    names, steps = ("sync", "coroutine", "inline", "stream", "astream"), ("encode", "reserve", "flush_now")
+    await asyncio.gather(*(ends(name, step) for name in names for step in steps))
+
+
+async def finished(answer: Any) -> None:
+    """What a call or a stream ends with."""
+    async with asyncio.timeout(20):
+        if isinstance(answer, zc.ObjectRef):
+            await answer
+        else:
+            async for _ in answer:
+                pass
+
+
 # ---------------------------------------------------------------- output
 
 
@@ -448,6 +500,40 @@ async def test_output_is_shown_with_a_prefix(capfd: pytest.CaptureFixture[str]) 
             out, err = out + captured.out, err + captured.err
     assert f"(Printer pid={pid}) hello\n(Printer pid={pid}) world\n" in out
     assert f"(Printer pid={pid}) err hello\n" in err
+
+
+async def test_names_that_terminals_would_obey(capfd: pytest.CaptureFixture[str]) -> None:
+    bad = "\x1b[31mRed\n\u202e" + "x" * 100
+    label = "\\x1b[31mRed\\n\\u202e" + "x" * 100
+
+    class Body:
+        def fail(self) -> None:
+            raise ValueError("text")
+
+        def comm(self) -> str:
+            print("printed", flush=True)
+            return Path("/proc/self/comm").read_text()
+
+    actor: Any = await zc.actor(name=f"name{bad}")(type(bad, (Body,), {})).spawn()  # type: ignore[attr-defined, unused-ignore]
+    shown_class, shown_name = label[:77] + "...", f"name{label}"[:77] + "..."
+    assert repr(actor) == f"<handle of {shown_class}({shown_name})>"
+    with pytest.raises(ValueError, match="text") as caught:
+        await actor.fail()
+    assert caught.value.actor == f"{shown_class}({shown_name})"  # type: ignore[attr-defined]
+    assert (await actor.comm()).startswith("zc \\x1b[31mRed")
+    with pytest.raises(AttributeError) as missing:
+        actor.missing
+    out = ""
+    async with asyncio.timeout(20):
+        while "printed" not in out:
+            await zc.nodes()
+            out += capfd.readouterr().out
+    for text in (out, str(missing.value), *caught.value.__notes__):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    (told,) = [each for each in await zc.actors() if each.name == f"name{bad}"]
+    assert told.class_name == shown_class
+    await zc.stop(actor)
 
 
 async def test_a_call_that_comes_while_the_process_leaves_is_answered_by_who_knows_of_restarts(tmp_path: Path) -> None:

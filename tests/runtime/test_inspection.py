@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import zcactor as zc
+from zcactor.runtime import inspection
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
@@ -94,9 +97,37 @@ async def test_paths(node: zc.Node) -> None:
     assert set(path.rejected) == {"verbs", "tcp"}
     assert 0 < path.rtt < PATIENCE
     assert path.eager_limit == node.config.eager_limit
+    assert (path.sealed, path.integrity) == (False, "mapped")
     mine = await actor.self_path()
     assert mine.transport == "loopback"
     assert set(mine.rejected) == {"local", "verbs", "tcp"}
+    assert (mine.sealed, mine.integrity) == (False, "mapped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"ZCACTOR_SEALING": "on"}, (True, "arrays")),
+        ({"ZCACTOR_SEALING": "on", "ZCACTOR_INTEGRITY": "frames"}, (True, "frames")),
+        ({"ZCACTOR_INTEGRITY": "arrays"}, (False, "none")),
+    ],
+    ids=["auto", "frames", "not sealed"],
+)
+async def test_how_arrays_are_protected_between_hosts(
+    settings: dict[str, str], told: tuple[bool, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    async with asyncio.timeout(4 * PATIENCE), zc.init(transports=("tcp",), log_to_driver=False):
+        actor = await sums.spawn()
+        path = await zc.explain(actor)
+        assert (path.transport, path.sealed, path.integrity) == ("tcp", *told)
+        assert ("authenticated" in path.reason) is (told[1] == "arrays")
+        assert await actor.total(np.ones(100_000)) == 100_000
+        theirs = await zc.stats(actor)
+        assert theirs.bytes_received >= 800_000
+        assert theirs.bytes_authenticated == (theirs.bytes_received if told[1] == "arrays" else 0)
 
 
 async def test_what_is_no_handle_and_what_is_dead(node: zc.Node) -> None:
@@ -116,3 +147,27 @@ async def test_without_a_runtime() -> None:
             await ask()
     with pytest.raises(zc.NotInitialized):
         zc.stats()
+
+
+async def test_statistics_of_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Blocked:
+        async def hold(self, began: str, path: str) -> None:
+            Path(began).touch()
+            while not os.path.exists(path):
+                time.sleep(0.001)
+
+    monkeypatch.setattr(inspection, "STATS_TIMEOUT", 0.1)
+    async with asyncio.timeout(PATIENCE), zc.init():
+        actor: Any = await zc.spawn(Blocked)
+        began, go = tmp_path / "began", tmp_path / "go"
+        held = actor.hold(str(began), str(go))
+        while not began.exists():
+            await asyncio.sleep(0)
+        with pytest.raises(
+            zc.DeadlineExceeded, match=r"the process of Blocked\(.*\) has not told .* within 0.1 s: one"
+        ):
+            await zc.stats(actor)
+        go.touch()
+        await held
+        monkeypatch.setattr(inspection, "STATS_TIMEOUT", PATIENCE)
+        assert (await zc.stats(actor)).calls >= 0

@@ -17,11 +17,13 @@ import pytest
 import zcactor as zc
 from tests.runtime.agents import turns
 from tests.runtime.test_process_verbs import TOKEN, ByAddress, _same
+from tests.transport.verbs.entitlements import entitlements
 from zcactor import context
 from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.future import ObjectRef
 from zcactor.handle import RemoteActor
 from zcactor.interface import Interface
+from zcactor.marshal.sharing import share
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Store
@@ -31,8 +33,11 @@ from zcactor.runtime.origins import Copy, Origins
 from zcactor.runtime.process import Process
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.loopback import LoopbackConnection, LoopbackEndpoint, LoopbackNetwork
+from zcactor.transport.verbs.base import VerbsError
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
 from zcactor.transport.verbs.fake import FakeFabric
+
+__all__ = ["entitlements"]
 
 PATIENCE = 20.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
@@ -72,6 +77,9 @@ class Keeper:
     async def total(self, array: Array) -> float:
         return float(array.sum())
 
+    async def boxed(self, nbytes: int) -> Boxed:
+        return Boxed(await self.made(nbytes))
+
     async def drop(self) -> None:
         self.kept.clear()
 
@@ -98,11 +106,14 @@ class _Endpoint(LoopbackEndpoint):
 class Peers:
     """Processes in this one: the first, with the arrays, and one with a `Keeper` for each further machine."""
 
-    def __init__(self, *machines: str) -> None:
+    def __init__(self, *machines: str, integrity: str = "frames") -> None:
         self.machines = ("", *machines)
+        self.integrity = integrity
         self.by_name: dict[str, Process] = {}
         self.sources: list[bytes] = []
         """Of each pull, in the order in which they begin."""
+        self.authenticated: list[bool] = []
+        """Of each pull, whether that was asked for."""
         self.gate: Callable[[bytes], Any] | None = None
         """Awaited before each pull, with the process that it is from."""
 
@@ -141,11 +152,13 @@ class Peers:
 
         async def counted(region: RemoteRegion, address: int, keep: object) -> None:
             self.sources.append(source)
+            self.authenticated.append(region.authenticate)
             if self.gate is not None:
                 await self.gate(source)
             await pull(region, address, keep)
 
         connection.pull = counted  # type: ignore[method-assign]
+        connection.integrity = self.integrity
         return connection
 
     async def __aexit__(
@@ -277,19 +290,94 @@ async def test_a_copy_that_did_not_come_is_forgotten(nbytes: int) -> None:
         assert await call(peers.actors[0], "keep", peers.array(2 << 20)) == (2 << 20) / 8
 
 
-async def test_an_array_that_is_written_to_again_is_another_object() -> None:
-    """Flags that were set back, and memory that somebody else's library writes to: peers get what is there now."""
+DEFECTS = [RuntimeError, ValueError, VerbsError]
+
+
+@pytest.mark.parametrize("error", DEFECTS)
+@pytest.mark.parametrize("moved", [False, True], ids=["shared", "moved"])
+async def test_any_error_is_the_outcome_of_the_part(
+    error: type[Exception], moved: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever wants the bytes learns of it, as an argument and as a result; nothing waits, and the next one comes."""
+    async with asyncio.timeout(PATIENCE), Peers("", "") as peers:
+        unhandled: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: unhandled.append(what))
+
+        async def fail(_: bytes) -> None:
+            raise error("the ledger broke")
+
+        def sent() -> Any:
+            return zc.move(peers.array(SMALL)) if moved else peers.array(SMALL)
+
+        peers.gate = fail
+        with pytest.raises(ObjectLost, match="the ledger broke"):
+            await call(peers.actors[0], "keep", sent())
+        assert not peers.keepers[0].kept
+        with pytest.raises(ObjectLost, match="the ledger broke"):
+            (await call(peers.actors[0], "made", SMALL)).sum()
+        assert "could not be brought here" in caplog.text, "an error that nobody foresaw is a defect"
+        peers.gate = None
+        assert await call(peers.actors[0], "keep", sent()) == SMALL / 8
+        assert not unhandled
+
+
+@pytest.mark.parametrize("error", DEFECTS)
+async def test_any_error_on_the_way_to_a_third_process_is_the_outcome_too(error: type[Exception]) -> None:
+    async with asyncio.timeout(PATIENCE), Peers("", "") as peers:
+        unhandled: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: unhandled.append(what))
+        made = call(peers.actors[0], "made", SMALL)
+        await until(made.done)  # then it is passed on by the name of who made it
+        third = peers.others[1]
+
+        async def fail(*_: object) -> None:
+            raise error("the ledger broke")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(third, "connect", fail)
+            with pytest.raises(ObjectLost, match="the ledger broke"):
+                await call(peers.actors[1], "keep", made)
+        assert not peers.keepers[1].kept and not unhandled
+
+
+async def test_an_array_that_was_pulled_cannot_be_written_to_again() -> None:
+    """Not by flags that are set and set back either: the reader keeps what it has under the object's id."""
     async with asyncio.timeout(PATIENCE), Peers("") as peers:
         handler = peers.owner.use_numpy()
         array = np.full(SMALL // 8, 1.0)
         del handler
-        assert zc.in_store(array)
-        for number in (1.0, 2.0, 3.0):
+        assert zc.in_store(array) and array.flags.owndata
+        view = array[10:20]
+        for _ in range(2):
+            assert await call(peers.actors[0], "keep", array) == SMALL / 8
+            for each in (array, array[1:]):
+                with pytest.raises(ValueError, match="WRITEABLE"):
+                    each.flags.writeable = True
+        assert peers.received() == [SMALL], "it came once"
+        assert view.base is array and array.sum() == SMALL / 8
+        assert peers.owner.store.stats().of_numpy == 0
+        del array, view, each
+        await call(peers.actors[0], "drop")
+        await until(lambda: peers.owner.store.stats().used == 0)
+
+
+async def test_an_array_whose_name_was_passed_on_cannot_be_written_to_again() -> None:
+    """One process maps it; another, which does not, leases it from its owner by the name that the first was given."""
+    async with asyncio.timeout(PATIENCE), Peers("", "") as peers:
+        _, reader = peers.others
+        handler = peers.owner.use_numpy()
+        array = np.full(SMALL // 8, 1.0)
+        del handler
+        block = share(peers.owner.store, array)
+        assert block is not None
+        peers.owner.store.export(block)
+        array.flags.writeable = True
+        session = await reader.connect(peers.owner.process)
+        assert await reader.ask(session, "lease", block.id)
+        assert not array.flags.writeable
+        with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
-            array[:] = number
-            for _ in range(2):
-                assert await call(peers.actors[0], "keep", array) == number * (SMALL / 8)
-        assert peers.received() == [3 * SMALL], "what did not change came once"
+        session.release(block.id)
 
 
 class _Foreign:
@@ -356,6 +444,28 @@ async def test_the_second_process_of_a_machine_maps_the_first_ones_copy() -> Non
             peers.keepers[place].kept[0][0] = 5
 
 
+async def test_a_lease_on_a_copy_goes_back_where_the_copy_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the bytes come from their owner."""
+    async with asyncio.timeout(PATIENCE), Peers("a", "a") as peers:
+        array = peers.array()
+        assert await call(peers.actors[0], "keep", array) == LARGE / 8
+        place = peers.others[0]
+
+        mapped = LoopbackConnection.map
+
+        def refuse(connection: LoopbackConnection, *args: int, **more: bool) -> int:
+            if connection.maps:
+                raise ConnectionLost("not today")
+            return mapped(connection, *args, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LoopbackConnection, "map", refuse)
+            assert await call(peers.actors[1], "keep", array) == LARGE / 8
+        assert peers.received() == [LARGE, LARGE]
+        peers.keepers[0].kept.clear()
+        await until(lambda: not place.store.stats().used - place.placements.idle_nbytes)
+
+
 async def test_a_mapped_copy_is_passed_on_though_its_process_is_gone() -> None:
     async with asyncio.timeout(PATIENCE), Peers("a", "a", "") as peers:
         array = peers.array()
@@ -372,6 +482,87 @@ async def test_a_mapped_copy_is_passed_on_though_its_process_is_gone() -> None:
         back = await call(peers.actor(second, peers.others[2]), "made", SMALL)
         assert back.sum() == SMALL / 8
         context.set_current(peers.owner)
+
+
+class Boxed:
+    """Travels as a pickle."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def sum(self) -> float:
+        return float(self.array.sum())
+
+
+@pytest.mark.parametrize("nbytes", [SMALL, LARGE])
+async def test_a_pickles_bytes_are_authenticated_and_come_again_where_they_were_not(nbytes: int) -> None:
+    async with asyncio.timeout(PATIENCE), Peers("") as peers:
+        array, boxed = peers.array(nbytes), Boxed(peers.array(nbytes))
+        for value, wanted in (
+            (array, [False]),
+            (Boxed(array), [True]),
+            (Boxed(array), []),
+            (array[:], []),
+            (boxed, [True]),
+            (boxed.array, []),
+        ):
+            peers.authenticated.clear()
+            assert await call(peers.actors[0], "keep", value) == nbytes / 8
+            assert peers.authenticated == wanted
+
+
+@pytest.mark.parametrize("integrity", ["arrays", "tls", "none"])
+@pytest.mark.parametrize("nbytes", [SMALL, LARGE])
+async def test_where_arrays_are_no_other_than_pickles_their_bytes_come_once(integrity: str, nbytes: int) -> None:
+    async with asyncio.timeout(PATIENCE), Peers("", integrity=integrity) as peers:
+        array = peers.array(nbytes)
+        for value in (array, Boxed(array), array[:]):
+            assert await call(peers.actors[0], "keep", value) == nbytes / 8
+        assert peers.received() == [nbytes]
+
+
+@pytest.mark.parametrize("pickled", [True, False])
+async def test_results_keep_on_their_way_that_they_are_to_be_authenticated(pickled: bool) -> None:
+    async with asyncio.timeout(PATIENCE), Peers("", "") as peers:
+        maker, reader = peers.actors
+        for nbytes in (SMALL, LARGE):
+            peers.authenticated.clear()
+            ref = call(maker, "boxed" if pickled else "made", nbytes)
+            await until(ref.done)
+            assert await call(reader, "keep", ref) == nbytes / 8
+            assert peers.authenticated == [pickled]
+
+
+async def test_what_is_made_our_own_for_others_is_authenticated() -> None:
+    async with asyncio.timeout(PATIENCE), Peers("") as peers:
+        (reader,) = peers.others
+        session = await reader.connect(peers.owner.process)
+        array = peers.array(SMALL)
+        found = peers.owner.store.block_of(array)
+        assert found is not None
+        block = found[0]
+        peers.owner.store.seal(block, found[1])
+        peers.owner.store.export(block)
+        assert await reader.ask(session, "lease", block.id)
+        region = Region(RegionKind.ARRAY, peers.owner.process, block.id, block.offset, SMALL, 0)
+        part = reader.locations.remote(session, region)
+        adopted, offset = await reader.adoptions.adopt(part.holder, part.kind)
+        assert np.asarray(adopted)[offset - adopted.offset :][:SMALL].view("f8").sum() == SMALL / 8
+        assert peers.authenticated == [True]
+
+
+async def test_copies_for_arrays_are_no_places_for_pickles() -> None:
+    async with asyncio.timeout(PATIENCE), Peers(*[""] * 6) as peers:
+        array = peers.array()
+        for actor in peers.actors[:3]:
+            await call(actor, "keep", array)
+        peers.sources.clear()
+        assert await call(peers.actors[3], "keep", Boxed(array)) == LARGE / 8
+        assert peers.sources == [peers.owner.process]
+        for actor in peers.actors[4:]:
+            await call(actor, "keep", Boxed(array))
+        assert peers.sources == [peers.owner.process, peers.owner.process, peers.others[3].process]
+        assert peers.authenticated == [False] * 3 + [True] * 3
 
 
 async def test_a_copy_that_was_dropped_is_found_out_and_another_place_is_told() -> None:
@@ -514,7 +705,7 @@ async def test_by_rdma_a_copy_is_read_as_the_object_is(monkeypatch: pytest.Monke
                 assert await call(actor, "keep", array) == LARGE / 8
             found = owner.store.block_of(array)
             assert found is not None
-            spread = owner.origins.spread(found[0], found[0].offset, LARGE)
+            spread = owner.origins.spread(found[0], found[0].offset, LARGE, 1)
             assert (spread is None) == (expected is None), "an array of this size is read without a question"
             monkeypatch.setattr(locations, "LOCATED_READ_NBYTES", LARGE)
         assert spread is not None and spread.direct == 2 and set(spread.copies) == {p.process for p in others}

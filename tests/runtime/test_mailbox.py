@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from zcactor.interface import MethodKind, MethodSpec
 from zcactor.runtime.mailbox import Lane, Mailbox
+from zcactor.runtime.threads import Threads
 
 SPECS = {
     kind: MethodSpec(0, "Fake", kind.name.lower(), kind, [], {})
@@ -47,7 +50,13 @@ class Bench:
     """A mailbox whose calls log their start and wait to be let go."""
 
     def __init__(
-        self, sync_limit: int = 1, async_limit: int = 1000, *, steps_out: bool = False, eager: bool = False
+        self,
+        sync_limit: int = 1,
+        async_limit: int = 1000,
+        *,
+        steps_out: bool = False,
+        eager: bool = False,
+        threads: Threads | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.eager = eager
@@ -67,6 +76,7 @@ class Bench:
             start_async=self.start_async,
             run_inline=self.run_inline,
             enter_thread=lambda: self.entered.append(threading.get_ident()),
+            threads=threads,
         )
 
     def count(self, kind: MethodKind, change: int) -> None:
@@ -392,6 +402,49 @@ async def test_closing_ends_the_threads_after_what_is_queued() -> None:
     del held
 
 
+# ---------------------------------------------------------------- shared threads
+
+
+async def test_on_shared_threads_one_at_a_time_and_each_actor_in_its_own_context() -> None:
+    threads = Threads("bench", 4)
+    benches = [Bench(threads=threads) for _ in range(20)]
+    kept: contextvars.ContextVar[list[int]] = contextvars.ContextVar("kept")
+    seen: list[list[int]] = [[] for _ in benches]
+
+    def work(index: int, number: int) -> None:
+        kept.set([*kept.get([]), number])
+        seen[index] = kept.get()
+
+    for number in range(50):
+        for index, bench in enumerate(benches):
+            bench.mailbox.post(functools.partial(work, index, number))
+    async with asyncio.timeout(20):
+        while not all(len(each) == 50 for each in seen):
+            await asyncio.sleep(0)
+    assert seen == [list(range(50))] * 20
+    assert all(len(bench.entered) == 1 for bench in benches), "one context each"
+    calls = [bench.submit("a", SYNC) for bench in benches for _ in range(2)]
+    for call in calls:
+        call.let_go()
+    await benches[0].began(*calls)
+    assert all(bench.most[SYNC] == 1 for bench in benches)
+    assert threads.count <= 20
+    for bench in benches:
+        await bench.close()
+    threads.close()
+
+
+async def test_methods_that_wait_for_each_other_on_shared_threads() -> None:
+    threads = Threads("bench", 1)
+    benches = [Bench(threads=threads) for _ in range(8)]
+    calls = [bench.submit("a", SYNC) for bench in benches]
+    await benches[0].began(*calls)  # all at once, on threads that were added
+    for bench, call in zip(benches, calls, strict=True):
+        call.let_go()
+        await bench.close()
+    threads.close()
+
+
 # ---------------------------------------------------------------- random sequences
 
 
@@ -419,12 +472,14 @@ OPERATIONS = st.lists(
     async_limit=st.integers(1, 4),
     steps_out=st.booleans(),
     eager=st.booleans(),
+    shared=st.booleans(),
 )
 def test_random_sequences(
-    operations: list[Any], sync_limit: int, async_limit: int, steps_out: bool, eager: bool
+    operations: list[Any], sync_limit: int, async_limit: int, steps_out: bool, eager: bool, shared: bool
 ) -> None:
     async def run() -> None:
-        bench = Bench(sync_limit, async_limit, steps_out=steps_out, eager=eager)
+        threads = Threads("bench", 1) if shared else None
+        bench = Bench(sync_limit, async_limit, steps_out=steps_out, eager=eager, threads=threads)
         calls: list[FakeCall] = []
         actions: dict[str, Callable[[FakeCall], Any]] = {"unblock": bench.unblock, "finish": FakeCall.let_go}
         for operation, *arguments in operations:
@@ -457,5 +512,7 @@ def test_random_sequences(
         assert bench.most[SYNC] <= sync_limit
         assert bench.most[ASYNC] <= async_limit
         assert bench.mailbox.idle
+        if threads is not None:
+            threads.close()
 
     asyncio.run(run())

@@ -103,6 +103,26 @@ async def test_a_node_that_joins_and_is_lost(caplog: pytest.LogCaptureFixture) -
     await head.end()
 
 
+async def test_how_long_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head()
+    session, node = await head.join()
+    record = node.workers.start("Shard", {}, DRIVER, shared=False)
+    await head.process.settle()
+    await head.by(session, head.members.worker_ready(record.process, 7, "w@host:2"))
+    head.nodes.addresses[record.process] = "w@host:2"
+    now = head.process.loop.time()
+    node.heard = now - 100.0
+    for process, address in ((NODE, "n@host:1"), (record.process, "w@host:2")):
+        silence, told = await head.members.silence(process)
+        assert told == address
+        assert 100.0 <= silence < 200.0
+    assert (await head.members.silence(HEAD))[0] == 0.0
+    assert (await head.members.silence(b"?" * 16)) == (-1.0, "")
+    head.members._fenced.add(node)
+    assert (await head.members.silence(record.process)) == (-1.0, "w@host:2")
+    await head.end()
+
+
 async def test_actors_of_a_node_that_may_still_run_are_not_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     over = asyncio.Event()

@@ -216,15 +216,48 @@ async def test_a_question_that_is_cancelled_holds_nobody_up(store: Store) -> Non
 
 async def test_whoever_waits_too_long_is_served_by_the_owner(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origins_module, "PATIENCE", 0)
-    origins, block = Origins(), store.allocate(100)
+    origins, block = Origins(lambda: 0.0), store.allocate(100)
     assert [await asked(origins, block, number) for number in range(1, 5)] == [OWNER] * 4
     monkeypatch.setattr(origins_module, "PATIENCE", PATIENCE)
     monkeypatch.setattr(origins_module, "MAX_WAITING", 1)
-    waits, served = asked(origins, block, 5), asked(origins, block, 6)
+    assert await asked(origins, block, 5) == OWNER
+    waits, served = asked(origins, block, 6), asked(origins, block, 7)
     assert await served == OWNER
     assert not waits.done()
-    origins.left(name(1))
+    origins.left(name(5))
     assert await waits == OWNER
+
+
+@pytest.mark.parametrize("machine", ["", "a"])
+async def test_readers_that_never_say_that_they_are_done_hold_nobody_up_for_long(
+    store: Store, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    clock = 1000.0
+    origins, block = Origins(lambda: clock), store.allocate(100)
+    assert [await asked(origins, block, number, machine * number) for number in (1, 2)] == [OWNER] * 2
+    clock += 1
+    waits = asked(origins, block, 3, machine)
+    await turns()
+    assert not waits.done()
+    clock += origins_module.PATIENCE
+    assert await asked(origins, block, 4, machine * 4) == OWNER and await waits == OWNER
+    spread = origins.spread(block, block.offset, block.nbytes)
+    assert spread is not None and set(spread.running) == {name(3), name(4)}
+    late = Copy(name(1), 7, 64, "")
+    origins.ended(name(1), block, block.offset, block.nbytes, late)
+    assert await asked(origins, block, 5) == late, "what is slow and ends in the end is a place all the same"
+
+
+async def test_of_those_who_wait_for_somebody_who_hangs_one_alone_waits_to_the_end(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origins, block = Origins(lambda: 0.0), store.allocate(100)
+    assert [await asked(origins, block, number) for number in (1, 2)] == [OWNER] * 2
+    others = [asked(origins, block, number) for number in (3, 4)]
+    await turns()
+    monkeypatch.setattr(origins_module, "PATIENCE", 0)
+    assert await asked(origins, block, 5) == OWNER
+    assert [await other for other in others] == [OWNER] * 2
 
 
 async def test_what_is_known_goes_with_the_object(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import pytest
+
 from tests.runtime.test_process import PATIENCE, _call, _settled
 from tests.runtime.test_process_verbs import MIB, Pair
 from zcactor.runtime.parting import Parting
@@ -36,6 +38,24 @@ async def test_a_connection_that_nobody_uses_is_closed_and_opened_again() -> Non
         assert actor.location == place
         assert (await _call(actor, "total", array))[0] == MIB
         assert [s.connection.kind for s in caller.all_sessions()] == ["verbs"]
+
+
+async def test_a_connection_that_is_lost_just_when_both_agree(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, _, actor):
+        await _call(actor, "total", caller.store.empty(MIB))
+        (session,) = caller.all_sessions()
+        assert caller.parting is not None
+
+        async def agreed(*_: object) -> bool:
+            session.connection.abort()
+            return True
+
+        monkeypatch.setattr(caller, "ask", agreed)
+        await caller.parting._propose(session)  # before the loop reports the end
+        await _settled(lambda: list(caller.all_sessions()), [])
+        assert not caplog.records
 
 
 async def test_a_peer_that_needs_the_connection_keeps_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import re
@@ -18,12 +19,15 @@ import pytest
 
 import zcactor as zc
 from tests.runtime.programs import PRELUDE, Program, processes, until
-from zcactor import context
+from zcactor import context, handle
+from zcactor.errors import ConnectionLost
 from zcactor.future import ObjectRef
 from zcactor.handle import RemoteActor
 from zcactor.interface import Interface
-from zcactor.objectstore.store import Store
+from zcactor.marshal.arrays import root_of
+from zcactor.objectstore.store import Block, Store
 from zcactor.runtime.process import Process
+from zcactor.transport.local_connection import LocalConnection
 from zcactor.transport.loopback import LoopbackEndpoint, LoopbackNetwork
 from zcactor.transport.loopback_connection import NO_FAULTS, Faults
 
@@ -245,6 +249,182 @@ async def main():
             until(lambda p=program: not processes(p.mark), "all processes end")  # type: ignore[misc]
 
 
+# ---------------------------------------------------------------- peers that map our arena
+
+
+class Keeper(Echo):
+    """Keeps what it is given, in place."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    def keep(self, array: np.ndarray[Any, Any]) -> float:
+        self.kept = array
+        return float(array.sum())
+
+    def total(self) -> float:
+        return float(self.kept.sum())
+
+    def handed_on(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return zc.move(array)
+
+    def drop(self) -> None:
+        self.kept = None
+
+
+def _sessions_to(pid: int) -> list[Any]:
+    return [s for s in context.current().all_sessions() if s.peer_hello is not None and s.peer_hello.pid == pid]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1 << 17, 1 << 20])
+@pytest.mark.parametrize("make", [np.full, zc.full])
+async def test_what_a_peer_maps_is_not_used_again_when_the_connection_ends(
+    node: zc.Node, make: Any, count: int
+) -> None:
+    actor = await spawn(Keeper)
+    assert await actor.keep(make(count, 5.0)) == 5.0 * count
+    pid = await actor.pid()
+    for session in _sessions_to(pid):
+        session.connection.abort()
+    await _settled(lambda: _sessions_to(pid), [])
+    junk = [make(count, 99.0) for _ in range(8)]
+    assert zc.stats().leases == 1
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            with contextlib.suppress(zc.ActorUnavailable):  # its connection is being made anew
+                assert await actor.total() == 5.0 * count
+                break
+    used = zc.stats().store_used
+    await zc.kill(actor)
+    await _settled(lambda: (zc.stats().leases, zc.stats().store_used < used), (0, True))
+    del junk
+
+
+class Maker(Keeper):
+    """Makes arrays, keeps none."""
+
+    def made(self, count: int) -> np.ndarray[Any, Any]:
+        return np.full(count, 5.0)
+
+    def moved(self, count: int) -> np.ndarray[Any, Any]:
+        return zc.move(np.full(count, 5.0))
+
+    def used(self) -> tuple[int, int]:
+        gc.collect()
+        stats = zc.stats()
+        return stats.leases, stats.store_used
+
+
+async def test_a_lease_goes_back_where_write_access_cannot_be_had(
+    node: zc.Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = await spawn(Maker)
+    assert (await maker.made(10)).sum() == 50
+    before = await maker.used()
+
+    async def refuse(_: object) -> None:
+        raise OSError(24, "no descriptor is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalConnection, "open_writable", refuse)
+        for _ in range(3):
+            with pytest.raises(zc.ObjectLost, match="no descriptor"):
+                await maker.moved(1 << 17)
+    async with asyncio.timeout(PATIENCE):
+        while await maker.used() != before:
+            await asyncio.sleep(0)
+    moved = await maker.moved(1 << 17)
+    moved[0] = 6
+    assert moved[0] == 6
+
+
+@pytest.mark.parametrize("refused", ["map", "open_writable"])
+async def test_a_lease_goes_back_where_a_third_processes_object_cannot_be_reached(
+    node: zc.Node, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    maker, other = await spawn(Maker), await spawn(Keeper)
+    before = await maker.used()
+    made = maker.made(1 << 17)
+    while not made.done():
+        await asyncio.sleep(0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionLost("not today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalConnection, refused, refuse)
+        with pytest.raises(zc.ObjectLost, match="not today"):
+            await (other.handed_on(maker.moved(1 << 17)) if refused == "open_writable" else other.same(made))
+    del made
+    async with asyncio.timeout(PATIENCE):
+        while await maker.used() != before:
+            gc.collect()
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kind", ["argument", "result", "reference", "promise"])
+async def test_what_a_process_sends_to_itself_is_freed(node: zc.Node, kind: str) -> None:
+    """Also between several actors of one process: the leases of its session with itself end."""
+    process = node.process
+    host = process.add_host(index := process.take_index(), Local, "Local")
+    host.adopt(Local())
+    actor = RemoteActor(process, os.urandom(16), host.interface, (process.process, index), None, "default", 100, 0)
+    before = process.store.stats().used
+    for _ in range(8):
+        if kind == "argument":
+            assert await _call(actor, "total", np.full(1 << 17, 5.0)) == 5.0 * (1 << 17)
+        elif kind == "result":
+            assert (await _call(actor, "made", 1 << 17)).sum() == 5.0 * (1 << 17)
+        elif kind == "reference":
+            assert await _call(actor, "first", [zc.put(np.full(1 << 17, 5.0))]) == 5.0
+        else:
+            assert await _call(actor, "total", zc.put(np.full(1 << 17, 5.0))) == 5.0 * (1 << 17)
+    own = [session for session in process.all_sessions() if session.peer_process == process.process]
+    await _settled(lambda: [session.leases.total for session in own], [0, 0])
+    await _settled(lambda: process.store.stats().used, before)
+
+
+class Local:
+    """An actor of the driver's own process."""
+
+    async def total(self, array: np.ndarray[Any, Any]) -> float:
+        return float(array.sum())
+
+    async def made(self, count: int) -> np.ndarray[Any, Any]:
+        return np.full(count, 5.0)
+
+    async def first(self, refs: list[Any]) -> float:
+        return float((await refs[0])[0])
+
+
+@pytest.mark.slow
+async def test_a_peer_that_connects_anew_says_what_it_still_holds(node: zc.Node) -> None:
+    actor, other = await spawn(Keeper), await spawn(Keeper)
+    used = zc.stats().store_used
+    for each in (actor, other):
+        await each.keep(np.full(1 << 17, 5.0))
+    await actor.keep(np.full(1 << 17, 6.0))  # and lets go of the first
+    await _settled(lambda: zc.stats().leases, 2)
+    pid = await actor.pid()
+    for _ in range(2):
+        for session in _sessions_to(pid):
+            session.connection.abort()
+        await _settled(lambda: _sessions_to(pid), [])
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                with contextlib.suppress(zc.ActorUnavailable):  # its connection is being made anew
+                    assert await actor.total() == 6.0 * (1 << 17)
+                    break
+        assert zc.stats().leases == 2, "what it holds stays, by whichever connection it came"
+    assert await actor.same(5) == 5
+    await actor.drop()
+    await _settled(lambda: zc.stats().leases, 1)
+    assert await other.total() == 5.0 * (1 << 17)
+    await other.drop()
+    await _settled(lambda: (zc.stats().leases, zc.stats().store_used), (0, used))
+
+
 # ---------------------------------------------------------------- peers whose arena is not mapped
 
 
@@ -256,7 +436,7 @@ class Sums:
 
     async def total(self, array: np.ndarray[Any, Any]) -> tuple[float, bool, bool]:
         self.kept = array
-        return float(array.sum()), array.flags.writeable, zc.in_store(array)
+        return float(array.sum()), array.flags.writeable, type(root_of(array)) is Block
 
     async def doubled(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         array *= 2
@@ -353,3 +533,95 @@ async def test_a_pull_from_a_peer_that_is_gone_is_lost() -> None:
         with pytest.raises(zc.ZcactorError):
             await waiting
         await _settled(lambda: owner.store.stats().used, 0)
+
+
+# ---- an actor that cannot be reached
+
+
+@pytest.mark.parametrize(
+    ("silence", "says"),
+    [
+        (0.5, "the cluster's head reaches its node, heard from 0.5 s ago, and this process at 10.0.0.1:1 does not"),
+        (-1.0, "the wire is cut; tried"),
+        (None, "the wire is cut; the cluster's head is not reached either; tried"),
+    ],
+)
+async def test_all_attempts_together_are_bounded_and_the_error_says_who_reaches_whom(
+    monkeypatch: pytest.MonkeyPatch, silence: float | None, says: str
+) -> None:
+    monkeypatch.setattr(handle, "REACH", 0.3)
+    attempts: list[bytes] = []
+
+    async def connect(process: bytes) -> Any:
+        attempts.append(process)
+        if len(attempts) > 1:
+            await asyncio.get_running_loop().create_future()
+        raise ConnectionLost("the wire is cut")
+
+    async def locate(actor: bytes) -> tuple[str, tuple[bytes, int], str]:
+        return "alive", actors.location, ""
+
+    async def silence_of(process: bytes) -> tuple[float, str]:
+        if silence is None:
+            raise ConnectionLost("the head is gone")
+        return silence, "you@10.0.0.2:2"
+
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actors):
+        monkeypatch.setattr(caller, "connect", connect)
+        monkeypatch.setattr(caller, "locate", locate)
+        monkeypatch.setattr(caller, "silence_of", silence_of)
+        monkeypatch.setattr(Process, "address", "me@10.0.0.1:1")
+        with pytest.raises(zc.ActorUnavailable) as caught:
+            await _call(actors, "total", np.zeros(1))
+        assert says in str(caught.value)
+        assert not caught.value.maybe_executed
+        assert attempts == [owner.process] * 2
+        if silence == 0.5:
+            assert "does not reach it at 10.0.0.2:2" in str(caught.value)
+
+
+async def test_a_place_that_an_actor_has_left_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
+        place, actor.location = actor.location, (b"?" * 16, 2)
+
+        async def locate(_: bytes) -> tuple[str, tuple[bytes, int], str]:
+            return "alive", place, ""
+
+        monkeypatch.setattr(caller, "locate", locate)
+        assert (await _call(actor, "total", np.ones(3)))[0] == 3.0
+        assert actor.location == place == (owner.process, place[1])
+
+
+# ---------------------------------------------------------------- what messages call a process
+
+
+async def test_processes_are_named_by_what_they_are(node: zc.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = context.current()
+    echo: Any = await zc.spawn(Echo)
+    pid = await echo.pid()
+    place = echo._remote.location[0]
+    label = echo._remote.label
+    assert process.describe(place) == f"the process of {label}"
+    host = socket.gethostname()
+    assert process.describe(process.agent) == f"agent {process.agent.hex()[:8]}, pid {node._agent.pid} on {host}"  # type: ignore[attr-defined]
+    digits = place.hex()
+    for text, named in [
+        (f"process {digits} does not listen", f"the process of {label} does not listen"),
+        (
+            f"process {digits}@10.0.0.1:2 cannot be reached: x",
+            f"the process of {label} at 10.0.0.1:2 cannot be reached: x",
+        ),
+        (f"at {digits}@[::1]:2: refused", f"at the process of {label} at [::1]:2: refused"),
+        (f"/run/{digits}.sock is missing", f"/run/{digits}.sock is missing"),
+        (f"process {'a' * 32}, too", "process aaaaaaaa, too"),
+    ]:
+        assert process._named(text) == named
+    await zc.kill(echo)
+    with pytest.raises(zc.ConnectionLost) as lost:
+        await process.connect(place)
+    assert label in str(lost.value)
+    assert digits not in str(lost.value)
+    monkeypatch.setattr(process, "remotes", {})
+    assert process.describe(place) == f"process {digits[:8]}, pid {pid} on {host}", "as it said itself, while it lived"
+    with pytest.raises(zc.ConnectionLost, match=f"process {'b' * 8} "):
+        await process.connect(bytes.fromhex("b" * 32))

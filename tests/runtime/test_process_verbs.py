@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,24 @@ import pytest
 
 import zcactor as zc
 from tests.runtime.test_process import PATIENCE, Sums, _call, _settled
+from tests.transport.verbs.entitlements import entitlements
 from zcactor import context
+from zcactor.errors import ObjectLost
 from zcactor.handle import RemoteActor
 from zcactor.interface import Interface
+from zcactor.objectstore.copies import CopyCount
 from zcactor.objectstore.store import Store
 from zcactor.observe.stats import stats_of
+from zcactor.runtime.endpoints import may_read
 from zcactor.runtime.process import Process
+from zcactor.transport.base import RemoteRegion
 from zcactor.transport.verbs.base import Binding
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
 from zcactor.transport.verbs.fake import FakeFabric
 from zcactor.transport.verbs.load import Absent, Reason
 from zcactor.transport.verbs.pulling import PIECE_NBYTES
+
+__all__ = ["entitlements"]
 
 MIB = 1 << 20
 TOKEN = bytes(32)
@@ -40,6 +48,7 @@ class ByAddress:
 
     def __init__(self, endpoint: VerbsEndpoint) -> None:
         self._endpoint = endpoint
+        endpoint.authorize = may_read
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._endpoint, name)
@@ -52,10 +61,13 @@ class ByAddress:
 class Pair:
     """A caller and an owner of the actor `Sums`, with an adapter each; `rdma` says which of them has a device."""
 
-    def __init__(self, rdma: tuple[bool, bool] = (True, True), capacity: int = 160 * MIB) -> None:
+    def __init__(
+        self, rdma: tuple[bool, bool] = (True, True), capacity: int = 160 * MIB, *, sealing: bool = False
+    ) -> None:
         self.fabric = FakeFabric()
         self._rdma = rdma
         self._capacity = capacity
+        self._sealing = sealing
 
     async def __aenter__(self) -> tuple[Process, Process, RemoteActor]:
         addresses: dict[str, str] = {}
@@ -71,7 +83,7 @@ class Pair:
             endpoint = ByAddress(
                 VerbsEndpoint(
                     "127.0.0.1", name, TOKEN, store.arena, store.arena.fd, 64, 4096, binding=partial(_same, binding),
-                    lookup=store.lookup, verbs_eager_limit=4096,
+                    lookup=store.lookup, verbs_eager_limit=4096, sealing=self._sealing,
                 )
             )  # fmt: skip
             endpoint.addresses = addresses
@@ -128,6 +140,41 @@ async def test_an_array_is_one_frame_each_way_and_one_list_of_reads(nbytes: int)
         await _settled(lambda: [s.leases.total for s in caller.all_sessions()], [0])
 
 
+class Labelled(np.ndarray[Any, Any]):
+    """Travels as a pickle that refers to its elements."""
+
+
+@pytest.mark.parametrize("nbytes", [8192, MIB + 8])
+async def test_what_a_pickle_refers_to_is_authenticated_and_plain_arrays_are_not(nbytes: int) -> None:
+    async with asyncio.timeout(PATIENCE), Pair(sealing=True) as (caller, owner, actor):
+        connection = await ready(caller, actor)
+        assert (connection.kind, connection.sealed, connection.integrity) == ("verbs", True, "frames")
+        array = caller.store.empty(nbytes // 8)
+        array[...] = 2
+        assert (await _call(actor, "total", array))[0] == nbytes / 4
+        assert owner.counters.bytes_authenticated == 0
+        assert (await _call(actor, "total", array.view(Labelled)))[0] == nbytes / 4
+        assert owner.counters.bytes_authenticated == nbytes
+
+
+async def test_a_payload_above_the_eager_limit_is_ciphertext_in_the_store_by_rdma_too() -> None:
+    async with asyncio.timeout(PATIENCE), Pair(sealing=True) as (caller, owner, actor):
+        await ready(caller, actor)
+        assert (await _call(actor, "total", Numbers([1, 2] * 20_000)))[0] == 60_000
+        assert owner.copies.snapshot()["payload opened"].count == 1
+        assert owner.counters.bytes_authenticated == 0, "the tag in its frame is enough"
+
+
+class Numbers(list[int]):
+    """Enough of an array for the actor; travels as a pickle."""
+
+    flags = SimpleNamespace(writeable=False)
+    base = None
+
+    def sum(self) -> int:
+        return sum(self)
+
+
 async def test_repeated_calls_use_one_destination_and_register_nothing() -> None:
     pair = Pair()
     async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
@@ -158,7 +205,7 @@ async def test_memory_that_grows_is_registered_before_it_is_asked_for() -> None:
         await _settled(lambda: stats_of(caller).registrations, 2)
         block = caller.store.block_of(array)
         assert block is not None
-        assert connection.extents.find(block[0].offset, 70 * MIB) is not None
+        assert connection.extents.registered(block[0].offset, 70 * MIB)
         assert (await _call(actor, "total", array))[0] == 70 * MIB
 
 
@@ -183,6 +230,23 @@ async def test_an_array_of_numpys_own_is_read_in_place() -> None:
         assert not caller.copies.snapshot() and not owner.copies.snapshot()
 
 
+@pytest.mark.parametrize("rdma", [(True, True), (False, False)], ids=["verbs", "tcp"])
+async def test_an_array_of_numpys_own_cannot_be_written_to_once_it_was_pulled(rdma: tuple[bool, bool]) -> None:
+    """Nor by flags that are set and set back: the reader may keep what it has under the object's id."""
+    async with asyncio.timeout(PATIENCE), Pair(rdma) as (caller, _, actor):
+        connection = await ready(caller, actor)
+        assert connection.native_out is not None and connection.kind == ("verbs" if rdma[0] else "tcp")
+        caller.use_numpy()
+        array = np.arange(100_000.0)
+        expected = array.sum()
+        for _ in range(2):
+            assert (await _call(actor, "total", array))[0] == expected
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.flags.writeable = True
+        assert not array.flags.owndata and caller.store.stats().of_numpy == 0
+        assert not caller.copies.snapshot()
+
+
 @pytest.mark.parametrize("rdma", [(True, False), (False, True), (False, False)])
 async def test_where_one_end_has_no_device_arrays_come_over_tcp(rdma: tuple[bool, bool]) -> None:
     async with asyncio.timeout(PATIENCE), Pair(rdma) as (caller, owner, actor):
@@ -203,7 +267,7 @@ async def test_a_key_that_is_revoked_loses_the_array_and_nothing_else() -> None:
         array[...] = 1
         assert (await _call(actor, "total", array))[0] == MIB
         owner.hosts[max(owner.hosts)].instance.kept = None  # what the reader still has is not read again
-        (region,) = connection.extents._regions
+        (region,) = connection.extents._regions.values()
         region.revoke()
         with pytest.raises(zc.ObjectLost, match="rkey"):
             await _call(actor, "total", array)
@@ -211,3 +275,60 @@ async def test_a_key_that_is_revoked_loses_the_array_and_nothing_else() -> None:
         await _settled(lambda: theirs.generation, 1)
         region.device.regions[region.lkey] = region  # as it was
         assert (await _call(actor, "total", array))[0] == MIB
+
+
+@pytest.mark.parametrize("rdma", [(True, True), (False, False)], ids=["verbs", "tcp"])
+@pytest.mark.parametrize("sealing", [False, True], ids=["plain", "sealed"])
+async def test_peers_are_told_of_what_they_hold_a_lease_on_and_no_more(rdma: tuple[bool, bool], sealing: bool) -> None:
+    async with asyncio.timeout(PATIENCE), Pair(rdma, sealing=sealing) as (caller, owner, actor):
+        connection = await ready(caller, actor)
+        assert connection.kind == ("verbs" if rdma[0] else "tcp")
+        (session,) = owner.all_sessions()
+        (ours,) = (s for s in caller.all_sessions() if s.peer_process == owner.process)
+        array = caller.store.empty(100_000)
+        array[...] = 3
+        found = caller.store.block_of(array)
+        assert found is not None
+        block = found[0]
+        caller.store.seal(block, found[1])
+        caller.store.export(block)
+        place = owner.store.empty(100_000)
+        place[...] = 0
+
+        def wanted(authenticate: bool) -> RemoteRegion:
+            return RemoteRegion(block.id, block.offset, block.nbytes, authenticate=authenticate)
+
+        for authenticate in (False, True) if sealing else (False,):
+            with pytest.raises(ObjectLost, match="no lease" if rdma[0] else None):
+                await session.connection.pull(wanted(authenticate), place.ctypes.data, place)
+            assert not place.any()
+        block.grant(ours)
+        for authenticate in (False, True) if sealing else (False,):
+            place[...] = 0
+            await session.connection.pull(wanted(authenticate), place.ctypes.data, place)
+            assert (place == 3).all()
+        ours.leases.release(block.id, 1)
+        with pytest.raises(ObjectLost):
+            await session.connection.pull(wanted(False), place.ctypes.data, place)
+
+
+async def test_arrays_that_cannot_be_registered_come_with_a_counted_copy() -> None:
+    pair = Pair()
+    async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
+        await ready(caller, actor)
+        array = caller.store.empty(MIB)
+        array[...] = 1
+        assert (await _call(actor, "total", array))[0] == MIB
+        assert not owner.copies.snapshot()
+        (theirs,) = (s.connection for s in owner.all_sessions())
+        for region in theirs.extents._regions.values():
+            region.close()
+        theirs.extents._regions.clear()
+        nic = pair.fabric.nics[theirs.pairs.engine.device.name]
+        nic.pin_limit = nic.pinned
+        array = caller.store.empty(MIB)
+        array[...] = 2
+        assert (await _call(actor, "total", array))[0] == 2 * MIB
+        (counted,) = owner.copies.snapshot().items()
+        assert counted == ("destination cannot be registered", CopyCount(1, array.nbytes))
+        assert "ulimit -l" in theirs.describe()

@@ -9,7 +9,7 @@ import pytest
 
 from zcactor.interface import Interface
 from zcactor.marshal.sealed import Sealed
-from zcactor.runtime.records import CRASH_LOOP, CRASH_WINDOW, ActorRecord, ActorToken
+from zcactor.runtime.records import CRASH_LOOP, FIRST_PAUSE, PROVEN, ActorRecord, ActorToken
 
 
 class Empty:
@@ -45,20 +45,23 @@ async def test_who_is_never_restarted() -> None:
     await stopping.ending
 
 
-async def test_delays_grow_and_are_forgotten() -> None:
+async def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_life() -> None:
     actor = record(max_restarts=-1)
-    delays = [actor.note_death(100.0 + number) for number in range(12)]
-    assert delays[:CRASH_LOOP] == [0.0] * CRASH_LOOP
-    later = delays[CRASH_LOOP:]
-    assert later == sorted(later)  # type: ignore[type-var]
-    assert later[0] == 0.1
-    assert later[-1] == 5.0
-    assert actor.note_death(200.0 + CRASH_WINDOW) == 0.0
+    now = 100.0
+    pauses = []
+    for _ in range(12):
+        actor.note_life(now)
+        now += PROVEN - 1
+        pauses.append(actor.note_death(now))
+    assert pauses == pytest.approx([*(0.1 * 2**turn for turn in range(9)), 30.0, 30.0, 30.0])
+    actor.note_life(now)
+    assert actor.note_death(now + PROVEN) == FIRST_PAUSE
+    assert actor.note_death(now + 10 * PROVEN) == 2 * FIRST_PAUSE, "it did not live in between"
 
 
 async def test_a_constructor_that_kills_is_given_up() -> None:
     actor = record(max_restarts=-1)
-    assert actor.note_death(0.0) == 0.0
+    assert actor.note_death(0.0) == FIRST_PAUSE
     actor.set_state("restarting", "killed")
     assert [actor.note_death(1.0) is None for _ in range(CRASH_LOOP)] == [False, False, True]
     actor.set_state("alive")

@@ -26,7 +26,7 @@ from zcactor.errors import (
     ZcactorError,
 )
 from zcactor.handle import RemoteActor, describe
-from zcactor.interface import Interface
+from zcactor.interface import Interface, shown
 from zcactor.marshal.values import Code, registered
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
@@ -53,6 +53,8 @@ END_REPORT = 2.0
 but the kernel may take its time over a process with much memory."""
 LAST_OUTPUT = 2.0
 """Seconds that the driver gets at the end to show what was printed."""
+_NAMED = 3
+"""Actors that a line names."""
 _REMEMBERED = 2_000
 """Dead actors whose cause of death is remembered."""
 
@@ -172,7 +174,7 @@ class NodeAgent:
                 self._retire(actor, "its owner's process ended")
 
     async def _worker_for(self, actor: ActorRecord) -> WorkerRecord:
-        label = actor.class_name if actor.name is None else f"{actor.class_name} {actor.name}"
+        label = actor.class_name if actor.name is None else f"{actor.class_name} {shown(actor.name)}"
         assert actor.node is not None
         worker = self._nodes.worker_for(actor.node, label, actor.options, self._root(actor))
         actor.worker = worker
@@ -215,7 +217,7 @@ class NodeAgent:
             return await self.reserve(options, class_name, interface, recipe)
         if self.closing:
             raise ConnectionLost("the node is shutting down")
-        self._nodes.check(options.get("node"), class_name)
+        self._nodes.check(options.get("node"), shown(class_name))
         self._next_object += 1
         object_id = self._next_object << 32 | secrets.randbits(32)
         owner = current_call.get().session.peer_process
@@ -234,6 +236,37 @@ class NodeAgent:
             self._retire(actor, f"it could not be placed: {str(error) or type(error).__name__}")
             raise
         return _Grant(self, actor), False, object_id
+
+    async def waits(self, class_name: str) -> str:
+        """For what a spawn of the caller's waits, as a line; empty when none of that class does. Each is told of
+        once."""
+        owner, name = current_call.get().session.peer_process, shown(class_name)
+        for actor in self._actors.values():
+            if actor.owner == owner and actor.class_name == name and actor.state == "pending" and not actor.told:
+                actor.told = True
+                return f"{actor.class_name} waits for {self._missing(actor)}"
+        return ""
+
+    def _missing(self, actor: ActorRecord) -> str:
+        if actor.node is not None:
+            return (
+                "its process to start" if actor.worker is None or not actor.worker.ready.done() else "its constructor"
+            )
+        total, free = self._ledger.total(), self._ledger.free()
+        short = {name: amount for name, amount in actor.request.items() if free.get(name, 0.0) < amount}
+        wanted = ", ".join(f"{amount:g} {name}" for name, amount in (short or actor.request).items())
+        if not short:  # no node has all of it at once, or others were first
+            return f"{wanted} on one node"
+        held = []
+        for name in short:
+            holders = [
+                other.label for other in self._actors.values() if other.node is not None and name in other.request
+            ]
+            by = ", ".join(holders[:_NAMED]) + (f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else "")
+            unit = f" {name}" if len(short) > 1 else ""
+            used = total.get(name, 0.0) - free.get(name, 0.0)
+            held.append(f"{used:g} of {total.get(name, 0.0):g}{unit} held by {by or 'nobody'}")
+        return f"{wanted}: {'; '.join(held)}"
 
     async def _acquire(self, actor: ActorRecord) -> None:
         """Take a node for the actor, and of it what the actor asks for."""
@@ -290,7 +323,11 @@ class NodeAgent:
     def _alive(self, actor: ActorRecord) -> None:
         if actor.worker is not None:
             actor.location = (actor.worker.process, actor.index)
+        actor.note_life(self.process.loop.time())
         actor.set_state("alive")
+        if actor.displaced:
+            actor.displaced = False
+            self._tell_holders(actor)
         if actor.options.get("on_hang") == "kill":
             self.process.start_task(self._watch_for_hang(actor, actor.restarts))
 
@@ -302,6 +339,7 @@ class NodeAgent:
             return
         if actor.worker is not None:
             actor.worker.actors.discard(actor)
+        actor.displaced = actor.node is not None and actor.node.id not in self._nodes.by_id
         if self.closing or not actor.may_restart():
             self._bury(actor, cause)
             return
@@ -310,15 +348,34 @@ class NodeAgent:
             self._bury(actor, f"{cause}; each time before its constructor had returned, so it is not restarted again")
             return
         actor.restarts += 1
+        cause = f"{cause}; it is being restarted, after a pause of {delay:g} s"
+        logger.warning("%s: %s", actor.label, cause)
         actor.set_state("restarting", cause)
+        if actor.displaced:
+            self._tell_holders(actor)
         self.process.start_task(self._restart(actor, actor.restarts, delay))
+
+    def _tell_holders(self, actor: ActorRecord) -> None:
+        """Its node was lost, or it lives elsewhere now: tell those who hold a lease on it. The connections that they
+        have to its old place may not end by themselves."""
+        if self.closing:
+            return
+        for session in list(self.process.all_sessions()):
+            if session.closed is None and session.leases.get(actor.object_id) is not None:
+                change = (actor.actor_id, actor.state, *actor.location, actor.cause)
+                self.process.start_task(self._tell_holder(session, *change))
+
+    async def _tell_holder(self, session: Session, *change: Any) -> None:
+        try:
+            await self.process.ask(session, "actor_changed", *change)
+        except ZcactorError as error:  # it has ended, and its handles with it
+            logger.debug("a holder was not told where an actor is: %s", error)
 
     async def _restart(self, actor: ActorRecord, turn: int, delay: float) -> None:
         """Start the actor for the `turn`-th time again."""
         recipe = actor.recipe
         failure = None
-        if delay:
-            await asyncio.sleep(delay)
+        await asyncio.sleep(delay)
         try:
             if actor.restarts != turn or actor.state != "restarting":
                 return
@@ -371,6 +428,8 @@ class NodeAgent:
         if actor.state == "dead":
             return
         actor.set_state("dead", cause)
+        if actor.displaced:
+            self._tell_holders(actor)
         if actor.withdraw is not None:
             actor.withdraw()
         self._give_back(actor)

@@ -2,7 +2,9 @@
 
 Its driver removes it, or its agent where the driver was killed. When both are killed at once, with a whole control
 group for instance, the next node's start removes it: the directory holds a file that driver and agent keep locked
-(flock(2)) as long as they live, so that anybody can see whether they do.
+(flock(2)) as long as they live, so that anybody can see whether they do. A second file marks it as made here. Removing
+one takes away the files that processes of zcactor put there and then the directory if it is empty: what somebody else
+has put there stays, and so does the directory around it.
 """
 
 from __future__ import annotations
@@ -10,20 +12,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
+import re
+import secrets
 import stat
 import tempfile
-import time
 from pathlib import Path
+from typing import Final
 
 __all__ = ["PREFIX", "RunDirectory", "base_directory", "sweep"]
 
 PREFIX = f"zcactor-{os.getuid()}-"
-_LOCK = "lock"
-_UNLOCKED_AFTER = 60.0
-"""Seconds after which a directory without a lock file is removed: its maker ended within the microseconds before it had
-made one, or is about to make it."""
+_NAME: Final = re.compile(re.escape(PREFIX) + "[0-9a-f]{32}")
+_LOCK: Final = "lock"
+_MARKER: Final = "made-by-zcactor"
+"""The file that tells a directory of ours from one that only has such a name. It is made once the lock is held, so a
+directory with it and without a holder of the lock has been left."""
+_OURS: Final = re.compile(r".*\.sock|[0-9a-f]{32}\.(tcp|verbs|part)|node-.*\.(json|part)")
+"""Sockets, published addresses and records of nodes (`zcactor.transport.select`, `zcactor.cluster.records`)."""
 _ATTEMPTS = 10
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def base_directory() -> Path:
@@ -38,33 +45,47 @@ def sweep(base: Path) -> list[Path]:
     """Remove the run directories of this user in `base` whose driver and agent are both gone.
 
     Returns:
-        Those removed.
+        Those that were left and are emptied of what was made here; they exist on where there is something else in them.
     """
     removed = []
     for directory in base.glob(f"{PREFIX}*"):
-        try:
-            status = directory.lstat()
-            if status.st_uid != os.getuid():
-                continue
-            fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            if time.time() - status.st_mtime > _UNLOCKED_AFTER:
-                shutil.rmtree(directory, ignore_errors=True)
-                removed.append(directory)
+        if not _NAME.fullmatch(directory.name):
             continue
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue  # its owner lives
-        else:
-            if os.fstat(fd).st_nlink > 0:  # else it was removed meanwhile, and what has its name now is another's
-                shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.ExitStack() as undo:
+            try:
+                folder = os.open(directory, _DIRECTORY)
+                undo.callback(os.close, folder)
+                if os.fstat(folder).st_uid != os.getuid() or not _is_marked(folder):
+                    continue
+                lock = os.open(_LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+            except OSError:
+                continue  # it has just gone, or is none of ours
+            undo.callback(os.close, lock)
+            if _lock(lock):  # else its owner lives, or it was removed meanwhile and what has its name now is another's
+                _empty(directory, folder)
                 removed.append(directory)
-        finally:
-            os.close(fd)
     return removed
+
+
+def _is_marked(folder: int) -> bool:
+    try:
+        status = os.stat(_MARKER, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+
+
+def _empty(directory: Path, folder: int) -> None:
+    """Take away what was made here, and the directory if nothing else is in it. Its lock is held exclusively.
+
+    The lock's file goes last: as long as it is there, newcomers to a shared directory wait for us.
+    """
+    names = [name for name in os.listdir(folder) if _OURS.fullmatch(name)]
+    for name in [*names, _MARKER, _LOCK]:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # it has just gone; or is none of ours
+            os.unlink(name, dir_fd=folder)
+    with contextlib.suppress(OSError):  # there is something else in it, or somebody joins it
+        directory.rmdir()
 
 
 class RunDirectory:
@@ -80,14 +101,16 @@ class RunDirectory:
     def __init__(self, base: Path) -> None:
         sweep(base)
         self._shared = False
-        for _ in range(_ATTEMPTS):
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-            self.lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            """The locked file; -1 once removed. Whoever inherits it keeps the directory in use."""
-            if _lock(self.lock_fd):
-                return
-            os.close(self.lock_fd)  # another start swept it away before it was locked
-        raise OSError(f"no run directory could be locked in {base}: it vanished {_ATTEMPTS} times")
+        self.path = base / f"{PREFIX}{secrets.token_hex(16)}"
+        self.path.mkdir(mode=0o700)
+        self.lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        """The locked file; -1 once removed. Whoever inherits it keeps the directory in use."""
+        fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._mark()
+
+    def _mark(self) -> None:
+        """From here on the directory is swept once nobody holds its lock."""
+        os.close(os.open(self.path / _MARKER, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
     @classmethod
     def shared(cls, base: Path, name: str) -> RunDirectory:
@@ -117,6 +140,7 @@ class RunDirectory:
                 self.lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
                 fcntl.flock(self.lock_fd, fcntl.LOCK_SH)  # waits for one who is removing it
                 if os.fstat(self.lock_fd).st_nlink > 0:
+                    self._mark()
                     return self
                 os.close(self.lock_fd)
         raise OSError(f"the run directory {self.path} could not be locked: it vanished {_ATTEMPTS} times")
@@ -129,10 +153,15 @@ class RunDirectory:
         return self
 
     def remove(self) -> None:
-        """Remove it with all that is in it, or let go of it where others have it as well. Idempotent."""
+        """Remove it with all that was made in it, or let go of it where others have it as well. Idempotent."""
         if self.lock_fd >= 0:
             if not self._shared or _lock(self.lock_fd):
-                shutil.rmtree(self.path, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):  # somebody else has removed it
+                    folder = os.open(self.path, _DIRECTORY)
+                    try:
+                        _empty(self.path, folder)
+                    finally:
+                        os.close(folder)
             self.forget()
 
     def forget(self) -> None:

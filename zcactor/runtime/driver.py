@@ -9,6 +9,7 @@ import contextvars
 import logging
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -20,12 +21,15 @@ from zcactor import context
 from zcactor.config import TRANSPORTS, Config, load_config
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized, ZcactorError
 from zcactor.marshal.importable import search_here
+from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
 from zcactor.runtime.directory import RunDirectory, base_directory
 from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of, tls_of
 from zcactor.runtime.forked import watch_forks
+from zcactor.runtime.leaving import RESPONSE
 from zcactor.runtime.node import launch, raise_descriptor_limit, search_path, send_setup
 from zcactor.runtime.nodes import machine_of, own_machine
+from zcactor.runtime.orphans import LastResort
 from zcactor.runtime.process import Process
 from zcactor.token import default_file, find_token
 from zcactor.transport.identify import identify
@@ -39,14 +43,17 @@ __all__ = ["Node", "init", "shutdown"]
 
 logger = logging.getLogger("zcactor")
 _AGENT_WORK = 6.0
-"""Seconds that the agent may take beyond the actors' own: killing, reaping, showing the last output; see its
-constants."""
+"""Seconds that an agent which responds may take beyond the actors' own: killing, reaping, showing the last output; see
+its constants."""
 _AGENT_END = 3.0
 """Seconds from the agent's last answer, or from the end of its control socket, until it is killed."""
 HEARTBEAT, HANG_AFTER = 1.0, 10.0
 """Seconds between two pings of an actor with ``on_hang="kill"``, and until it counts as hung: far above what a busy
 machine or a long garbage collection takes, because the actor loses its state."""
-_PAGE = 4096
+_END_PATIENCE = 0.5
+"""Seconds after which the end of a program says for what it waits."""
+_NAMED = 3
+"""Calls that it names."""
 
 _node: Node | None = None
 _starting = False
@@ -76,17 +83,25 @@ class Node(ABC):
     async def aclose(self) -> None:
         """End this program's actors, and its node where it has one of its own. Idempotent.
 
-        Cancelling skips what is polite: actors are killed, and all else is still done.
+        An agent that does not respond is killed a second after `Config.shutdown_timeout`. Cancelling skips what is
+        polite: actors are killed, and all else is still done.
         """
         process = self.process
+        process.unseen.close()
         process.closing = True  # actors end from here on: nobody asks the agent what became of them
         grace = self.config.shutdown_timeout
+        ending = asyncio.ensure_future(self._end_actors(grace))
+        telling = process.loop.call_later(_END_PATIENCE, self._tell_waiting, grace, asyncio.current_task())
         try:
-            async with asyncio.timeout(grace + _AGENT_WORK):
-                await self._end_actors(grace)
-        except (TimeoutError, ZcactorError) as error:
-            logger.debug("the node agent did not answer the request to end the actors: %s", error)
+            await asyncio.wait({ending}, timeout=grace)
+            if not ending.done() and await self._responds():
+                await asyncio.wait({ending}, timeout=_AGENT_WORK)
+            if not ending.done():
+                self._give_up()
         finally:
+            telling.cancel()
+            ending.cancel()
+            ending.add_done_callback(_note_failure)
             self._let_go()
             try:
                 await process.close()
@@ -94,9 +109,40 @@ class Node(ABC):
             finally:
                 self.end_now()
 
+    def _tell_waiting(self, grace: float, task: asyncio.Task[Any] | None) -> None:
+        """Say for what the end of the program waits, and how to have it at once."""
+        if not self.config.warn_after:
+            return
+        running = list(
+            dict.fromkeys(
+                f"{call.label} in {call.target.label if call.target is not None else call.actor_label}"
+                for session in self.process.all_sessions()
+                for call in session.pending.values()
+                if call.target is not None or call.actor_label
+            )
+        )
+        more = f" and {len(running) - _NAMED} more" if len(running) > _NAMED else ""
+        what = f"{', '.join(running[:_NAMED])}{more}" if running else "the actors to end"
+        again = "again " if task is not None and task.cancelling() else ""
+        logger.warning("waiting up to %g s for %s; Ctrl-C %sends it at once", grace, what, again)
+
+    async def _responds(self) -> bool:
+        """Whether the node agent, which is late, is at work at all."""
+        process = self.process
+        try:
+            async with asyncio.timeout(RESPONSE):
+                await process.ask(await process.connect(process.agent), "ping")
+        except (TimeoutError, ZcactorError):
+            return False
+        return True
+
     @abstractmethod
     async def _end_actors(self, grace: float) -> None:
         """Have the actors ended, idle ones in order within `grace` seconds."""
+
+    @abstractmethod
+    def _give_up(self) -> None:
+        """The node agent does not respond."""
 
     @abstractmethod
     async def _ended(self) -> None:
@@ -114,6 +160,7 @@ class Node(ABC):
         self._let_go()
         self._directory.remove()
         self.process.trimmer.abandon()
+        self.process.end_leases()
         self.process.store.close()
 
     def forget(self) -> None:
@@ -126,20 +173,39 @@ class EmbeddedNode(Node):
 
     def __init__(
         self, config: Config, process: Process, directory: RunDirectory, agent: subprocess.Popen[bytes],
-        control: socket.socket,
+        control: socket.socket, last_resort: LastResort,
     ) -> None:  # fmt: skip
         super().__init__(config, process, directory)
         self._agent = agent
         self._control = control
+        self._last_resort = last_resort
+        self._gone: asyncio.Future[None] = process.loop.create_future()
+        """Done when the agent has ended."""
+        self._pidfd = os.pidfd_open(agent.pid)
+        process.loop.add_reader(self._pidfd, self._agent_ended)
 
     def __repr__(self) -> str:
         return f"<zcactor node {self.node_id[:8]}, agent pid {self._agent.pid}>"
 
+    def _agent_ended(self) -> None:
+        self.process.loop.remove_reader(self._pidfd)
+        self._gone.set_result(None)
+        if not self.process.closing:  # it was killed, and its zygote may have been as well
+            self.process.start_task(asyncio.to_thread(self._last_resort.end))
+
     async def _end_actors(self, grace: float) -> None:
         await self.process.ask_agent("shutdown", grace)
 
+    def _give_up(self) -> None:
+        logger.warning("the node agent, pid %d, does not end and is killed", self._agent.pid)
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
     async def _ended(self) -> None:
-        await _ended(self._agent.pid)
+        try:
+            async with asyncio.timeout(_AGENT_END):
+                await asyncio.shield(self._gone)
+        except TimeoutError:
+            self._give_up()
 
     def _let_go(self) -> None:
         super()._let_go()
@@ -149,12 +215,20 @@ class EmbeddedNode(Node):
         """See `Node.end_now`."""
         self._let_go()
         _end_agent(self._agent)
+        if self._pidfd >= 0:
+            if not self.process.loop.is_closed():
+                self.process.loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self._last_resort.end()
+        self._last_resort.close()
         super().end_now()
 
     def forget(self) -> None:
         """See `Node.forget`."""
         super().forget()
         self._control.close()
+        os.close(self._pidfd)
         self._agent.returncode = 0  # not this process's child: nothing to wait for
 
 
@@ -171,6 +245,9 @@ class JoinedCluster(Node):
     async def _end_actors(self, grace: float) -> None:
         await self.process.ask_members("leave_driver", grace)
 
+    def _give_up(self) -> None:
+        """The cluster's head notices that we are gone."""
+
     async def _ended(self) -> None:
         """There is nothing of ours to wait for."""
 
@@ -181,28 +258,11 @@ def _notebook() -> Any:
     return None if ipython is None else ipython.get_ipython()
 
 
-async def _ended(pid: int) -> None:
-    """Wait until our child has ended, at most `_AGENT_END` seconds. Does not reap it."""
-    loop = asyncio.get_running_loop()
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:  # reaped already; or a kernel without them, and `_end_agent` waits
-        return
-    ended: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(pidfd, _resolve, ended)
-    try:
-        async with asyncio.timeout(_AGENT_END):
-            await ended
-    except TimeoutError:
-        logger.warning("the node agent, pid %d, does not end and is killed", pid)
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _note_failure(ending: asyncio.Future[None]) -> None:
+    if ending.cancelled():
+        logger.debug("the node agent did not answer the request to end the actors in time")
+    elif (error := ending.exception()) is not None:
+        logger.debug("the node agent did not end the actors: %s", error)
 
 
 def _end_agent(agent: subprocess.Popen[bytes]) -> None:
@@ -266,7 +326,8 @@ def init(
         num_cpus: CPUs that actors may reserve; default the machine's.
         num_gpus: GPUs that actors may reserve; default those found.
         resources: amounts of custom resources, by name.
-        store_capacity: bytes; bounds the arena of each process. Default 30 % of memory.
+        store_capacity: bytes; bounds the arena of each process. Default 30 % of memory, the
+            machine's or what control groups allow.
         token: the cluster's secret, 64 hexadecimal digits; without it those of ``ZCACTOR_TOKEN_FILE``,
             ``ZCACTOR_TOKEN`` or the user's token file are taken. An embedded node makes its own.
         transports: which to allow and in which order, of ``"local"``, ``"verbs"``, ``"tcp"``.
@@ -347,11 +408,14 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
     with contextlib.ExitStack() as undo:
         directory = RunDirectory(base_directory())
         undo.callback(directory.remove)
-        agent, control = launch(directory.lock_fd)
+        driver, agent_id = secrets.token_bytes(16), secrets.token_bytes(16)
+        last_resort = LastResort(agent_id.hex())
+        undo.callback(last_resort.close)
+        undo.callback(last_resort.end)
+        agent, control = launch(directory.lock_fd, node=agent_id.hex())
         undo.callback(_end_agent, agent)
         undo.callback(control.close)
         loop = asyncio.get_running_loop()
-        driver, agent_id = secrets.token_bytes(16), secrets.token_bytes(16)
         secret = secrets.token_bytes(32)
         capacity = config.store_capacity or default_capacity()
         send_setup(
@@ -382,7 +446,7 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
         undo.pop_all()
     search_here(search_path())
     context.set_current(process)
-    return EmbeddedNode(config, process, directory, agent, control)
+    return EmbeddedNode(config, process, directory, agent, control, last_resort)
 
 
 async def _join(config: Config, argument: str | None, *, own_host: bool) -> Node:
@@ -473,12 +537,6 @@ async def shutdown() -> None:
         node.end_now()  # its own loop cannot be used from here
         return
     await node.aclose()
-
-
-def default_capacity() -> int:
-    """Bytes of a process's arena where nothing is said: 30 % of memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(memory * 0.3) // _PAGE * _PAGE
 
 
 def resources_of(config: Config, custom: Mapping[str, float]) -> dict[str, float]:

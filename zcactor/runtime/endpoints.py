@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from zcactor.errors import AuthenticationError
+from zcactor.objectstore.store import Block
 from zcactor.transport.local import LocalEndpoint
+from zcactor.transport.sealing import REMEDY, Integrity, can_seal
 
 if TYPE_CHECKING:
     from zcactor.config import Config
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from zcactor.transport.tcp import TcpEndpoint
     from zcactor.transport.tls import Tls
 
-__all__ = ["address_of", "find_through", "make_endpoint", "preload", "problem_of", "tls_of"]
+__all__ = ["address_of", "find_through", "make_endpoint", "may_read", "preload", "problem_of", "tls_of"]
 
 
 def tls_of(config: Config) -> Tls | None:
@@ -51,8 +54,14 @@ def make_endpoint(
         port: where to listen for them; 0 lets the system choose.
 
     Raises:
-        AuthenticationError: as `tls_of`, where there are other ways than `local`.
+        AuthenticationError: as `tls_of`, where there are other ways than `local`; or arrays are to be authenticated,
+            and nothing is installed that can.
     """
+    if config.integrity == "arrays" and config.tls is None and not can_seal():
+        raise AuthenticationError(
+            "integrity is 'arrays', and cryptography, which authenticates them, is not installed; "
+            f"{REMEDY}, or set integrity to 'auto' (ZCACTOR_INTEGRITY)"
+        )
     names = config.transports.split(",")
     arena = store.arena
     local = LocalEndpoint(directory, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit)
@@ -128,13 +137,14 @@ def _between_hosts(
     arena = store.arena
     tls = tls_of(config)
     sealing = config.sealing == "on" or (config.sealing == "auto" and not ip_address(config.host).is_loopback)
+    integrity = Integrity[config.integrity.upper()]
     endpoint: TcpEndpoint
     if "verbs" not in names or ("tcp" in names and names.index("tcp") < names.index("verbs")):
         from zcactor.transport.tcp import TcpEndpoint
 
         endpoint = TcpEndpoint(
             config.host, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit, port=port,
-            sealing=sealing, tls=tls,
+            sealing=sealing, integrity=integrity, tls=tls,
         )  # fmt: skip
     else:
         from zcactor.transport.verbs.endpoint import VerbsEndpoint
@@ -145,13 +155,16 @@ def _between_hosts(
             binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding, quick=True),
             lookup=store.lookup, device=config.verbs_device, device_port=config.verbs_port,
             gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit, falls_back="tcp" in names,
-            port=port, sealing=sealing, tls=tls,
+            port=port, sealing=sealing, integrity=integrity, tls=tls,
         )  # fmt: skip
-
-    def may_read(peer: bytes, object_id: int, offset: int, nbytes: int) -> bool:
-        del peer
-        block = store.lookup(object_id)
-        return block is not None and block.offset <= offset and offset + nbytes <= block.offset + block.nbytes
 
     endpoint.authorize = may_read
     return endpoint
+
+
+def may_read(session: Any, object_id: int, offset: int, nbytes: int) -> Block | None:
+    """The object of ours that holds these bytes, where the peer of `session` has a lease on it. From any thread."""
+    block = None if session is None else session.leases.get(object_id)
+    if isinstance(block, Block) and block.offset <= offset and offset + nbytes <= block.offset + block.nbytes:
+        return block
+    return None

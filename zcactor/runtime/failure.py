@@ -8,15 +8,24 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zcactor.errors import ProtocolError, RemoteError, make_remote_error, put_together, take_apart
+from msgspec.msgpack import Ext
+
+from zcactor import errors
+from zcactor.errors import ProtocolError, RemoteError, ZcactorError, make_remote_error, put_together, take_apart
+from zcactor.interface import shown
 from zcactor.marshal import pickling
-from zcactor.marshal.values import Code, decode_small, encode, register
+from zcactor.marshal.values import SCALARS, Code, decode_small, encode, register
 
 if TYPE_CHECKING:
     from zcactor.marshal.marshaller import Packing, Unpacking
 
-__all__ = ["Failure"]
+__all__ = ["TEXT_NBYTES", "Failure", "pack_as_text"]
 
+TEXT_NBYTES = 64 << 10
+"""Bytes of a failure that goes as text, at most: enough for any traceback that somebody reads."""
+
+_NAME_LENGTH = 1000
+"""Characters of a type's qualified name."""
 _FIELDS = ("type_name", "message", "remote_traceback", "actor", "host", "pid")
 
 _OWN_FRAMES = str(Path(__file__).parent)
@@ -46,8 +55,38 @@ def _encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
+def _plain(error: BaseException | None) -> tuple[str, tuple[Any, ...]] | None:
+    """One of zcactor's own errors as its name and arguments: it gets through where nothing can be pickled, because no
+    descriptor is left to import a module with, say."""
+    cls = type(error)
+    if (
+        error is None
+        or getattr(errors, cls.__name__, None) is not cls
+        or cls is RemoteError
+        or hasattr(error, "__notes__")
+        or not SCALARS.issuperset(map(type, error.args))
+    ):
+        return None
+    return cls.__name__, error.args
+
+
+def _own(name: str, args: Any) -> BaseException:
+    """The inverse of `_plain`.
+
+    Raises:
+        TypeError: there is no such error, or it takes other arguments.
+    """
+    cls = getattr(errors, name, None) if name in errors.__all__ else None
+    if not isinstance(cls, type) or not issubclass(cls, ZcactorError) or type(args) is not list:
+        raise TypeError(f"{name!r} is no error of zcactor's")
+    return cls(*args)
+
+
 def _dumps(packing: Packing, error: Exception) -> Any:
     """The pickled exception, or None when it cannot be pickled."""
+    plain = _plain(error)
+    if plain is not None:
+        return plain
     mark = len(packing.parts)
     try:
         return pickling.dumps(packing, take_apart(error))
@@ -58,14 +97,55 @@ def _dumps(packing: Packing, error: Exception) -> Any:
 
 def lower_failure(packing: Packing, failure: Failure) -> bytes:
     """The fields as text, and the pickled original where there is one that can be pickled."""
+    error: BaseException | None = failure.error
+    if isinstance(error, RemoteError):  # passed through from an actor further on
+        error = error.original
+    pickled = _dumps(packing, error) if isinstance(error, Exception) else None
+    return encode((*_fields(failure), pickled))
+
+
+def pack_as_text(failure: Failure, unsendable: BaseException, room: int) -> bytes:
+    """The payload of a failure that cannot be sent as a whole: text only, cut to fit, which needs no store.
+
+    Args:
+        failure: what is to be told.
+        unsendable: what was raised when it was packed or sent.
+        room: bytes that the payload may have; `TEXT_NBYTES` are never exceeded.
+    """
+    name, message, lines, actor, host, pid = _fields(failure)
+    lines += f"\n(the exception itself could not be sent: {type(unsendable).__name__}: {_text(unsendable)})\n"
+    room = max(min(room, TEXT_NBYTES) - _FRAMING, 0)
+    name, actor = _cut(name, room // 16), _cut(actor, room // 16)
+    message = _cut(message, room // 4)
+    left = room - sum(len(text.encode()) for text in (name, actor, message, host))
+    return encode(Ext(Code.FAILURE, encode((name, message, _cut(lines, left, tail=True), actor, host, pid, None))))
+
+
+_FRAMING = 64
+"""Bytes of MessagePack around the texts: an extension's head, a list's, five strings' of 5 each, and the process id."""
+
+
+def _cut(text: str, nbytes: int, *, tail: bool = False) -> str:
+    """`text` in at most `nbytes` of UTF-8, with a mark where something is missing: at its end, or with `tail` at its
+    beginning."""
+    raw = text.encode()
+    if len(raw) <= nbytes:
+        return text
+    kept = max(nbytes - 3, 0)
+    raw = raw[len(raw) - kept :] if tail else raw[:kept]
+    short = raw.decode(errors="ignore")
+    return f"...{short}" if tail else f"{short}..."
+
+
+def _fields(failure: Failure) -> tuple[str, str, str, str, str, int]:
+    """What is told of a failure as text, in the order of `_FIELDS`."""
     error = failure.error
     cls = type(error)
-    original: BaseException | None = error
-    if isinstance(error, RemoteError):  # passed through from an actor further on
-        original, name, message = error.original, error.type_name, error.message
+    if isinstance(error, RemoteError):
+        name, message = error.type_name, error.message
     else:
         name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-        message = _text(error)
+        name, message = shown(name, _NAME_LENGTH), _text(error)
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
         trace = trace.tb_next
@@ -74,8 +154,7 @@ def lower_failure(packing: Packing, failure: Failure) -> bytes:
     except BaseException as broken:  # a stranger's __getattr__: `traceback` asks for notes and causes
         where = "".join(traceback.format_tb(trace))
         lines = f"{where}{name}: {message}\n(the exception could not be formatted: {type(broken).__name__})\n"
-    pickled = _dumps(packing, original) if isinstance(original, Exception) else None
-    return encode((name, message, lines, failure.actor, socket.gethostname(), os.getpid(), pickled))
+    return name, message, lines, failure.actor, socket.gethostname(), os.getpid()
 
 
 def lift_failure(unpacking: Unpacking, data: memoryview) -> RemoteError:
@@ -88,7 +167,10 @@ def lift_failure(unpacking: Unpacking, data: memoryview) -> RemoteError:
     if fields[-1] is not None:
         try:
             stream, buffers = fields[-1]
-            original = put_together(pickling.loads(unpacking, stream, buffers))
+            if type(stream) is str:
+                original = _own(stream, buffers)
+            else:
+                original = put_together(pickling.loads(unpacking, stream, buffers))
         except (Exception, SystemExit) as error:  # whatever a stranger's constructor raises
             named["remote_traceback"] += (
                 f"\n(the exception could not be rebuilt here: {type(error).__name__}: {_text(error)})"

@@ -11,14 +11,14 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from zcactor.context import call_deadline, current_host
-from zcactor.errors import ZcactorError
+from zcactor.errors import ConnectionLost
 from zcactor.future import Unresolved
 from zcactor.interface import Interface, MethodKind, MethodSpec, method_options
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import Flags, Status
 from zcactor.runtime.eager import start_eagerly
-from zcactor.runtime.failure import Failure
+from zcactor.runtime.failure import Failure, pack_as_text
 from zcactor.runtime.mailbox import Lane, Mailbox
 from zcactor.runtime.producer import AsyncProducer, SyncProducer
 
@@ -34,6 +34,8 @@ logger = logging.getLogger("zcactor")
 current_call: contextvars.ContextVar[Any] = contextvars.ContextVar("zcactor_current_call", default=None)
 """The `Incoming` that a task of a system actor serves."""
 
+_FRAME_HEAD = 4096
+"""Bytes of a frame beside its payload, at most: 128 releases of 16, and some 80 of fields."""
 _NO_KWARGS: dict[str, Any] = {}
 _KWARGS = int(Flags.KWARGS)
 _OK = int(Status.OK)
@@ -53,17 +55,19 @@ class ActorHost:
         label: how messages name it.
         options: its options; see `zcactor.options.ActorDeclaration`.
         info: what `zc.current_actor` tells.
+        interface: of `actor_class`, where it has been read off already.
     """
 
     def __init__(
-        self, process: Process, index: int, actor_class: type, label: str, options: Mapping[str, Any], info: Any = None
-    ) -> None:
+        self, process: Process, index: int, actor_class: type, label: str, options: Mapping[str, Any], info: Any = None,
+        interface: Interface | None = None,
+    ) -> None:  # fmt: skip
         self.process = process
         self.index = index
         self.actor_class = actor_class
         self.label = label
         self.info = info
-        self.interface = Interface.of(actor_class)
+        self.interface = Interface.of(actor_class) if interface is None else interface
         self.instance: Any = None
         self.stopping = False
         """It takes no more calls."""
@@ -83,6 +87,7 @@ class ActorHost:
         self._run_in_context = self._context.run
         limit: int | None = options.get("max_concurrency")
         groups: Mapping[str, int] = options.get("concurrency_groups") or {}
+        self._threads = process.threads if options.get("process") == "shared" else None
         self._mailboxes = {"": self._mailbox("", limit or 1, limit or process.config.max_concurrency_async)}
         for name, size in groups.items():
             self._mailboxes[name] = self._mailbox(name, size, size)
@@ -109,7 +114,12 @@ class ActorHost:
             start_async=self._start_async,
             run_inline=self._run_inline,
             enter_thread=self._enter_thread,
+            threads=self._threads,
         )
+
+    def mailbox_of(self, code: int) -> Mailbox:
+        """Where calls of the method with that number queue."""
+        return self._by_code[code]
 
     # ---------------------------------------------------------------- life
 
@@ -252,12 +262,13 @@ class ActorHost:
         if lane is not None and kind == _INLINE and not lane.async_unstarted:
             try:
                 result = self._run_in_context(method, *args)
+                args.clear()  # leases that the method did not keep go back with the answer
+                answered = session.wire.answer(call_id, result)
             except BaseException as error:
                 incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
                 self._fail(incoming, error)
                 return
-            args.clear()  # leases that the method did not keep go back with the answer
-            if not session.wire.answer(call_id, result):
+            if not answered:
                 incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
                 self._answer_inline(incoming, result)
             return
@@ -509,21 +520,36 @@ class ActorHost:
             self._answer_status(incoming, Status.STOPPED)
 
     def _answer_status(self, incoming: Incoming, status: int) -> None:
-        incoming.session.respond(incoming, status, b"", (), 0)
+        try:
+            incoming.session.respond(incoming, status, b"", (), 0)
+        except BaseException as error:  # memory is short, say
+            self._fail(incoming, error)
+            return
         if self.stopping:
             self._one_closed()
 
     def _fail(self, incoming: Incoming, error: BaseException, *, more: bool = False) -> None:
-        """Answer with an exception. The traceback's frames are cleared, or they would keep arguments alive."""
-        label = getattr(error, "__zcactor_label__", self.label)
+        """Answer with an exception, whatever stands in the way. The traceback's frames are cleared, or they would keep
+        arguments alive."""
+        session = incoming.session
+        failure = Failure(error, getattr(error, "__zcactor_label__", self.label))
         try:
-            payload, parts, flags = self._pack(Failure(error, label))
-        except ZcactorError as unpackable:  # the store is full: the text must get through all the same
-            payload, parts, flags = self._pack(Failure(type(error)(str(unpackable)), label))
-        incoming.session.respond(incoming, Status.ERROR, payload, parts, flags, more=more)
+            payload, parts, flags = self._pack(failure)
+            session.respond(incoming, Status.ERROR, payload, parts, flags, more=more)
+        except BaseException as unsendable:  # the store is full, or what the exception refers to is lost
+            self._fail_as_text(incoming, failure, unsendable)
         error.__traceback__ = None
         if self.stopping:
             self._one_closed()
+
+    def _fail_as_text(self, incoming: Incoming, failure: Failure, unsendable: BaseException) -> None:
+        session = incoming.session
+        try:
+            payload = pack_as_text(failure, unsendable, session.connection.max_frame - _FRAME_HEAD)
+            session.respond(incoming, Status.ERROR, payload, (), 0)
+        except BaseException as error:  # not even that: the end of the connection tells the caller
+            logger.exception("%s: a call could not be answered", self.label)
+            session.fail(ConnectionLost(f"a call of {self.label} could not be answered: {error!r}", True))
 
     def _one_closed(self) -> None:
         """A call has ended while the actor stops. From any thread."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from zcactor.config import TRANSPORTS
 from zcactor.context import current
+from zcactor.errors import DeadlineExceeded
 from zcactor.handle import ActorHandle
 from zcactor.observe.stats import Stats, stats_of
 
@@ -28,6 +30,8 @@ __all__ = [
     "stats",
 ]
 
+STATS_TIMEOUT = 5.0
+"""Seconds that the process of an actor has to tell its statistics."""
 _PINGS = 9
 """Round trips timed by `explain`; the median is told."""
 
@@ -83,6 +87,11 @@ class PeerPath:
     """Seconds of one round trip between the two event loops, median of several."""
     eager_limit: int
     """Bytes of the largest payload in a frame; arrays of at least this size go by reference."""
+    sealed: bool
+    """Whether nobody on the way can read or change the frames."""
+    integrity: str
+    """Of the bytes of arrays: ``"arrays"`` (each pull is authenticated), ``"frames"`` (what belongs to a pickle is,
+    plain arrays travel bare), ``"none"``, ``"tls"`` (encrypted, too) or ``"mapped"`` (they do not travel)."""
 
 
 async def nodes() -> list[NodeInfo]:
@@ -117,6 +126,7 @@ def stats(handle: object = None) -> Stats | Awaitable[Stats]:
     Raises:
         TypeError: `handle` is no handle.
         NoSuchActor: the actor is dead.
+        DeadlineExceeded: its process has not answered within 5 s, because its event loop is blocked, say.
     """
     if handle is None:
         return stats_of(current())
@@ -136,7 +146,14 @@ async def _session_to(handle: ActorHandle) -> Session:
 
 
 async def _stats_at(handle: ActorHandle) -> Stats:
-    return Stats.from_plain(await current().ask(await _session_to(handle), "stats"))
+    try:
+        async with asyncio.timeout(STATS_TIMEOUT):
+            return Stats.from_plain(await current().ask(await _session_to(handle), "stats"))
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"the process of {handle._remote.label} has not told its statistics within {STATS_TIMEOUT:g} s: one of its "
+            "methods blocks its event loop, or it is stopped"
+        ) from None
 
 
 async def explain(handle: object) -> PeerPath:
@@ -155,7 +172,10 @@ async def explain(handle: object) -> PeerPath:
         times.append(time.perf_counter() - before)
     connection = session.connection
     rejected = _not_tried(connection.kind, process.config.transports.split(",")) | connection.rejected
-    return PeerPath(connection.kind, _why(connection), rejected, sorted(times)[len(times) // 2], connection.eager_limit)
+    return PeerPath(
+        connection.kind, _why(connection), rejected, sorted(times)[len(times) // 2], connection.eager_limit,
+        connection.sealed, connection.integrity,
+    )  # fmt: skip
 
 
 def _why(connection: Any) -> str:
@@ -165,11 +185,13 @@ def _why(connection: Any) -> str:
     if connection.kind == "local":
         return "same host: frames over a unix socket, arrays mapped in place"
     if connection.kind == "verbs":
-        return f"RDMA, proven by a message and a READ: {connection.describe()}"
+        frames = ", frames sealed" if connection.seals_payloads else ""
+        return f"RDMA, proven by a message and a READ{frames}: {connection.describe()}"
     if connection.tls:
         return "frames and arrays over TCP by TLS; arrays received into the store over further sockets"
     frames = "frames over TCP, sealed" if connection.sealed else "frames over TCP"
-    return f"{frames}; arrays received into the store over further sockets"
+    arrays = "arrays authenticated and received" if connection.integrity == "arrays" else "arrays received"
+    return f"{frames}; {arrays} into the store over further sockets"
 
 
 def _not_tried(kind: str, allowed: list[str]) -> dict[str, str]:

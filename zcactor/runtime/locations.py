@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
-from zcactor.errors import ObjectLost, OutOfMemory, ZcactorError
+from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ZcactorError
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
 from zcactor.rpc.parts import Part
 from zcactor.transport.base import RemoteRegion
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
     from zcactor.objectstore.store import Block
     from zcactor.rpc.session import Session
     from zcactor.runtime.process import Process
 
-__all__ = ["LOCATED_NBYTES", "LOCATED_READ_NBYTES", "Locations", "LostPart"]
+__all__ = ["LOCATED_NBYTES", "LOCATED_READ_NBYTES", "Locations", "LostPart", "outcome"]
+
+logger = logging.getLogger("zcactor")
 
 LOCATED_NBYTES: Final = 1 << 20
 """Bytes from which on a reader asks where to take an object from. The question costs a round trip, about 60 us; TCP at
@@ -58,7 +63,19 @@ class LostPart:
         self.raise_error()
 
 
-_Key = tuple[bytes, int, int, int]
+async def outcome(kind: int, bring: Callable[..., Awaitable[Part]], *args: object) -> Part:
+    """The part that `bring` of `args` gives. Does not raise: an error of whatever kind is a `LostPart`, so that whoever
+    uses it learns of it."""
+    try:
+        return await bring(*args)
+    except Exception as error:  # of any kind: calls wait for the part, and nobody looks at the task
+        logger.exception("an object could not be brought here")
+        return Part(kind, LostPart(f"it could not be brought here: {error!r}"), 0, 0)
+
+
+_T = TypeVar("_T")
+_Key = tuple[bytes, int, int, int, int]
+"""Owner, object, offset, bytes, and whether they were to be authenticated on their way."""
 
 
 class _Near:
@@ -75,10 +92,18 @@ def _returned(_: int) -> None:
     """What a `_Near` keeps is returned by itself."""
 
 
+def _for(held: Mapping[_Key, _T], key: _Key) -> _T | None:
+    """What there is for a key: what was authenticated does for an array as well."""
+    found = held.get(key)
+    return held.get((*key[:4], 1)) if found is None and not key[4] else found
+
+
 class Locations:
     """Brings the bytes of objects that cannot be mapped, each once: who wants them while they come waits for the same
     transfer, and who wants them later is given what has come, for as long as anybody here has it. On the loop's thread.
 
+    Where arrays are not authenticated and what belongs to a pickle is, bytes that have come for an array do for no
+    pickle; the other way they do.
     Arrays that were moved to us take no part: each is somebody's to write to.
     """
 
@@ -94,17 +119,18 @@ class Locations:
         Raises:
             ProtocolError: they do not lie in the peer's arena.
         """
-        kind, owner, object_id, offset, nbytes, _, seal, rkey = region
+        kind, owner, object_id, offset, nbytes, _, seal, rkey, authenticate = region
+        lease = RemoteLease(owner, object_id, offset, nbytes, session, seal, rkey)  # first: it goes back if we raise
         check_bounds(region, session.connection.peer.arena_nbytes)
-        return Part(kind, RemoteLease(owner, object_id, offset, nbytes, session, seal, rkey), offset, nbytes)
+        return Part(kind, lease, offset, nbytes, authenticate)
 
     def known(self, region: Region) -> Part | None:
         """The part for an object whose bytes have come before and are still here."""
-        kind, owner, object_id, offset, nbytes, *_ = region
+        kind, owner, object_id, offset, nbytes, *_, authenticate = region
         if kind != RegionKind.ARRAY:
             return None
-        holder = self._here.get((owner, object_id, offset, nbytes))
-        return None if holder is None else Part(kind, holder, holder.offset, nbytes)
+        holder = _for(self._here, (owner, object_id, offset, nbytes, authenticate))
+        return None if holder is None else Part(kind, holder, holder.offset, nbytes, authenticate)
 
     def bring(self, part: Part) -> Part | asyncio.Task[Part]:
         """`part` itself, unless it is a lease on bytes elsewhere: then the part that has them here, or a task that gets
@@ -114,14 +140,16 @@ class Locations:
         if type(lease) is not RemoteLease:
             return part
         if part.kind != RegionKind.ARRAY:
-            return self._process.begin(self._bring(part))
-        key = lease.owner, lease.id, part.offset, part.nbytes
-        holder = self._here.get(key)
+            return self._process.begin(outcome(part.kind, self._bring, part))
+        if lease.session.connection.integrity != "frames":  # an array's bytes come as those of a pickle do
+            part = part._replace(authenticate=1)
+        key = lease.owner, lease.id, part.offset, part.nbytes, part.authenticate
+        holder = _for(self._here, key)
         if holder is not None:
-            return Part(part.kind, holder, holder.offset, part.nbytes)
-        task = self._coming.get(key)
+            return Part(part.kind, holder, holder.offset, part.nbytes, part.authenticate)
+        task = _for(self._coming, key)
         if task is None:
-            task = self._coming[key] = self._process.begin(self._bring(part))
+            task = self._coming[key] = self._process.begin(outcome(part.kind, self._bring, part))
             task.add_done_callback(partial(self._arrived, key))
         return task
 
@@ -142,39 +170,49 @@ class Locations:
                 self._here[key] = holder
 
     async def _bring(self, part: Part) -> Part:
-        kind, lease, _, nbytes = part
+        kind, lease, _, nbytes, authenticate = part
         try:
             least = LOCATED_READ_NBYTES if lease.session.connection.kind == "verbs" else LOCATED_NBYTES
             if kind == RegionKind.ARRAY and nbytes >= least:
-                holder = await self._from_anywhere(lease)
+                holder = await self._from_anywhere(lease, authenticate)
             else:
-                holder = await self._pull(kind, lease.owner, lease)
+                holder = await self._pull(kind, lease.owner, lease, authenticate)
         except OutOfMemory as error:
             return Part(kind, LostPart(f"there is no room for it here: {error}", error.with_traceback(None)), 0, 0)
         except (ZcactorError, OSError) as error:
             return Part(kind, LostPart(f"it could not be brought here: {error}"), 0, 0)
-        return Part(kind, holder, holder.offset, nbytes)
+        return Part(kind, holder, holder.offset, nbytes, authenticate)
 
-    async def _pull(self, kind: int, owner: bytes, lease: RemoteLease) -> Block:
+    async def _pull(self, kind: int, owner: bytes, lease: RemoteLease, authenticate: int) -> Block:
         """An object of ours with the bytes of a lease, which is on one of the process `owner` or on a copy of it."""
-        process, connection, nbytes = self._process, lease.session.connection, lease.nbytes
-        block = process.placements.take(owner, nbytes)
-        wanted = RemoteRegion(lease.id, lease.offset, nbytes, lease.seal, lease.rkey)
-        await connection.pull(wanted, block.address, block)
+        process, session, nbytes = self._process, lease.session, lease.nbytes
+        wanted = RemoteRegion(lease.id, lease.offset, nbytes, lease.seal, lease.rkey, bool(authenticate))
+        while True:
+            connection = session.connection
+            block = process.placements.take(owner, nbytes)
+            try:
+                await connection.pull(wanted, block.address, block)
+                break
+            except ConnectionLost:
+                if session.successor is None or not session.is_replaced:
+                    raise
+                session = session.successor  # of two connections to one process this one stays, and has the lease, too
         if connection.kind == "verbs":
             process.counters.bytes_read += nbytes
         else:
             process.counters.bytes_received += nbytes
+        if connection.integrity == "arrays" or (authenticate and connection.integrity == "frames"):
+            process.counters.bytes_authenticated += nbytes
         block.sealed = kind != RegionKind.MOVED
         return block
 
-    async def _from_anywhere(self, lease: RemoteLease) -> Block | Lease:
+    async def _from_anywhere(self, lease: RemoteLease, authenticate: int) -> Block | Lease:
         """The bytes from where their owner says; from the owner itself where that leads nowhere."""
         process, failed = self._process, b""
         for _ in range(ATTEMPTS):
             try:
                 place, object_id, offset = await process.ask(
-                    lease.session, "source", lease.id, lease.offset, lease.nbytes, process.machine, failed
+                    lease.session, "source", lease.id, lease.offset, lease.nbytes, process.machine, failed, authenticate
                 )
             except ZcactorError:  # the owner is gone, or has no such object: pulling from it says so
                 break
@@ -182,48 +220,51 @@ class Locations:
             if not place:
                 break
             try:
-                return await self._from_copy(lease, Region(RegionKind.ARRAY, place, object_id, offset, lease.nbytes, 0))
+                return await self._from_copy(
+                    lease, Region(RegionKind.ARRAY, place, object_id, offset, lease.nbytes, 0, 0, 0, authenticate)
+                )
             except OutOfMemory:
-                self._tell(lease, None)
+                self._tell(lease, authenticate, None)
                 raise
             except (ZcactorError, OSError):
                 failed = place
         if failed:
-            self._tell(lease, None, failed)
+            self._tell(lease, authenticate, None, failed)
         try:
-            block = await self._pull(RegionKind.ARRAY, lease.owner, lease)
+            block = await self._pull(RegionKind.ARRAY, lease.owner, lease, authenticate)
         except (ZcactorError, OSError):
-            self._tell(lease, None)
+            self._tell(lease, authenticate, None)
             raise
-        self._tell(lease, block)
+        self._tell(lease, authenticate, block)
         return block
 
     async def _from_copy(self, lease: RemoteLease, region: Region) -> Block | Lease:
         process = self._process
         session = await process.connect(region.owner)
         if not await process.ask(session, "lease", region.id):
-            raise ObjectLost(f"process {region.owner.hex()[:8]} has no copy of it any more")
+            raise ObjectLost(f"{process.describe(region.owner)} has no copy of it any more")
         connection = session.connection
         if not connection.maps:
-            block = await self._pull(RegionKind.ARRAY, lease.owner, self.remote(session, region).holder)
-            self._tell(lease, block)
+            copied = self.remote(session, region).holder
+            block = await self._pull(RegionKind.ARRAY, lease.owner, copied, region.authenticate)
+            self._tell(lease, region.authenticate, block)
             return block
-        check_bounds(region, connection.peer.arena_nbytes)
-        address = connection.map(region.offset, region.nbytes)
-        copy = Lease(
-            region.owner, region.id, region.offset, region.nbytes, address, connection.mapping, session.release
-        )  # fmt: skip
+        copy: Any = process.reached(session, region, process.granted(session, region)).holder
         # It stands for the owner's object: when the process with the copy is gone it can be passed on all the same.
-        return Lease(lease.owner, lease.id, lease.offset, lease.nbytes, address, _Near(lease, copy), _returned)
+        near = _Near(lease, copy)
+        return Lease(
+            lease.owner, lease.id, lease.offset, lease.nbytes, copy.address, near, _returned, False, process.process
+        )
 
-    def _tell(self, lease: RemoteLease, block: Block | None, failed: bytes = b"") -> None:
+    def _tell(self, lease: RemoteLease, authenticate: int, block: Block | None, failed: bytes = b"") -> None:
         """Tell the owner that a transfer has ended, and how."""
         copy_id, copy_offset = 0, 0
         if block is not None:
             copy_id, copy_offset = self._process.store.export(block), block.offset
-        facts = lease.id, lease.offset, lease.nbytes, copy_id, copy_offset, self._process.machine, failed
+        machine = self._process.machine
+        facts = lease.id, lease.offset, lease.nbytes, copy_id, copy_offset, machine, failed, authenticate
         self._process.start_task(self._told(lease.session, facts))
 
     async def _told(self, owner: Session, facts: tuple[Any, ...]) -> None:
-        with contextlib.suppress(ZcactorError):  # it is gone, and what it knew with it
+        with contextlib.suppress(ZcactorError):  # it is gone, or forgets the transfer after a while
             await self._process.ask(owner, "located", *facts)

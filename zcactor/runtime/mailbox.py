@@ -6,15 +6,18 @@ the limit is reached) is held in its lane, and everything behind it with it. Lan
 actor with async methods, a call whose arguments are not there yet steps out of its lane instead.
 
 Sync calls whose turn has come go into one queue that the actor's thread empties by itself: between two of them the loop
-takes no part. The loop's thread alone writes a lane, except for `Lane.started`, which the actor's threads count up.
+takes no part. An actor in a shared process has no thread of its own: one of the process's empties its queue, in the
+actor's own context (NumPy's allocator is set there). The loop's thread alone writes a lane, except for `Lane.started`,
+which the threads count up.
 """
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 from collections import deque
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from zcactor.interface import MethodKind, MethodSpec
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zcactor.rpc.incoming import Incoming
+    from zcactor.runtime.threads import Threads
 
 __all__ = ["Lane", "Mailbox"]
 
@@ -61,7 +65,8 @@ class Mailbox:
         run_sync: ``run_sync(incoming, spec, more)`` runs a call in the thread; `more` tells that another waits.
         start_async: ``start_async(incoming, spec, lane)`` makes the task.
         run_inline: ``run_inline(incoming, spec)`` runs a call on the loop.
-        enter_thread: called at each thread's start.
+        enter_thread: called at each thread's start; with `threads` once in each context that methods run in.
+        threads: where sync calls run; None for threads of the mailbox's own.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Mailbox:
         start_async: Callable[[Incoming, MethodSpec, Lane], None],
         run_inline: Callable[[Incoming, MethodSpec], None],
         enter_thread: Callable[[], None],
+        threads: Threads | None = None,
     ) -> None:
         self.name = name
         self.loop = loop
@@ -90,6 +96,11 @@ class Mailbox:
         """By caller's session."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._shared = threads
+        self._turns = 0
+        """Of shared threads, those that empty the queue now or are about to."""
+        self._contexts: list[contextvars.Context] = []
+        """What calls run in on shared threads: one for each turn at the same time."""
         self._count_lock = threading.Lock()
         self._open = 0
         """What is queued for the threads or runs in one; counted while there may be more threads."""
@@ -100,7 +111,8 @@ class Mailbox:
         """Take a call in. It starts now, or when its turn comes."""
         lane = self.lanes.get(incoming.session)
         if lane is None:
-            lane = self.lanes[incoming.session] = Lane()
+            # What a caller sends by another connection than before comes after what it has sent by that.
+            lane = self.lanes[incoming.session] = self.lanes.get(getattr(incoming.session, "twin", None)) or Lane()
         if incoming.blockers:
             if not self.steps_out:  # else `unblocked` brings it back
                 lane.held.append((incoming, spec))
@@ -132,6 +144,8 @@ class Mailbox:
         if len(self._threads) < self.sync_limit:
             self._grow()
         self._queue.put((incoming, spec, lane))
+        if self._shared is not None:
+            self._take_turn()
 
     def unblocked(self, incoming: Incoming, spec: MethodSpec) -> None:
         """The last argument of `incoming` is here."""
@@ -203,8 +217,11 @@ class Mailbox:
     def forget(self, session: Any) -> None:
         """The caller is gone: what it had not started never starts."""
         lane = self.lanes.pop(session, None)
-        if lane is not None:
+        if lane is not None and lane.held:
+            kept = [entry for entry in lane.held if entry[0].session is not session]  # its twin's
             lane.held.clear()
+            lane.held.extend(kept)
+            self._pump(lane)
 
     def drop_held(self, incoming: Incoming) -> bool:
         """Take a cancelled call out of its lane; False when it is not held."""
@@ -223,6 +240,8 @@ class Mailbox:
         if len(self._threads) < self.sync_limit:
             self._grow()
         self._queue.put(work)
+        if self._shared is not None:
+            self._take_turn()
 
     @property
     def idle(self) -> bool:
@@ -233,6 +252,8 @@ class Mailbox:
     def _grow(self) -> None:
         """Something more is about to be queued: add a thread if none is idle. Below the limit only; the count of what
         is open is of no use above it, for threads do not end."""
+        if self._shared is not None:
+            return
         with self._count_lock:
             self._open += 1
             if self._closed or self._open <= len(self._threads):
@@ -247,28 +268,71 @@ class Mailbox:
     def _work(self) -> None:
         self._enter_thread()
         queue = self._queue
-        get, empty, run, lock = queue.get, queue.empty, self._run_sync, self._count_lock
+        get, empty, lock = queue.get, queue.empty, self._count_lock
         while True:
             work = get()
             if work is None:
                 return
-            try:
-                if type(work) is tuple:
-                    incoming, spec, lane = work
-                    with lock:
-                        lane.started += 1
-                    if lane.held:
-                        self.loop.call_soon_threadsafe(self._pump, lane)
-                    run(incoming, spec, not empty())
-                    del incoming, lane  # what a call held must not live until the next one comes
-                else:
-                    work()
-            except BaseException:  # what methods raise was answered; a defect here must not end the actor's thread
-                logger.exception("%s: a call could not be answered", self.name)
+            self._do(work, empty)
             del work
             if len(self._threads) < self.sync_limit:
                 with lock:
                     self._open -= 1
+
+    def _do(self, work: Any, empty: Callable[[], bool]) -> None:
+        try:
+            if type(work) is tuple:
+                incoming, spec, lane = work
+                with self._count_lock:
+                    lane.started += 1
+                if lane.held:
+                    self.loop.call_soon_threadsafe(self._pump, lane)
+                self._run_sync(incoming, spec, not empty())
+            else:
+                work()
+        except BaseException:  # what methods raise was answered; a defect here must not end the actor's thread
+            logger.exception("%s: a call could not be answered", self.name)
+
+    # ---------------------------------------------------------------- shared threads
+
+    def _take_turn(self) -> None:
+        """Something was queued: have a shared thread empty the queue, unless as many as may be do."""
+        assert self._shared is not None
+        with self._count_lock:
+            if self._turns >= self.sync_limit:
+                return
+            self._turns += 1
+        self._shared.submit(self._turn)
+
+    def _turn(self) -> None:
+        with self._count_lock:
+            context = self._contexts.pop() if self._contexts else None
+        if context is None:
+            context = contextvars.Context()
+            context.run(self._enter_thread)
+        context.run(self._empty_queue)
+        with self._count_lock:
+            self._contexts.append(context)
+            more = not self._queue.empty()  # queued meanwhile, or left because others want the thread
+            if not more:
+                self._turns -= 1
+        if more:
+            assert self._shared is not None
+            self._shared.submit(self._turn)
+
+    def _empty_queue(self) -> None:
+        """Run what is queued, or the first of it where others wait for the thread."""
+        assert self._shared is not None
+        queue, threads = self._queue, self._shared
+        while True:
+            try:
+                work = queue.get_nowait()
+            except Empty:
+                return
+            self._do(work, queue.empty)
+            del work
+            if threads.wanted:
+                return
 
     def close(self) -> None:
         """End the threads once they have emptied the queue. Idempotent; does not wait."""
@@ -281,7 +345,7 @@ class Mailbox:
         self.lanes.clear()
 
     def join(self, timeout: float) -> bool:
-        """Wait in the calling thread until the threads have ended; False when one still runs after `timeout` s."""
+        """Wait in the calling thread until its own threads have ended; False when one still runs after `timeout` s."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)

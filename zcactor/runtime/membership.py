@@ -63,6 +63,7 @@ class Membership:
         session = current_call.get().session
         pool = RemotePool(self._process.loop, functools.partial(self._tell, session), self._agent.worker_ended)
         node = NodeRecord(session.peer_process, pool, facts)
+        node.heard = self._process.loop.time()
         self._remote[node] = pool, session
         self._none_left.clear()
         self._nodes.add(node, resources)
@@ -96,6 +97,7 @@ class Membership:
                 return
             except ZcactorError:
                 return
+            node.heard = self._process.loop.time()
             await asyncio.sleep(self._heartbeat)
 
     async def leave_node(self) -> None:
@@ -180,6 +182,17 @@ class Membership:
     async def find(self, process: bytes) -> str:
         """Where a process listens for peers of other hosts."""
         return self._nodes.find(process)
+
+    async def silence(self, process: bytes) -> tuple[float, str]:
+        """How many seconds ago a sign of life came from the node that `process` belongs to, and where that process
+        listens; -1 and what is known where the node is given up, or the process unknown."""
+        address = self._nodes.addresses.get(process, "")
+        for node, (pool, _) in self._remote.items():
+            if process in (node.process, *pool.by_process):
+                heard = self._process.loop.time() if node.heard is None else node.heard
+                return -1.0 if node in self._fenced else self._process.loop.time() - heard, address
+        known = process == self._process.process or process in self._nodes.drivers or self._nodes.worker(process)
+        return 0.0 if known else -1.0, address
 
     # ---------------------------------------------------------------- ends
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zcactor.runtime.directory import RunDirectory
+from zcactor.runtime.orphans import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,7 +40,9 @@ _ZYGOTE_END = 2.0
 """Seconds that the zygote gets to end its workers."""
 
 
-def launch(lock_fd: int, output: IO[bytes] | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def launch(
+    lock_fd: int, output: IO[bytes] | None = None, node: str = ""
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a node agent as a child. It waits for `send_setup`, and ends when the returned socket closes.
 
     The child leads a session of its own: Ctrl-C in the terminal and a signal to the driver's process group reach the
@@ -48,6 +51,8 @@ def launch(lock_fd: int, output: IO[bytes] | None = None) -> tuple[subprocess.Po
     Args:
         lock_fd: descriptor of the run directory's lock, inherited so that the lock is held as long as either lives.
         output: where it prints; None shares our standard output and error.
+        node: marks its processes and what they start, in their environment; see `zcactor.runtime.orphans`. Empty for
+            none.
 
     Raises:
         OSError: the process could not be started.
@@ -55,6 +60,7 @@ def launch(lock_fd: int, output: IO[bytes] | None = None) -> tuple[subprocess.Po
     """
     if not sys.executable:
         raise RuntimeError("zc.init: sys.executable is empty: set it to a Python interpreter for the node agent")
+    mark = {MARK: node} if node else {}
     ours, theirs = socket.socketpair()
     with theirs:
         code = _BOOTSTRAP.format(path=search_path(), fd=theirs.fileno(), lock_fd=lock_fd)
@@ -65,7 +71,7 @@ def launch(lock_fd: int, output: IO[bytes] | None = None) -> tuple[subprocess.Po
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={key: value for key, value in os.environ.items() if key not in SECRETS},
+                env={**{key: value for key, value in os.environ.items() if key not in SECRETS}, **mark},
                 start_new_session=True,
             )
         except OSError:
@@ -170,15 +176,22 @@ def main(fd: int, lock_fd: int) -> None:
 
 
 def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
-    """In the zygote: import what workers are likely to use; what a fork of it becomes a worker by."""
+    """In the zygote: import what workers are likely to use, and find out what all of them would; what a fork of it
+    becomes a worker by."""
     import cloudpickle  # noqa: F401
     import numpy.random  # noqa: F401
 
     import zcactor.runtime.inspection  # noqa: F401
     from zcactor.marshal.importable import search_here
+    from zcactor.objectstore.groups import inherited_groups
+    from zcactor.runtime.agent import agent_interface
     from zcactor.runtime.endpoints import preload
+    from zcactor.runtime.system import system_interface
     from zcactor.runtime.worker import become_worker
 
+    inherited_groups()
+    system_interface()
+    agent_interface()
     preload(setup["config"]["transports"], clustered=setup["clustered"])
     search_here(sys.path)
     return become_worker
@@ -213,6 +226,7 @@ async def _serve(
     from zcactor import context
     from zcactor.config import Config
     from zcactor.errors import ZcactorError
+    from zcactor.objectstore.groups import within_file_limit
     from zcactor.objectstore.store import Store
     from zcactor.runtime.agent import NodeAgent
     from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of
@@ -223,7 +237,7 @@ async def _serve(
     from zcactor.runtime.process import AGENT_INDEX, MEMBERSHIP_INDEX, Process
 
     config = Config(**setup["config"])
-    store = Store(AGENT_ARENA, setup["agent"])
+    store = Store(within_file_limit(AGENT_ARENA), setup["agent"])
     directory = Path(setup["directory"])
     head, head_address = setup["head"]
     endpoint = make_endpoint(

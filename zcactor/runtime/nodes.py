@@ -138,6 +138,8 @@ class NodeRecord:
         self.shared: list[WorkerRecord] = []
         self.actors = 0
         """That live on it or are about to."""
+        self.heard: float | None = None
+        """When the head has last heard from it, in seconds of its loop's clock; None for the head's own."""
 
     @property
     def label(self) -> str:

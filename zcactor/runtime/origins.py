@@ -12,11 +12,14 @@ and Fault-Tolerant Collective Communication for Task-Based Distributed Systems",
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zcactor.objectstore.store import Block
 
 __all__ = ["AT_ONCE", "OWNER", "Copy", "Origins", "Spread"]
@@ -33,7 +36,8 @@ MAX_WAITING: Final = 512
 a transfer has ended is told by such a call, too."""
 PATIENCE: Final = 60.0
 """Seconds that a question waits: as long as a data socket may be silent (`zcactor.transport.tcp_data.PATIENCE`). After
-that whoever holds the others up hangs, and the owner serves once more."""
+that whoever holds the others up hangs, and the owner serves once more. A transfer that has run for as long, and whose
+end nobody has told, holds up nobody either."""
 
 
 class Copy(NamedTuple):
@@ -132,11 +136,13 @@ class Spread:
 class _Asked:
     """A `Spread`, and those who wait for its decisions."""
 
-    __slots__ = ("answers", "spread")
+    __slots__ = ("_begun", "_time", "answers", "spread")
 
-    def __init__(self) -> None:
+    def __init__(self, time: Callable[[], float]) -> None:
         self.spread = Spread()
         self.answers: dict[bytes, asyncio.Future[Copy]] = {}
+        self._begun: dict[bytes, float] = {}  # when those that transfer were answered
+        self._time = time
 
     def decide(self) -> None:
         again = True
@@ -149,6 +155,15 @@ class _Asked:
                     again = True
                 else:
                     answer.set_result(copy)
+                    self._begun[reader] = self._time()
+
+    def forget(self, begun: float) -> None:
+        """Transfers that began by that time count as ended."""
+        running = self.spread.running
+        self._begun = {reader: since for reader, since in self._begun.items() if reader in running}
+        for reader, since in self._begun.items():
+            if since <= begun:
+                self.spread.ended(reader, None)
 
     def drop(self, reader: bytes) -> None:
         """It is gone, or waits no longer."""
@@ -164,20 +179,25 @@ class Origins:
     """The objects of one process that others take from each other. On the loop's thread.
 
     What is known of an object goes with it.
+
+    Args:
+        time: seconds on a clock that never goes back.
     """
 
-    def __init__(self) -> None:
-        self._asked: WeakKeyDictionary[Block, dict[tuple[int, int], _Asked]] = WeakKeyDictionary()
+    def __init__(self, time: Callable[[], float] = time.monotonic) -> None:
+        self._time = time
+        self._asked: WeakKeyDictionary[Block, dict[tuple[int, int, int], _Asked]] = WeakKeyDictionary()
         self._waiting = 0
 
-    def spread(self, block: Block, offset: int, nbytes: int) -> Spread | None:
+    def spread(self, block: Block, offset: int, nbytes: int, authenticate: int = 0) -> Spread | None:
         """What is known of these bytes of an object; None where nobody has asked."""
-        asked = self._asked.get(block, {}).get((offset, nbytes))
+        asked = self._asked.get(block, {}).get((offset, nbytes, authenticate))
         return None if asked is None else asked.spread
 
     async def source(
-        self, reader: bytes, block: Block, offset: int, nbytes: int, machine: str, failed: bytes = b""
-    ) -> Copy:
+        self, reader: bytes, block: Block, offset: int, nbytes: int, machine: str, failed: bytes = b"",
+        authenticate: int = 0,
+    ) -> Copy:  # fmt: skip
         """Where a reader is to take bytes of an object from; answered when it can begin. Cancelling it is as if the
         reader had not asked.
 
@@ -188,18 +208,21 @@ class Origins:
             nbytes: of what it reads.
             machine: the reader's.
             failed: the process that it was sent to before and got nothing from.
+            authenticate: 1: it is sent to copies only that were authenticated on their way.
         """
         stretches = self._asked.setdefault(block, {})
-        asked = stretches.get((offset, nbytes))
+        asked = stretches.get((offset, nbytes, authenticate))
         if asked is None:
             if len(stretches) >= MAX_VIEWS:
                 return OWNER
-            asked = stretches[offset, nbytes] = _Asked()
+            asked = stretches[offset, nbytes, authenticate] = _Asked(self._time)
         asked.spread.gone(failed)
         asked.drop(reader)  # who asks again has given up what it asked before
         answer: asyncio.Future[Copy] = asyncio.get_running_loop().create_future()
         asked.answers[reader] = answer
         asked.spread.ask(reader, machine)
+        now = self._time()
+        asked.forget(now - PATIENCE)
         asked.decide()
         if not answer.done() and self._waiting >= MAX_WAITING:
             asked.drop(reader)
@@ -210,6 +233,8 @@ class Origins:
             async with asyncio.timeout(PATIENCE):
                 return await answer
         except TimeoutError:
+            asked.forget(now)
+            asked.decide()
             return OWNER
         finally:
             self._waiting -= 1
@@ -217,15 +242,16 @@ class Origins:
                 asked.drop(reader)
 
     def ended(
-        self, reader: bytes, block: Block, offset: int, nbytes: int, copy: Copy | None, failed: bytes = b""
-    ) -> None:
+        self, reader: bytes, block: Block, offset: int, nbytes: int, copy: Copy | None, failed: bytes = b"",
+        authenticate: int = 0,
+    ) -> None:  # fmt: skip
         """The transfer of a reader is over.
 
         Args:
-            reader, block, offset, nbytes, failed: as in `source`.
+            reader, block, offset, nbytes, failed, authenticate: as in `source`.
             copy: what the reader has now, if it has.
         """
-        asked = self._asked.get(block, {}).get((offset, nbytes))
+        asked = self._asked.get(block, {}).get((offset, nbytes, authenticate))
         if asked is not None:
             asked.spread.gone(failed)
             asked.spread.ended(reader, copy)

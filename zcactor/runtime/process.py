@@ -10,16 +10,17 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import socket
 import sys
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError, RemoteError, ZcactorError
-from zcactor.future import ObjectRef, OwnRef, RefHolder
+from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError, RemoteError, ZcactorError
+from zcactor.future import ObjectRef, OwnRef, RefHolder, failure_of
 from zcactor.handle import ActorHold, RemoteActor
-from zcactor.interface import Interface
 from zcactor.marshal import Marshaller, arrays
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
@@ -30,22 +31,31 @@ from zcactor.rpc.counters import new_counters
 from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
+from zcactor.runtime.adoption import Adoptions
+from zcactor.runtime.endpoints import address_of
 from zcactor.runtime.host import ActorHost
-from zcactor.runtime.locations import Locations, LostPart
+from zcactor.runtime.locations import Locations, LostPart, outcome
 from zcactor.runtime.origins import Origins
 from zcactor.runtime.parting import Parting
 from zcactor.runtime.registering import Registrar
-from zcactor.runtime.system import SystemActor
+from zcactor.runtime.system import SystemActor, system_interface
+from zcactor.runtime.threads import Threads
 from zcactor.runtime.trimming import Trimmer
+from zcactor.runtime.twins import Twins
+from zcactor.runtime.unseen import Unseen
+from zcactor.runtime.vigil import Vigil
+from zcactor.runtime.watchdog import Watchdog
 from zcactor.transport.loopback import loopback_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from zcactor.config import Config
-    from zcactor.objectstore.store import Store
+    from zcactor.interface import Interface
+    from zcactor.objectstore.store import Block, Store
     from zcactor.rpc.incoming import Incoming
     from zcactor.transport.base import Connection, Endpoint
+    from zcactor.transport.os_process import OsProcess
     from zcactor.transport.verbs.connection import VerbsConnection
 
 __all__ = ["Process"]
@@ -62,6 +72,14 @@ MEMBERSHIP_INDEX = 2
 FIRST_ACTOR_INDEX = 2
 _DELIVERY_TIMEOUT = 5.0
 """Seconds that a peer has to take in the last answers of an actor that stops."""
+_HEADS_ANSWER = 1.0
+"""Seconds in which the head is to say what it knows; calls that nobody answers wait for it."""
+_ID = re.compile(r"(?:process )?(?<![/\w])([0-9a-f]{32})(?![.\w])(?:@([^\s,;]*[^\s,;:.]))?")
+"""How transports name a process in their messages."""
+_NAMED = 3
+"""Actors by which a message names a process."""
+_REMEMBERED = 1_000
+"""Processes of which is remembered what they said of themselves."""
 _COMING = Part(0, None, 0, 0)
 """Stands in the place of a part that comes later."""
 
@@ -96,10 +114,13 @@ class Process:
         self.endpoint = endpoint
         self.copies = CopyCounter()
         self.counters = new_counters()
-        self.marshaller = Marshaller(store, self.copies, self.counters, config.eager_limit)
+        self.marshaller = Marshaller(
+            store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads
+        )
         self.trimmer = Trimmer(store.heap, loop, config.store_keep_nbytes)
         self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
         self.locations = Locations(self)
+        self.adoptions = Adoptions(self)
         self.origins = Origins()
         self.machine = ""
         """What names this host for those who may map our arena, see `zcactor.runtime.nodes.own_machine`; empty
@@ -125,6 +146,8 @@ class Process:
         self.closing = False
         self.leaving = False
         """Whether it ends soon, actors and all. They may live on elsewhere: the node agent knows."""
+        self._gone: dict[bytes, Hello] = {}
+        """What processes said of themselves whose connections have ended."""
         self._all: set[Session] = set()
         self._connecting: dict[bytes, asyncio.Task[Session]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -132,11 +155,17 @@ class Process:
         self._next_index = FIRST_ACTOR_INDEX
         self._next_export = 1
         self._hello = Hello(PROTOCOL_VERSION, process, os.getpid(), socket.gethostname(), sys.version.split()[0], role)
+        self.twins = Twins(self)
+        self.threads = Threads("shared actors")
+        self.vigil = None if role == "agent" else Vigil(self)
+        """Notices peers on other hosts that are silent."""
+        self.watchdog = Watchdog(self, config.warn_after) if config.warn_after else None
+        self.unseen = Unseen(loop, failure_of)
         self.parting: Parting | None = None
         """Closes idle connections, once there are any by RDMA."""
-        self._system = Interface.of(SystemActor)
+        self._system = system_interface()
         self.system = SystemActor(self)
-        self.add_host(SYSTEM_INDEX, SystemActor, "system").adopt(self.system)
+        self.add_host(SYSTEM_INDEX, SystemActor, "system", interface=self._system).adopt(self.system)
 
     def use_numpy(self) -> Any:
         """NumPy allocates in the store from now on, in this context and those made from it. Returns the handler that
@@ -167,10 +196,13 @@ class Process:
     # ---------------------------------------------------------------- hosts
 
     def add_host(
-        self, index: int, actor_class: type, label: str, options: Mapping[str, Any] | None = None, info: Any = None
-    ) -> ActorHost:
+        self, index: int, actor_class: type, label: str, options: Mapping[str, Any] | None = None, info: Any = None,
+        interface: Interface | None = None,
+    ) -> ActorHost:  # fmt: skip
         """Make room for an actor; `ActorHost.construct` or `adopt` gives it its instance."""
-        host = self.hosts[index] = ActorHost(self, index, actor_class, label, options or {}, info)
+        host = self.hosts[index] = ActorHost(self, index, actor_class, label, options or {}, info, interface)
+        if index > self.last_system_index and self.watchdog is not None:
+            self.watchdog.start()
         return host
 
     def take_index(self) -> int:
@@ -186,17 +218,24 @@ class Process:
 
     def accepted(self, connection: Connection) -> None:
         """A peer has connected."""
-        session = self._start_session(connection)
+        session = self._start_session(connection, connection.peer.process)
         self.sessions.setdefault(session.peer_process, session)
+        self.twins.settle(session)
 
-    def _start_session(self, connection: Connection) -> Session:
+    def _start_session(self, connection: Connection, opener: bytes) -> Session:
         if connection.kind == "verbs" and self.registrar is None:
-            self.registrar = Registrar(self.store.heap, self.loop, cast("VerbsConnection", connection).extents)
+            extents = cast("VerbsConnection", connection).extents
+            extents.copied = partial(self.copies.count, "destination cannot be registered")
+            self.registrar = Registrar(self.store.heap, self.loop, extents)
             if self.config.verbs_idle_timeout:
                 self.parting = Parting(self, self.config.verbs_idle_timeout)
-        session = Session(self, connection, self.loop)
+        twin = self.twins.other(connection.peer.process, opener)
+        session = Session(self, connection, self.loop, opener=opener, twin=twin)
         self._all.add(session)
         session.start()
+        self.adoptions.met(session)
+        if self.vigil is not None:
+            self.vigil.begun(session)
         return session
 
     async def connect(self, process: bytes) -> Session:
@@ -223,28 +262,84 @@ class Process:
     async def _open(self, process: bytes) -> Session:
         if process == self.process:
             arena = (self.store.arena.address, self.store.arena.nbytes)
-            ours, theirs = loopback_pair(
+            ours, others = loopback_pair(
                 self.loop, processes=(process, process), arenas=(arena, arena), recv_depth=self.config.recv_depth,
                 eager_limit=self.config.eager_limit,
             )  # fmt: skip
-            self._start_session(theirs)
-            session = self._start_session(ours)
+            self._start_session(others, process)
+            session = self._start_session(ours, process)
         else:
-            session = self._start_session(await self.endpoint.connect(process.hex()))
-        self.sessions[process] = session
-        return session
+            try:
+                connection = await self.endpoint.connect(process.hex())
+            except (ConnectionLost, ProtocolError) as error:
+                theirs = self.sessions.get(process)  # the peer may have connected meanwhile
+                if isinstance(error, ProtocolError) or theirs is None or theirs.closed is not None:
+                    error.args = (self._named(str(error.args[0])), *error.args[1:])
+                    raise
+                return theirs
+            session = self._start_session(connection, self.process)
+        if session.twin is None:
+            self.sessions[process] = session
+        self.twins.settle(session)
+        return self.sessions[process]
+
+    def park(self, reader: OsProcess, session: Session, blocks: Mapping[int, Block]) -> None:
+        """See `zcactor.rpc.hub.Hub`."""
+        hello = session.peer_hello
+        number = (session.peer_process, session.number) if hello is None else hello.session  # nothing will name that
+        self.store.parking.park(reader, (session.peer_process, number), blocks)
+
+    def outlived(self, session: Session) -> None:
+        """See `zcactor.rpc.hub.Hub`."""
+        self.adoptions.let_go(session.peer_process)
+
+    def describe(self, process: bytes) -> str:
+        """A process as messages name it: by the actors in it, by what it said of itself, or else by as many digits as
+        ``zcactor status`` shows of a node."""
+        labels = sorted(remote.label for remote in list(self.remotes.values()) if remote.location[0] == process)
+        if labels:
+            more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
+            return f"the process of {', '.join(labels[:_NAMED])}{more}"
+        session = self.sessions.get(process)
+        hello = session.peer_hello if session is not None else self._gone.get(process)
+        what = "node agent" if process == self.agent else "process"
+        if hello is None:
+            return f"{what} {process.hex()[:8]}"
+        return f"{what if hello.role == 'worker' else hello.role} {process.hex()[:8]}, pid {hello.pid} on {hello.host}"
+
+    def _named(self, text: str) -> str:
+        """`text` of a transport, which knows processes by their ids, as users can read it."""
+
+        def name(match: re.Match[str]) -> str:
+            place = f" at {match[2]}" if match[2] else ""
+            return self.describe(bytes.fromhex(match[1])) + place
+
+        return _ID.sub(name, text)
 
     def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None:
-        """See `zcactor.rpc.session.Hub`."""
+        """See `zcactor.rpc.hub.Hub`."""
         self._all.discard(session)
-        self.placements.forget(session.peer_process)
-        self.origins.left(session.peer_process)
-        if self.sessions.get(session.peer_process) is session:
-            del self.sessions[session.peer_process]
+        if session.peer_hello is not None:
+            self._gone[session.peer_process] = session.peer_hello
+            if len(self._gone) > _REMEMBERED:
+                del self._gone[next(iter(self._gone))]
+        peer = session.peer_process
+        others = (each for each in self._all if each.peer_process == peer != self.process and each.closed is None)
+        another = next(others, None)
+        if self.sessions.get(peer) is session:
+            del self.sessions[peer]
+            if another is not None:
+                self.sessions[peer] = another
+        if another is None:
+            self.placements.forget(peer)
+            self.origins.left(peer)
+        if not self.closing:
+            self.adoptions.left(session, another)
         for host in list(self.hosts.values()):
             host.session_closed(session)
         # Of a ConnectionLost the bare message: what is raised for the calls says by itself whether they may have run.
         text = str(cause.args[0] if isinstance(cause, ConnectionLost) else cause or "the connection was closed")
+        text = session.given_up or text
         by_actor: dict[RemoteActor, list[Call]] = {actor: [] for actor in self._watchers.pop(session, ())}
         for call in calls:
             if call.target is not None:
@@ -257,6 +352,8 @@ class Process:
                 actor.die("the runtime was shut down")
                 for call in lost:
                     call.fail(ConnectionLost("the runtime was shut down", True))
+            elif session.given_up:
+                actor.given_up(lost, text)
             else:
                 self.start_task(actor.lost(lost, text))
         if self.on_session_lost is not None:
@@ -265,6 +362,10 @@ class Process:
     def watch(self, session: Session, actor: RemoteActor) -> None:
         """Tell `actor` when `session` is lost."""
         self._watchers.setdefault(session, weakref.WeakSet()).add(actor)
+
+    def unwatch(self, session: Session) -> list[RemoteActor]:
+        """Tell no actor any more when `session` is lost. Returns those that were to be told."""
+        return list(self._watchers.pop(session, ()))
 
     def watched(self, session: Session) -> bool:
         """Whether a handle here stands for an actor at the other end of `session`."""
@@ -277,7 +378,7 @@ class Process:
         return self._hello
 
     def call_received(self, incoming: Incoming) -> None:
-        """See `zcactor.rpc.session.Hub`."""
+        """See `zcactor.rpc.hub.Hub`."""
         host = self.hosts.get(incoming.actor)
         if host is None:
             incoming.session.respond(incoming, Status.NO_SUCH_ACTOR, b"", (), 0)
@@ -285,12 +386,12 @@ class Process:
             host.receive(incoming)
 
     def cancel_received(self, incoming: Incoming) -> None:
-        """See `zcactor.rpc.session.Hub`."""
+        """See `zcactor.rpc.hub.Hub`."""
         if incoming.host is not None:
             incoming.host.cancel(incoming)
 
     def import_region(self, session: Session, region: Region, unread: bool) -> tuple[Part, asyncio.Future[Part] | None]:
-        """See `zcactor.rpc.session.Hub`: the part that a region stands for, leased from a third process if need be."""
+        """See `zcactor.rpc.hub.Hub`: the part that a region stands for, leased from a third process if need be."""
         kind, owner, object_id, offset, nbytes, *_ = region
         if owner == self.process:
             holder: Any
@@ -308,44 +409,55 @@ class Process:
                 holder = LostPart(
                     f"object {object_id:x} of this process was freed before the reference to it came back"
                 )
-            return Part(kind, holder, offset, nbytes), None
+            if session.peer_process == owner and not region.pin:  # sent to ourselves: `holder` is all that it needs
+                session.release(object_id)
+            return Part(kind, holder, offset, nbytes, region.authenticate), None
         if owner == session.peer_process:
             if kind <= RegionKind.MOVED and nbytes and not session.connection.maps:
                 part = self.locations.remote(session, region)
                 found = part if unread else self.locations.bring(part)
                 return (found, None) if isinstance(found, Part) else (_COMING, found)
             if kind == RegionKind.MOVED and session.connection.writable_mapping is None:
-                return self._later(self._open_writable(session, region, session))
-            return self._leased(session, region), None
+                return self._later(kind, self._open_writable, session, region, self.granted(session, region))
+            return self.reached(session, region, self.granted(session, region)), None
         known = self.locations.known(region)
         if known is not None:
             if region.pin:
                 session.release(region.pin)
             return known, None
-        return self._later(self._adopt(session, region, unread))
+        return self._later(kind, self._adopt, session, region, unread)
 
-    def _later(self, coroutine: Coroutine[Any, Any, Part]) -> tuple[Part, asyncio.Future[Part]]:
-        return _COMING, self.begin(coroutine)
+    def _later(
+        self, kind: int, bring: Callable[..., Coroutine[Any, Any, Part]], *args: object
+    ) -> tuple[Part, asyncio.Future[Part]]:
+        return _COMING, self.begin(outcome(kind, bring, *args))
 
-    def _leased(self, session: Session, region: Region) -> Part:
-        """The part for an object whose owner is the peer of `session` and has granted us the lease."""
+    def granted(self, session: Session, region: Region) -> Lease | RefHolder | ActorHold:
+        """The holder of the lease that the peer of `session`, its owner, has granted us. It is made before anything
+        else is tried: when it is lost the lease goes back, and so it does where what follows fails. For `reached`."""
         kind, owner, object_id, offset, nbytes, *_ = region
-        holder: Any
         if kind <= RegionKind.MOVED:
+            moved = kind == RegionKind.MOVED
+            return Lease(owner, object_id, offset, nbytes, 0, None, session.release, moved, self.process)
+        if kind == RegionKind.REF:
+            return RefHolder(owner, object_id, session.release)
+        return ActorHold(owner, object_id, session.release)
+
+    def reached(self, session: Session, region: Region, holder: Lease | RefHolder | ActorHold) -> Part:
+        """The part for an object of the peer of `session`: what `granted` gave, with its bytes in place.
+
+        Raises:
+            ProtocolError: they do not lie in the peer's arena.
+        """
+        if isinstance(holder, Lease):
             connection = session.connection
             check_bounds(region, connection.peer.arena_nbytes)
-            writable = kind == RegionKind.MOVED
-            address = connection.map(offset, nbytes, writable=writable)
-            mapping = connection.writable_mapping if writable else connection.mapping
-            holder = Lease(owner, object_id, offset, nbytes, address, mapping, session.release, writable)
-        elif kind == RegionKind.REF:
-            holder = RefHolder(owner, object_id, session.release)
-        else:
-            holder = ActorHold(owner, object_id, session.release)
-        return Part(kind, holder, offset, nbytes)
+            address = connection.map(region.offset, region.nbytes, writable=holder.writable)
+            holder.place(address, connection.writable_mapping if holder.writable else connection.mapping)
+        return Part(region.kind, holder, region.offset, region.nbytes, region.authenticate)
 
     def read_result(self, call: Call) -> None:
-        """See `zcactor.rpc.session.Hub`."""
+        """See `zcactor.rpc.hub.Hub`."""
         self.start_task(self._read_result(call))
 
     async def _read_result(self, call: Call) -> None:
@@ -356,12 +468,12 @@ class Process:
         parts = [task.result() if isinstance(task, asyncio.Task) else task for task in found]
         call.complete(call.status, call.payload, parts, call.flags)
 
-    async def _open_writable(self, session: Session, region: Region, owner: Session) -> Part:
+    async def _open_writable(self, session: Session, region: Region, holder: Lease | RefHolder | ActorHold) -> Part:
         try:
-            await owner.connection.open_writable()
+            await session.connection.open_writable()
+            return self.reached(session, region, holder)
         except (ZcactorError, OSError) as error:
             return Part(region.kind, LostPart(f"write access to a moved array could not be had: {error}"), 0, 0)
-        return self._leased(session, region)
 
     async def _adopt(self, session: Session, region: Region, unread: bool) -> Part:
         """Get a lease of our own from the owner, a third process, then let go of the sender's pin. The bytes are read
@@ -369,20 +481,39 @@ class Process:
         try:
             owner = await self.connect(region.owner)
             if not await self.ask(owner, "lease", region.id):
-                raise ObjectLost(
-                    f"object {region.id:x} is no longer held by process {region.owner.hex()[:8]}, its owner"
-                )
+                raise ObjectLost(f"object {region.id:x} is no longer held by its owner, {self.describe(region.owner)}")
             if region.kind <= RegionKind.MOVED and region.nbytes and not owner.connection.maps:
                 part = self.locations.remote(owner, region)
                 return part if unread else await self.locations.read(part)
+            holder = self.granted(owner, region)
             if region.kind == RegionKind.MOVED:
                 await owner.connection.open_writable()
-            return self._leased(owner, region)
+            return self.reached(owner, region, holder)
         except (ZcactorError, OSError) as error:
-            return Part(region.kind, LostPart(f"the owner of a passed reference is gone: {error}"), 0, 0)
+            return await self._from_passer(session, region, unread, error)
         finally:
             if region.pin:
                 session.release(region.pin)
+
+    async def _from_passer(self, session: Session, region: Region, unread: bool, failure: Exception) -> Part:
+        """The object from whoever passed the reference on, and holds it, where its owner cannot be asked."""
+        try:
+            if not region.pin or region.kind > RegionKind.REF:
+                raise ObjectLost("nobody else has it")
+            place = await self.ask(session, "adopt", region.pin, region.kind, region.offset, region.nbytes)
+            ours = region._replace(owner=session.peer_process, id=place[0], offset=place[1], pin=0, seal=0, rkey=0)
+            if ours.kind <= RegionKind.MOVED and ours.nbytes and not session.connection.maps:
+                part = self.locations.remote(session, ours)
+                return part if unread else await self.locations.read(part)
+            holder = self.granted(session, ours)
+            if ours.kind == RegionKind.MOVED:
+                await session.connection.open_writable()
+            return self.reached(session, ours, holder)
+        except (ZcactorError, OSError) as error:
+            found = error.original if isinstance(error, RemoteError) else error
+            full = found.with_traceback(None) if isinstance(found, OutOfMemory) else None
+            text = f"its owner has ended ({failure}), and it is not to be had from whoever passed it on: {found}"
+            return Part(region.kind, LostPart(text, full), 0, 0)
 
     # ---------------------------------------------------------------- promises
 
@@ -479,6 +610,24 @@ class Process:
             return "dead", (b"", 0), "its node agent is gone"
         return state, (process, index), cause
 
+    @property
+    def address(self) -> str:
+        """Where peers on other hosts find this process; empty where they cannot."""
+        return address_of(self.endpoint)
+
+    async def silence_of(self, process: bytes) -> tuple[float, str]:
+        """What the head knows of the node of `process`; see `zcactor.runtime.membership.Membership.silence`.
+
+        Raises:
+            ConnectionLost: the head is gone, or does not answer within a second.
+        """
+        try:
+            async with asyncio.timeout(_HEADS_ANSWER):
+                silence, address = await self.ask_members("silence", process)
+        except TimeoutError:
+            raise ConnectionLost("the cluster's head does not answer") from None
+        return silence, address
+
     # ---------------------------------------------------------------- the end
 
     async def delivered(self) -> None:
@@ -497,8 +646,14 @@ class Process:
             for task in late:
                 task.cancel()
 
+    def end_leases(self) -> None:
+        """The end of this runtime, where its loop is closed: peers may read on what they have mapped. Idempotent."""
+        for session in list(self._all):
+            session.end_leases()
+
     async def close(self) -> None:
         """Close every connection and stop listening. Idempotent."""
+        self.unseen.close()
         self.closing = True
         for task in list(self._tasks):
             task.cancel()
@@ -509,10 +664,16 @@ class Process:
         for host in list(self.hosts.values()):
             host.close()
         self.hosts.clear()
+        self.threads.close()
+        if self.watchdog is not None:
+            self.watchdog.close()
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=1)
+        self.adoptions.close()
         if self.parting is not None:
             self.parting.close()
+        if self.vigil is not None:
+            self.vigil.close()
         if self.registrar is not None:
             self.registrar.close()
         self.endpoint.dispose()

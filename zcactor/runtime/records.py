@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from zcactor.interface import Interface
+from zcactor.interface import Interface, shown
 from zcactor.runtime.resources import request_of
 
 if TYPE_CHECKING:
@@ -18,18 +18,15 @@ if TYPE_CHECKING:
     from zcactor.runtime.nodes import NodeRecord
     from zcactor.runtime.pool import WorkerRecord
 
-__all__ = ["CRASH_LOOP", "CRASH_WINDOW", "ActorRecord", "ActorToken"]
+__all__ = ["CRASH_LOOP", "FIRST_PAUSE", "LONGEST_PAUSE", "PROVEN", "ActorRecord", "ActorToken"]
 
-CRASH_WINDOW = 30.0
-"""Seconds in which deaths of one actor count as related."""
 CRASH_LOOP = 3
-"""Restarts without delay in that window; also how often in a row an actor may end before its constructor has
-returned."""
-_COUNTED = 32
-"""Deaths that lengthen the delay; it is at its bound long before."""
-_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0
-"""Seconds before the first delayed restart, doubled for each further one, and their bound: a program that dies at once
-each time would otherwise keep a core busy with starting it."""
+"""How often in a row an actor may end before its constructor has returned."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
+"""Seconds before the first restart, doubled for each further one, and their bound: an actor that dies of a call that is
+made again and again would otherwise keep a core busy with starting it."""
+PROVEN = 60.0
+"""Seconds of life after which an actor's next pause is the first one again."""
 
 
 class ActorToken:
@@ -72,7 +69,7 @@ class ActorRecord:
         self.actor_id = secrets.token_bytes(16)
         self.object_id = object_id
         self.options = options
-        self.class_name = class_name
+        self.class_name = shown(class_name)
         self.interface: Interface | None = Interface.from_wire(interface)
         self.owner = owner
         self.name: str | None = options.get("name")
@@ -93,6 +90,10 @@ class ActorRecord:
         """Where it is, once it has been placed; what it asked for is taken there."""
         self.node_id = ""
         """Of that node, also when it has left it."""
+        self.displaced = False
+        """Its node was lost, and it lives nowhere else yet."""
+        self.told = False
+        """Whether its spawner was told for what it waits."""
         self.withdraw: Callable[[], None] | None = None
         self.token: weakref.ref[ActorToken] | None = None
         self.ending: asyncio.Task[None] | None = None
@@ -101,13 +102,13 @@ class ActorRecord:
         self._changed: asyncio.Event | None = None
         """Made when somebody waits."""
         self._failed_starts = 0
-        self._deaths: list[float] = []
-        """When it died, of those within `CRASH_WINDOW`."""
+        self._alive_since: float | None = None
+        self._next_pause = FIRST_PAUSE
 
     @property
     def label(self) -> str:
         """How messages name it."""
-        return f"{self.class_name}({self.name or self.actor_id.hex()[:8]})"
+        return f"{self.class_name}({shown(self.name) if self.name else self.actor_id.hex()[:8]})"
 
     @property
     def pid(self) -> int:
@@ -146,7 +147,6 @@ class ActorRecord:
         self._last_pid = self.pid
         self.worker = self.recipe = self.interface = self.token = self.withdraw = None
         self.options = {}
-        self._deaths = []
 
     def may_restart(self) -> bool:
         """Whether its options allow another start, now that its process has ended."""
@@ -171,8 +171,13 @@ class ActorRecord:
             self._failed_starts += 1
             if self._failed_starts >= CRASH_LOOP:
                 return None
-        self._deaths = [at for at in self._deaths if now - at <= CRASH_WINDOW] + [now]
-        recent = min(len(self._deaths), _COUNTED)
-        return (
-            0.0 if recent <= CRASH_LOOP else float(min(_FIRST_DELAY * 2 ** (recent - CRASH_LOOP - 1), _LONGEST_DELAY))
-        )
+        if self._alive_since is not None and now - self._alive_since >= PROVEN:
+            self._next_pause = FIRST_PAUSE
+        self._alive_since = None
+        pause = self._next_pause
+        self._next_pause = min(2 * pause, LONGEST_PAUSE)
+        return pause
+
+    def note_life(self, now: float) -> None:
+        """Its constructor has returned. `now` is as for `note_death`."""
+        self._alive_since = now

@@ -8,9 +8,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ObjectLost
-from zcactor.future import packed_result
-from zcactor.interface import MARK
+from zcactor.future import BorrowedRef, OwnRef, packed_result
+from zcactor.interface import MARK, Interface
 from zcactor.marshal.sealed import Sealed
+from zcactor.objectstore.lease import Lease, RemoteLease
+from zcactor.objectstore.ref import RegionKind
+from zcactor.objectstore.store import Block
 from zcactor.rpc.call import Call
 from zcactor.runtime.host import current_call
 from zcactor.runtime.origins import Copy
@@ -18,7 +21,7 @@ from zcactor.runtime.origins import Copy
 if TYPE_CHECKING:
     from zcactor.runtime.process import Process
 
-__all__ = ["SystemActor"]
+__all__ = ["SystemActor", "system_interface"]
 
 
 def inline(function: Any) -> Any:
@@ -52,11 +55,63 @@ class SystemActor:
             return False
         session = current_call.get().session
         with session.lock:
-            session.leases.grant(object_id, holder)
+            if isinstance(holder, Block):
+                holder.grant(session)
+            else:
+                session.leases.grant(object_id, holder)
         return True
 
+    async def hold(self, ended: list[int], held: list[int]) -> None:
+        """The caller holds these objects of ours, and no others, of all that we have leased to it by connections that
+        have ended at its side.
+
+        Args:
+            ended: its numbers of them.
+            held: ids of objects.
+        """
+        process, session = self._process, current_call.get().session
+        for other in list(process.all_sessions()):
+            hello = other.peer_hello
+            if other.peer_process == session.peer_process and hello is not None and hello.session in ended:
+                other.connection.abort()  # we have not heard of its end yet; what it has leased is parked then
+                await other.connection.aclose()
+        reader = session.connection.reader
+        if reader is not None:
+            process.store.parking.hold(reader, [(session.peer_process, number) for number in ended], set(held))
+
+    async def adopt(self, pin: int, kind: int, offset: int, nbytes: int) -> tuple[int, int]:
+        """Make an object ours that we passed on to the caller, who cannot lease it from its owner, and lease it to the
+        caller: its id here, and where in our arena the bytes are.
+
+        Args:
+            pin: by which we keep it for the caller.
+            kind: a `RegionKind`.
+            offset: of the bytes in the owner's arena.
+            nbytes: that are wanted.
+
+        Raises:
+            ObjectLost: we have no more of it than its name, or the caller has not been given it.
+            OutOfMemory: there is no room for it here.
+        """
+        process, session = self._process, current_call.get().session
+        holder = session.leases.get(pin) if pin >> 63 else None
+        own: OwnRef | Block
+        if isinstance(holder, BorrowedRef) and kind == RegionKind.REF and holder.call.known:
+            own, place = OwnRef(holder.call), 0
+        elif isinstance(holder, Lease | RemoteLease) and kind <= RegionKind.MOVED:
+            low = offset - holder.offset
+            if low < 0 or low + nbytes > holder.nbytes:
+                raise ObjectLost(f"bytes {low} to {low + nbytes} of an object of {holder.nbytes} bytes")
+            own, first = await process.adoptions.adopt(holder, kind)
+            place = first + low
+        else:
+            raise ObjectLost(f"pid {os.getpid()} has no value under that name")
+        with session.lock:
+            _, object_id, _ = own.grant(session)
+        return object_id, place
+
     async def source(
-        self, object_id: int, offset: int, nbytes: int, machine: str, failed: bytes
+        self, object_id: int, offset: int, nbytes: int, machine: str, failed: bytes, authenticate: int
     ) -> tuple[bytes, int, int]:
         """Where the caller, who holds a lease on an object of ours, is to take its bytes from: a process, and the id
         and the offset of the copy there; no process stands for this one. See `zcactor.runtime.origins.Origins`.
@@ -69,22 +124,27 @@ class SystemActor:
         if block is None:
             raise ObjectLost(f"object {object_id:x} is no longer held by its owner, pid {os.getpid()}")
         reader = current_call.get().session.peer_process
-        return (await process.origins.source(reader, block, offset, nbytes, machine, failed))[:3]
+        return (await process.origins.source(reader, block, offset, nbytes, machine, failed, authenticate))[:3]
 
     async def located(
-        self, object_id: int, offset: int, nbytes: int, copy_id: int, copy_offset: int, machine: str, failed: bytes
-    ) -> None:
+        self, object_id: int, offset: int, nbytes: int, copy_id: int, copy_offset: int, machine: str, failed: bytes,
+        authenticate: int,
+    ) -> None:  # fmt: skip
         """The caller's transfer of an object of ours is over, and it has a copy of that id, or with 0 none."""
         block = self._process.store.lookup(object_id)
         if block is not None:
             reader = current_call.get().session.peer_process
             copy = Copy(reader, copy_id, copy_offset, machine) if copy_id else None
-            self._process.origins.ended(reader, block, offset, nbytes, copy, failed)
+            self._process.origins.ended(reader, block, offset, nbytes, copy, failed, authenticate)
 
     async def part(self) -> bool:
         """Whether the caller may close its connection to us, which we do not need either."""
         parting = self._process.parting
         return parting is not None and parting.agree(current_call.get().session)
+
+    async def retire(self) -> bool:
+        """Whether the caller may close this connection, beside which there is another one."""
+        return self._process.twins.agree(current_call.get().session)
 
     async def fetch(self, object_id: int) -> Sealed:
         """The outcome of a promise of ours, when it is known, without opening it."""
@@ -125,6 +185,21 @@ class SystemActor:
         await self.worker.leave(grace)
 
     @inline
+    def actor_changed(self, actor_id: bytes, state: str, process: bytes, index: int, cause: str) -> None:
+        """From the head, to whoever holds a handle of an actor: its node was lost, or it lives elsewhere now.
+
+        Args:
+            actor_id: which one.
+            state: ``"dead"``, ``"restarting"`` or ``"alive"``.
+            process: where it is, or was.
+            index: in that process.
+            cause: why it is not there any more.
+        """
+        remote = self._process.remotes.get(actor_id)
+        if remote is not None:
+            remote.changed(state, (process, index), cause)
+
+    @inline
     def log(self, stream: str, text: str) -> None:
         """In a driver: show what an actor has printed."""
         if self.print_log is not None:
@@ -134,3 +209,9 @@ class SystemActor:
     def ping(self) -> int:
         """The process id; answers on the loop."""
         return os.getpid()
+
+
+@functools.cache
+def system_interface() -> Interface:
+    """The methods of `SystemActor`."""
+    return Interface.of(SystemActor)

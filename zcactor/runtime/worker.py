@@ -16,6 +16,7 @@ from zcactor.actor import declared_options
 from zcactor.config import Config
 from zcactor.errors import ConnectionLost
 from zcactor.handle import ActorHandle, ActorHold, RemoteActor
+from zcactor.interface import shown
 from zcactor.objectstore.store import Store
 from zcactor.runtime.agent import agent_interface
 from zcactor.runtime.endpoints import address_of, find_through, make_endpoint
@@ -59,14 +60,18 @@ class Worker:
     ) -> None:
         """Make the actor that the agent has reserved `index` for. Raises what its constructor raises."""
         process = self.process
+        parts = recipe.parts
+        if options.get("max_restarts"):  # another life must find what the spawner passed, and not what this one writes
+            parts = process.marshaller.duplicate(parts)
         # The class is unpickled on the loop: it is needed to lay out the host. The constructor runs in the actor's
         # thread.
-        actor_class, args, kwargs = process.marshaller.unpack(recipe.payload, recipe.parts, recipe.flags)
+        actor_class, args, kwargs = process.marshaller.unpack(recipe.payload, parts, recipe.flags)
         merged = {**declared_options(actor_class), **options}
-        label = f"{actor_class.__name__}({options.get('name') or actor_id.hex()[:8]})"
+        name = options.get("name")
+        label = f"{shown(actor_class.__name__)}({shown(name) if name else actor_id.hex()[:8]})"
         host = process.add_host(index, actor_class, label, merged)
         remote = RemoteActor(
-            process, actor_id, host.interface, (process.process, index), options.get("name"), options["namespace"],
+            process, actor_id, host.interface, (process.process, index), name, options["namespace"],
             merged.get("max_pending_calls") or process.config.max_pending_calls, merged.get("max_retries") or 0,
         )  # fmt: skip
         remote.hold = ActorHold(process.agent, object_id, None)
@@ -96,6 +101,7 @@ class Worker:
 
     async def leave(self, grace: float) -> None:
         """End the process: idle actors are closed first, within `grace` seconds."""
+        self.process.unseen.close()
         self.process.leaving = True
         hosts = [host for index, host in self.process.hosts.items() if index > self.process.last_system_index]
         idle = [

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ZYGOTE_MESSAGE",
     "adopt_orphans",
+    "adopts_orphans",
+    "children_of_ours",
     "kill_group",
     "kill_orphans",
     "run_zygote",
@@ -39,7 +41,7 @@ __all__ = [
 
 ZYGOTE_MESSAGE = 128 << 10
 """Bytes of the largest request (an actor's environment variables): what one message of a socket may surely have."""
-_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 15, 36, 37
 _KILL_ROUNDS = 100
 """Generations of orphans killed at the end: the children of a killed process become ours, and are next."""
 
@@ -51,9 +53,16 @@ def set_death_signal() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def adopt_orphans(*, yes: bool = True) -> None:
+    """Become the parent of descendants whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER), or cease to."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
+
+
+def adopts_orphans() -> bool:
+    """Whether this process does."""
+    answer = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
 
 
 def kill_orphans() -> None:
@@ -62,7 +71,7 @@ def kill_orphans() -> None:
     A child that cannot be killed (it runs as another user) is left alone.
     """
     for _ in range(_KILL_ROUNDS):
-        children = _children()
+        children = children_of_ours()
         if not children:
             return
         killed = 0
@@ -79,7 +88,8 @@ def kill_orphans() -> None:
                 return
 
 
-def _children() -> list[int]:
+def children_of_ours() -> list[int]:
+    """The process ids of this process's children, those that were adopted among them."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]

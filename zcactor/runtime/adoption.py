@@ -1,0 +1,328 @@
+"""Objects whose owner has ended, made their own by those who hold them, so that they can be passed on.
+
+A reference is passed on by the name of its owner, and whoever gets it leases the object there. Where that fails, it
+asks the process that passed it on, whose pin holds the object still. That one copies the bytes, once, and answers with
+an object of its own; the pin goes when that is leased.
+
+One array that is still mapped keeps all of the memory of a process that has ended. So whoever holds such arrays copies
+the pages that they lie in, in the background, and maps the copies in the place of the pages: the same bytes, at the
+same addresses. Then it lets go of the rest. What was moved stays where it is, for it may be written to at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import threading
+import time
+from ctypes import memmove
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakValueDictionary, ref
+
+from zcactor.errors import ZcactorError
+from zcactor.objectstore.lease import Lease, RemoteLease
+from zcactor.objectstore.ref import RegionKind
+from zcactor.rpc.parts import Part
+from zcactor.runtime.locations import LostPart
+
+if TYPE_CHECKING:
+    from zcactor.objectstore.store import Block
+    from zcactor.rpc.session import Session
+    from zcactor.runtime.process import Process
+    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.os_process import OsProcess
+
+__all__ = ["Adoptions"]
+
+_REASON: Final = "owner ended"
+_IN_THREAD_NBYTES: Final = 1 << 20
+"""Bytes from which on a thread copies: 1 MiB keeps the loop for up to 0.3 ms."""
+
+_STEP_NBYTES: Final = 16 << 20
+"""Bytes copied between two rests: 5 ms."""
+_DELAY: Final = 1.0
+"""Seconds that an owner may keep memory after a connection's end for the sake of frames saved."""
+_RETRY: Final = 1.0
+"""Seconds until the next attempt to watch a process for which no descriptor was left."""
+
+logger = logging.getLogger("zcactor")
+_Key = tuple[bytes, int, int, int]
+
+
+class Adoptions:
+    """What one process has made its own. On the loop's thread."""
+
+    def __init__(self, process: Process) -> None:
+        self.count = 0
+        """Objects adopted, ever."""
+        self._process = process
+        self._watched: dict[bytes, int] = {}  # pidfds by peer
+        self._taking: dict[Mapping, asyncio.Future[None]] = {}
+        """Those that a thread replaces the pages of."""
+        self._outlived: dict[bytes, dict[int, tuple[ref[Mapping], ...]]] = {}
+        """By peer and by number of a connection that has ended: what was mapped by it, read-only and then writable."""
+        self._late: set[bytes] = set()
+        self._out_of_room = False
+        self._made: WeakValueDictionary[_Key, Block] = WeakValueDictionary()
+        self._coming: dict[_Key, asyncio.Task[Block]] = {}
+
+    def left(self, session: Session, another: Session | None) -> None:
+        """A connection has ended. Nothing more is mapped by it, and what is leased from its peer is taken over as soon
+        as that is gone, and can neither write to its memory nor give it to others. As long as the peer lives it keeps
+        all that it has leased by the connection, until it is told what is still held.
+
+        Args:
+            session: which has ended.
+            another: with the same peer, if there is one.
+        """
+        connection = session.connection
+        mapping, owner = connection.mapping, connection.reader
+        if mapping is None or owner is None:
+            return
+        both = tuple(ref(each) for each in (mapping, connection.writable_mapping) if each is not None)
+        connection.mapping = connection.writable_mapping = None  # what points into them keeps them
+        self._outlived.setdefault(session.peer_process, {})[session.number] = both
+        if another is not None:
+            self.met(another)
+        self._watch(session.peer_process, owner)
+
+    def met(self, session: Session) -> None:
+        """There is a connection to a peer: it is told what we hold of what it had leased by others."""
+        if session.peer_process in self._outlived:
+            self._process.start_task(self._tell(session))
+
+    def let_go(self, peer: bytes) -> None:
+        """Something that a peer had leased by a connection that has ended is not held any more."""
+        process = self._process
+        if not process.closing and peer in self._outlived and peer not in self._late:
+            self._late.add(peer)
+            process.loop.call_later(_DELAY, lambda: process.start_task(self._tell_again(peer)))
+
+    async def _tell_again(self, peer: bytes) -> None:
+        self._late.discard(peer)
+        if peer in self._outlived:
+            with contextlib.suppress(ZcactorError):  # it has ended, and keeps nothing
+                await self._tell(await self._process.connect(peer))
+
+    async def _tell(self, session: Session) -> None:
+        peer = session.peer_process
+        outlived = self._outlived.get(peer, {})
+        ended = list(outlived)
+        done = [number for number in ended if not any(_leases_of(each()) for each in outlived[number])]
+        held = {lease.id for mappings in outlived.values() for each in mappings for lease in _leases_of(each())}
+        try:
+            await self._process.ask(session, "hold", ended, sorted(held))
+        except ZcactorError:  # lost again: the next connection tells
+            return
+        for number in done:
+            outlived.pop(number, None)
+        if not outlived:
+            self._outlived.pop(peer, None)
+            self._unwatch(peer)
+
+    def _watch(self, peer: bytes, owner: OsProcess) -> None:
+        process = self._process
+        if process.closing or not owner.pid or peer in self._watched or peer not in self._outlived:
+            return
+        try:
+            fd = owner.open()
+        except OSError:  # no descriptor is left
+            process.loop.call_later(_RETRY, self._watch, peer, owner)
+            return
+        if fd is None:
+            self._gone(peer, owner)
+        else:
+            self._watched[peer] = fd
+            process.loop.add_reader(fd, self._gone, peer, owner)
+
+    def _unwatch(self, peer: bytes) -> None:
+        fd = self._watched.pop(peer, None)
+        if fd is not None:
+            self._process.loop.remove_reader(fd)
+            os.close(fd)
+
+    def _gone(self, peer: bytes, owner: OsProcess) -> None:
+        self._unwatch(peer)
+        for mapping, *_ in self._outlived.pop(peer, {}).values():
+            found = mapping()
+            if found is not None and found.leases:
+                self._process.start_task(self._take_over(found, owner))
+
+    async def _take_over(self, mapping: Mapping, owner: OsProcess) -> None:
+        if self._coming:  # nothing is copied twice
+            await asyncio.wait(list(self._coming.values()))
+        found = [lease for lease in _leases_of(mapping) if lease.nbytes]
+        if found:
+            taken = self._taking[mapping] = self._process.loop.create_future()
+            work = threading.Thread(target=self._work, args=(mapping, owner, found, taken), name="zcactor-adopting")
+            work.daemon = True
+            work.start()
+
+    def _work(self, mapping: Mapping, owner: OsProcess, leases: list[Lease], taken: asyncio.Future[None]) -> None:
+        count = 0
+        try:
+            count = self._replace(mapping, owner, leases)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._process.loop.call_soon_threadsafe(self._taken_over, mapping, count, taken)
+
+    def _taken_over(self, mapping: Mapping, count: int, taken: asyncio.Future[None]) -> None:
+        self.count += count
+        del self._taking[mapping]
+        if not taken.done():
+            taken.set_result(None)
+
+    def _replace(self, mapping: Mapping, owner: OsProcess, leases: list[Lease]) -> int:
+        """In a thread: all of it or, where there is no room, nothing. Returns how many objects are ours now that were
+        not before."""
+        store = self._process.store
+        runs = _runs(leases)
+        try:
+            blocks = [_same_pages(run) or store.allocate(run.nbytes, mmap.PAGESIZE) for run in runs]
+        except ZcactorError as error:
+            if not self._out_of_room:
+                self._out_of_room = True
+                logger.warning(
+                    "the memory of process %d, which has ended, stays as long as arrays of it are held here: %s",
+                    owner.pid, error,
+                )  # fmt: skip
+            return 0
+        count = len({(lease.id, lease.offset, lease.nbytes) for lease in leases if lease.adopted is None})
+        for run, block in zip(runs, blocks, strict=True):
+            if not block.sealed:
+                _copy_in_steps(block.address, mapping.address + run.low, run.nbytes)
+                self._process.copies.count(_REASON, run.nbytes)
+                block.sealed = True
+        try:
+            for run, block in zip(runs, blocks, strict=True):
+                for lease in run.leases:
+                    lease.pages = block  # before anything is mapped from it
+                mapping.replace(run.low, run.nbytes, store.arena.fd, block.offset)
+                for lease in run.leases:
+                    if lease.adopted is None:
+                        lease.adopted = block, block.offset + lease.offset - run.low
+            mapping.give_up([(run.low, run.nbytes) for run in runs])
+        except OSError as error:  # the store was closed, or there are too many mappings: what is there is right
+            logger.debug("the memory of process %d, which has ended, stays: %s", owner.pid, error)
+        return count
+
+    def close(self) -> None:
+        """Take nothing over any more. Idempotent."""
+        for peer in list(self._watched):
+            self._unwatch(peer)
+
+    async def adopt(self, lease: Lease | RemoteLease, kind: int) -> tuple[Block, int]:
+        """An object of ours with the bytes of `lease`, and their offset in our arena.
+
+        What is only read is copied once for as long as anybody here holds the lease; what was moved to us, and is moved
+        on, each time: it is somebody's to write to. Bytes that cannot be mapped are pulled: some may reach an owner
+        whom others do not.
+
+        Args:
+            lease: on an object that its owner does not lease to others any more.
+            kind: a `RegionKind`.
+
+        Raises:
+            OutOfMemory: the store has no room for it.
+            ObjectLost: its bytes cannot be mapped, and were not pulled as long as that was possible.
+        """
+        if isinstance(lease, RemoteLease):
+            # Authenticated in any case: whoever asks may want them for a pickle, and knows of this transfer nothing.
+            part = await self._process.locations.read(Part(kind, lease, lease.offset, lease.nbytes, authenticate=1))
+            if isinstance(part.holder, LostPart):
+                part.holder.raise_error()
+            if not isinstance(part.holder, Lease):
+                return part.holder, part.offset
+            lease = part.holder
+        if kind == RegionKind.MOVED:
+            block = await self._copy(lease)
+            return block, block.offset + lease.address % mmap.PAGESIZE
+        while (taking := self._taking.get(lease.mapping)) is not None:
+            await asyncio.shield(taking)
+        if lease.adopted is None:
+            key = lease.owner, lease.id, lease.offset, lease.nbytes
+            found = self._made.get(key)
+            if found is None:
+                task = self._coming.get(key)
+                if task is None:
+                    task = self._coming[key] = self._process.begin(self._copy(lease))
+                    task.add_done_callback(partial(self._arrived, key))
+                found = self._made[key] = await asyncio.shield(task)
+                found.sealed = True
+            lease.adopted = found, found.offset + lease.address % mmap.PAGESIZE
+        return lease.adopted
+
+    def _arrived(self, key: _Key, _: object) -> None:
+        del self._coming[key]
+
+    async def _copy(self, lease: Lease) -> Block:
+        """The pages that a lease lies in, in a block that begins at a page: the bytes lie in theirs as they did."""
+        process = self._process
+        low = lease.address - lease.address % mmap.PAGESIZE
+        nbytes = -(-(lease.address + lease.nbytes - low) // mmap.PAGESIZE) * mmap.PAGESIZE
+        block = process.store.allocate(nbytes, mmap.PAGESIZE)
+        if nbytes < _IN_THREAD_NBYTES:
+            memmove(block.address, low, nbytes)
+        else:
+            await process.loop.run_in_executor(None, _copy_pages, block, lease, low, nbytes)
+        process.copies.count(_REASON, nbytes)
+        self.count += 1
+        return block
+
+
+def _leases_of(mapping: Mapping | None) -> list[Lease]:
+    """What lives of what points into a mapping. One that is being lost on another thread may be among them."""
+    found = () if mapping is None else [seen() for seen in mapping.leases.copy().values()]
+    return [lease for lease in found if lease is not None]
+
+
+class _Run(NamedTuple):
+    """Pages of a mapping that follow each other, and what lies in them."""
+
+    low: int
+    """Bytes from the start."""
+    nbytes: int
+    leases: list[Lease]
+
+
+def _runs(leases: list[Lease]) -> list[_Run]:
+    """The pages that leases lie in, in order. Those that share a page are in one run."""
+    runs: list[_Run] = []
+    for lease in sorted(leases, key=attrgetter("offset")):
+        low = lease.offset - lease.offset % mmap.PAGESIZE
+        high = -(-(lease.offset + lease.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = runs[-1] if runs else None
+        if last is not None and low < last.low + last.nbytes:
+            last.leases.append(lease)
+            runs[-1] = last._replace(nbytes=max(last.nbytes, high - last.low))
+        else:
+            runs.append(_Run(low, high - low, [lease]))
+    return runs
+
+
+def _same_pages(run: _Run) -> Block | None:
+    """The block that has all of the pages already, because what lies in them was adopted when it was passed on."""
+    found = {lease.adopted for lease in run.leases}
+    if len(found) != 1 or (adopted := found.pop()) is None:
+        return None
+    block, offset = adopted
+    return block if (block.nbytes, offset - block.offset) == (run.nbytes, run.leases[0].offset - run.low) else None
+
+
+def _copy_in_steps(to: int, low: int, nbytes: int) -> None:
+    """Copy, and rest as long as that took: the process has other work."""
+    for at in range(0, nbytes, _STEP_NBYTES):
+        begun = time.monotonic()
+        memmove(to + at, low + at, min(_STEP_NBYTES, nbytes - at))
+        time.sleep(time.monotonic() - begun)
+
+
+def _copy_pages(block: Block, lease: Lease, low: int, nbytes: int) -> None:
+    """Copy `nbytes` from the address `low`, which `lease` keeps, also when nobody waits for it any more."""
+    memmove(block.address, low, nbytes)
+    del lease
