@@ -41,6 +41,6 @@ def look(tmp_path: Path) -> Look:
     def report(binding: Binding | Absent = NO_BINDING, memlock: int | None = None, **settings: object) -> Report:
         sources = {field.name: "argument" if field.name in settings else "default" for field in fields(Config)}
         config = Config(**settings)  # type: ignore[arg-type]
-        return examine(config, sources, binding=binding, memlock=lambda: memlock, huge_pages=huge_pages)
+        return examine(config, sources, binding=binding, memlock=lambda: memlock, huge_pages=huge_pages, groups=())
 
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import ipaddress
 import json
 import os
@@ -12,12 +13,23 @@ import pytest
 
 import zcactor
 from tests.cli.conftest import Look
+from tests.objectstore.faked_groups import Usage, groups_of
 from tests.transport.certificates import Authority
-from zcactor.cli.doctor import GidInfo, PortInfo, Report, Setting, Transport, default_capacity, examine
+from zcactor.cli.doctor import (
+    GidInfo,
+    PortInfo,
+    Report,
+    Setting,
+    Transport,
+    bytecode_fix,
+    examine,
+)
 from zcactor.config import Config, load_config
-from zcactor.runtime import driver
+from zcactor.objectstore.groups import default_capacity
 from zcactor.transport.verbs.base import Gid, LinkLayer, PortState
+from zcactor.transport.verbs.engine import CQE_OF_PEER
 from zcactor.transport.verbs.fake import FakeFabric
+from zcactor.transport.verbs.pair import pinned_nbytes
 
 
 def transport(report: Report, name: str) -> Transport:
@@ -40,10 +52,19 @@ def test_every_setting_with_its_source(look: Look) -> None:
 def test_store(look: Look) -> None:
     store = look(memlock=64 << 20).store
     assert store.memory == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert store.capacity == default_capacity(store.memory) == driver.default_capacity()
+    assert (store.group, store.group_from) == (None, "")
+    assert store.capacity == default_capacity([])
     assert store.capacity_from == "30 % of memory"
     assert store.memlock == 64 << 20
     assert (store.huge_pages, store.huge_pages_fix) == ("advise", "")
+
+
+def test_store_in_a_control_group(tmp_path: Path) -> None:
+    (group,) = groups_of(tmp_path, {"job": Usage(limit=300 << 20)})
+    config, sources = load_config(environ={}, directory=tmp_path, user_directory=tmp_path)
+    store = examine(config, sources, binding=FakeFabric().binding(), groups=[group]).store
+    assert (store.group, store.group_from) == (300 << 20, str(group.folder / "memory.max"))
+    assert store.capacity == default_capacity([group]) == 90 << 20
 
 
 def test_store_of_a_chosen_capacity(look: Look) -> None:
@@ -112,6 +133,8 @@ def test_a_good_device(look: Look, fabric: FakeFabric) -> None:
     verdict = report.rdma.verdict
     assert (verdict.works, verdict.device, verdict.port) == (True, "mlx5_0", 1)
     assert (verdict.gid_index, verdict.address, verdict.reason) == (1, "10.0.0.1", "")
+    assert verdict.needed == pinned_nbytes(report.store.capacity)
+    assert verdict.peers == nic.attributes.max_cqe // CQE_OF_PEER > 0
     assert transport(report, "verbs").reason == "a READ through mlx5_0 port 1 with GID 1 (10.0.0.1) was done"
     assert (report.same_host, report.other_host, report.other_host_fix) == ("local", "verbs", "")
     assert all(opened.closed for opened in binding.opened)
@@ -140,7 +163,7 @@ def test_low_memlock(look: Look, fabric: FakeFabric) -> None:
     assert "RLIMIT_MEMLOCK is 8,388,608 bytes" in transport(report, "verbs").reason
     assert "ulimit -l unlimited" in transport(report, "verbs").fix
     assert report.other_host == "tcp"
-    assert look(fabric.binding(), 8 << 20, store_capacity=4 << 20).rdma.verdict.works
+    assert look(fabric.binding(), 8 << 20, store_capacity=1 << 20).rdma.verdict.works
 
 
 def test_no_gid(look: Look, fabric: FakeFabric) -> None:
@@ -215,7 +238,7 @@ def test_tls(look: Look, fabric: FakeFabric, tmp_path: Path) -> None:
     report = look(fabric.binding(), tls=str(folder))
     assert not transport(report, "verbs").usable
     assert transport(report, "verbs").reason == "tls is set, and bytes by RDMA cannot be encrypted"
-    assert transport(report, "tcp").reason == "can listen at 127.0.0.1 by TLS, arrays are copied"
+    assert transport(report, "tcp").reason == "can listen at 127.0.0.1 by TLS, arrays are received in place"
     (folder / "key.pem").chmod(0o644)
     tcp = transport(look(fabric.binding(), tls=str(folder)), "tcp")
     assert not tcp.usable and "mode 0644" in tcp.reason
@@ -244,6 +267,18 @@ def test_no_directory_for_sockets(look: Look, monkeypatch: pytest.MonkeyPatch, t
 
     monkeypatch.setattr("zcactor.cli.doctor.base_directory", nowhere)
     assert "No usable temporary directory" in transport(look(), "local").reason
+
+
+# ---- bytecode
+
+
+def test_a_package_that_each_process_compiles_anew(tmp_path: Path) -> None:
+    module = tmp_path / "__init__.py"
+    module.write_text("")
+    assert bytecode_fix(tmp_path, writes=True) == ""
+    assert bytecode_fix(tmp_path, writes=False) == f"python -m compileall {tmp_path}"
+    assert compileall.compile_dir(tmp_path, quiet=1)
+    assert bytecode_fix(tmp_path, writes=False) == ""
 
 
 # ---- JSON

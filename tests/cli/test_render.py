@@ -52,6 +52,7 @@ def test_without_rdma(look: Look) -> None:
         "setting value source",
         "recv_depth 99 argument",
         "store_capacity - default",
+        "control group unlimited",
         "30 % of memory",
         "huge pages advise",
         "pinned memory unlimited RLIMIT_MEMLOCK",
@@ -75,6 +76,8 @@ def test_with_a_device(look: Look, fabric: FakeFabric) -> None:
         "binding fake",
         "works yes",
         "chosen mlx5_0 port 1, GID 1 (10.0.0.1); a READ through it was proven",
+        "with one peer: the store, its slots, and what all peers share",
+        "peers 244 at a time in each process, and further ones by the next transport",
         "device mlx5_0",
         "READs at a time max_qp_rd_atom 128, max_qp_init_rd_atom 128",
         "queues max_qp_wr 16,384, max_srq_wr 32,768, max_cqe 32,767",
@@ -100,6 +103,12 @@ def test_nothing_usable(look: Look) -> None:
     shown = text(look(transports="verbs"))
     assert "peers on this host get none" in shown
     assert "peers on other hosts get none; add tcp to ZCACTOR_TRANSPORTS" in shown
+
+
+def test_a_package_without_bytecode(look: Look) -> None:
+    shown = text(replace(look(), bytecode_fix="python -m compileall zcactor"))
+    has(shown, "PYTHONDONTWRITEBYTECODE is set", "Once: python -m compileall zcactor")
+    assert "PYTHONDONTWRITEBYTECODE" not in text(replace(look(), bytecode_fix=""))
 
 
 def test_nothing_is_cut_off_or_taken_for_markup(look: Look) -> None:

@@ -79,6 +79,14 @@ class Commands:
             return [type(error).__name__, str(error), time.monotonic() - before]
         return ["", "", 0.0]
 
+    async def reaches(self, name: str) -> bool:
+        """Whether a call is answered."""
+        try:
+            await self.actors[name].counted()
+        except zc.ActorUnavailable:
+            return False
+        return True
+
     async def stats(self) -> dict[str, int]:
         stats = zc.stats()
         return {name: getattr(stats, name) for name in ("bytes_copied", "bytes_received", "bytes_mapped")}

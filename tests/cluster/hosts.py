@@ -151,6 +151,11 @@ class Hosts:
         """All that live, on every host: command lines by process id."""
         return processes(self.mark)
 
+    def processes_of(self, host: str) -> list[int]:
+        """Those that live on `host`."""
+        place = f"XDG_RUNTIME_DIR={self.run_directories(host)}".encode()
+        return [pid for pid in self.processes() if place in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
+
     def left(self, host: str) -> dict[str, Any]:
         """Files, sockets and shared memory there; empty when all is clean."""
         base = self.run_directories(host)

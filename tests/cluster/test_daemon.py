@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -397,6 +398,83 @@ def test_what_outlives_a_program(hosts: Hosts, how: str) -> None:
     hosts.assert_clean("a")
 
 
+LEAVING_ARRAYS = """
+@zc.actor
+class Keeper:
+    def keep(self, *arrays):
+        self.arrays = arrays
+    def sums(self): return [float(array.sum()) for array in self.arrays]
+    def give(self): return self.arrays
+    def pid(self): return os.getpid()
+
+async def leave():
+    keeper = await Keeper.options(name="keeper", lifetime="detached").spawn()
+    # NumPy's and the store's own; smaller and larger than what is given back at once, which is 2 MiB
+    await keeper.keep(np.full(1 << 17, 5.0), np.full(1 << 20, 5.0), zc.full(1 << 17, 5.0), zc.full(1 << 20, 5.0))
+
+async def main():
+    if HOW == "in order":
+        async with zc.init(ADDRESS):
+            await leave()
+    else:
+        await zc.init(ADDRESS)
+        await leave()
+        if HOW == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+LOOKING_AT_ARRAYS = """
+@zc.actor
+class Other:
+    def sums(self, arrays): return [float(array.sum()) for array in arrays]
+
+async def look():
+    async with zc.init(ADDRESS):
+        keeper = await zc.get_actor("keeper")
+        junk = [zc.full(1 << 17, 99.0) for _ in range(8)]
+        other = await Other.spawn()
+        tell(sums=await keeper.sums())
+        tell(passed=await other.sums(await keeper.give()))
+        tell(on=await other.sums(keeper.give()))
+asyncio.run(look())
+"""
+PARKED = """
+def waiting(): return [thread.name for thread in threading.enumerate() if thread.name == "zcactor-parking"]
+
+tell(waiting=waiting())
+while waiting():
+    time.sleep(0.01)
+tell(gone=True)
+"""
+SUMS = [5.0 * (1 << 17), 5.0 * (1 << 20)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["in order", "by its exit", "killed"])
+def test_arrays_outlive_the_program_that_made_them(hosts: Hosts, how: str) -> None:
+    head = hosts.start()
+    with hosts.program(f"HOW = {how!r}\n{LEAVING_ARRAYS}", head.record.address) as program:
+        assert program.status() == (-signal.SIGKILL if how == "killed" else 0)
+    with hosts.program(LOOKING_AT_ARRAYS, head.record.address) as program:
+        assert program.told("sums") == SUMS
+        assert program.told("passed") == program.told("on") == SUMS, "its process adopts what it passes on"
+        assert program.status() == 0
+
+
+@pytest.mark.slow
+def test_arrays_outlive_the_runtime_of_a_program_that_lives_on(hosts: Hosts) -> None:
+    """Their memory goes back when their reader is gone."""
+    head = hosts.start()
+    source = f"HOW = 'in order'\n{LEAVING_ARRAYS}{LOOKING_AT_ARRAYS}"
+    kill = "asyncio.run(look())\nos.kill(PID, signal.SIGKILL)"
+    source = source.replace("tell(sums=", "global PID\n        PID = await keeper.pid()\n        tell(sums=")
+    with hosts.program(source.replace("asyncio.run(look())", kill) + PARKED, head.record.address) as program:
+        assert program.told("sums") == SUMS
+        assert program.told("waiting") == ["zcactor-parking"]
+        assert program.told("gone")
+        assert program.status() == 0
+
+
 LOSING_A_NODE = (
     HELPERS
     + """
@@ -412,7 +490,9 @@ async def main():
             await waiting
         except zc.ActorDied as error:
             tell(died=str(error))
-        tell(restarted_at=await again(phoenix.node))
+        while (place := await again(phoenix.node)) == member:  # it is stopped in order: one actor after the other ends
+            await asyncio.sleep(0)
+        tell(restarted_at=place)
         while len(nodes := await zc.nodes()) > 1:
             await asyncio.sleep(0.01)
         tell(nodes=[node.node_id for node in nodes])
@@ -492,6 +572,63 @@ def test_the_head_is_killed(hosts: Hosts, host: str) -> None:
     hosts.assert_clean("b")
     assert "head is lost" in Path(member.record.log).read_text()
     assert list_nodes(hosts.run_directories("a")) == []
+
+
+FREEZING_A_NODE = (
+    HELPERS
+    + """
+async def main():
+    async with zc.init(ADDRESS):
+        head, member = [node.node_id for node in await zc.nodes()]
+        blocked = await Busy.options(node=head).spawn()
+        patient = blocked.block()
+        phoenix = await Busy.options(node="spread", max_restarts=1, name="phoenix").spawn()
+        waiting = phoenix.wait()
+        tell(ready=await phoenix.pid())
+        try:
+            await waiting
+        except zc.ActorUnavailable as error:
+            tell(ended=[str(error), error.maybe_executed])
+        while True:
+            try:
+                pid = await phoenix.pid()
+                break
+            except zc.ActorUnavailable:
+                await asyncio.sleep(0.05)
+        tell(again=[pid, await (await zc.get_actor("phoenix")).pid()])
+        tell(patient=patient.done())
+zc.run(main())
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_all_of_a_host_is_frozen(hosts: Hosts) -> None:
+    head = hosts.start()
+    member = hosts.start("b", head)
+    with hosts.program(FREEZING_A_NODE, head.record.address) as program:
+        pid = program.told("ready")
+        frozen = hosts.processes_of("b")
+        assert pid in frozen
+        assert member.process.pid in frozen
+        for each in frozen:
+            os.kill(each, signal.SIGSTOP)
+        text, maybe_executed = program.told("ended", 16.0)  # eight seconds are promised
+        assert "its host is silent" in text
+        assert maybe_executed
+        new, again = program.told("again", 80.0)
+        assert new == again
+        assert new not in frozen
+        assert program.told("patient") is False, "a loop that is blocked on a host that lives is waited for"
+        for each in frozen:
+            with contextlib.suppress(ProcessLookupError):  # the agent ends its workers as soon as it goes on
+                os.kill(each, signal.SIGCONT)
+        assert program.status() == 0
+    until(lambda: not alive(pid), "what has been given up to end")
+    member.process.wait(20)
+    assert stop(hosts) == [(head.record, True)]
+    head.process.wait()
 
 
 @pytest.mark.slow
@@ -596,3 +733,31 @@ def test_idle_actors_are_closed_in_order(hosts: Hosts) -> None:
         assert node.process.wait(20) == 0
     assert [path.name for path in sorted(hosts.directory.glob("closed*"))] == ["closed0", "closed1"]
     hosts.assert_clean("a", "b")
+
+
+SLOW = """
+class Worker:
+    def slow(self):
+        tell(running=1)
+        hang()
+
+async def main():
+    async with zc.init(ADDRESS):
+        worker = await zc.spawn(Worker)
+        tell(label=repr(worker)[len("<handle of "):-1])
+        await worker.slow()
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_for_what_it_waits_and_once_more_ends_it(hosts: Hosts) -> None:
+    head = hosts.start()
+    with hosts.program(SLOW, head.record.address) as program:
+        label = program.told("label")
+        program.told("running")
+        os.kill(program.pid, signal.SIGINT)
+        line = f"waiting up to 5 s for Worker.slow in {label}; Ctrl-C again ends it at once"
+        until(lambda: line in program.stderr().splitlines(), f"{line!r} in {program.stderr()!r}")
+        os.kill(program.pid, signal.SIGINT)
+        assert program.status(patience=2.0) in (-signal.SIGINT, 130)  # at most 1 s

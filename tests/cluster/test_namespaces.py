@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,43 @@ def test_a_token_that_is_another(cluster: tuple[list[Host], str]) -> None:
         output, _ = process.communicate(timeout=40)
     assert process.returncode == 1
     assert "token" in output and head in output
+
+
+CUTS: dict[str, Callable[[Host, Host], contextlib.AbstractContextManager[None]]] = {
+    "both ways": lambda caller, member: caller.apart(member),
+    "nothing comes to the member": lambda caller, member: member.dropping("in", other=caller),
+}
+"""What happens between two hosts that the head hears both."""
+REACHED = 12.0
+"""Seconds: all attempts take six together, and this is twice as much."""
+
+
+@pytest.mark.parametrize("cut", list(CUTS.values()), ids=list(CUTS))
+def test_a_caller_and_a_member_that_do_not_hear_each_other(
+    cut: Callable[[Host, Host], contextlib.AbstractContextManager[None]],
+) -> None:
+    with Network(3) as (a, b, c):
+        head = f"{a.address}:7433"
+        for host, arguments in ((a, ["--head", "--host", a.address]), (b, ["--address", head])):
+            done = zcactor(host, "start", *arguments, "--num-cpus", "2")
+            assert done.returncode == 0, done.stdout
+        with program(c, head) as driver:
+            _, (member, *_) = driver.ask("nodes")
+            driver.ask("spawn", name="far", node=member)
+            assert driver.ask("where", name="far") == [member, 0]
+            waiting = driver.send("failure", name="far")
+            with cut(c, b):
+                kind, text, seconds = driver.answer(waiting)
+                assert kind == "ActorUnavailable", text
+                assert "may have run" in text
+                assert seconds < NOTICED + 3, text  # the agent is asked for two seconds what became of the actor
+                for _ in range(2):
+                    kind, text, seconds = driver.ask("failure", name="far")
+                    assert kind == "ActorUnavailable", text
+                    assert "did not run" in text
+                    assert seconds < REACHED, text
+                    assert "the cluster's head reaches its node" in text
+                    assert f"{c.address}:" in text
+                    assert f"{b.address}:" in text
+                assert [node for node, *_ in driver.ask("nodes")][1] == member
+            until(lambda: driver.ask("reaches", name="far"), "the address is tried again")

@@ -12,8 +12,9 @@ from zcactor.observe.stats import Stats
 
 SAMPLE = Stats(
     calls=1, frames_sent=2, frames_received=3, bytes_eager=4, bytes_mapped=5, bytes_read=6, bytes_received=7,
+    bytes_authenticated=3,
     bytes_copied=30, copies={"a": CopyCount(1, 10), "b": CopyCount(2, 20)}, store_used=8, store_capacity=9, leases=10,
-    registrations=11, placements=13, connections=12,
+    registrations=11, objects_adopted=3, placements=13, connections=12,
 )  # fmt: skip
 
 

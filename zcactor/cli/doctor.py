@@ -12,7 +12,9 @@ import os
 import platform
 import resource
 import socket
+import sys
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +23,7 @@ import msgspec
 import zcactor
 from zcactor.config import NOT_BY_TLS, TRANSPORTS
 from zcactor.errors import AuthenticationError
+from zcactor.objectstore.groups import default_capacity, memory_of_machine, own_groups, smallest
 from zcactor.runtime.directory import base_directory
 from zcactor.runtime.endpoints import tls_of
 from zcactor.transport.verbs import load
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from zcactor.config import Config
+    from zcactor.objectstore.groups import MemoryGroup
     from zcactor.transport.verbs.base import Binding, Gid, PortAttributes
 
 __all__ = [
@@ -44,13 +48,11 @@ __all__ = [
     "Store",
     "Transport",
     "Verdict",
-    "default_capacity",
+    "bytecode_fix",
     "examine",
 ]
 
 HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-_SHARE: Final = 0.3
-"""Of the machine's memory, as `Config.store_capacity` says of its default."""
 _WITH_HUGE_PAGES: Final = frozenset({"always", "within_size", "advise", "force"})
 
 
@@ -70,6 +72,10 @@ class Store:
 
     memory: int
     """Bytes of the machine."""
+    group: int | None
+    """Bytes that this process's control groups allow at most; None where they set no limit."""
+    group_from: str
+    """The file that sets it; empty where there is none."""
     capacity: int
     """Bytes one arena may grow to."""
     capacity_from: str
@@ -142,6 +148,10 @@ class Verdict:
     reason: str
     """Why not."""
     fix: str
+    needed: int = 0
+    """Bytes that a process pins with one peer: its arena, what all connections share, and the peer's slots."""
+    peers: int = 0
+    """Peers that a process reaches by RDMA at a time; further ones it reaches by the next transport that is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +197,8 @@ class Report:
     """What a peer on another host gets, if it has it too; empty for nothing."""
     other_host_fix: str
     """What would let peers on other hosts in; empty where they are."""
+    bytecode_fix: str
+    """What would spare each process the compiling of the package; empty where its modules are compiled."""
 
     @property
     def usable(self) -> bool:
@@ -198,12 +210,6 @@ class Report:
         return {**msgspec.to_builtins(self), "usable": self.usable}
 
 
-def default_capacity(memory: int) -> int:
-    """Bytes of an arena where no setting says: whole pages, 30 % of `memory`."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    return int(memory * _SHARE) // page * page
-
-
 def _setting(config: Config, name: str, source: str) -> Setting:
     return Setting(name, getattr(config, name), source)
 
@@ -212,8 +218,10 @@ def _limit(value: int) -> int | None:
     return None if value == resource.RLIM_INFINITY else value
 
 
-def _store(config: Config, source: str, huge_pages: Path, memlock: Callable[[], int | None]) -> Store:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _store(
+    config: Config, source: str, huge_pages: Path, memlock: Callable[[], int | None], groups: Sequence[MemoryGroup]
+) -> Store:
+    tightest = smallest(groups)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         chosen = huge_pages.read_text().partition("[")[2].partition("]")[0]
@@ -221,8 +229,10 @@ def _store(config: Config, source: str, huge_pages: Path, memlock: Callable[[], 
         chosen = ""
     fix = "" if chosen in _WITH_HUGE_PAGES else f"echo advise > {huge_pages}" if chosen else "a kernel that has them"
     return Store(
-        memory,
-        config.store_capacity or default_capacity(memory),
+        memory_of_machine(),
+        None if tightest is None else tightest.limit,
+        "" if tightest is None else tightest.paths[0],
+        config.store_capacity or default_capacity(groups),
         source if config.store_capacity else "30 % of memory",
         chosen,
         fix,
@@ -277,7 +287,7 @@ def _rdma(config: Config, binding: Binding | Absent, arena_nbytes: int, memlock:
         verdict = Verdict(False, "", 0, None, "", answer.reason, answer.fix)
     else:
         index, address = (None, "") if answer.gid is None else (answer.gid.index, answer.gid.address)
-        verdict = Verdict(True, answer.device, answer.port.port, index, address, "", "")
+        verdict = Verdict(True, answer.device, answer.port.port, index, address, "", "", answer.needed, answer.peers)
     if isinstance(binding, Absent):
         return Rdma("", binding.reasons, (), verdict)
     devices: list[DeviceInfo] = []
@@ -315,7 +325,7 @@ def _tcp(config: Config) -> Transport:
         by_tls = "" if tls_of(config) is None else " by TLS"
     except AuthenticationError as error:
         return Transport("tcp", False, str(error), "put the files there that tls needs, or unset it")
-    return Transport("tcp", True, f"can listen at {host}{by_tls}, arrays are copied", "")
+    return Transport("tcp", True, f"can listen at {host}{by_tls}, arrays are received in place", "")
 
 
 def _verbs(verdict: Verdict, tcp: Transport) -> Transport:
@@ -343,6 +353,18 @@ def _transports(config: Config, verdict: Verdict) -> tuple[Transport, ...]:
     return (*(found[name] for name in wanted), *left_out)
 
 
+def bytecode_fix(package: Path, writes: bool) -> str:
+    """The remedy where every process compiles the package's modules anew; empty where none has to.
+
+    Args:
+        package: the package's folder.
+        writes: whether the interpreter keeps what it compiles; PYTHONDONTWRITEBYTECODE forbids it.
+    """
+    if writes or Path(cache_from_source(str(package / "__init__.py"))).exists():
+        return ""
+    return f"python -m compileall {package}"
+
+
 def examine(
     config: Config,
     sources: Mapping[str, str],
@@ -350,6 +372,7 @@ def examine(
     binding: Binding | Absent | None = None,
     memlock: Callable[[], int | None] = memlock_limit,
     huge_pages: Path = HUGE_PAGES,
+    groups: Sequence[MemoryGroup] | None = None,
 ) -> Report:
     """Look at this host.
 
@@ -359,10 +382,11 @@ def examine(
         binding: of libibverbs; None looks for the one that `config` names.
         memlock: bytes that may be pinned, None for any number.
         huge_pages: the kernel's setting for shared memory.
+        groups: the control groups that bound our memory; None looks for them.
     """
     if binding is None:
         binding = load.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
-    store = _store(config, sources["store_capacity"], huge_pages, memlock)
+    store = _store(config, sources["store_capacity"], huge_pages, memlock, own_groups() if groups is None else groups)
     rdma = _rdma(config, binding, store.capacity, memlock)
     transports = _transports(config, rdma.verdict)
     usable = [transport.name for transport in transports if transport.usable]
@@ -382,4 +406,5 @@ def examine(
         next(iter(usable), ""),
         next(iter(between_hosts), ""),
         fix,
+        bytecode_fix(Path(zcactor.__file__).parent, not sys.dont_write_bytecode),
     )

@@ -17,6 +17,7 @@ from zcactor.cluster.daemon import DEFAULT_PORT, start_node, stop_nodes
 from zcactor.cluster.records import list_nodes
 from zcactor.config import load_config
 from zcactor.errors import ConnectionLost, ZcactorError
+from zcactor.interface import shown
 from zcactor.runtime.directory import base_directory
 from zcactor.runtime.loops import run
 from zcactor.token import default_file, make_token_file
@@ -210,8 +211,8 @@ def _show(address: str, told: dict[str, Any]) -> None:
         actors = Table("actor", "class", "name", "namespace", "state", "node", "pid", "restarts")
         for actor in alive:
             actors.add_row(
-                actor["actor_id"][:8], actor["class_name"], actor["name"] or "", actor["namespace"], actor["state"],
-                actor["node_id"][:8], str(actor["pid"]), str(actor["restarts"]),
+                actor["actor_id"][:8], actor["class_name"], shown(actor["name"] or ""), actor["namespace"],
+                actor["state"], actor["node_id"][:8], str(actor["pid"]), str(actor["restarts"]),
             )  # fmt: skip
         console.print(actors)
     else:

@@ -47,6 +47,7 @@ def _yes(good: bool) -> Text:
 
 def _store(store: Store) -> Iterable[tuple[object, ...]]:
     yield "memory", nbytes(store.memory), ""
+    yield "control group", nbytes(store.group), store.group_from
     yield "capacity", nbytes(store.capacity), store.capacity_from
     fix = f"slower for arrays of some MiB; to have them: {store.huge_pages_fix}" if store.huge_pages_fix else ""
     yield "huge pages", store.huge_pages or "none", fix
@@ -63,6 +64,8 @@ def _rdma(console: Console, rdma: Rdma) -> None:
         gid = f", GID {verdict.gid_index} ({verdict.address})" if verdict.address else ", by LID"
         rows.append(("works", Text("yes", "green")))
         rows.append(("chosen", f"{verdict.device} port {verdict.port}{gid}; a READ through it was proven"))
+        rows.append(("pins", f"{nbytes(verdict.needed)} with one peer: the store, its slots, and what all peers share"))
+        rows.append(("peers", f"{verdict.peers:,} at a time in each process, and further ones by the next transport"))
     else:
         rows.append(("works", Text("no", "red")))
         if not rdma.missing:  # those reasons have a table of their own
@@ -115,6 +118,9 @@ def render(report: Report, console: Console) -> None:
 
     console.print(Text(f"zcactor {report.version}", "bold"))
     console.print(Text(f"{report.python} on {report.system}"))
+    if report.bytecode_fix:
+        console.print("PYTHONDONTWRITEBYTECODE is set and the package is not compiled: every start compiles it anew.")
+        console.print(Text(f"Once: {report.bytecode_fix}"))
     title("Configuration")
     settings = [(one.name, _UNSET if one.value is None else one.value, one.source) for one in report.settings]
     console.print(_table(settings, ("setting", "value", "source")))

@@ -19,8 +19,9 @@ import msgspec
 
 from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
 from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.objectstore.groups import default_capacity
 from zcactor.runtime.directory import RunDirectory, base_directory
-from zcactor.runtime.driver import HANG_AFTER, HEARTBEAT, default_capacity, resources_of
+from zcactor.runtime.driver import HANG_AFTER, HEARTBEAT, resources_of
 from zcactor.runtime.endpoints import tls_of
 from zcactor.runtime.node import launch, send_setup
 from zcactor.runtime.zygote import wait_for_end

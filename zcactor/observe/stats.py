@@ -26,11 +26,14 @@ class Stats:
     bytes_eager: int
     """Payload bytes that rode in frames sent."""
     bytes_mapped: int
-    """Bytes of arrays received by mapping their owner's memory."""
+    """Bytes of arrays, and of other values above the eager limit, received by mapping their owner's memory. What a
+    message names twice counts once."""
     bytes_read: int
     """Bytes of arrays pulled by RDMA READ."""
     bytes_received: int
     """Bytes of arrays received over TCP."""
+    bytes_authenticated: int
+    """Bytes of arrays from other hosts whose tags were verified here; see `Config.integrity`."""
     bytes_copied: int
     """Bytes that zcactor copied in memory: the sum over `copies`."""
     copies: Mapping[str, CopyCount]
@@ -43,6 +46,8 @@ class Stats:
     """Leases on objects of this process (and pins) that peers hold."""
     registrations: int
     """Extents of the arena registered with a network card, ever: it stands still while a program goes round."""
+    objects_adopted: int
+    """Objects of owners that have ended, made this process's own so that they can be passed on."""
     placements: int
     """Arrays pulled into the destination of an earlier one: nothing was allocated or registered for them."""
     connections: int
@@ -75,12 +80,14 @@ def stats_of(process: Process) -> Stats:
         bytes_mapped=counters.bytes_mapped,
         bytes_read=counters.bytes_read,
         bytes_received=counters.bytes_received,
+        bytes_authenticated=counters.bytes_authenticated,
         bytes_copied=sum(count.nbytes for count in copies.values()),
         copies=copies,
         store_used=store.used - process.placements.idle_nbytes,
         store_capacity=store.capacity,
-        leases=sum(session.leases.total for session in sessions),
+        leases=sum(session.leases.total for session in sessions) + process.store.parking.total,
         registrations=0 if process.registrar is None else process.registrar.registrations,
+        objects_adopted=process.adoptions.count,
         placements=process.placements.reused,
         connections=sum(session.peer_process != process.process for session in sessions),
     )
