@@ -9,9 +9,15 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-import zcactor as zc
+import numpy as np
 
-__all__ = ["Caller", "Plain", "Probe", "Unusual"]
+import zcactor as zc
+from zcactor import context
+from zcactor.objectstore.table import LeaseTable
+from zcactor.rpc import outgoing as outgoing_module
+from zcactor.rpc.codec import encode_into
+
+__all__ = ["Caller", "Faulty", "Plain", "Probe", "Unusual"]
 
 WATCHDOG = 30
 """Seconds after which a method that a failed test left blocked lets go of its thread."""
@@ -260,3 +266,59 @@ class Unusual(Base, dict[str, int]):
         return "int"
 
     async def returns_nothing(self) -> None: ...
+
+
+class Faulty:
+    """Answers in a process in which a step of answering fails, once or for good."""
+
+    def _break(self, step: str, times: int) -> None:
+        left = times
+
+        def failing(function: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal left
+                if left > 0:
+                    left -= 1
+                    raise MemoryError("injected")
+                return function(*args, **kwargs)
+
+            return call
+
+        process: Any = context.current()
+        if step == "pack":
+            process.marshaller._finish = failing(process.marshaller._finish)
+        elif step == "share":
+            process.store.block_at = failing(process.store.block_at)
+        elif step == "encode":
+            vars(outgoing_module)["encode_into"] = failing(encode_into)
+        elif step == "grant":
+            LeaseTable.grant = failing(LeaseTable.grant)  # type: ignore[method-assign]
+        for session in process.all_sessions():
+            holder, name = {
+                "export": (session._grants, "export"),
+                "reserve": (session._outgoing, "_reserve"),
+                "flush_now": (session, "_flush_now"),
+            }.get(step, (None, ""))
+            if holder is not None:
+                setattr(holder, name, failing(getattr(holder, name)))
+
+    def sync(self, step: str, times: int) -> Any:
+        array = np.ones(1 << 14)
+        self._break(step, times)
+        return array if step == "share" else {"array": array}
+
+    async def coroutine(self, step: str, times: int) -> Any:
+        return self.sync(step, times)
+
+    @zc.method(inline=True)
+    def inline(self, step: str, times: int) -> Any:
+        return self.sync(step, times)
+
+    async def astream(self, step: str, times: int) -> AsyncIterator[Any]:
+        yield self.sync(step, times)
+
+    def stream(self, step: str, times: int) -> Iterator[Any]:
+        yield self.sync(step, times)
+
+    async def fine(self) -> str:
+        return "fine"

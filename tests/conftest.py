@@ -19,7 +19,8 @@ from xdist.scheduler import LoadScopeScheduling
 # threads spin for a while, on processors that the tests need.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-pytest.register_assert_rewrite("tests.conformance.connection")  # a failing assertion there shows its values, too
+# A failing assertion there shows its values, too.
+pytest.register_assert_rewrite("tests.conformance.connection", "tests.conformance.session")
 
 LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
@@ -50,12 +51,28 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds ``--loops``, by which a quick run takes one loop only."""
+    """Adds ``--loops``, by which a quick run takes one loop only, and ``--rounds``, by which seeded tests draw more."""
     parser.addoption(
         "--loops",
         default=",".join(LOOPS),
         help="event loops that each async test runs on, separated by commas (default: %(default)s)",
     )
+
+    parser.addoption(
+        "--rounds",
+        type=int,
+        default=1,
+        help="how many times as many draws seeded tests make (default: %(default)s)",
+    )
+
+
+@pytest.fixture
+def rounds(request: pytest.FixtureRequest) -> int:
+    """What the number of draws of a seeded test is multiplied by."""
+    factor: int = request.config.getoption("--rounds")
+    if factor < 1:
+        raise pytest.UsageError(f"--rounds: {factor} is less than 1")
+    return factor
 
 
 def pytest_asyncio_loop_factories(

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 import zcactor as zc
 from tests.actors import Caller, Plain, Probe
+from zcactor.actor import declared_options
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -94,6 +95,39 @@ async def test_a_local_instance_is_an_ordinary_object() -> None:
 async def test_wrong_declarations(wrong: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         wrong()
+
+
+async def test_a_decorated_class_may_be_decorated_again() -> None:
+    @zc.actor(max_restarts=1, max_concurrency=2)
+    class Twice:
+        pass
+
+    cls: Any = Twice
+    assert zc.actor(cls) is cls
+    assert declared_options(cls) == {"max_restarts": 1, "max_concurrency": 2}
+    assert zc.actor(max_concurrency=3)(cls) is cls
+    assert declared_options(cls) == {"max_restarts": 1, "max_concurrency": 3}
+    await zc.stop(await cls.spawn())
+
+
+@pytest.mark.parametrize("name", ["spawn", "options"])
+async def test_a_class_that_is_refused_is_unchanged(name: str) -> None:
+    refused = type("Own", (), {name: lambda self: 0})
+    before = dict(vars(refused))
+    with pytest.raises(TypeError, match=f"defines '{name}'"):
+        zc.actor(refused)
+    assert dict(vars(refused)) == before
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+async def test_a_spawn_that_is_not_awaited_is_called_by_its_class() -> None:
+    class Based(zc.Actor):
+        pass
+
+    coroutines: list[Any] = [Plain.spawn(), Plain.options(name="x").spawn(), Based.spawn()]
+    for coroutine in coroutines:
+        assert coroutine.__qualname__ in ("Plain.spawn", "Based.spawn")
+        coroutine.close()
 
 
 async def test_inline_is_for_plain_methods() -> None:
@@ -401,6 +435,46 @@ async def test_stop_runs_what_is_pending_then_closes() -> None:
             await actor.work("x")
         assert not died.value.maybe_executed
         await zc.stop(actor)  # does nothing
+
+
+@pytest.mark.parametrize("process", ["own", "shared"])
+@pytest.mark.parametrize("way", ["astop", "sync_stop"])
+async def test_an_actor_that_stops_itself(process: Any, way: str) -> None:
+    probe = await Probe.spawn()
+
+    class Resigning:
+        async def work(self) -> str:
+            await probe.ahold(f"{process} {way}")
+            return "worked"
+
+        async def astop(self) -> str:
+            await zc.stop(zc.current_actor().handle)
+            return "stopped"
+
+        def sync_stop(self) -> str:
+            asyncio.run(zc.stop(zc.current_actor().handle))
+            return "stopped"
+
+        def close(self) -> None:
+            asyncio.run(closed())
+
+    async def closed() -> None:
+        await probe.anote(f"{process} {way} closed")
+
+    actor: Any = await zc.actor(process=process)(Resigning).spawn()  # type: ignore[attr-defined, unused-ignore]
+    running = actor.work()
+    await probe.until(f"{process} {way} began")
+    async with asyncio.timeout(20):
+        assert await getattr(actor, way)() == "stopped"
+        with pytest.raises(zc.ActorDied, match="stopped") as died:
+            while True:
+                await getattr(actor, way)()
+        assert not died.value.maybe_executed
+        assert f"{process} {way} closed" not in await probe.entries(), "a call still runs"
+        await probe.open(f"{process} {way}")
+        assert await running == "worked"
+        await probe.until(f"{process} {way} closed")
+        await zc.stop(actor)  # waits for its end
 
 
 async def test_stop_survives_a_close_that_raises() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import zcactor as zc
+from tests.actors import Plain
 from tests.marshal.dtypes import DTYPES, filled
 from tests.marshal.wire import assert_same, assert_same_dtype
 
@@ -132,3 +133,17 @@ async def test_arrays_outlive_the_runtime() -> None:
     assert array.sum() == 3000
     array[0] = 1
     assert zc.in_store(array)
+
+
+@pytest.mark.slow
+async def test_an_array_of_an_earlier_runtime_arrives_with_its_own_bytes() -> None:
+    async with zc.init():
+        array = zc.full(1 << 17, 5.0)
+        plain = await Plain.spawn()
+        await plain.echo(array)
+    async with zc.init():
+        others = [zc.full(1 << 17, 42.0) for _ in range(2)]
+        assert not zc.in_store(array) and zc.in_store(others[0])
+        plain = await Plain.spawn()
+        for _ in range(3):  # the first brings the dtype, with which the native part can send the others
+            assert set(np.unique(await plain.echo(array))) == {5.0}

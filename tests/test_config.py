@@ -130,6 +130,7 @@ def test_an_unknown_argument_is_a_type_error(here: Path, user: Path) -> None:
         ("log_to_driver = 1", TypeError, "log_to_driver = 1 must be bool"),
         ("recv_depth = true", TypeError, "recv_depth = True must be int"),
         ("loop = 'trio'", ValueError, "loop = 'trio' must be Literal['uvloop', 'asyncio']"),
+        ("integrity = 'all'", ValueError, "integrity = 'all' must be Literal['auto', 'arrays', 'frames']"),
         ("loop = 3", TypeError, "loop = 3 must be Literal['uvloop', 'asyncio']"),
         ("recv_depth = 0", ValueError, "recv_depth = 0 must be int, finite and at least 4"),
         ("spawn_timeout = inf", ValueError, "spawn_timeout = inf must be float, finite"),
@@ -232,3 +233,19 @@ def test_tls_excludes_a_demand_for_rdma() -> None:
     with pytest.raises(ValueError, match="require is 'verbs' and tls is set"):
         Config(tls="/tls", require="verbs")
     Config(tls="/tls", require="tcp")
+
+
+def test_what_is_authenticated() -> None:
+    assert Config().integrity == "auto"
+    found, sources = load_config(
+        environ={"ZCACTOR_INTEGRITY": "frames"}, user_directory="/nowhere", directory="/nowhere"
+    )
+    assert (found.integrity, sources["integrity"]) == ("frames", "ZCACTOR_INTEGRITY")
+    with pytest.raises(ValueError, match="ZCACTOR_INTEGRITY: integrity = 'none' must be"):
+        load_config(environ={"ZCACTOR_INTEGRITY": "none"}, user_directory="/nowhere", directory="/nowhere")
+    with pytest.raises(
+        ValueError, match="integrity is 'arrays' and sealing is 'off'.*set sealing to 'auto' or 'on', or tls"
+    ):
+        Config(integrity="arrays", sealing="off")
+    Config(integrity="arrays", sealing="off", tls="/tls")
+    Config(integrity="frames", sealing="off")

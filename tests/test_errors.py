@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from typing import Any
 
 import pytest
@@ -205,7 +206,13 @@ def test_two_types_at_once(error: Exception) -> None:
         assert repr(one.args) == repr(error.args)
         assert {name: getattr(one, name) for name in FIELDS} == FIELDS
         assert type(one.original) is type(error)
-        assert "module.Name: text\n  raised in actor A(b), pid 3, host h" in str(one)
+        assert str(one) == (str(error) if isinstance(error, ActorDied) else "text")
+        assert one.__notes__ == [
+            *getattr(error, "__notes__", ()),
+            "raised in actor A(b), pid 3, host h\nTraceback\n  line",
+        ]
+        printed = "".join(traceback.format_exception(one))
+        assert "raised in actor A(b), pid 3, host h\nTraceback\n  line\n" in printed.replace("  | ", "")
         for name in ("errno", "strerror", "filename", "reason", "start", "lineno", "name", "sum", "b"):
             assert repr(getattr(one, name, None)) == repr(getattr(error, name, None))
         with pytest.raises(type(error)):
@@ -222,7 +229,31 @@ def test_those_that_stay_plain(error: BaseException | None) -> None:
     remote = make_remote_error(error, FIELDS)
     assert type(remote) is RemoteError
     assert remote.original is error
-    assert "module.Name: text" in str(remote)
+    assert str(remote) == "module.Name: text"
+    assert remote.__notes__[-1] == "raised in actor A(b), pid 3, host h\nTraceback\n  line"
+
+
+def test_text_without_a_message() -> None:
+    assert str(make_remote_error(None, {**FIELDS, "message": ""})) == "module.Name"
+    assert str(make_remote_error(ValueError(), {**FIELDS, "message": ""})) == ""
+    bare = make_remote_error(ValueError(), {**FIELDS, "remote_traceback": ""})
+    assert bare.__notes__ == ["raised in actor A(b), pid 3, host h"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ActorDied("A(b)", "gone"), ActorUnavailable("A(b)", "gone"), ConnectionLost("gone")],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_comes_out_of_a_method_may_have_run(error: Any) -> None:
+    remote: Any = make_remote_error(error, {**FIELDS, "message": str(error)})
+    again: Any = make_remote_error(pickle.loads(pickle.dumps(remote)).original, FIELDS)
+    for one in (remote, pickle.loads(pickle.dumps(remote)), again):
+        assert isinstance(one, type(error))
+        assert one.maybe_executed
+        assert str(one) == str(type(error)(*error.args[:-1], True))
+        assert not one.original.maybe_executed
+    assert not error.maybe_executed, "it is about another call"
 
 
 def test_a_remote_error_of_a_remote_error_is_not_nested() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,14 @@ async def test_nested_references_stay_references(actors: Any) -> None:
     assert await back == "inside"
     box = await plain.echo({"k": (ref, ref)})
     assert await box["k"][0] == await box["k"][1] == "inside"
+
+
+async def test_references_are_pickled_by_nobody_else(actors: Any) -> None:
+    plain, _, _ = actors
+    ref = plain.echo(1)
+    with pytest.raises(TypeError, match="an ObjectRef travels inside calls.*await it and pickle the value"):
+        pickle.dumps(ref)
+    assert await ref == 1
 
 
 async def test_pending_references_travel(actors: Any) -> None:

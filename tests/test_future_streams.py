@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import pickle
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +19,16 @@ from tests.test_future import cancelled
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 node, actors = awaiting.node, awaiting.actors
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x, {1}]])
+async def test_a_stream_travels_nowhere(wrap: Any) -> None:
+    probe: Any = await Probe.spawn()
+    stream = probe.count(3)
+    for use in (probe.anote, zc.put, pickle.dumps):
+        with pytest.raises(TypeError, match="an ObjectStream belongs to the process.*pass its items"):
+            use(wrap(stream))
+    assert [item async for item in stream] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("method", ["acount", "count"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.programs import Program, processes, until
+from tests.runtime.programs import Program, alive, processes, until
 
 pytestmark = pytest.mark.slow
 
@@ -337,5 +337,40 @@ def test_a_child_that_was_forked_does_not_keep_a_dead_drivers_node() -> None:
         os.kill(program.pid, signal.SIGKILL)
         until(lambda: set(processes(program.mark)) == {forked}, "only the forked child is left")
         os.kill(forked, signal.SIGKILL)
+        program.status()
+        program.assert_clean()
+
+
+@pytest.mark.parametrize("first", ["agent", "zygote"])
+def test_the_agent_and_the_zygote_are_killed(first: str) -> None:
+    source = """
+shell = ["/bin/sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 & echo $!"]
+async def main():
+    async with zc.init():
+        actor = await zc.spawn(Starter)
+        own = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+        pids = [await actor.child(False), await actor.child(True), await actor.bare(), await actor.grandchild()]
+        (node,) = await zc.nodes()
+        tell(all=dict(agent=node.pid, own=int(own), pids=pids))
+        await asyncio.Event().wait()
+class Starter(Busy):
+    def bare(self):
+        "One that has no environment."
+        return subprocess.Popen(["sleep", "1000"], env={}).pid
+    def grandchild(self):
+        "One that nobody waits for, in a session of its own."
+        return int(subprocess.run(shell, capture_output=True, text=True, check=True).stdout)
+zc.run(main())
+"""
+    with Program(source) as program:
+        told = program.told("all")
+        zygote = next(pid for pid, text in processes(program.mark).items() if text.startswith("zc zygote"))
+        order = [told["agent"], zygote]
+        for pid in order if first == "agent" else reversed(order):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not any(map(alive, told["pids"])), "what the actor has started ends", patience=2.0)
+        assert alive(told["own"])  # what the program has left behind itself is its own business
+        os.kill(told["own"], signal.SIGKILL)
+        os.kill(program.pid, signal.SIGINT)
         program.status()
         program.assert_clean()

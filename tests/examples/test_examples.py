@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(name: str, *arguments: str) -> str:
-    """What the example prints. It must succeed, and have nothing to complain about."""
+def run(name: str, *arguments: str, logged: str = "") -> str:
+    """What the example prints. It must succeed, and log no more than what the pattern `logged` says."""
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
     done = subprocess.run(
         [sys.executable, EXAMPLES / f"{name}.py", *arguments],
@@ -27,7 +27,7 @@ def run(name: str, *arguments: str) -> str:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.stderr == ""
+    assert re.fullmatch(logged, done.stderr), done.stderr
     return done.stdout
 
 
@@ -91,8 +91,8 @@ def test_pipeline_keeps_the_driver_out() -> None:
 
 
 def test_supervision_tells_what_may_have_run() -> None:
-    output = run("supervision")
-    assert re.search(r"^lost: .*SIGKILL.*restarted; maybe_executed=True$", output, re.MULTILINE)
+    output = run("supervision", logged=r"Counter\(\w+\): .*SIGKILL.*; it is being restarted, after a pause of 0.1 s\n")
+    assert re.search(r"^lost: .*SIGKILL.*restarted, after a pause of 0.1 s; maybe_executed=True$", output, re.MULTILINE)
     assert "after the restart: 10" in output
     assert "restarts: [1]" in output
     assert re.search(r"^died: .*SIGKILL.*; maybe_executed=True$", output, re.MULTILINE)

@@ -23,9 +23,12 @@ from zcactor.handle import RemoteActor
 from zcactor.interface import Interface
 from zcactor.objectstore.store import Store
 from zcactor.rpc.session import Session
+from zcactor.runtime.endpoints import may_read
 from zcactor.runtime.process import Process
 from zcactor.transport.base import Connection
+from zcactor.transport.sealing import Integrity
 from zcactor.transport.tcp import TcpEndpoint
+from zcactor.transport.tls import Tls
 
 __all__ = ["MIB", "Member", "Probe", "call", "checksum", "pattern"]
 
@@ -122,6 +125,8 @@ class Member:
         capacity: bytes of its store.
         endpoint: the class of its endpoint.
         sealing: whether its frames are sealed.
+        integrity: what is authenticated besides, where they are.
+        tls: its certificates, where everything goes through TLS.
 
     Attributes:
         addresses: of the others, by name in hexadecimal; to be filled in.
@@ -131,16 +136,17 @@ class Member:
 
     def __init__(
         self, host: str = "127.0.0.1", capacity: int = 8 * MIB, endpoint: type[TcpEndpoint] = TcpEndpoint, *,
-        sealing: bool = False,
+        sealing: bool = False, integrity: Integrity = Integrity.AUTO, tls: Tls | None = None,
     ) -> None:  # fmt: skip
         self.name = os.urandom(16)
         self.addresses: dict[str, str] = {}
         store = Store(capacity, self.name)
         arena = store.arena
         self.endpoint = endpoint(
-            host, self.name, TOKEN, arena.fd, arena.nbytes, RECV_DEPTH, EAGER_LIMIT, sealing=sealing
-        )
-        self.endpoint.authorize = self._may_read
+            host, self.name, TOKEN, arena.fd, arena.nbytes, RECV_DEPTH, EAGER_LIMIT, sealing=sealing,
+            integrity=integrity, tls=tls,
+        )  # fmt: skip
+        self.endpoint.authorize = may_read
         config = zc.Config(eager_limit=EAGER_LIMIT, recv_depth=RECV_DEPTH)
         by_name: Any = _ByName(self.endpoint, self.addresses)
         self.process = Process(self.name, "worker", config, asyncio.get_running_loop(), store, by_name)
@@ -177,11 +183,6 @@ class Member:
     def _session_lost(self, session: Session) -> None:
         self.lost.append((time.monotonic(), str(session.closed)))
         self._changed.set()
-
-    def _may_read(self, process: bytes, object_id: int, offset: int, nbytes: int) -> bool:
-        del process
-        block = self.process.store.lookup(object_id)
-        return block is not None and block.offset <= offset and offset + nbytes <= block.offset + block.nbytes
 
 
 def call(actor: RemoteActor, method: str, *args: Any) -> ObjectRef[Any]:

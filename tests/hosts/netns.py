@@ -9,7 +9,9 @@ Nothing has to be cleaned up either: each namespace lives as long as the process
 ends when this one closes a pipe, or dies. As it is the first process of its table, the kernel kills all others with it.
 Only where this process is killed do the hosts' directories stay, in ``/tmp``.
 
-Needs root, and the programs of the packages iproute2, nftables and util-linux; `missing` says what is not there.
+Needs root, and the programs of the packages iproute2 and util-linux; `missing` says what is not there. Packets are lost
+by rules of nftables where it is there. Otherwise those of one direction go to an address that no card has, and a part
+of them is lost by a program between two cables (`tests.hosts.lossy`).
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-__all__ = ["PATIENCE", "Host", "Network", "Program", "missing"]
+__all__ = ["PATIENCE", "Host", "Network", "Program", "has_rules", "missing"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0
@@ -39,7 +42,9 @@ CARD = "eth0"
 """The network card of every host."""
 SUBNET = "10.79.0"
 
-_PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "unshare": "util-linux", "nsenter": "util-linux"}
+_PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_NOBODY = "02:00:00:00:00:ff"
+"""The address of no card."""
 _NEW_NAMESPACE = ("unshare", "--net", "--uts", "--ipc", "--mount-proc", "--pid", "--fork", "--kill-child")
 _FIRST_PROCESS = ("sh", "-c", "trap '' CHLD; exec cat")
 """Lives until its input ends. It ignores the deaths of its children, so that orphans do not stay as zombies."""
@@ -47,8 +52,10 @@ _TRIAL = """set -e
 ip link add zc0 type veth peer name zc1
 ip link add zcb type bridge
 tc qdisc add dev zc0 root tbf rate 10mbit burst 32kbit latency 100ms
-nft 'table inet zc { chain in { type filter hook input priority 0; numgen random mod 100 < 5 drop; }; }'
 """
+_TRIAL_OF_RULES = (
+    "nft 'table inet zc { chain in { type filter hook input priority 0; numgen random mod 9 < 5 drop; }; }'"
+)
 
 
 @functools.cache
@@ -63,6 +70,15 @@ def missing() -> str | None:
     if trial.returncode:
         return f"this machine makes no hosts: {trial.stderr.strip() or 'unshare failed'}"
     return None
+
+
+@functools.cache
+def has_rules() -> bool:
+    """Whether nftables is there and works."""
+    if shutil.which("nft") is None:
+        return False
+    trial = subprocess.run([*_NEW_NAMESPACE, "sh", "-c", _TRIAL_OF_RULES], capture_output=True, check=False)
+    return trial.returncode == 0
 
 
 def _children(pid: int) -> list[int]:
@@ -139,7 +155,12 @@ class Host(_Namespace):
         super().__init__(name)
         self.address = address
         self.directory = Path()
+        self.others: list[Host] = []
+        """On the same network."""
+        self.switch: _Namespace | None = None
+        """What it hangs on; None on a cable of its own."""
         self._rules = 0
+        self._misled: Counter[str] = Counter()
         self._started: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Self:
@@ -234,6 +255,10 @@ class Host(_Namespace):
             regular: one after so many others, instead of by chance.
             other: only those from there, or to there.
         """
+        if not has_rules():
+            with self._losing(direction, percent, regular=regular, others=self.others if other is None else [other]):
+                yield
+            return
         self._rules += 1
         table = f"zcactor{self._rules}"
         hook, card, side = {"in": ("input", "iifname", "saddr"), "out": ("output", "oifname", "daddr")}[direction]
@@ -245,6 +270,76 @@ class Host(_Namespace):
             yield
         finally:
             self.command("nft", "delete", "table", "inet", table)
+
+    @contextlib.contextmanager
+    def _losing(
+        self, direction: Literal["in", "out"], percent: float, *, regular: bool, others: Sequence[Host]
+    ) -> Iterator[None]:
+        """`dropping` without nftables."""
+        with contextlib.ExitStack() as stack:
+            if percent < 100:
+                stack.enter_context(self._lossy(direction, percent, regular=regular))
+            else:
+                for other in others:
+                    sender, receiver = (other, self) if direction == "in" else (self, other)
+                    stack.enter_context(sender._misleading(receiver))
+            yield
+
+    @contextlib.contextmanager
+    def _misleading(self, other: Host) -> Iterator[None]:
+        """What goes to `other` goes to nobody."""
+        if not self._misled[other.address]:
+            line = ("neigh", "replace", other.address, "lladdr", _NOBODY, "dev", CARD, "nud", "permanent")
+            self.command("ip", *line)
+        self._misled[other.address] += 1
+        try:
+            yield
+        finally:
+            self._misled[other.address] -= 1
+            if not self._misled[other.address]:
+                self.command("ip", "neigh", "del", other.address, "dev", CARD)
+
+    @contextlib.contextmanager
+    def _lossy(self, direction: Literal["in", "out"], percent: float, *, regular: bool) -> Iterator[None]:
+        """A program sits in the cable between this host and the switch."""
+        if self.switch is None:
+            raise ValueError("there is no place for a program in a cable without a switch")
+        self._rules += 1
+        outer = f"port-{self.name}" if self._rules == 1 else f"l{self._rules - 1}-{self.name}-1"
+        inner = [f"l{self._rules}-{self.name}-{end}" for end in (0, 1)]
+        lines = [
+            f"link set {outer} nomaster", f"link set {outer} promisc on",
+            f"link add {inner[0]} type veth peer name {inner[1]}",
+            f"link set {inner[0]} promisc on up", f"link set {inner[1]} master bridge up",
+        ]  # fmt: skip
+        self.switch.command("ip", "-batch", "-", given="\n".join(lines) + "\n")
+        cards = (inner[0], outer) if direction == "in" else (outer, inner[0])
+        how = "regular" if regular else "random"
+        with subprocess.Popen(
+            [*self.switch.entering("net"), sys.executable, "-m", "tests.hosts.lossy", *cards, str(percent), how],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        ) as passing:  # fmt: skip
+            assert passing.stdin is not None
+            assert passing.stdout is not None
+            if passing.stdout.readline() != b"ready\n":
+                raise OSError(f"no program can be put into the cable of {self.name}")
+            try:
+                yield
+            finally:
+                passing.stdin.close()
+                passing.wait(PATIENCE)
+                lines = [f"link del {inner[0]}", f"link set {outer} promisc off", f"link set {outer} master bridge"]
+                self.switch.command("ip", "-batch", "-", given="\n".join(lines) + "\n")
+                self._rules -= 1
+
+    @contextlib.contextmanager
+    def apart(self, other: Host) -> Iterator[None]:
+        """Neither host hears the other; everybody else hears both."""
+        with contextlib.ExitStack() as stack:
+            for here, there in ((self, other), (other, self)):
+                here.command("ip", "route", "add", "blackhole", f"{there.address}/32")
+                stack.callback(here.command, "ip", "route", "del", "blackhole", f"{there.address}/32")
+            yield
 
     @contextlib.contextmanager
     def limited(self, mbit: float) -> Iterator[None]:
@@ -298,7 +393,10 @@ class Network:
                     lines.append(f"link add port-{host.name} type veth peer name {CARD} netns {host.pid}")
                     lines.append(f"link set port-{host.name} master bridge up")
                 switch.command("ip", "-batch", "-", given="\n".join(lines) + "\n")
+                for host in self.hosts:
+                    host.switch = switch
             for host in self.hosts:
+                host.others = [other for other in self.hosts if other is not host]
                 lines = ["link set lo up", f"address add {host.address}/24 dev {CARD}", f"link set {CARD} up"]
                 if not self._offload:
                     lines.append(f"link set {CARD} gso_max_segs 1")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.netns import Host, Network, missing
+from tests.hosts import netns
+from tests.hosts.lossy import Lot
+from tests.hosts.netns import Host, Network, has_rules, missing
 
 pytestmark = [
     pytest.mark.root,
@@ -95,7 +97,41 @@ def test_faults_come_and_go() -> None:
         with a.dropping("in", 10), a.dropping("out", 10), a.limited(10), pytest.raises(OSError, match="failed"):
             a.command("tc", "qdisc", "add", "dev", "eth0", "root", "tbf")
         assert "tbf" not in a.command("tc", "qdisc", "show", "dev", "eth0")
-        assert a.command("nft", "list", "ruleset") == ""
+        if has_rules():
+            assert a.command("nft", "list", "ruleset") == ""
+
+
+@pytest.mark.slow
+def test_faults_come_and_go_without_nftables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netns, "has_rules", lambda: False)
+    with Network(3) as (a, b, c):
+        for fault in (a.dropping("in"), a.dropping("out"), b.dropping("out", other=a), b.dropping("in", other=a)):
+            with fault:
+                assert not reaches(a, b, 0.1)
+                assert reaches(b, c)
+            assert reaches(a, b)
+        with a.dropping("in", other=c), b.dropping("out", other=a), a.dropping("in"):
+            assert not reaches(a, c, 0.1)
+        assert reaches(a, c) and reaches(a, b)
+        with a.apart(b):
+            assert reaches(a, c) and reaches(b, c)
+            assert not reaches(a, b, 0.1) and not reaches(b, a, 0.1)
+        assert reaches(a, b) and reaches(b, a)
+        with a.dropping("in", 10, regular=True), a.dropping("out", 10), b.dropping("in", 5):
+            assert reaches(a, b) and reaches(b, a) and reaches(c, a)
+        assert reaches(a, b) and reaches(c, a)
+        assert a.command("ip", "neigh", "show", "nud", "permanent") == ""
+
+
+def test_each_tenth_packet_is_lost_or_a_tenth_of_them() -> None:
+    packet, other = bytes(22) + b"\x08\x00" + bytes(40), bytes(22) + b"\x08\x06" + bytes(40)
+    regular, chance, again = Lot(10, regular=True), Lot(10, regular=False), Lot(10, regular=False)
+    lost = [index for index in range(100) if regular.falls_on(packet)]
+    assert lost == list(range(9, 100, 10))
+    drawn = [chance.falls_on(packet) for _ in range(10_000)]
+    assert drawn == [again.falls_on(packet) for _ in range(10_000)]
+    assert 800 < sum(drawn) < 1200
+    assert not any(regular.falls_on(other) for _ in range(100))
 
 
 def test_two_hosts_on_one_cable() -> None:

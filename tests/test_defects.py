@@ -1,0 +1,34 @@
+"""Each test that the table of mended defects names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in (ROOT / "docs" / "defects.md").read_text().splitlines()
+    if re.match(r"\| ([CHMRS][0-9]+|-) \|", line)
+]
+
+
+def test_each_defect_has_one_row() -> None:
+    names = [row[0] for row in ROWS]
+    expected = [f"{kind}{number}" for kind, last in zip("CHMRS", (7, 13, 18, 14, 20), strict=True)
+                for number in range(1, last + 1)]  # fmt: skip
+    assert sorted(names) == sorted(["-", *expected])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))
+def test_its_tests_are_there(row: list[str]) -> None:
+    tests = row[-2].split("<br>")
+    assert tests
+    for test in tests:
+        path, *names = re.sub(r"\[.*\]", "", test.strip()).split("::")
+        suites = [ROOT / path, *sorted((ROOT / "tests" / "conformance").glob("*.py"))]  # which classes of tests inherit
+        text = "\n".join(suite.read_text() for suite in suites)
+        for name in names:
+            assert re.search(rf"^ *(?:async )?(?:def|class) {re.escape(name)}\b", text, re.MULTILINE), test
