@@ -34,5 +34,6 @@ ITEMS: Mapping[str, tuple[str, str]] = {
     "death": ("benchmarks.death", "An actor is killed"),
     "leaks": ("benchmarks.leaks", "What is left behind"),
     "codec": ("benchmarks.bench_codec", "Encoding and decoding frames"),
+    "guarantees": ("benchmarks.guarantees", "What guarantees cost"),
 }
 """Name: module and title, in the order they run."""

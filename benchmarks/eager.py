@@ -28,8 +28,8 @@ import zcactor as zc
 from benchmarks.actors import SyncAdder
 from zcactor.transport.cost import CostModel, Line, crossover
 from zcactor.transport.verbs.calibration import calibrate
-from zcactor.transport.verbs.joining import MAX_VERBS_EAGER_LIMIT
 from zcactor.transport.verbs.load import NAMES, Absent, bindings
+from zcactor.transport.verbs.pair import MAX_VERBS_EAGER_LIMIT
 from zcactor.transport.verbs.viability import NotViable, viability
 
 if TYPE_CHECKING:

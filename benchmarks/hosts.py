@@ -10,6 +10,9 @@ by one process's sendfile(2) from a memfd to the other's recv(2) into memory tha
 call is a round trip of messages of the same sizes between two processes on uvloop, which are not encrypted where the
 call's frames are sealed either. All go over the same cable, in turns and between the same two processes.
 
+Pulls whose bytes are authenticated are measured in turns with pulls where frames alone are sealed and with TLS, each
+between two processes of its own; and over a link that is as slow as many are.
+
 As both ends and the cable are of one machine, its cores are what is measured: on two of them, a pull's further streams
 gain little, and figures scatter. Ratios are of use, times are not.
 """
@@ -27,6 +30,8 @@ import threading
 import time
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -45,6 +50,7 @@ from benchmarks.harness import (
     medians,
     show,
 )
+from benchmarks.integrity import certificate
 from benchmarks.machine import cores
 from benchmarks.program import options_of, report
 from tests.hosts.members import Member
@@ -54,9 +60,11 @@ from zcactor.interface import Interface
 from zcactor.observe.stats import stats_of
 from zcactor.rpc.codec import frame_size
 from zcactor.transport.base import LENGTH_PREFIX, RemoteRegion
+from zcactor.transport.sealing import Integrity
+from zcactor.transport.tls import load_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from benchmarks.harness import Budget
     from tests.hosts.netns import Host, Program
@@ -68,6 +76,9 @@ SIZES: Final = (64, 256)
 """MiB of the pulls."""
 SHARE_OF_RATE, TIMES_ECHO, TIMES_ECHO_SEALED = 0.9, 1.6, 2.0
 """Budgets: of the rate of a bare socket, and times a bare round trip, for plain frames and for sealed ones."""
+SHARE_OF_FRAMES, TIMES_TLS, SHARE_OF_SLOW = 0.5, 2.0, 0.97
+"""Budgets of pulls whose bytes are authenticated: of the rate without, times TLS, and of the rate over a slow link."""
+SLOW_MBIT: Final = 4000
 CALLS, PARTS = 2000, 8
 """In one run, and how many parts it has: what else a machine does meets short turns alike, and long ones not."""
 
@@ -166,10 +177,14 @@ class Kinds:
 class End:
     """One of the two processes: a member, and beside it what the floors need. Methods are commands."""
 
-    def __init__(self, host: str, *, sealing: bool) -> None:
+    def __init__(self, host: str, how: str, folder: Path) -> None:
         self._host = host
         self._largest = SIZES[-1] * MIB
-        self.member = Member(host, 3 * self._largest, sealing=sealing)
+        self.member = Member(
+            host, 3 * self._largest, sealing=how in {"sealed", "frames", "arrays"},
+            integrity=Integrity.FRAMES if how == "frames" else Integrity.ARRAYS,
+            tls=load_tls(folder) if how == "tls" else None,
+        )  # fmt: skip
         self.member.be_current()
         self._keep: list[Any] = []
 
@@ -238,6 +253,9 @@ class End:
         bare = mmap.mmap(-1, nbytes)
         ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(bare)), 1, nbytes)
         region = RemoteRegion(owner["object"], owner["offset"], nbytes)
+        leased = self._kinds.kept(self._largest)  # what is pulled must be leased: a result that nobody has read yet
+        while not leased.done():
+            await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         with socket.create_connection((self._owner_host, owner["bytes"])) as sock, memoryview(bare) as view:
 
@@ -291,9 +309,9 @@ async def _each(run: Callable[[], Any], times: int) -> float:
     return (time.perf_counter() - before) / times * 1e6
 
 
-async def answer(host: str, frames: str) -> None:
+async def answer(host: str, how: str, folder: str) -> None:
     """The program of either process: do what lines on the standard input say."""
-    end = End(host, sealing=frames == "sealed")
+    end = End(host, how, Path(folder))
     await end.member.start()
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -308,8 +326,10 @@ async def answer(host: str, frames: str) -> None:
 def measure(scale: Scale) -> list[Measurement]:
     """Everything, between two hosts that it makes."""
     found: list[Measurement] = []
-    with Network(2, direct=True) as (here, there), ExitStack() as stack:
-        reader, owner = _pair(stack, here, there, "plain")
+    with Network(2, direct=True) as (here, there), TemporaryDirectory() as folder, ExitStack() as stack:
+        certificate(Path(folder))
+        pair = partial(_pair, stack, here, there, folder)
+        reader, owner = pair("plain")
         for mib in SIZES:
             times = max(1, scale.count(512) // mib)
             before = copied(reader, owner)
@@ -321,14 +341,49 @@ def measure(scale: Scale) -> list[Measurement]:
             found.append(Measurement("hosts", name, rates["call"], "MiB/s", rates["bare"], floor, None, scale.runs))
             found.append(Measurement("hosts", f"bytes copied for {mib} MiB", copies, "", budget=exactly(0)))
         found += _calls(reader, owner, scale, "", at_most(TIMES_ECHO))
-        found += _calls(*_pair(stack, here, there, "sealed"), scale, "sealed ", at_most(TIMES_ECHO_SEALED))
+        found += _calls(*pair("sealed"), scale, "sealed ", at_most(TIMES_ECHO_SEALED))
+        readers = {how: pair(how)[0] for how in ("frames", "arrays", "tls")}
+        for mib in SIZES:
+            rates = _rates(readers, mib, scale)
+            frames, arrays, of = rates["frames"], rates["arrays"], f"of {mib} MiB"
+            bare, tls = rates["bare"], rates["tls"]
+            rows = (
+                ("frames sealed", frames, bare, "sendfile to recv", SHARE_OF_RATE),
+                ("authenticated", arrays, frames, "frames alone", SHARE_OF_FRAMES),
+                ("authenticated", arrays, tls, "TLS", TIMES_TLS),
+            )
+            for what, value, least, beside, share in rows:
+                name, budget = f"pull {of}, {what}", at_least(share)
+                found.append(Measurement("hosts", name, value, "MiB/s", least, beside, budget, scale.runs))
+        with there.limited(SLOW_MBIT):
+            rates = _rates({how: readers[how] for how in ("frames", "arrays")}, SIZES[0], scale)
+        name, budget = (
+            f"pull of {SIZES[0]} MiB over {SLOW_MBIT / 1000:g} Gbit/s, authenticated",
+            at_least(SHARE_OF_SLOW),
+        )
+        arrays, frames = rates["arrays"], rates["frames"]
+        found.append(Measurement("hosts", name, arrays, "MiB/s", frames, "frames alone", budget, scale.runs))
     return found
 
 
-def _pair(stack: ExitStack, here: Host, there: Host, frames: str) -> tuple[Program, Program]:
-    """A reader and an owner that know each other."""
+def _rates(readers: Mapping[str, Program], mib: int, scale: Scale) -> dict[str, float]:
+    """MiB a second of pulls by each reader, in turns, and of a bare socket beside the first one's."""
+    times = max(1, scale.count(512) // mib)
+    rates: dict[str, list[float]] = {name: [] for name in ("bare", *readers)}
+    for turn in range(scale.runs):
+        for name in list(readers)[:: 1 if turn % 2 else -1]:
+            reader = readers[name]
+            found = reader.answer(reader.send("pulls", mib=mib, runs=1, times=times), LIMIT)
+            rates[name].append(found["pull"])
+            if name == next(iter(readers)):
+                rates["bare"].append(found["bare"])
+    return medians(rates)
+
+
+def _pair(stack: ExitStack, here: Host, there: Host, folder: str, how: str) -> tuple[Program, Program]:
+    """A reader and an owner that know each other; `how` says what of their traffic is protected."""
     reader, owner = (
-        stack.enter_context(host.python("-m", "benchmarks.hosts", "serve", host.address, frames))
+        stack.enter_context(host.python("-m", "benchmarks.hosts", "serve", host.address, how, folder))
         for host in (here, there)
     )
     reader.ask("meet", host=there.address, owner=owner.ask("own"))

@@ -277,7 +277,7 @@ class End:
         if engine is None:
             raise OSError(self.endpoint.problem)
         self.engine = engine
-        self.region = await engine.extents.get(0, ARENA_NBYTES)
+        (self.region,) = await engine.extents.get(0, ARENA_NBYTES)
 
     def open_wire(self, nbytes: int) -> Wire:
         """The bare queue pair."""

@@ -1,0 +1,235 @@
+"""What guarantees cost: sealed objects, arrays that outlive their makers, tables, and many actors in few threads."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import mmap
+import multiprocessing
+import time
+from contextlib import ExitStack
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+import zcactor as zc
+from benchmarks.harness import Measurement, Scale, at_most, interleave, medians
+from benchmarks.machine import cores
+from benchmarks.paired import ITEMS, ROOT, WAYS, Side
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+MIB = 1 << 20
+OBJECTS = ("object-20k", "object-100k", "object-1m")
+SEALED_OBJECTS = 1.3
+"""Times the same over TCP without sealing."""
+ADOPTED_MIB, TIMES_MEMCPY = 256, 1.3
+TABLE_ROWS, TABLE_COPIES, TABLE_TIMES_MEMCPY = 1 << 20, 1.05, 1.5
+SHARED, SHARED_THREADS, SHARED_SECONDS = 1000, 64, 1.0
+PEERS, BUSY = 48, 8
+
+Array = npt.NDArray[np.float64]
+
+
+@zc.actor
+class Maker:
+    """Makes an array and ends."""
+
+    def make(self, nbytes: int) -> Array:
+        """Of ones."""
+        return np.ones(nbytes // 8)
+
+
+@zc.actor
+class Reader:
+    """Takes what is passed."""
+
+    def first(self, array: Array) -> float:
+        """An element: proof that the array is here."""
+        return float(array[0])
+
+    def rows(self, table: Any) -> int:
+        """Of an Arrow table."""
+        return int(table.num_rows)
+
+
+@zc.actor(process="shared")
+class Small:
+    """One of many in a process."""
+
+    def one(self) -> int:
+        """A plain call."""
+        return 1
+
+    def threads(self) -> int:
+        """Of the process."""
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
+
+
+@zc.actor
+class Talker:
+    """Calls all others."""
+
+    async def reach(self, others: list[Any]) -> int:
+        """Call each; how many have answered."""
+        return sum(await asyncio.gather(*[other.answer() for other in others]))
+
+    async def answer(self) -> int:
+        """To be called."""
+        return 1
+
+    async def connections(self) -> int:
+        """Of its process."""
+        return zc.stats().connections
+
+
+def _objects(scale: Scale) -> list[Measurement]:
+    """Objects above the eager limit over TCP, sealed and not, all on one core."""
+    core, found = cores()[-1], []
+    with Side(ROOT, core, WAYS["tcp"]) as plain, Side(ROOT, core, WAYS["sealed"]) as sealed:
+        for item in OBJECTS:
+            name, full = ITEMS[item]
+            count = scale.count(full, least=50)
+            figures: dict[Side, list[float]] = {plain: [], sealed: []}
+            for turn in range(scale.runs + 1):
+                for side in (plain, sealed) if turn % 2 else (sealed, plain):
+                    figures[side].append(side.measure(item, count))
+            floor, value = (min(figures[side][1:]) for side in (plain, sealed))  # as in `benchmarks.paired`
+            budget = at_most(SEALED_OBJECTS)
+            found.append(
+                Measurement("guarantees", f"{name}, sealed TCP", value, "us", floor, "not sealed", budget, scale.runs)
+            )
+    return found
+
+
+async def _seconds(run: Callable[[], Awaitable[Any]]) -> float:
+    before = time.perf_counter()
+    await run()
+    return (time.perf_counter() - before) * 1e3
+
+
+async def _memcpy(target: mmap.mmap, source: Array) -> None:
+    ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(target)), source.ctypes.data, source.nbytes)
+
+
+def _touched(nbytes: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, nbytes)
+    ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 1, nbytes)
+    return memory
+
+
+async def _adoption(scale: Scale) -> list[Measurement]:
+    """The first call that passes an array on whose maker has ended, next to a memcpy of it."""
+    nbytes = ADOPTED_MIB * MIB
+    memory, source = _touched(nbytes), np.ones(nbytes // 8)
+    times, floors, copied = [], [], 0
+    async with zc.init():
+        reader: Any = await zc.spawn(Reader)
+        for _ in range(min(scale.runs, 5)):
+            maker: Any = await zc.spawn(Maker)
+            array = await maker.make(nbytes)
+            await zc.stop(maker)
+            before = zc.stats().bytes_copied
+            times.append(await _seconds(partial(reader.first, array)))
+            copied = zc.stats().bytes_copied - before
+            floors.append(await _seconds(partial(_memcpy, memory, source)))
+            del array
+    name, budget = f"first call with {ADOPTED_MIB} MiB whose maker has ended", at_most(TIMES_MEMCPY)
+    return [
+        Measurement("guarantees", name, median(times), "ms", median(floors), "memcpy", budget, len(times)),
+        Measurement("guarantees", f"{name}: copied", copied, "B", nbytes, "once", at_most(1.0)),
+    ]  # fmt: skip
+
+
+async def _table(scale: Scale) -> list[Measurement]:
+    """An Arrow table of numbers and texts as an argument, next to a memcpy of it."""
+    import pyarrow as pa
+
+    columns = {f"x{i}": np.arange(TABLE_ROWS, dtype=np.float64) + i for i in range(3)}
+    texts = pa.array([f"{number:06d}" for number in range(TABLE_ROWS)])
+    table = pa.table({**columns, "text": texts})
+    nbytes = table.nbytes
+    memory, source = _touched(nbytes), np.ones(nbytes // 8 + 1)[: nbytes // 8]
+    async with zc.init():
+        reader: Any = await zc.spawn(Reader)
+        before = zc.stats().bytes_copied
+        await reader.rows(table)
+        copied = zc.stats().bytes_copied - before
+
+        async def fresh() -> float:
+            again = pa.table(
+                {name: pa.array(column.to_numpy() + 0) for name, column in zip(columns, table, strict=False)}
+            )
+            again = again.append_column("text", pa.concat_arrays([texts]))
+            return await _seconds(partial(reader.rows, again))
+
+        figures = medians(
+            await interleave(
+                scale.runs, {"table": fresh, "memcpy": partial(_seconds, partial(_memcpy, memory, source))}
+            )
+        )
+    name = f"Arrow table of {nbytes / 1e6:.0f} MB"
+    budget = at_most(TABLE_TIMES_MEMCPY)
+    return [
+        Measurement("guarantees", name, figures["table"], "ms", figures["memcpy"], "memcpy", budget, scale.runs),
+        Measurement("guarantees", f"{name}: copied", copied, "B", nbytes, "its bytes", at_most(TABLE_COPIES)),
+    ]
+
+
+async def _shared(scale: Scale) -> list[Measurement]:
+    """Actors of one process with a plain call each."""
+    count = scale.count(SHARED, least=SHARED)
+    async with zc.init():
+        before = time.perf_counter()
+        actors: list[Any] = await asyncio.gather(*[zc.spawn(Small) for _ in range(count)])
+        await zc.get([actor.one() for actor in actors])
+        seconds = time.perf_counter() - before
+        threads = max(await zc.get([actor.threads() for actor in actors[:8]]))
+    name, budget = f"{count:,} shared actors with a plain call each", at_most(SHARED_THREADS, "value")
+    return [
+        Measurement("guarantees", name, seconds, "s", budget=at_most(SHARED_SECONDS, "value")),
+        Measurement("guarantees", f"{name}: threads of a process", threads, "", budget=budget),
+    ]  # fmt: skip
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+async def _all_to_all() -> list[Measurement]:
+    """Actors that all call all, beside processes that keep the machine busy."""
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        for _ in range(BUSY):
+            process = context.Process(target=_spin, daemon=True)
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.kill)
+        async with zc.init():
+            talkers: list[Any] = await asyncio.gather(*[zc.spawn(Talker) for _ in range(PEERS)])
+            before = time.perf_counter()
+            answers = await zc.get([talker.reach([t for t in talkers if t != talker]) for talker in talkers])
+            seconds = time.perf_counter() - before
+            connections = max(await zc.get([talker.connections() for talker in talkers]))
+    assert answers == [PEERS - 1] * PEERS
+    name = f"{PEERS} actors that all call all beside {BUSY} busy processes"
+    most = PEERS - 1 + 2  # the node agent and the driver
+    return [
+        Measurement("guarantees", name, seconds, "s"),
+        Measurement("guarantees", f"{name}: connections, most", connections, "", budget=at_most(most, "value")),
+    ]
+
+
+def measure(scale: Scale) -> Iterator[Measurement]:
+    """All of it."""
+    yield from _objects(scale)
+    yield from zc.run(_adoption(scale))
+    yield from zc.run(_table(scale))
+    yield from zc.run(_shared(scale))
+    yield from zc.run(_all_to_all())

@@ -1,0 +1,183 @@
+"""This checkout next to another revision of it, in turns on one core: what a change costs calls, arrays and spawns.
+
+::
+
+    python -m benchmarks.paired --base REV                   # every item
+    python -m benchmarks.paired --base REV sync pipelined    # some of them
+    python -m benchmarks.paired --base REV --over sealed     # over TCP with sealed frames; or tcp, local (the default)
+
+The revision is installed into a temporary folder, for the interpreter that runs this. Both sides stay alive for all
+rounds, and in each round one measures right after the other, every other round in the opposite order. The figure of a
+side is the least of its rounds: on a busy machine medians of one and the same program differ by a fifth, and the least
+by a twentieth. That is also what the budget allows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from benchmarks.harness import Measurement, at_most, show
+from benchmarks.machine import cores
+from benchmarks.program import options_of, report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+__all__ = ["main"]
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+ITEMS: Final[Mapping[str, tuple[str, int]]] = {
+    "sync": ("sync call", 4000),
+    "async": ("async call", 4000),
+    "inline": ("inline call", 4000),
+    "pipelined": ("call, 1,000 in flight", 40_000),
+    "array": ("8 MiB array as argument", 2000),
+    "object-20k": ("20 KiB object as argument", 500),
+    "object-100k": ("100 KiB object as argument", 500),
+    "object-1m": ("1 MiB object as argument", 100),
+    "spawn": ("spawn and kill", 20),
+    "shared": ("spawn, plain call and end of a shared actor, 300 at once", 300),
+}
+"""What it is called, and how many there are in a round."""
+WAYS: Final[Mapping[str, Mapping[str, object]]] = {
+    "local": {},
+    "tcp": {"transports": ["tcp"], "sealing": "off"},
+    "sealed": {"transports": ["tcp"], "sealing": "on"},
+}
+"""The settings of a way from driver to actor."""
+ROUNDS, QUICK_ROUNDS = 12, 6
+LIMIT = 1.05
+
+
+class Side:
+    """One revision's program.
+
+    Args:
+        tree: the folder with its package.
+        core: the one that all its processes stay on.
+        settings: for `zc.Config`.
+    """
+
+    def __init__(self, tree: Path, core: int, settings: Mapping[str, object]) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(tree)}
+        environment |= {
+            f"ZCACTOR_{name.upper()}": ",".join(value) if isinstance(value, list) else str(value)
+            for name, value in settings.items()
+        }
+        program = ROOT / "benchmarks" / "paired_side.py"
+        self._process = subprocess.Popen(
+            [sys.executable, str(program), str(core), str(tree)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=tree,
+        )
+
+    def __enter__(self) -> Self:
+        self._line()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"one side ended with status {self._process.wait()}; its error stands above")
+        return line
+
+    def measure(self, item: str, count: int) -> float:
+        """Microseconds of one."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{item} {count}\n")
+        self._process.stdin.flush()
+        return float(self._line()) * 1e6
+
+
+@contextlib.contextmanager
+def built(revision: str) -> Iterator[Path]:
+    """A folder with the package of `revision` as it is installed; gone afterwards.
+
+    Raises:
+        subprocess.CalledProcessError: there is no such revision, or it does not build.
+    """
+    with tempfile.TemporaryDirectory(prefix="zcactor-paired-") as folder:
+        tree, package = Path(folder) / "tree", Path(folder) / "package"
+        _run("git", "worktree", "add", "--quiet", "--detach", str(tree), revision)
+        try:
+            _run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(package), str(tree))
+        finally:
+            _run("git", "worktree", "remove", "--force", str(tree))
+        yield package
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+
+
+def compare(base: Path, way: str, items: list[str], rounds: int) -> list[Measurement]:
+    """Each item's least on either side."""
+    core = cores()[-1]
+    found = []
+    with Side(base, core, WAYS[way]) as old, Side(ROOT, core, WAYS[way]) as new:
+        for item in items:
+            name, count = ITEMS[item]
+            if way != "local" and item == "array":
+                count //= 40  # its bytes are received, not mapped
+            sides, figures = [old, new], ([], [])  # type: tuple[list[Side], tuple[list[float], list[float]]]
+            for turn in range(rounds + 1):  # the first warms up
+                for which in (0, 1) if turn % 2 else (1, 0):
+                    figures[which].append(sides[which].measure(item, count))
+            before, after = (min(side[1:]) for side in figures)
+            print(f"{name}, {way}: {before:.1f} us, {after:.1f} us", file=sys.stderr, flush=True)
+            found.append(
+                Measurement(
+                    "paired", f"{name}, {way}", after, "us", before, "the base", at_most(LIMIT), rounds
+                )
+            )  # fmt: skip
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and show.
+
+    Returns:
+        0; 1 with ``--strict`` when a budget does not hold.
+    """
+    parser = options_of("benchmarks.paired", "This checkout next to another revision, in turns.")
+    parser.add_argument("--base", required=True, metavar="REV", help="the revision to compare with")
+    parser.add_argument("--over", choices=WAYS, action="append", help="the way to the actor (default: local)")
+    parser.add_argument("items", nargs="*", metavar="ITEM", help=f"which (default all): {', '.join(ITEMS)}")
+    options = parser.parse_args(arguments)
+    for name in options.items:
+        if name not in ITEMS:
+            parser.error(f"there is no item {name!r}; items: {', '.join(ITEMS)}")
+    found: list[Measurement] = []
+    try:
+        with built(options.base) as base:
+            for way in options.over or ["local"]:
+                found += compare(base, way, options.items or list(ITEMS), QUICK_ROUNDS if options.quick else ROUNDS)
+    except subprocess.CalledProcessError as error:
+        print(f"{' '.join(error.cmd)} failed: {error.stderr.strip()}", file=sys.stderr)
+        return 2
+    show(f"This checkout next to {options.base}", found)
+    return report(options, found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
