@@ -11,11 +11,13 @@ import resource
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from zcactor.errors import OutOfMemory
+from zcactor.errors import NotInitialized, OutOfMemory
 from zcactor.objectstore.arena import GRANULE_NBYTES, Arena
 from zcactor.objectstore.groups import default_capacity
+from zcactor.objectstore.store import Store
 
 MIB = 1 << 20
 
@@ -224,3 +226,33 @@ def test_an_arena_that_is_dropped_closes_its_descriptor() -> None:
     del arena
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_arena_without_a_file() -> None:
+    arena = Arena(16 << 20, seed=3)
+    assert arena.fd == -1
+    store = Store(16 << 20, b"p" * 16, arena=arena)
+    array = store.empty(1 << 20, np.uint8)
+    array[:] = 7
+    assert arena.committed >= 1 << 20
+    del array
+    assert arena.heap.trim(0, 1 << 30) >= 1 << 20
+    assert arena.committed == 0
+    again = store.empty(1 << 20, np.uint8)
+    assert not again.any()  # what went back comes back zero
+    store.close()
+    again[:] = 1  # it stays valid
+    with pytest.raises(NotInitialized):
+        store.empty(1)
+    with pytest.raises(OutOfMemory):
+        arena.heap.take(1)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_ids_of_an_arena_without_a_file_come_from_its_seed(seed: int) -> None:
+    def numbers() -> list[int]:
+        heap = Arena(1 << 20, seed=seed).heap
+        return [heap.take(64).id for _ in range(200)]
+
+    assert numbers() == numbers()
+    assert len(set(numbers())) == 200

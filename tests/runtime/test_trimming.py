@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.heap import Heap, use_handler
 from zcactor.objectstore.store import Store
 from zcactor.runtime.trimming import HIGH, PERIOD, STEP_NBYTES, Trimmer
@@ -79,6 +80,9 @@ class Loop:
 class FakeHeap:
     """A heap of figures alone, which notes what is done to it."""
 
+    fd = 0
+    """Of its file."""
+
     def __init__(self, committed: int = 0, used: int = 0) -> None:
         self.committed = committed
         self.used = used
@@ -87,7 +91,7 @@ class FakeHeap:
         self.trims: list[tuple[int, int]] = []
         self.stuck = False
         """Free memory lies in crumbs: nothing can be given back."""
-        self.fd = -1
+        self.event_fd = -1
 
     @property
     def idle(self) -> int:
@@ -97,7 +101,7 @@ class FakeHeap:
     def watch(self, event_fd: int, idle_limit: int) -> int:
         """See `Heap.watch`."""
         self.watched.append((event_fd >= 0, idle_limit))
-        self.fd = event_fd
+        self.event_fd = event_fd
         peak, self.peak = self.peak, self.used
         return peak
 
@@ -110,8 +114,8 @@ class FakeHeap:
 
     def tell(self) -> None:
         """As the heap does when too much lies idle."""
-        assert self.fd >= 0
-        os.eventfd_write(self.fd, 1)
+        assert self.event_fd >= 0
+        os.eventfd_write(self.event_fd, 1)
 
 
 def made(heap: Any, keep: int = KEEP) -> tuple[Trimmer, Loop]:
@@ -132,7 +136,7 @@ def test_nothing_is_scheduled_until_the_heap_tells() -> None:
     heap = FakeHeap(committed=1000 * MIB)
     trimmer, loop = made(heap)
     assert heap.watched == [(True, HIGH * KEEP)]
-    assert list(loop.readers) == [heap.fd]
+    assert list(loop.readers) == [heap.event_fd]
     assert not loop.read() and not loop.timers and not heap.trims
     trimmer.close()
 
@@ -392,3 +396,21 @@ async def test_on_a_real_loop(store: Store, monkeypatch: pytest.MonkeyPatch) -> 
         assert (first == 3).all() and not np.zeros(50 * MIB, "u1").any()
     finally:
         trimmer.close()
+
+
+def test_a_heap_without_a_file_is_asked() -> None:
+    arena = Arena(64 * MIB, seed=1)
+    loop = Loop()
+    trimmer = Trimmer(arena.heap, loop, KEEP)  # type: ignore[arg-type]
+    assert not loop.readers
+    hold = arena.heap.take(48 * MIB)
+    arena.commit(hold.offset, 48 * MIB)
+    del hold
+    assert arena.committed == 48 * MIB
+    for _ in range(2):  # in the first window it was in use
+        timer = loop.timers.pop()
+        assert timer.delay == PERIOD
+        timer.callback(*timer.args)
+    assert arena.committed <= KEEP
+    trimmer.close()
+    assert loop.timers[-1].cancelled

@@ -84,7 +84,7 @@ static PyObject *heap_py_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     unsigned long long nbytes, extent = (unsigned long long)64 << 20;
     PyObject *fallocate = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iK|KO", names, &fd, &nbytes, &extent, &fallocate)) return NULL;
-    if (fd >= 0 && (nbytes == 0 || nbytes % PAGE || extent == 0 || extent % PAGE || nbytes > (uint64_t)INT64_MAX / 2))
+    if ((fd >= 0 || fd == ANONYMOUS) && (nbytes == 0 || nbytes % PAGE || extent == 0 || extent % PAGE || nbytes > (uint64_t)INT64_MAX / 2))
         return PyErr_Format(PyExc_ValueError, "a heap of %llu bytes in extents of %llu: both are whole pages, and not nothing", nbytes, extent);
     Heap *self = (Heap *)type->tp_alloc(type, 0);
     if (!self) return NULL;
@@ -193,13 +193,23 @@ static PyObject *heap_commit(Heap *self, PyObject *const *args, Py_ssize_t nargs
     uint64_t offset, nbytes;
     heap_t *h = self->shared->heap;
     if (range(h, args, nargs, &offset, &nbytes) < 0) return NULL;
-    if (h->fd < 0) { PyErr_SetString(PyExc_ValueError, "the arena is closed"); return NULL; }
+    if (h->fd < 0 && (!h->anonymous || (h->closed && h->count == 0))) {
+        PyErr_SetString(PyExc_ValueError, "the arena is closed");
+        return NULL;
+    }
     if (missing(h, offset, nbytes) == 0) Py_RETURN_NONE;
     int code;
     Py_BEGIN_ALLOW_THREADS
     code = commit_surely(h, offset, nbytes);
     Py_END_ALLOW_THREADS
     if (code) { errno = code; return PyErr_SetFromErrno(PyExc_OSError); }
+    Py_RETURN_NONE;
+}
+/* seed(number): ids of blocks come from this number, and not from the system. Once, before any block has one. */
+static PyObject *heap_seed(Heap *self, PyObject *arg) {
+    unsigned long long seed = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred()) return NULL;
+    self->shared->heap->seed = seed ? seed : 1;
     Py_RETURN_NONE;
 }
 /* limit_by(groups): commit fails with EDQUOT where one of these control groups has not enough left. Once, before any commit. */
@@ -563,6 +573,7 @@ static PyMethodDef heap_methods[] = {
     {"around", (PyCFunction)heap_around, METH_O, "around(offset) -> where the block it lies in begins, or -1"},
     {"adopt", (PyCFunction)heap_adopt, METH_O, "adopt(offset) -> Hold, one more holder of NumPy's memory, or None"},
     {"trim", FAST(heap_trim), "trim(keep, at_most) -> bytes given back to the system"},
+    {"seed", (PyCFunction)heap_seed, METH_O, "seed(number): ids of blocks come from it"},
     {"watch", (PyCFunction)heap_watch, METH_VARARGS, "watch(event_fd, idle_limit) -> most bytes used since the last call"},
     {"watch_growth", (PyCFunction)heap_watch_growth, METH_VARARGS, "watch_growth(event_fd, limit): tell once of a block above the limit"},
     {"use", (PyCFunction)heap_use, METH_O, "use(min_nbytes) -> handler: NumPy allocates here, in this context"},
@@ -592,7 +603,7 @@ static PyTypeObject HeapType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "zcactor.objectstore._heap.Heap", .tp_basicsize = sizeof(Heap),
     .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = heap_py_new, .tp_dealloc = (destructor)heap_py_dealloc, .tp_methods = heap_methods, .tp_as_sequence = &heap_sequence,
     .tp_getset = heap_getset, .tp_weaklistoffset = offsetof(Heap, weakrefs),
-    .tp_doc = "Heap(fd, nbytes, extent_nbytes=64 MiB, fallocate=None): what is free in an arena. With fd -1, of offsets alone."};
+    .tp_doc = "Heap(fd, nbytes, extent_nbytes=64 MiB, fallocate=None): what is free in an arena. With fd -1, of offsets alone; with -2, in memory without a file."};
 static PyMethodDef functions[] = {
     {"use_handler", use_handler, METH_O, "use_handler(handler) -> the one that was set"},
     {"allocate_elsewhere", allocate_elsewhere, METH_NOARGS, "allocate_elsewhere() -> the handler that was set; NumPy allocates by the one under ours"},

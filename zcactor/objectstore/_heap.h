@@ -62,6 +62,8 @@ typedef struct heap {
     pthread_mutex_t punching; /* held from the look whether granules may go until they are gone */
     char *base; /* NULL: an allocator of offsets, without memory */
     uint64_t nbytes;
+    int anonymous; /* memory of this process alone, without a file: for simulations, whose processes are many in one */
+    uint64_t seed; /* of the ids, where they are to be foretold; 0 draws them from the system */
     int fd, closed, foreign; /* foreign: in a forked child, of the parent's heap */
     int busy_trimming;
     uint64_t extent;
@@ -392,12 +394,22 @@ static void have_random(void *to, size_t nbytes) {
     fprintf(stderr, "zcactor: neither getrandom(2) nor /dev/urandom gives random bytes, which ids of objects are made of: allow one\n");
     abort();
 }
+/* The same from a seed (splitmix64). */
+static void seeded(heap_t *h) {
+    for (unsigned i = 0; i < sizeof h->salts / sizeof *h->salts; i++) {
+        uint64_t z = h->seed += 0x9e3779b97f4a7c15;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+        z = (z ^ z >> 27) * 0x94d049bb133111eb;
+        h->salts[i] = (uint32_t)((z ^ z >> 31) >> 32);
+    }
+}
 /* An id that a peer cannot guess: 32 bits of a counter and 32 random ones. It comes again only after 2**32 objects, and then
  * with a probability of 2**-32. */
 static uint64_t id_of(heap_t *h, uint32_t n) {
     if (h->blocks[n].id == 0) {
         if (h->nsalts == 0) {
-            have_random(h->salts, sizeof h->salts);
+            if (h->seed) seeded(h);
+            else have_random(h->salts, sizeof h->salts);
             h->nsalts = sizeof h->salts / sizeof *h->salts;
         }
         if (++h->number == 0) h->number = 1;
@@ -425,6 +437,7 @@ static void set_committed(heap_t *h, uint64_t granule, int yes) {
 }
 static int posix_take(heap_t *h, uint64_t offset, uint64_t nbytes) {
     int code;
+    if (h->anonymous) return 0; /* page faults find the memory */
     do code = posix_fallocate(h->fd, (off_t)offset, (off_t)nbytes);
     while (code == EINTR);
     return code;
@@ -529,7 +542,9 @@ static int exceeds_groups(heap_t *h, uint64_t nbytes) {
     __atomic_store_n(&h->unchecked, 0, __ATOMIC_RELAXED);
     return 0;
 }
-static int punch(heap_t *h, uint64_t low, uint64_t high) { return madvise(h->base + low, high - low, MADV_REMOVE) ? errno : 0; }
+static int punch(heap_t *h, uint64_t low, uint64_t high) {
+    return madvise(h->base + low, high - low, h->anonymous ? MADV_DONTNEED : MADV_REMOVE) ? errno : 0;
+}
 /* Memory behind [offset, offset + nbytes), which the caller owns; 0 or an errno, EDQUOT for a control group's limit. What was taken on the way is given back then. A
  * granule at either end may be taken by a neighbour at the same time, which is harmless: fallocate does not write. */
 static int commit(heap_t *h, uint64_t offset, uint64_t nbytes) {
@@ -899,12 +914,15 @@ static void after_fork_in_child(void) {
     after_fork();
 }
 
-/* A heap over `nbytes` of `fd`, mapped here; the descriptor becomes the heap's. With fd -1 an allocator of offsets alone.
+#define ANONYMOUS (-2)
+/* A heap over `nbytes` of `fd`, mapped here; the descriptor becomes the heap's. With fd -1 an allocator of offsets alone, with
+ * ANONYMOUS over memory without a file.
  * NULL with errno. */
 static heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
     heap_t *h = calloc(1, sizeof *h);
     if (!h) return NULL;
-    h->fd = fd;
+    h->fd = fd < 0 ? -1 : fd;
+    h->anonymous = fd == ANONYMOUS;
     h->nbytes = nbytes;
     h->extent = extent;
     h->event_fd = h->growth_fd = -1;
@@ -915,7 +933,8 @@ static heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
     pthread_mutex_init(&h->pinning, NULL);
     pthread_mutex_init(&h->trimming, NULL);
     pthread_mutex_init(&h->punching, NULL);
-    if (fd >= 0) {
+    if (fd >= 0 || h->anonymous) {
+        int flags = h->anonymous ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
         h->granules = calloc(nbytes / GRANULE / 64 + 1, sizeof *h->granules);
         h->pins = calloc(nbytes / GRANULE / 64 + 1, sizeof *h->pins);
         /* Aligned to huge pages, without which the kernel gives none: reserve more, map inside, give back the rest. */
@@ -927,7 +946,7 @@ static heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
             uint64_t end = (nbytes + PAGE - 1) & -PAGE;
             if (base > space) munmap(space, (size_t)(base - space));
             munmap(base + end, (size_t)(space + reserved - (base + end)));
-            if (mmap(base, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, 0) == MAP_FAILED) {
+            if (mmap(base, nbytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED | MAP_NORESERVE, h->fd, 0) == MAP_FAILED) {
                 int code = errno;
                 munmap(base, end);
                 errno = code;
@@ -942,8 +961,9 @@ static heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
             errno = code;
             return NULL;
         }
-        h->huge_on_advice = huge_on_advice();
-        madvise(h->base, nbytes, MADV_HUGEPAGE); /* EINVAL: the kernel has no huge pages, and small ones will do */
+        h->can_populate = !h->anonymous;
+        h->huge_on_advice = !h->anonymous && huge_on_advice();
+        if (!h->anonymous) madvise(h->base, nbytes, MADV_HUGEPAGE); /* EINVAL: the kernel has no huge pages, and small ones will do */
     }
     pthread_mutex_lock(&heaps_lock);
     h->next = heaps;

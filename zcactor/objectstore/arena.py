@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import OutOfMemory
 from zcactor.objectstore.groups import inherited_groups
-from zcactor.objectstore.heap import Heap
+from zcactor.objectstore.heap import ANONYMOUS, Heap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,6 +58,8 @@ class Arena:
         extent_nbytes: bytes in which the arena should be handed out; rounded up to whole pages.
         fallocate: ``fallocate(fd, offset, nbytes)``, which takes memory or raises ``OSError``; None for the system's.
         groups: the control groups that bound this process's memory; None looks for them.
+        seed: for an arena of anonymous memory, which no peer can map, ids of its blocks drawn from this number: for
+            simulations, whose processes are thousands in one. None for a file.
 
     Raises:
         OutOfMemory: the file may not be that large (RLIMIT_FSIZE) or the address space not (RLIMIT_AS).
@@ -71,6 +73,7 @@ class Arena:
         *,
         fallocate: Callable[[int, int, int], None] | None = None,
         groups: Sequence[MemoryGroup] | None = None,
+        seed: int | None = None,
     ) -> None:
         if capacity <= 0:
             raise ValueError(f"an arena of {capacity} bytes cannot hold anything; pass a capacity of at least 1 byte")
@@ -78,17 +81,23 @@ class Arena:
         self.nbytes: Final = nbytes
         """Bytes of the file and of the mapping."""
         self.extent_nbytes: Final = (extent_nbytes + mmap.PAGESIZE - 1) & -mmap.PAGESIZE
-        fd = os.memfd_create("zcactor-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = ANONYMOUS
+        if seed is None:
+            fd = os.memfd_create("zcactor-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            if seed is None:
+                os.ftruncate(fd, nbytes)
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self.heap: Final = Heap(fd, nbytes, self.extent_nbytes, fallocate)
             """Who holds which bytes. It owns the descriptor and the mapping, which end with the last holder."""
         except OSError as error:
-            os.close(fd)
+            if seed is None:
+                os.close(fd)
             if error.errno not in _NO_MEMORY:
                 raise
             raise OutOfMemory(nbytes, 0, 0, 0, _refused(nbytes, error)) from error
+        if seed is not None:
+            self.heap.seed(seed)
         self._groups: Final = inherited_groups() if groups is None else groups
         self.heap.limit_by([group.paths for group in self._groups])
         self.address: Final = self.heap.address
@@ -96,7 +105,7 @@ class Arena:
 
     @property
     def fd(self) -> int:
-        """The memfd; -1 once the arena is closed and nothing is allocated in it any more."""
+        """The memfd; -1 once the arena is closed and nothing is allocated in it any more, and without a file."""
         return self.heap.fd
 
     @property

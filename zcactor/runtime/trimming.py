@@ -4,7 +4,8 @@ Freed memory stays committed, so that a loop which allocates the same again take
 system only when more than `HIGH` times the watermark lies idle, only down to the watermark, and never below what was in
 use at any moment of the last `PERIOD` seconds: two marks and a window, so that nothing swings. Memory that is pinned
 (`Heap.pin`) never goes back; free, it counts as memory that stays warm, and not as idle. It is done on the loop,
-a few milliseconds at a time; until the heap reports that much idle memory, nothing runs here at all.
+a few milliseconds at a time; until the heap reports that much idle memory, nothing runs here at all. A heap of
+anonymous memory, of which a process of a simulation has one, has no descriptors at hand: it is asked every `PERIOD`.
 """
 
 from __future__ import annotations
@@ -42,13 +43,25 @@ class Trimmer:
         self._heap = heap
         self._loop = loop
         self._keep = keep
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._timer: asyncio.TimerHandle | None = None
-        loop.add_reader(self._fd, self._told)
+        self._fd = -1
+        if heap.fd >= 0:
+            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            loop.add_reader(self._fd, self._told)
         self._watch()
 
     def _watch(self) -> None:
-        self._heap.watch(self._fd, HIGH * self._keep)
+        if self._fd < 0:
+            self._timer = self._loop.call_later(PERIOD, self._poll)
+        else:
+            self._heap.watch(self._fd, HIGH * self._keep)
+
+    def _poll(self) -> None:
+        peak = self._heap.watch(-1, 0)
+        if self._heap.idle > HIGH * self._keep:
+            self._trim(peak)
+        else:
+            self._watch()
 
     def _told(self) -> None:
         os.eventfd_read(self._fd)
