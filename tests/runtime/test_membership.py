@@ -118,7 +118,7 @@ async def test_how_long_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> Non
         assert 100.0 <= silence < 200.0
     assert (await head.members.silence(HEAD))[0] == 0.0
     assert (await head.members.silence(b"?" * 16)) == (-1.0, "")
-    head.members._fenced.add(node)
+    head.members._fenced[node] = None
     assert (await head.members.silence(record.process)) == (-1.0, "w@host:2")
     await head.end()
 

@@ -134,7 +134,7 @@ async def test_shared_workers() -> None:
     node = made["a"]
     options = {"process": "shared"}
     first = nodes.worker_for(node, "Shard", options, DRIVER)
-    first.actors.add("an actor")
+    first.actors["an actor"] = None
     others = [nodes.worker_for(node, "Shard", options, DRIVER) for _ in range(SHARED_WORKERS - 1)]
     assert len({first, *others}) == SHARED_WORKERS
     emptiest = nodes.worker_for(node, "Shard", options, DRIVER)

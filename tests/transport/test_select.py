@@ -49,6 +49,13 @@ class Way:
         self.calls: list[str] = []
         self.accepted: Callable[[Any], None] | None = None
 
+    @property
+    def far_address(self) -> str:
+        return self.address
+
+    def find_by(self, find: Any) -> None:
+        self.calls.append("find_by")
+
     def viability(self) -> str | None:
         return self.problem
 

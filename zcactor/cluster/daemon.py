@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from zcactor import ids
 from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.objectstore.groups import default_capacity
@@ -94,7 +94,7 @@ def start_node(
         )
     token, source = _token(config, head)
     tls = tls_of(config)
-    node = secrets.token_bytes(16)
+    node = ids.token()
     with ExitStack() as undo:
         if head is None:
             cluster, head_address = node, ""

@@ -8,7 +8,6 @@ cleared cannot be made writable again, and neither can any view of it.
 from __future__ import annotations
 
 import operator
-import os
 import threading
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +16,7 @@ from weakref import WeakMethod, WeakValueDictionary, ref
 
 import numpy as np
 
+from zcactor import ids
 from zcactor.errors import NotInitialized, OutOfMemory
 from zcactor.objectstore.arena import EXTENT_NBYTES, Arena
 from zcactor.objectstore.fields import LAYOUT_IS_KNOWN, disown
@@ -252,9 +252,7 @@ class Store:
 
         Its id is a new one, so that a reader of the former object can tell.
         """
-        block = self._blocks[hold.offset] = Block(
-            self, hold, nbytes, int.from_bytes(os.urandom(8), "little") >> 2 | 1 << 62
-        )
+        block = self._blocks[hold.offset] = Block(self, hold, nbytes, ids.bits(62) | 1 << 62)
         return block
 
     def block_of(self, array: object) -> tuple[Block, NDArray[np.uint8]] | None:

@@ -71,7 +71,7 @@ class Session(Releasing):
 
     def __init__(
         self, hub: Hub, connection: Connection, loop: asyncio.AbstractEventLoop, *, opener: bytes = b"",
-        twin: Session | None = None,
+        twin: Session | None = None, number: int = 0,
     ) -> None:  # fmt: skip
         self.hub = hub
         self.connection: Any = connection
@@ -101,7 +101,7 @@ class Session(Releasing):
         self.given_up = ""
         """Why this end has given the peer up, which has not ended as far as is known; empty where it has not."""
         self.last_used = loop.time()
-        self.number = next(_numbers)
+        self.number = number or next(_numbers)
         """Ours of this connection, which the peer is told with the greeting."""
         out = getattr(connection, "native_out", None)
         self.credits: Any = Credits(connection.recv_depth) if out is None else hot.Credits(connection.recv_depth)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import secrets
 import sys
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from zcactor import ids
 from zcactor.errors import (
     ActorDied,
     ConnectionLost,
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from zcactor.marshal.sealed import Sealed
     from zcactor.rpc.session import Session
-    from zcactor.runtime.pool import Pool, WorkerRecord
+    from zcactor.runtime.nodes import OwnWorkers
+    from zcactor.runtime.pool import WorkerRecord
     from zcactor.runtime.process import Process
 
 __all__ = ["NodeAgent", "agent_interface"]
@@ -100,7 +101,7 @@ class NodeAgent:
     """
 
     def __init__(
-        self, process: Process, pool: Pool, facts: Mapping[str, Any], total: Mapping[str, float],
+        self, process: Process, pool: OwnWorkers, facts: Mapping[str, Any], total: Mapping[str, float],
         heartbeat: float = 1.0, hang_after: float = 10.0,
     ) -> None:  # fmt: skip
         self.process = process
@@ -179,7 +180,7 @@ class NodeAgent:
         worker = self._nodes.worker_for(actor.node, label, actor.options, self._root(actor))
         actor.worker = worker
         actor.index = worker.take_index()
-        worker.actors.add(actor)
+        worker.actors[actor] = None
         limit = self.process.config.spawn_timeout
         try:
             async with asyncio.timeout(limit):
@@ -219,7 +220,7 @@ class NodeAgent:
             raise ConnectionLost("the node is shutting down")
         self._nodes.check(options.get("node"), shown(class_name))
         self._next_object += 1
-        object_id = self._next_object << 32 | secrets.randbits(32)
+        object_id = self._next_object << 32 | ids.bits(32)
         owner = current_call.get().session.peer_process
         actor = ActorRecord(options, class_name, interface, owner, object_id)
         actor.recipe = recipe
@@ -338,7 +339,7 @@ class NodeAgent:
         if actor.state == "dead":
             return
         if actor.worker is not None:
-            actor.worker.actors.discard(actor)
+            actor.worker.actors.pop(actor, None)
         actor.displaced = actor.node is not None and actor.node.id not in self._nodes.by_id
         if self.closing or not actor.may_restart():
             self._bury(actor, cause)
@@ -410,7 +411,7 @@ class NodeAgent:
         self._bury(actor, cause)
         if worker is None or worker.ended.done():
             return
-        worker.actors.discard(actor)
+        worker.actors.pop(actor, None)
         if not worker.actors:
             worker.leaving = True
             self._nodes.unshare(worker)

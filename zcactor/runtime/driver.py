@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from zcactor import context
+from zcactor import context, ids
 from zcactor.config import TRANSPORTS, Config, load_config
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized, ZcactorError
 from zcactor.marshal.importable import search_here
@@ -408,7 +408,7 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
     with contextlib.ExitStack() as undo:
         directory = RunDirectory(base_directory())
         undo.callback(directory.remove)
-        driver, agent_id = secrets.token_bytes(16), secrets.token_bytes(16)
+        driver, agent_id = ids.token(), ids.token()
         last_resort = LastResort(agent_id.hex())
         undo.callback(last_resort.close)
         undo.callback(last_resort.end)
@@ -475,7 +475,7 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Node
         directory = RunDirectory.shared(base_directory(), head.process.hex())
         undo.callback(directory.remove)
         loop = asyncio.get_running_loop()
-        driver = secrets.token_bytes(16)
+        driver = ids.token()
         store = Store(config.store_capacity or default_capacity(), driver)
         undo.callback(store.close)
         endpoint = make_endpoint(config, directory.path, driver, token, store, clustered=True)

@@ -87,9 +87,7 @@ def find_through(endpoint: Endpoint, process: Process, head_address: str) -> Non
         process: whose `agent` is the head.
         head_address: where the head listens; empty where there are no other hosts.
     """
-    from zcactor.transport.select import SelectingEndpoint
-
-    if not head_address or not isinstance(endpoint, SelectingEndpoint):
+    if not head_address:
         return
 
     async def find(name: str) -> str:
@@ -99,7 +97,7 @@ def find_through(endpoint: Endpoint, process: Process, head_address: str) -> Non
         found: str = await process.ask_members("find", wanted)
         return found
 
-    endpoint.find = find
+    endpoint.find_by(find)
 
 
 def problem_of(endpoint: Endpoint) -> str:
@@ -113,11 +111,7 @@ def problem_of(endpoint: Endpoint) -> str:
 
 def address_of(endpoint: Endpoint) -> str:
     """Where peers on other hosts find the process of a started endpoint; empty where they cannot."""
-    from zcactor.transport.select import SelectingEndpoint
-
-    if isinstance(endpoint, SelectingEndpoint):
-        return next((way.address for way in endpoint.ways if way.kind != "local"), "")
-    return ""
+    return endpoint.far_address
 
 
 def preload(transports: str, *, clustered: bool = False) -> None:

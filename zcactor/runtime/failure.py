@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec.msgpack import Ext
 
 from zcactor import errors
+from zcactor.context import current_or_none
 from zcactor.errors import ProtocolError, RemoteError, ZcactorError, make_remote_error, put_together, take_apart
 from zcactor.interface import shown
 from zcactor.marshal import pickling
 from zcactor.marshal.values import SCALARS, Code, decode_small, encode, register
+from zcactor.runtime.place import Place
 
 if TYPE_CHECKING:
     from zcactor.marshal.marshaller import Packing, Unpacking
@@ -154,7 +154,9 @@ def _fields(failure: Failure) -> tuple[str, str, str, str, str, int]:
     except BaseException as broken:  # a stranger's __getattr__: `traceback` asks for notes and causes
         where = "".join(traceback.format_tb(trace))
         lines = f"{where}{name}: {message}\n(the exception could not be formatted: {type(broken).__name__})\n"
-    return name, message, lines, failure.actor, socket.gethostname(), os.getpid()
+    process = current_or_none()
+    place = Place.here() if process is None else process.place
+    return name, message, lines, failure.actor, place.host, place.pid
 
 
 def lift_failure(unpacking: Unpacking, data: memoryview) -> RemoteError:

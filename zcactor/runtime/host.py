@@ -87,7 +87,7 @@ class ActorHost:
         self._run_in_context = self._context.run
         limit: int | None = options.get("max_concurrency")
         groups: Mapping[str, int] = options.get("concurrency_groups") or {}
-        self._threads = process.threads if options.get("process") == "shared" else None
+        self._threads = process.crew or (process.threads if options.get("process") == "shared" else None)
         self._mailboxes = {"": self._mailbox("", limit or 1, limit or process.config.max_concurrency_async)}
         for name, size in groups.items():
             self._mailboxes[name] = self._mailbox(name, size, size)

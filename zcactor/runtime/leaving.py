@@ -10,7 +10,7 @@ from zcactor.errors import ZcactorError
 
 if TYPE_CHECKING:
     from zcactor.rpc.session import Session
-    from zcactor.runtime.pool import Pool
+    from zcactor.runtime.nodes import OwnWorkers
     from zcactor.runtime.process import Process
 
 __all__ = ["end_workers"]
@@ -23,7 +23,7 @@ _REAPING = 2.0
 """Seconds that killed workers get to be gone: the kernel may take its time over a process with much memory."""
 
 
-async def end_workers(process: Process, pool: Pool, grace: float, cause: str) -> None:
+async def end_workers(process: Process, pool: OwnWorkers, grace: float, cause: str) -> None:
     """End every worker of `pool`, and pass on what they have printed.
 
     Args:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zcactor.rpc.incoming import Incoming
-    from zcactor.runtime.threads import Threads
+    from zcactor.runtime.threads import Runner
 
 __all__ = ["Lane", "Mailbox"]
 
@@ -81,7 +81,7 @@ class Mailbox:
         start_async: Callable[[Incoming, MethodSpec, Lane], None],
         run_inline: Callable[[Incoming, MethodSpec], None],
         enter_thread: Callable[[], None],
-        threads: Threads | None = None,
+        threads: Runner | None = None,
     ) -> None:
         self.name = name
         self.loop = loop

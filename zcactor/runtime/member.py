@@ -19,7 +19,8 @@ from zcactor.runtime.output import Printers
 
 if TYPE_CHECKING:
     from zcactor.rpc.session import Session
-    from zcactor.runtime.pool import Pool, WorkerRecord
+    from zcactor.runtime.nodes import OwnWorkers
+    from zcactor.runtime.pool import WorkerRecord
     from zcactor.runtime.process import Process
 
 __all__ = ["NodeMember", "member_interface"]
@@ -37,11 +38,11 @@ class NodeMember:
         pool: starts workers here.
     """
 
-    def __init__(self, process: Process, pool: Pool) -> None:
+    def __init__(self, process: Process, pool: OwnWorkers) -> None:
         self._process = process
         self._pool = pool
         self._ending: asyncio.Task[None] | None = None
-        self._reports: set[asyncio.Task[None]] = set()
+        self._reports: dict[asyncio.Task[None], None] = {}
         self._printers = Printers(self._show, process.start_task)
         self.finished: asyncio.Future[None] = process.loop.create_future()
         process.on_session_lost = self._session_lost
@@ -121,8 +122,8 @@ class NodeMember:
 
     def _report(self, method: str, *args: Any) -> None:
         task = self._process.loop.create_task(self._tell_head(method, args))
-        self._reports.add(task)
-        task.add_done_callback(self._reports.discard)
+        self._reports[task] = None
+        task.add_done_callback(self._reports.pop)
 
     async def _tell_head(self, method: str, args: tuple[Any, ...]) -> None:
         try:

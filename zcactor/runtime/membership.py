@@ -45,7 +45,7 @@ class Membership:
         self._remote: dict[NodeRecord, tuple[RemotePool, Session]] = {}
         self._heartbeat = heartbeat
         self._hang_after = hang_after
-        self._fenced: set[NodeRecord] = set()
+        self._fenced: dict[NodeRecord, None] = {}
         """Nodes that cannot be reached and are not given up yet."""
         self._none_left = asyncio.Event()
         self._none_left.set()
@@ -111,7 +111,7 @@ class Membership:
         """Nobody knows whether a node still runs: nothing is placed on it from now on, and it is given up once it must
         have given us up."""
         logger.warning("%s cannot be reached: %s", node.label, cause)
-        self._fenced.add(node)
+        self._fenced[node] = None
         if self._nodes.by_id.get(node.id) is node:
             self._nodes.remove(node)
         self._process.start_task(self._fence(node, cause))
@@ -119,7 +119,7 @@ class Membership:
     async def _fence(self, node: NodeRecord, cause: str) -> None:
         if not self._agent.closing:
             await asyncio.sleep(FENCE)
-        self._fenced.discard(node)
+        self._fenced.pop(node, None)
         self._lost(node, cause)
 
     def _lost(self, node: NodeRecord, cause: str) -> None:

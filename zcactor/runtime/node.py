@@ -229,12 +229,12 @@ async def _serve(
     from zcactor.objectstore.groups import within_file_limit
     from zcactor.objectstore.store import Store
     from zcactor.runtime.agent import NodeAgent
+    from zcactor.runtime.assembly import assemble_agent
     from zcactor.runtime.endpoints import address_of, find_through, make_endpoint, problem_of
     from zcactor.runtime.member import NodeMember
-    from zcactor.runtime.membership import Membership
     from zcactor.runtime.nodes import facts_of, machine_of, own_machine
     from zcactor.runtime.pool import Pool
-    from zcactor.runtime.process import AGENT_INDEX, MEMBERSHIP_INDEX, Process
+    from zcactor.runtime.process import Process
 
     config = Config(**setup["config"])
     store = Store(within_file_limit(AGENT_ARENA), setup["agent"])
@@ -268,18 +268,10 @@ async def _serve(
         output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.zygote_lost(),
     )  # fmt: skip
     facts = facts_of(address, config.transports.split(","), machine_of(directory))
-    options = {"max_concurrency": 1 << 20}
-    node: NodeAgent | NodeMember
-    if head == setup["agent"]:
-        node = NodeAgent(process, pool, facts, setup["resources"], setup["heartbeat"], setup["hang_after"])
+    node = assemble_agent(process, pool, facts, setup["resources"], setup["heartbeat"], setup["hang_after"])
+    if isinstance(node, NodeAgent):
         node.driver = setup["driver"]
-        process.add_host(AGENT_INDEX, NodeAgent, "node agent", options).adopt(node)
-        process.add_host(MEMBERSHIP_INDEX, Membership, "membership", options).adopt(node.members)
-        end = node.shutdown
-    else:
-        node = NodeMember(process, pool)
-        process.add_host(AGENT_INDEX, NodeMember, "node agent", options).adopt(node)
-        end = node.end
+    end = node.shutdown if isinstance(node, NodeAgent) else node.end
 
     def told_to_end(grace: float = 0.0) -> None:
         process.start_task(end(grace))

@@ -7,11 +7,11 @@ The head's own agent starts workers itself (`zcactor.runtime.pool.Pool`); anothe
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 from typing import TYPE_CHECKING, Any, Protocol
 
+from zcactor import ids
 from zcactor.errors import ConnectionLost, InsufficientResources
+from zcactor.runtime.place import Place
 from zcactor.runtime.pool import WorkerRecord
 from zcactor.runtime.resources import Ledger
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from zcactor.config import Config
 
 __all__ = [
-    "SHARED_WORKERS", "DriverRecord", "NodeRecord", "Nodes", "RemotePool", "Workers", "facts_of", "machine_of",
-    "own_machine",
+    "SHARED_WORKERS", "DriverRecord", "NodeRecord", "Nodes", "OwnWorkers", "RemotePool", "Workers", "facts_of",
+    "machine_of", "own_machine",
 ]  # fmt: skip
 
 SHARED_WORKERS = max(1, len(os.sched_getaffinity(0)))
@@ -58,11 +58,33 @@ class Workers(Protocol):
         ...
 
 
+class OwnWorkers(Workers, Protocol):
+    """What starts and ends the workers of the node that it runs on: `zcactor.runtime.pool.Pool`, by forks."""
+
+    def start(
+        self, label: str, env: Mapping[str, str], driver: bytes, *, shared: bool, process: bytes = b""
+    ) -> WorkerRecord:
+        """Likewise; `process` is the worker's name, by default a new one."""
+        ...
+
+    async def wait_all(self, timeout: float) -> None:
+        """Wait until no worker is left, at most `timeout` seconds."""
+        ...
+
+    def drain_output(self) -> None:
+        """Pass on what workers have printed up to now, and read no more."""
+        ...
+
+    def close(self) -> None:
+        """End what is left. No loop is needed any more."""
+        ...
+
+
 class _RemoteWorker(WorkerRecord):
     """A worker of another node."""
 
     def __init__(self, pool: RemotePool, label: str, driver: bytes, *, shared: bool) -> None:
-        super().__init__(secrets.token_bytes(16), pool.loop, label, driver, shared=shared)
+        super().__init__(ids.token(), pool.loop, label, driver, shared=shared)
         self._pool = pool
 
     def kill(self, cause: str | None = None) -> None:
@@ -279,9 +301,10 @@ class Nodes:
         ]  # fmt: skip
 
 
-def facts_of(address: str, transports: Sequence[str], machine: str) -> dict[str, Any]:
-    """What a node tells of itself."""
+def facts_of(address: str, transports: Sequence[str], machine: str, place: Place | None = None) -> dict[str, Any]:
+    """What a node tells of itself; None for `place` is where this process runs."""
+    place = place or Place.here()
     return {
-        "host": socket.gethostname(), "pid": os.getpid(), "address": address, "transports": list(transports),
+        "host": place.host, "pid": place.pid, "address": address, "transports": list(transports),
         "machine": machine,
     }  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import secrets
 import signal
 import socket
 from collections import deque
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zcactor import ids
 from zcactor.runtime.output import LineReader
 from zcactor.runtime.zygote import ZYGOTE_MESSAGE, kill_group
 
@@ -58,7 +58,8 @@ class WorkerRecord:
         """0 until it is forked."""
         self.label = label
         """How its output is marked."""
-        self.actors: set[Any] = set()
+        self.actors: dict[Any, None] = {}
+        """In the order in which they came."""
         self.next_index = 2
         self.ready: asyncio.Future[None] = loop.create_future()
         """Set when the worker has reported; fails when it ends before."""
@@ -142,7 +143,7 @@ class Pool:
             ValueError: `env` is too large.
             OSError: no descriptors are left.
         """
-        record = WorkerRecord(process or secrets.token_bytes(16), self.loop, label, driver, shared=shared)
+        record = WorkerRecord(process or ids.token(), self.loop, label, driver, shared=shared)
         request = _encode({**self._setup, "process": record.process, "env": dict(env), "label": label})
         if len(request) > ZYGOTE_MESSAGE:
             raise ValueError(

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
-import socket
 import sys
 import threading
 import weakref
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from zcactor import ids
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError, RemoteError, ZcactorError
 from zcactor.future import ObjectRef, OwnRef, RefHolder, failure_of
 from zcactor.handle import ActorHold, RemoteActor
@@ -37,6 +37,7 @@ from zcactor.runtime.host import ActorHost
 from zcactor.runtime.locations import Locations, LostPart, outcome
 from zcactor.runtime.origins import Origins
 from zcactor.runtime.parting import Parting
+from zcactor.runtime.place import Place
 from zcactor.runtime.registering import Registrar
 from zcactor.runtime.system import SystemActor, system_interface
 from zcactor.runtime.threads import Threads
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from zcactor.interface import Interface
     from zcactor.objectstore.store import Block, Store
     from zcactor.rpc.incoming import Incoming
+    from zcactor.runtime.threads import Runner
     from zcactor.transport.base import Connection, Endpoint
     from zcactor.transport.os_process import OsProcess
     from zcactor.transport.verbs.connection import VerbsConnection
@@ -94,6 +96,9 @@ class Process:
         loop: its event loop.
         store: its arena and the objects in it.
         endpoint: how peers reach it.
+        place: where it runs; None asks the system.
+        crew: runs the plain methods of all actors; None gives each actor threads of its own, and shared actors those
+            of `Threads`.
     """
 
     def __init__(
@@ -104,6 +109,8 @@ class Process:
         loop: asyncio.AbstractEventLoop,
         store: Store,
         endpoint: Endpoint,
+        place: Place | None = None,
+        crew: Runner | None = None,
     ) -> None:
         self.process = process
         self.role = role
@@ -112,6 +119,8 @@ class Process:
         self.thread = threading.get_ident()
         self.store = store
         self.endpoint = endpoint
+        self.place = place or Place.here()
+        self.crew = crew
         self.copies = CopyCounter()
         self.counters = new_counters()
         self.marshaller = Marshaller(
@@ -148,13 +157,14 @@ class Process:
         """Whether it ends soon, actors and all. They may live on elsewhere: the node agent knows."""
         self._gone: dict[bytes, Hello] = {}
         """What processes said of themselves whose connections have ended."""
-        self._all: set[Session] = set()
+        self._all: dict[Session, None] = {}
         self._connecting: dict[bytes, asyncio.Task[Session]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._watchers: dict[Session, weakref.WeakSet[RemoteActor]] = {}
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._watchers: dict[Session, weakref.WeakKeyDictionary[RemoteActor, None]] = {}
+        self._session_numbers = count(1)
         self._next_index = FIRST_ACTOR_INDEX
         self._next_export = 1
-        self._hello = Hello(PROTOCOL_VERSION, process, os.getpid(), socket.gethostname(), sys.version.split()[0], role)
+        self._hello = Hello(PROTOCOL_VERSION, process, self.place.pid, self.place.host, sys.version.split()[0], role)
         self.twins = Twins(self)
         self.threads = Threads("shared actors")
         self.vigil = None if role == "agent" else Vigil(self)
@@ -184,12 +194,12 @@ class Process:
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """The same on the loop's thread, for somebody who wants the result."""
         task = self.loop.create_task(coroutine)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._task_done)
         return task
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None and not self.closing:
             logger.error("a background task failed", exc_info=error)
 
@@ -230,8 +240,9 @@ class Process:
             if self.config.verbs_idle_timeout:
                 self.parting = Parting(self, self.config.verbs_idle_timeout)
         twin = self.twins.other(connection.peer.process, opener)
-        session = Session(self, connection, self.loop, opener=opener, twin=twin)
-        self._all.add(session)
+        number = next(self._session_numbers)
+        session = Session(self, connection, self.loop, opener=opener, twin=twin, number=number)
+        self._all[session] = None
         session.start()
         self.adoptions.met(session)
         if self.vigil is not None:
@@ -264,7 +275,7 @@ class Process:
             arena = (self.store.arena.address, self.store.arena.nbytes)
             ours, others = loopback_pair(
                 self.loop, processes=(process, process), arenas=(arena, arena), recv_depth=self.config.recv_depth,
-                eager_limit=self.config.eager_limit,
+                eager_limit=self.config.eager_limit, pid=self.place.pid,
             )  # fmt: skip
             self._start_session(others, process)
             session = self._start_session(ours, process)
@@ -318,7 +329,7 @@ class Process:
 
     def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None:
         """See `zcactor.rpc.hub.Hub`."""
-        self._all.discard(session)
+        self._all.pop(session, None)
         if session.peer_hello is not None:
             self._gone[session.peer_process] = session.peer_hello
             if len(self._gone) > _REMEMBERED:
@@ -361,7 +372,7 @@ class Process:
 
     def watch(self, session: Session, actor: RemoteActor) -> None:
         """Tell `actor` when `session` is lost."""
-        self._watchers.setdefault(session, weakref.WeakSet()).add(actor)
+        self._watchers.setdefault(session, weakref.WeakKeyDictionary())[actor] = None
 
     def unwatch(self, session: Session) -> list[RemoteActor]:
         """Tell no actor any more when `session` is lost. Returns those that were to be told."""
@@ -521,7 +532,7 @@ class Process:
         """Let peers hold the promise `call`; returns its object id."""
         if not call.export_id:
             self._next_export += 1
-            call.export_id = self._next_export << 32 | int.from_bytes(os.urandom(4), "little")
+            call.export_id = self._next_export << 32 | ids.bits(32)
             self.exports[call.export_id] = call
         return call.export_id
 

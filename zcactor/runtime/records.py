@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import TYPE_CHECKING, Any
 
+from zcactor import ids
 from zcactor.interface import Interface, shown
 from zcactor.runtime.resources import request_of
 
@@ -66,7 +66,7 @@ class ActorRecord:
     """
 
     def __init__(self, options: dict[str, Any], class_name: str, interface: Any, owner: bytes, object_id: int) -> None:
-        self.actor_id = secrets.token_bytes(16)
+        self.actor_id = ids.token()
         self.object_id = object_id
         self.options = options
         self.class_name = shown(class_name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ObjectLost
@@ -105,7 +104,7 @@ class SystemActor:
             own, first = await process.adoptions.adopt(holder, kind)
             place = first + low
         else:
-            raise ObjectLost(f"pid {os.getpid()} has no value under that name")
+            raise ObjectLost(f"pid {self._process.place.pid} has no value under that name")
         with session.lock:
             _, object_id, _ = own.grant(session)
         return object_id, place
@@ -122,7 +121,7 @@ class SystemActor:
         process = self._process
         block = process.store.lookup(object_id)
         if block is None:
-            raise ObjectLost(f"object {object_id:x} is no longer held by its owner, pid {os.getpid()}")
+            raise ObjectLost(f"object {object_id:x} is no longer held by its owner, pid {self._process.place.pid}")
         reader = current_call.get().session.peer_process
         return (await process.origins.source(reader, block, offset, nbytes, machine, failed, authenticate))[:3]
 
@@ -150,7 +149,7 @@ class SystemActor:
         """The outcome of a promise of ours, when it is known, without opening it."""
         call = self._process.exports.get(object_id)
         if not isinstance(call, Call):
-            raise ObjectLost(f"promise {object_id:x} is no longer held by its owner, pid {os.getpid()}")
+            raise ObjectLost(f"promise {object_id:x} is no longer held by its owner, pid {self._process.place.pid}")
         if not call.known:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             call.when_known(functools.partial(_settle, done))
@@ -208,7 +207,7 @@ class SystemActor:
     @inline
     def ping(self) -> int:
         """The process id; answers on the loop."""
-        return os.getpid()
+        return self._process.place.pid
 
 
 @functools.cache

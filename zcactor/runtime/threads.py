@@ -10,18 +10,32 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Threads"]
+__all__ = ["Runner", "Threads"]
 
 PATIENCE: Final = 0.05
 """Seconds that something waits for a thread until one is added: far above what a short method takes, and little beside
 what one that blocks does."""
 IDLE: Final = 10.0
 """Seconds after which a thread that has nothing to do ends."""
+
+
+class Runner(Protocol):
+    """What plain methods of several actors run on: `Threads`, or in a simulation the loop itself."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether something waits for its turn: what runs may end early for it."""
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Run `function`, which raises nothing, later. From any thread."""
+
+    def close(self) -> None:
+        """Run nothing more than is queued. Idempotent; does not wait."""
 
 
 class _Thread:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zcactor.marshal.sealed import Sealed
     from zcactor.rpc.session import Session
 
-__all__ = ["ActorInfo", "Worker", "become_worker", "flush_output"]
+__all__ = ["ActorInfo", "Worker", "become_worker", "flush_output", "serve"]
 
 logger = logging.getLogger("zcactor")
 
@@ -127,7 +127,9 @@ class Worker:
         node = bytes.fromhex(self.node)
         interface = agent_interface() if node == process.agent else member_interface()
         session = await process.connect(node)
-        await process.ask_of(session, AGENT_INDEX, interface, "worker_ready", (process.process, os.getpid(), address))
+        await process.ask_of(
+            session, AGENT_INDEX, interface, "worker_ready", (process.process, process.place.pid, address)
+        )
 
     def finish(self) -> None:
         """End the process."""
@@ -166,14 +168,24 @@ async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
     process.machine = own_machine(config, Path(setup["directory"]))
     find_through(endpoint, process, setup["head_address"])
     process.namespace = setup["namespace"]
-    worker = Worker(process, setup["node"])
-    process.system.worker = worker
     context.set_current(process)
     process.use_numpy()
-    await endpoint.start(process.accepted)
+    await serve(process, setup["node"])
+
+
+async def serve(process: Process, node: str) -> None:
+    """Run a worker until the agent of its node is gone or tells it to leave.
+
+    Args:
+        process: of its own, with an endpoint that has not been started.
+        node: id of its node.
+    """
+    worker = Worker(process, node)
+    process.system.worker = worker
+    await process.endpoint.start(process.accepted)
     process.on_session_lost = worker.session_lost
     try:
-        await worker.report(address_of(endpoint))
+        await worker.report(address_of(process.endpoint))
     except ConnectionLost:
         return
     await worker.done

@@ -17,7 +17,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections import abc
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from zcactor.transport.mapping import Mapping
     from zcactor.transport.os_process import OsProcess
@@ -203,6 +203,14 @@ class Endpoint(Protocol):
             AuthenticationError: the peer refused us, or is not who it should be.
             VersionMismatch: the peer speaks another protocol or Python version.
         """
+
+    @property
+    def far_address(self) -> str:
+        """Where peers on other hosts find this process; empty where they cannot."""
+
+    def find_by(self, find: Callable[[str], Awaitable[str]]) -> None:
+        """Ask ``find(name)`` for the address of a process on another host; it raises ConnectionLost where there is
+        none."""
 
     def viability(self) -> str | None:
         """None when this endpoint can work here, else the reason and the remedy."""

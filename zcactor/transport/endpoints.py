@@ -41,6 +41,15 @@ class EndpointContext(ABC):
     ) -> None:
         await self.aclose()
 
+    @property
+    def far_address(self) -> str:
+        """See `zcactor.transport.base.Endpoint.far_address`: empty, unless a subclass leads to other hosts."""
+        return ""
+
+    def find_by(self, find: Callable[[str], Awaitable[str]]) -> None:
+        """See `zcactor.transport.base.Endpoint.find_by`: an endpoint that is given addresses has nothing to find."""
+        del find
+
     @abstractmethod
     async def aclose(self) -> None:
         """See `zcactor.transport.base.Endpoint.aclose`."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import secrets
 from typing import TYPE_CHECKING
 
+from zcactor import ids
 from zcactor.errors import ConnectionLost
 from zcactor.transport.base import Connection, PeerInfo
 from zcactor.transport.endpoints import EndpointContext
@@ -33,6 +33,7 @@ def loopback_pair(
     recv_depth: int = 1024,
     eager_limit: int = 16384,
     maps: bool = True,
+    pid: int = 0,
 ) -> tuple[LoopbackConnection, LoopbackConnection]:
     """Two connected ends. Must be called on the loop's thread.
 
@@ -45,16 +46,17 @@ def loopback_pair(
         recv_depth: frames either end may have outstanding.
         eager_limit: bytes of the largest payload inside a frame.
         maps: whether the ends reach each other's arena in place; False for the ways of a transport between hosts.
+        pid: what both ends name as their process number; this process's when 0.
 
     Raises:
         RuntimeError: `loop` is None and no loop is running.
     """
     loop = loop or asyncio.get_running_loop()
-    names = processes or (secrets.token_bytes(16), secrets.token_bytes(16))
+    names = processes or (ids.token(), ids.token())
     root = random.Random(seed)
 
     def end(other: int) -> LoopbackConnection:
-        peer = PeerInfo(names[other], os.getpid(), os.getuid(), arenas[other][1])
+        peer = PeerInfo(names[other], pid or os.getpid(), os.getuid(), arenas[other][1])
         rng = random.Random(root.getrandbits(64))
         return LoopbackConnection(
             peer, arenas[other], loop=loop, recv_depth=recv_depth, eager_limit=eager_limit, faults=faults, rng=rng,

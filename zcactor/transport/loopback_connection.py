@@ -289,5 +289,7 @@ class LoopbackConnection(Delivering):
         self._out.close("the loopback connection is closed")
         self._wire.clear()
         self._incoming.clear()
-        self._other.arrive(ConnectionLost(f"process {os.getpid()} closed the connection", maybe_executed=True), 0)
+        self._other.arrive(
+            ConnectionLost(f"process {self._other.peer.pid} closed the connection", maybe_executed=True), 0
+        )
         self._report_later(cause)

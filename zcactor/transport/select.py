@@ -87,6 +87,15 @@ class SelectingEndpoint(EndpointContext):
         self._resting = _Resting()
         self._closing: set[asyncio.Task[None]] = set()
 
+    @property
+    def far_address(self) -> str:
+        """The address of the way that leads to other hosts."""
+        return next((way.address for way in self.ways if way.kind != "local"), "")
+
+    def find_by(self, find: Callable[[str], Awaitable[str]]) -> None:
+        """See `zcactor.transport.base.Endpoint.find_by`."""
+        self.find = find
+
     def viability(self) -> str | None:
         """None when one of the ways can work here, else the reasons against all."""
         problems = {way.kind: way.viability() for way in self.ways}

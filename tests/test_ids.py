@@ -1,0 +1,28 @@
+"""Where names come from: the system, or inside a block a generator."""
+
+from __future__ import annotations
+
+import random
+import secrets
+
+import pytest
+
+from zcactor import ids
+
+
+def test_sizes() -> None:
+    assert [len(ids.token(n)) for n in (1, 8, 16, 32)] == [1, 8, 16, 32]
+    assert len(ids.token()) == 16
+    assert all(0 <= ids.bits(32) < 1 << 32 for _ in range(100))
+    assert ids.token() != ids.token()
+
+
+def test_a_generator_decides_inside_its_block_alone() -> None:
+    def draw() -> tuple[bytes, int]:
+        with ids.drawn_from(random.Random(7)):
+            return ids.token(), ids.bits(62)
+
+    assert draw() == draw()
+    with pytest.raises(ZeroDivisionError), ids.drawn_from(random.Random(7)):
+        raise ZeroDivisionError
+    assert isinstance(ids._source, secrets.SystemRandom)
