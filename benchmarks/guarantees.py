@@ -130,18 +130,24 @@ async def _adoption(scale: Scale) -> list[Measurement]:
     times, floors, copied = [], [], 0
     async with zc.init():
         reader: Any = await zc.spawn(Reader)
-        for _ in range(min(scale.runs, 5)):
+        for _ in range(min(scale.runs, 5) + 1):
             maker: Any = await zc.spawn(Maker)
             array = await maker.make(nbytes)
+            floors.append(await _seconds(partial(_memcpy, memory, source)))
             await zc.stop(maker)
             before = zc.stats().bytes_copied
             times.append(await _seconds(partial(reader.first, array)))
             copied = zc.stats().bytes_copied - before
-            floors.append(await _seconds(partial(_memcpy, memory, source)))
             del array
-    name, budget = f"first call with {ADOPTED_MIB} MiB whose maker has ended", at_most(TIMES_MEMCPY)
+    name, budget, floor = (
+        f"first call with {ADOPTED_MIB} MiB whose maker has ended",
+        at_most(TIMES_MEMCPY),
+        median(floors),
+    )
+    fresh, *warm = times  # the first time the system has to give the store its memory
     return [
-        Measurement("guarantees", name, median(times), "ms", median(floors), "memcpy", budget, len(times)),
+        Measurement("guarantees", name, median(warm), "ms", floor, "memcpy", budget, len(warm)),
+        Measurement("guarantees", f"{name}, store still empty", fresh, "ms", floor, "memcpy", None, 1),
         Measurement("guarantees", f"{name}: copied", copied, "B", nbytes, "once", at_most(1.0)),
     ]  # fmt: skip
 

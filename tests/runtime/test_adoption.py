@@ -18,8 +18,10 @@ from zcactor import context
 from zcactor.marshal.marshaller import Unpacking
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
+from zcactor.runtime import adoption
 from zcactor.runtime.locations import LostPart
 from zcactor.runtime.process import Process
+from zcactor.transport.mapping import Mapping
 
 pytestmark = pytest.mark.slow
 PATIENCE = 20.0
@@ -364,6 +366,50 @@ async def test_what_was_moved_here_stays_and_is_written_to(node: zc.Node) -> Non
         assert await holder.write(value) == value * LARGE
     await holder.keep(None)
     await given_back(node, inode, holder)
+
+
+async def test_what_is_copied_is_passed_on_before_the_memory_goes_back(
+    node: zc.Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_up, may_go = Mapping.give_up, threading.Event()
+
+    def wait(mapping: Mapping, kept: Any) -> None:
+        may_go.wait(PATIENCE)
+        give_up(mapping, kept)
+
+    monkeypatch.setattr(Mapping, "give_up", wait)
+    maker, other = await spawn(Holder), await spawn(Holder)
+    inode = await maker.arena()
+    array = await maker.made(LARGE)
+    await zc.kill(maker)
+    try:
+        assert await other.total(array) == expected(LARGE, "array")
+        assert mapped(os.getpid(), inode)
+    finally:
+        may_go.set()
+    await given_back(node, inode)
+    assert array.sum() == expected(LARGE, "array") and zc.stats().objects_adopted == 1
+
+
+@pytest.mark.parametrize("wanted_at", [0, 1, 2, 99])
+async def test_it_rests_until_somebody_waits(monkeypatch: pytest.MonkeyPatch, wanted_at: int) -> None:
+    monkeypatch.setattr(adoption, "_STEP_NBYTES", 1000)
+    taking = adoption._Taking(asyncio.get_running_loop())
+    rests = []
+
+    class Wanted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            rests.append(timeout)
+            if len(rests) == wanted_at:
+                self.set()
+            return self.is_set()
+
+    taking.wanted = Wanted()
+    if wanted_at == 0:
+        taking.wanted.set()
+    array, to = np.arange(4500, dtype="u1"), np.zeros(4500, "u1")
+    taking.copy(to.ctypes.data, array.ctypes.data, array.nbytes)
+    assert np.array_equal(array, to) and len(rests) == min(wanted_at, 5)
 
 
 async def test_no_room_for_what_is_held(node: zc.Node, capfd: pytest.CaptureFixture[str]) -> None:

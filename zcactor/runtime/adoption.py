@@ -7,6 +7,9 @@ an object of its own; the pin goes when that is leased.
 One array that is still mapped keeps all of the memory of a process that has ended. So whoever holds such arrays copies
 the pages that they lie in, in the background, and maps the copies in the place of the pages: the same bytes, at the
 same addresses. Then it lets go of the rest. What was moved stays where it is, for it may be written to at any moment.
+
+That work rests half of the time, until somebody waits for its copies: then it takes what it can get of the machine, and
+they are passed on as soon as they are made, before the memory of the dead goes back to the system.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from weakref import WeakValueDictionary, ref
 
 from zcactor.errors import ZcactorError
 from zcactor.objectstore.lease import Lease, RemoteLease
+from zcactor.objectstore.parallel import in_parallel
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
 from zcactor.runtime.locations import LostPart
@@ -54,6 +58,33 @@ logger = logging.getLogger("zcactor")
 _Key = tuple[bytes, int, int, int]
 
 
+class _Taking:
+    """A thread's work on one mapping. Made on the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.copied: asyncio.Future[None] = loop.create_future()
+        """Done when all is copied, or nothing will be."""
+        self.wanted = threading.Event()
+        """Set when somebody waits for the copies."""
+
+    def set_copied(self) -> None:
+        """Idempotent. On the loop's thread."""
+        if not self.copied.done():
+            self.copied.set_result(None)
+
+    def copy(self, to: int, low: int, nbytes: int) -> None:
+        """In the thread: copy, and rest as long as that took, since the process has other work."""
+        at = 0
+        while at < nbytes and not self.wanted.is_set():
+            begun = time.monotonic()
+            step = min(_STEP_NBYTES, nbytes - at)
+            memmove(to + at, low + at, step)
+            at += step
+            self.wanted.wait(time.monotonic() - begun)
+        if at < nbytes:
+            _copy_fast(to + at, low + at, nbytes - at)
+
+
 class Adoptions:
     """What one process has made its own. On the loop's thread."""
 
@@ -62,7 +93,7 @@ class Adoptions:
         """Objects adopted, ever."""
         self._process = process
         self._watched: dict[bytes, int] = {}  # pidfds by peer
-        self._taking: dict[Mapping, asyncio.Future[None]] = {}
+        self._taking: dict[Mapping, _Taking] = {}
         """Those that a thread replaces the pages of."""
         self._outlived: dict[bytes, dict[int, tuple[ref[Mapping], ...]]] = {}
         """By peer and by number of a connection that has ended: what was mapped by it, read-only and then writable."""
@@ -158,30 +189,33 @@ class Adoptions:
             await asyncio.wait(list(self._coming.values()))
         found = [lease for lease in _leases_of(mapping) if lease.nbytes]
         if found:
-            taken = self._taking[mapping] = self._process.loop.create_future()
-            work = threading.Thread(target=self._work, args=(mapping, owner, found, taken), name="zcactor-adopting")
+            taking = self._taking[mapping] = _Taking(self._process.loop)
+            work = threading.Thread(target=self._work, args=(mapping, owner, found, taking), name="zcactor-adopting")
             work.daemon = True
             work.start()
 
-    def _work(self, mapping: Mapping, owner: OsProcess, leases: list[Lease], taken: asyncio.Future[None]) -> None:
-        count = 0
+    def _work(self, mapping: Mapping, owner: OsProcess, leases: list[Lease], taking: _Taking) -> None:
+        """In a thread: all of it or, where there is no room, nothing."""
+        loop, runs, count = self._process.loop, _runs(leases), 0
         try:
-            count = self._replace(mapping, owner, leases)
+            blocks = self._copy_runs(mapping, owner, runs, taking)
+            if blocks is not None:
+                count = self._name(runs, blocks)
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(taking.set_copied)
+                self._replace(mapping, owner, runs, blocks)
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._process.loop.call_soon_threadsafe(self._taken_over, mapping, count, taken)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._taken_over, mapping, count, taking)
 
-    def _taken_over(self, mapping: Mapping, count: int, taken: asyncio.Future[None]) -> None:
+    def _taken_over(self, mapping: Mapping, count: int, taking: _Taking) -> None:
         self.count += count
         del self._taking[mapping]
-        if not taken.done():
-            taken.set_result(None)
+        taking.set_copied()
 
-    def _replace(self, mapping: Mapping, owner: OsProcess, leases: list[Lease]) -> int:
-        """In a thread: all of it or, where there is no room, nothing. Returns how many objects are ours now that were
-        not before."""
+    def _copy_runs(self, mapping: Mapping, owner: OsProcess, runs: list[_Run], taking: _Taking) -> list[Block] | None:
+        """Blocks with the bytes of `runs`; None where there is no room."""
         store = self._process.store
-        runs = _runs(leases)
         try:
             blocks = [_same_pages(run) or store.allocate(run.nbytes, mmap.PAGESIZE) for run in runs]
         except ZcactorError as error:
@@ -191,25 +225,36 @@ class Adoptions:
                     "the memory of process %d, which has ended, stays as long as arrays of it are held here: %s",
                     owner.pid, error,
                 )  # fmt: skip
-            return 0
-        count = len({(lease.id, lease.offset, lease.nbytes) for lease in leases if lease.adopted is None})
+            return None
         for run, block in zip(runs, blocks, strict=True):
             if not block.sealed:
-                _copy_in_steps(block.address, mapping.address + run.low, run.nbytes)
+                taking.copy(block.address, mapping.address + run.low, run.nbytes)
                 self._process.copies.count(_REASON, run.nbytes)
                 block.sealed = True
+        return blocks
+
+    @staticmethod
+    def _name(runs: list[_Run], blocks: list[Block]) -> int:
+        """Say of each lease what is passed on in its place; how many objects are ours now that were not before."""
+        adopted = set()
+        for run, block in zip(runs, blocks, strict=True):
+            for lease in run.leases:
+                if lease.adopted is None:
+                    adopted.add((lease.id, lease.offset, lease.nbytes))
+                    lease.adopted = block, block.offset + lease.offset - run.low
+        return len(adopted)
+
+    def _replace(self, mapping: Mapping, owner: OsProcess, runs: list[_Run], blocks: list[Block]) -> None:
+        """Map the blocks in the place of what was copied, and let go of the rest."""
+        fd = self._process.store.arena.fd
         try:
             for run, block in zip(runs, blocks, strict=True):
                 for lease in run.leases:
                     lease.pages = block  # before anything is mapped from it
-                mapping.replace(run.low, run.nbytes, store.arena.fd, block.offset)
-                for lease in run.leases:
-                    if lease.adopted is None:
-                        lease.adopted = block, block.offset + lease.offset - run.low
+                mapping.replace(run.low, run.nbytes, fd, block.offset)
             mapping.give_up([(run.low, run.nbytes) for run in runs])
         except OSError as error:  # the store was closed, or there are too many mappings: what is there is right
             logger.debug("the memory of process %d, which has ended, stays: %s", owner.pid, error)
-        return count
 
     def close(self) -> None:
         """Take nothing over any more. Idempotent."""
@@ -242,8 +287,10 @@ class Adoptions:
         if kind == RegionKind.MOVED:
             block = await self._copy(lease)
             return block, block.offset + lease.address % mmap.PAGESIZE
-        while (taking := self._taking.get(lease.mapping)) is not None:
-            await asyncio.shield(taking)
+        taking = self._taking.get(lease.mapping)
+        if taking is not None:
+            taking.wanted.set()
+            await asyncio.shield(taking.copied)
         if lease.adopted is None:
             key = lease.owner, lease.id, lease.offset, lease.nbytes
             found = self._made.get(key)
@@ -314,15 +361,17 @@ def _same_pages(run: _Run) -> Block | None:
     return block if (block.nbytes, offset - block.offset) == (run.nbytes, run.leases[0].offset - run.low) else None
 
 
-def _copy_in_steps(to: int, low: int, nbytes: int) -> None:
-    """Copy, and rest as long as that took: the process has other work."""
-    for at in range(0, nbytes, _STEP_NBYTES):
-        begun = time.monotonic()
-        memmove(to + at, low + at, min(_STEP_NBYTES, nbytes - at))
-        time.sleep(time.monotonic() - begun)
+def _copy_fast(to: int, low: int, nbytes: int) -> None:
+    """Copy in several threads where it is much. Pages of the dead that were not read here yet fault, which takes as
+    long as their copy."""
+
+    def part(start: int, stop: int) -> None:
+        memmove(to + start, low + start, stop - start)
+
+    in_parallel(part, nbytes)
 
 
 def _copy_pages(block: Block, lease: Lease, low: int, nbytes: int) -> None:
     """Copy `nbytes` from the address `low`, which `lease` keeps, also when nobody waits for it any more."""
-    memmove(block.address, low, nbytes)
+    _copy_fast(block.address, low, nbytes)
     del lease
