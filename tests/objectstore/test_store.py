@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import random
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -326,11 +328,16 @@ def test_what_is_known_of_numpys_memory_goes_with_it(store: Store) -> None:
 
     living: list[tuple[NDArray[Any], int]] = []
     with using(store.heap):
-        for number in range(2000):
-            array = np.empty(LEAST + number % 7 * 4096, np.uint8)
-            last = told(array)
-            if number % 100 == 0:
-                living.append((array, last))
+        numbers, passing = random.Random(1), deque[NDArray[Any]](maxlen=5)  # so that memory comes from many places
+        for number in range(5000):
+            array = np.empty(numbers.randrange(LEAST, 2 * MIB), np.uint8)
+            told(array)
+            passing.append(array)
+            if number % 250 == 0:
+                small = np.empty(LEAST, np.uint8)
+                living.append((small, told(small)))
+        del array, small
+        passing.clear()
         assert len(store._known) <= 2 * (256 + len(living))
         for array, last in living:
             assert told(array) != last, "somebody could write to it since peers were told"
