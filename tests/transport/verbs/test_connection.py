@@ -44,7 +44,7 @@ from tests.transport.verbs.sides import (
 )
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError
 from zcactor.transport.base import Connection, RemoteRegion
-from zcactor.transport.verbs import bounce, connection, engine, joining, reaching
+from zcactor.transport.verbs import bounce, bulk, connection, engine, joining, reaching
 from zcactor.transport.verbs.base import CompletionStatus, Send
 from zcactor.transport.verbs.bootstrap import Ask, Exported, Message
 from zcactor.transport.verbs.connection import LINGER, PATIENCE, VerbsConnection
@@ -271,18 +271,25 @@ async def test_owner_cannot_register_for_whatever_reason(
 async def test_an_object_of_no_bytes(pair: Pair, left: Recorder, right: Recorder) -> None:
     wanted = await named(pair)
     reads = verbs(pair.left).puller.reads
-    for nothing in (RemoteRegion(1, 0, 0), RemoteRegion(1, ARENA_NBYTES, 0, wanted.seal, wanted.rkey)):
+    for nothing in (
+        RemoteRegion(1, 0, 0),
+        RemoteRegion(1, 0, 0, 0, wanted.rkey),  # with a key and without a seal: neither is there anything to READ
+        RemoteRegion(1, ARENA_NBYTES, 0, wanted.seal, wanted.rkey),
+    ):
         await pair.left.pull(nothing, pair.sides[0].address, None)
     assert verbs(pair.left).puller.reads == reads
     send(pair.left, [b"still here"])
     assert await right.wait_frames(1) == [b"still here"]
 
 
-async def test_a_peer_that_reads_with_stale_keys_starves_nobody(fabric: FakeFabric) -> None:
+async def test_a_peer_that_reads_with_stale_keys_starves_nobody(
+    fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each of its READs breaks the pair for both directions, and it begins again at once."""
-    nbytes, piece = 8 << 20, 1 << 16
+    nbytes, piece = 8 << 20, 1 << 12
     for name in ("fake0", "fake1"):
-        fabric.add_nic(name, max_msg_sz=piece)
+        fabric.add_nic(name)
+    monkeypatch.setattr(bulk, "PIECE_NBYTES", piece)  # many lists, so that some are under way at each failure
     with (
         verbs_side(lambda: fabric.binding("fake0"), nbytes) as reader,
         verbs_side(lambda: fabric.binding("fake1"), nbytes) as owner,
@@ -301,7 +308,8 @@ async def test_a_peer_that_reads_with_stale_keys_starves_nobody(fabric: FakeFabr
             bad = asyncio.create_task(stale())
             while verbs(pair.left).generation < 20:
                 await asyncio.sleep(0)
-            await pair.left.pull(wanted, reader.address, reader)
+            async with asyncio.timeout(20):
+                await pair.left.pull(wanted, reader.address, reader)
             assert not bad.done()
             bad.cancel()
             assert bytes(reader.arena[:-64]) == bytes(owner.arena[:-64])
@@ -360,8 +368,8 @@ async def many(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 async def brings(pair: Pair, numbers: random.Random, *, named: bool) -> RemoteRegion:
     """A pull of any bytes to anywhere, with what `export` says or without, brings them. What it was."""
     left, right = pair.sides
-    nbytes = numbers.randrange(1, ARENA_NBYTES)
-    offset, target = (numbers.randrange(ARENA_NBYTES - nbytes) for _ in range(2))
+    nbytes = numbers.randrange(1, len(right.arena))
+    offset, target = (numbers.randrange(len(right.arena) - nbytes) for _ in range(2))
     seal, rkey = 0, 0
     if named:
         assert pair.right.export is not None
@@ -427,11 +435,16 @@ async def test_an_answer_without_keys(many: Pair) -> None:
 
 
 async def test_what_may_be_pinned_is_enough(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demanded sum, and not a byte more: every pull succeeds, in place, and further peers are refused."""
-    monkeypatch.setattr(engine, "ExtentTable", partial(ExtentTable, extent_nbytes=EXTENT))
-    limit = pinned_nbytes(ARENA_NBYTES)
+    """The demanded sum, and not a byte more: every pull succeeds, in place, and further peers are refused.
+
+    The arena is larger than that which is demanded besides and may not be in use, and has many extents: what is
+    registered twice does not fit.
+    """
+    nbytes = 4 << 20
+    monkeypatch.setattr(engine, "ExtentTable", partial(ExtentTable, extent_nbytes=4 * EXTENT))
+    limit = pinned_nbytes(nbytes)
     monkeypatch.setattr(joining, "viability", partial(viability, memlock=lambda: limit))
-    with fake_sides(fabric) as sides:
+    with fake_sides(fabric, nbytes=nbytes) as sides:
         for nic in fabric.nics.values():
             nic.pin_limit = limit
         async with joined(sides) as pair:
