@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -336,3 +337,27 @@ async def test_an_unseen_failure_is_logged_once(
         await plain.echo(passed)  # known to have failed by now
     del passed
     assert await errors() == []
+
+
+@pytest.mark.parametrize(
+    "way", [lambda ref: ref, asyncio.ensure_future, asyncio.gather], ids=["await", "task", "gather"]
+)
+async def test_what_was_raised_keeps_no_frame_alive(actors: tuple[Any, Any, Any], way: Callable[[Any], Any]) -> None:
+    """An array in a frame that an error passed through is freed with it, not by the collector of cycles some time."""
+
+    async def awaiting() -> weakref.ref[np.ndarray[Any, Any]]:
+        array = np.ones(4)
+        try:
+            await way(actors[0].fail("text"))
+        except ValueError:
+            return weakref.ref(array)
+        raise AssertionError("not raised")
+
+    gc.collect()
+    gc.disable()
+    try:
+        array = await awaiting()
+        await asyncio.sleep(0)  # the task's own callbacks
+        assert array() is None
+    finally:
+        gc.enable()

@@ -62,11 +62,15 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
 
     def send(self, value: None) -> Any:
         """Coroutine protocol, for tasks made of the reference itself."""
-        return self._driver().send(value)
+        driver = self._driver()
+        del self  # see `_value`
+        return driver.send(value)
 
     def throw(self, *args: Any) -> Any:
         """Coroutine protocol."""
-        return self._driver().throw(*args)
+        driver = self._driver()
+        del self
+        return driver.throw(*args)
 
     def close(self) -> None:
         """Coroutine protocol: stop awaiting. Cancels nothing."""
@@ -172,7 +176,10 @@ def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
     if call.decoded and call.error is None:
         call.retrieved = True
         return call.value
-    return _value(call)
+    try:
+        return _value(call)
+    finally:
+        del call  # see `_value`
 
 
 def _own_refs(call: Call, held_by_task: int) -> int:
@@ -193,18 +200,28 @@ _TASK_HELD = 5
 
 
 def _value(call: Call) -> Any:
+    """The value of a call that is done. Raises what it failed with.
+
+    The call keeps its error, and the error its traceback. A frame of that traceback that held the call would close the
+    cycle, and what the frames of those who await hold, arrays among it, would wait for the collector of cycles.
+    """
     call.retrieved = True
-    if call.error is not None:
-        raise call.error.with_traceback(None)
-    if not call.decoded:
+    if call.error is None and not call.decoded:
         if call.status > Status.ERROR:
             raise _status_error(call)
         value = current().marshaller.unpack(call.payload, call.parts, call.flags)
         if call.status == Status.ERROR:
             call.error = value
-            raise value
-        call.value = value
-        call.decoded = True
+        else:
+            call.value = value
+            call.decoded = True
+        del value
+    if call.error is not None:
+        error = call.error.with_traceback(None)
+        try:
+            raise error
+        finally:
+            del call, error
     return call.value
 
 
