@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+LINES = (ROOT / "docs" / "defects.md").read_text().splitlines()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
-    for line in (ROOT / "docs" / "defects.md").read_text().splitlines()
+    for line in LINES
     if re.match(r"\| ([CHMRS][0-9]+|-) \|", line)
 ]
+SEEN = [found.groups() for line in LINES if (found := re.match(r"- \*\*([CHMRS][0-9]+)\*\*(?: N)?: (.*)", line))]
+"""What was seen on the code before: the id, and the text."""
 
 
 def test_each_defect_has_one_row() -> None:
@@ -32,3 +35,17 @@ def test_its_tests_are_there(row: list[str]) -> None:
         text = "\n".join(suite.read_text() for suite in suites)
         for name in names:
             assert re.search(rf"^ *(?:async )?(?:def|class) {re.escape(name)}\b", text, re.MULTILINE), test
+
+
+@pytest.mark.parametrize(("name", "text"), SEEN, ids=[name for name, _ in SEEN])
+def test_what_was_seen_is_of_its_tests(name: str, text: str) -> None:
+    """Each test of the row is spoken of once, and no other one."""
+    (row,) = (row for row in ROWS if row[0] == name)
+    named = [test.split("::")[-1] for test in row[-2].split("<br>")]
+    assert sorted(re.findall(r"`(test_\w+)`", text)) == sorted(named)
+
+
+def test_what_was_seen_has_one_line_for_each() -> None:
+    names = [name for name, _ in SEEN]
+    assert names == sorted(set(names), key=lambda name: (name[0], int(name[1:])))
+    assert sum(line.startswith("- ") for line in LINES) == len(names) == 20
