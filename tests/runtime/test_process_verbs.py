@@ -25,7 +25,7 @@ from zcactor.observe.stats import stats_of
 from zcactor.runtime.endpoints import may_read
 from zcactor.runtime.process import Process
 from zcactor.transport.base import RemoteRegion
-from zcactor.transport.verbs.base import Binding
+from zcactor.transport.verbs.base import Binding, EventType
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
 from zcactor.transport.verbs.fake import FakeFabric
 from zcactor.transport.verbs.load import Absent, Reason
@@ -257,6 +257,29 @@ async def test_where_one_end_has_no_device_arrays_come_over_tcp(rdma: tuple[bool
         array[...] = 1
         assert (await _call(actor, "total", array))[0] == MIB
         assert owner.counters.bytes_received >= array.nbytes and owner.counters.bytes_read == 0
+
+
+async def test_a_port_that_goes_down_moves_calls_and_arrays_to_tcp_and_explain_says_why() -> None:
+    pair = Pair()
+    async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
+        connection = await ready(caller, actor)
+        assert connection.kind == "verbs"
+        array = caller.store.empty(MIB)
+        array[...] = 1
+        assert (await _call(actor, "total", array))[0] == MIB
+        nic = pair.fabric.nics["fake0"]
+        nic.set_active(False)
+        nic.tell(EventType.PORT_ERR)
+        await _settled(lambda: len([*caller.all_sessions(), *owner.all_sessions()]), 0)
+        read = owner.counters.bytes_read
+        array = caller.store.empty(MIB)
+        array[...] = 2
+        assert (await _call(actor, "total", array))[0] == 2 * MIB
+        assert owner.counters.bytes_read == read and owner.counters.bytes_received >= array.nbytes
+        for (session,), who in ((caller.all_sessions(), ""), (owner.all_sessions(), "the peer cannot use RDMA: ")):
+            assert session.connection.kind == "tcp"
+            why = session.connection.rejected["verbs"]  # which `zc.explain` shows
+            assert why.startswith(f"{who}queue pairs cannot be made: fake0 port 1 is DOWN, not ACTIVE; connect the")
 
 
 async def test_a_key_that_is_revoked_loses_the_array_and_nothing_else() -> None:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import mmap
+import os
 import select
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from zcactor.transport.verbs.base import (
     CompletionQueue,
     CompletionStatus,
     Device,
+    EventType,
     MemoryRegion,
     Opcode,
     PathAttributes,
@@ -221,6 +223,21 @@ class VerbsSuite:
         assert port.max_msg_sz >= 1 << 20
         with fails():
             device.port(200)
+
+    def test_asynchronous_events(self, rig: Rig, ends: tuple[End, End]) -> None:
+        device = ends[0].device
+        assert device.async_fd is not None and not os.get_blocking(device.async_fd)
+        device.async_events()  # what came before
+        assert list(device.async_events()) == [], "and nothing waits for one"
+        ends[0].qp.to_error()
+        assert ends[0].qp.state() == QpState.ERR
+        known = {EventType.COMM_EST, EventType.QP_LAST_WQE_REACHED, EventType.SQ_DRAINED}
+        assert set(device.async_events()) <= known, "fencing is no failure"
+        other = rig.binding.open(rig.device)
+        assert other.async_fd not in (None, device.async_fd)
+        other.close()
+        with pytest.raises(VerbsError, match="closed"):
+            other.async_events()
 
     def test_gids(self, rig: Rig, device: Device) -> None:
         gids = device.gids(rig.port)

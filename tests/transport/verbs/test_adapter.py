@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +64,10 @@ class Device(DriverDevice):
         self.log: list[Handle] = []
         self._pd = Handle(self.log, refuses=refuses)
         self._context = Handle(self.log)
+
+    def _take_event(self) -> int:
+        assert self.async_fd is not None
+        return os.read(self.async_fd, 1)[0]
 
 
 def test_attributes_of_a_device() -> None:
@@ -158,6 +163,57 @@ def test_refusals_do_not_stop_the_rest() -> None:
         device.close()
     assert caught.value.errno == errno.EBUSY
     assert device.log == [cq, channel, device._pd, device._context]
+
+
+def test_events_are_taken_until_none_waits() -> None:
+    device = Device()
+    assert device.async_events() == []
+    read, write = os.pipe()
+    try:
+        device._watch_events(read)
+        assert device.async_fd == read and not os.get_blocking(read)
+        assert device.async_events() == []
+        os.write(write, bytes([10, 9, 99]))
+        assert device.async_events() == [10, 9, 99]
+        assert device.async_events() == []
+        device.close()
+        with pytest.raises(VerbsError, match="the device is closed"):
+            device.async_events()
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_an_event_that_another_reader_has_taken() -> None:
+    class Late(Device):
+        def _take_event(self) -> int:
+            raise BlockingIOError(errno.EAGAIN, "nothing")
+
+    device = Late()
+    read, write = os.pipe()
+    try:
+        device._watch_events(read)
+        os.write(write, b"x")
+        assert device.async_events() == []
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_events_of_a_device_that_is_gone() -> None:
+    class Gone(Device):
+        def _take_event(self) -> int:
+            raise OSError(errno.EIO, "gone")
+
+    device = Gone()
+    read, write = os.pipe()
+    try:
+        device._watch_events(read)
+        os.close(write)
+        with pytest.raises(OSError, match="gone"):
+            device.async_events()
+    finally:
+        os.close(read)
 
 
 def test_a_bindings_own_errors_become_os_errors() -> None:

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 
 from zcactor.transport.verbs.base import (
+    MAX_U24,
     MAX_U32,
     MAX_U64,
     CompletionStatus,
+    EventType,
     Gid,
     Opcode,
     PathAttributes,
@@ -28,7 +30,9 @@ from zcactor.transport.verbs.base import (
     check_receives,
     check_region,
     check_sends,
+    describe_event,
     describe_status,
+    new_psn,
     registration_error,
 )
 
@@ -44,12 +48,23 @@ def test_numbers_are_those_of_verbs_h() -> None:
     ]
     assert (Opcode.SEND, Opcode.RDMA_READ, Opcode.RECV) == (0, 2, 128)
     assert (QpState.RESET, QpState.RTS, QpState.ERR) == (0, 3, 6)
+    assert (EventType.QP_FATAL, EventType.DEVICE_FATAL, EventType.PORT_ERR, EventType.GID_CHANGE) == (1, 8, 10, 18)
 
 
 def test_describe_status() -> None:
     assert describe_status(10).startswith("REM_ACCESS (10): the peer has no readable memory region")
     assert describe_status(21) == "GENERAL (21)"
     assert describe_status(77) == "status 77"
+
+
+def test_new_psns_are_random_and_fit_their_field() -> None:
+    found = {new_psn() for _ in range(1000)}
+    assert len(found) > 990 and all(0 <= psn <= MAX_U24 for psn in found)
+
+
+def test_describe_event() -> None:
+    assert describe_event(10) == "PORT_ERR (10)"
+    assert describe_event(77) == "event 77"
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ class Owner:
     slots: list[int] = field(default_factory=list)
     turns: int = 0
     lost: list[OSError] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
     defects: list[Exception] = field(default_factory=list)
     raises: dict[str, Exception] = field(default_factory=dict)
     """By method: what it raises, once."""
@@ -64,6 +66,16 @@ class Owner:
         """See `Completions`."""
         self._fail("turn_ended")
         self.turns += 1
+
+    def path_lost(self, why: str) -> None:
+        """See `Completions`."""
+        self.paths.append(why)
+        self._fail("path_lost")
+
+    def queue_pair_failed(self, why: str) -> None:
+        """See `Completions`."""
+        self.failures.append(why)
+        self._fail("queue_pair_failed")
 
     def device_failed(self, error: OSError) -> None:
         """See `Completions`."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 
 import pytest
 
 from tests.transport.verbs.contract import NBYTES, End, Rig, VerbsSuite, fails, join, make_end
+from tests.transport.verbs.parts import open_device
 from zcactor.transport.verbs.base import (
     CompletionStatus,
+    EventType,
     LinkLayer,
     PathAttributes,
     PortState,
@@ -148,6 +151,38 @@ def test_cable_is_pulled() -> None:
     assert right.device.port(1).state == PortState.DOWN
     left.qp.post_reads([left.read(1, right, 8)])
     assert left.one().status == CompletionStatus.RETRY_EXC
+
+
+def test_events_are_told_to_all_who_opened_the_adapter() -> None:
+    fabric = FakeFabric()
+    nic = fabric.add_nic("a")
+    first, second = (fabric.binding("a").open("a") for _ in range(2))
+    other = open_device(fabric, "b")
+    nic.tell(EventType.PORT_ERR)
+    poller = select.poll()
+    for device in (first, other):
+        poller.register(device.async_fd, select.POLLIN)
+    assert [fd for fd, _ in poller.poll(0)] == [first.async_fd]
+    nic.tell(99)
+    for device in (first, second):
+        assert device.async_events() == [EventType.PORT_ERR, 99]
+        assert device.async_events() == []
+    assert other.async_events() == [] and not poller.poll(0)
+    fd = first.async_fd
+    for device in (first, second, other):
+        device.close()
+    nic.tell(99)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+
+
+def test_events_that_cannot_be_read() -> None:
+    fabric = FakeFabric()
+    device = open_device(fabric, "a")
+    fabric.fail("async_events", OSError(5, "gone"))
+    with pytest.raises(OSError, match="gone"):
+        device.async_events()
+    assert device.async_events() == []
 
 
 def test_injected_failure() -> None:

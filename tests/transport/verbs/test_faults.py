@@ -1,9 +1,10 @@
 """One fault at one step of a conversation of eight peers: it is theirs whose it is, and nothing is left of it.
 
 Each pair of peers sends calls, which are answered within the batch, and both read arrays of the other. Then one call of
-the device fails, or a request, or a list is posted in part, or a callback raises. Whatever it is: every call and every
-pull ends once, other peers go on, all receives are posted, and in the end everything is as before. Draws are seeded,
-and one that fails is named with its seed: ``--rounds N`` makes N times as many.
+the device fails, or a request, or a list is posted in part, or a callback raises, or the device tells of an event that
+may be of all who use the port. Whatever it is: every call and every pull ends once, other peers go on, all receives are
+posted, and in the end everything is as before. Draws are seeded, and one that fails is named with its seed:
+``--rounds N`` makes N times as many.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -27,11 +28,11 @@ from tests.conformance.connection import ARENA_NBYTES, Keeper, Side, region, sen
 from tests.transport.verbs.sides import engine_of, fake_sides
 from zcactor.errors import ConnectionLost, ObjectLost
 from zcactor.transport import Connection
-from zcactor.transport.verbs.base import CompletionStatus
+from zcactor.transport.verbs.base import CompletionStatus, EventType, QpState
 from zcactor.transport.verbs.bulk import BulkPair
 from zcactor.transport.verbs.connection import VerbsConnection
 from zcactor.transport.verbs.engine import Engine
-from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeSharedReceiveQueue
+from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeNic, FakeQueuePair, FakeSharedReceiveQueue
 from zcactor.transport.verbs.faults import FAILING
 from zcactor.transport.verbs.pulling import Puller
 
@@ -43,8 +44,11 @@ EAGER_LIMIT = 16384
 """Which no engine has to find out, then."""
 WATCHDOG = 20.0
 """Seconds for one of them, which takes a twentieth of a second."""
-DEADLY = ("post_receives", "poll", "arm", "drain_events")
+DEADLY = ("post_receives", "poll", "arm", "drain_events", "async_events")
 """Calls without which there is no device any more."""
+DEADLY_EVENTS = (EventType.DEVICE_FATAL, EventType.CQ_ERR, EventType.SRQ_ERR)
+"""Events after which there is none."""
+EVENTS = ("port down", "address changed", "queue pair failed", "nothing", *DEADLY_EVENTS)
 CALLBACKS: tuple[tuple[type, str], ...] = (
     (VerbsConnection, "received"), (VerbsConnection, "completed"), (VerbsConnection, "turn_ended"),
     (BulkPair, "take"), (Puller, "_list_ended"),
@@ -71,9 +75,11 @@ NO_FAULT = Fault("none", None, ERRORS[0], 0, 0.0)
 
 def fault_of(draw: random.Random) -> Fault:
     """One of them."""
-    kind, error = draw.choice(("call", "status", "callback")), draw.choice(ERRORS)
+    kind, error = draw.choice(("call", "status", "callback", "event")), draw.choice(ERRORS)
     if kind == "call":
         return Fault(kind, draw.choice(FAILING), error, draw.randint(0, 40), draw.choice((0.0, 0.5, 1.0)))
+    if kind == "event":
+        return Fault(kind, draw.choice(EVENTS), ERRORS[0], draw.randrange(2 * PEERS), draw.choice((0.0, 1.0)))
     if kind == "status":
         status = draw.choice(list(CompletionStatus)[1:])
         return Fault(kind, status, ERRORS[0], draw.randrange(2 * PEERS), draw.choice((0.0, 1.0)))
@@ -133,6 +139,27 @@ class Caller:
             self.idle.clear()
         else:
             self.idle.set()
+
+
+def happens(fault: Fault, nic: FakeNic, connection: VerbsConnection) -> None:
+    """An event of the adapter that one end of a connection uses."""
+    match fault.what:
+        case "port down":
+            nic.set_active(False)
+            nic.tell(EventType.PORT_ERR)
+        case "address changed":
+            nic.gids = (nic.gids[0], replace(nic.gids[1], raw=nic.gids[1].raw[:-1] + b"\x63"))
+            nic.tell(EventType.GID_CHANGE)
+        case "queue pair failed":
+            failed = connection.pairs.bulk if fault.share else connection.pairs.control
+            assert isinstance(failed, FakeQueuePair)
+            failed.current = QpState.ERR
+            nic.tell(EventType.QP_FATAL)
+        case "nothing":
+            for kind in (EventType.PORT_ERR, EventType.GID_CHANGE, EventType.QP_ACCESS_ERR, EventType.COMM_EST, 99):
+                nic.tell(kind)
+        case deadly:
+            nic.tell(deadly)
 
 
 def raising(cls: type, name: str, error: Exception, after: int) -> Callable[..., Any]:
@@ -217,16 +244,27 @@ async def conversation(fault: Fault, fabric: FakeFabric, keepers: list[weakref.r
         elif fault.kind == "status":
             pairs = callers[fault.after].connection.pairs
             fabric.inject((pairs.bulk if fault.share else pairs.control).qp_num, fault.what)
+        elif fault.kind == "event":
+            happens(fault, fabric.nics[f"fake{fault.after // PEERS}"], callers[fault.after].connection)
         elif fault.kind == "callback":
             cls, name = fault.what
             patch.setattr(cls, name, raising(cls, name, error, fault.after))
         found = await round_of(callers, sides, keepers)
+        while any(device._events for nic in fabric.nics.values() for device in nic.devices):
+            await asyncio.sleep(0)
+        await turns(5)
 
         dead = [not engine.usable for engine in engines]
         lost = peers_of(number for number, caller in enumerate(callers) if caller.lost)
+        assert any(dead) or fault.kind != "event" or fault.what not in DEADLY_EVENTS
         if any(dead):
-            assert fault.kind == "call" and fault.what in DEADLY, "no connection's fault is the device's"
+            assert fault.what in (DEADLY_EVENTS if fault.kind == "event" else DEADLY), (
+                "no connection's fault is the device's"
+            )
+        elif fault.kind == "event" and fault.what in {"port down", "address changed"}:
+            assert len(lost) == PEERS, "nothing can get through, and nobody waits for retries"
         else:
+            assert not lost or fault.what != "nothing"
             assert len(lost) <= 1, "one fault is of one connection"
             failed = peers_of(number for number, how in enumerate(found) if how != "whole")
             assert len(failed | lost) <= 1, "and so are the pulls that it ends"

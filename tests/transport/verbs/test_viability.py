@@ -16,7 +16,7 @@ from zcactor.transport.verbs.fake import FakeBinding, FakeFabric
 from zcactor.transport.verbs.load import Absent, Reason
 from zcactor.transport.verbs.pair import MAX_VERBS_EAGER_LIMIT, pinned_nbytes
 from zcactor.transport.verbs.seals import SEALS_NBYTES
-from zcactor.transport.verbs.viability import NotViable, Viable, choose_gid, memlock_limit, viability
+from zcactor.transport.verbs.viability import NotViable, Viable, choose_gid, look_again, memlock_limit, viability
 
 ARENA = 1 << 30
 
@@ -166,6 +166,65 @@ def test_choose_gid() -> None:
         assert chosen is not None
         assert chosen.index == index, address
     assert choose_gid(table[:2]) is None
+
+
+# ---- a port that was found, later
+
+
+def test_looking_again(fabric: FakeFabric) -> None:
+    nic = fabric.add_nic("a")
+    found = check(fabric.binding())
+    assert isinstance(found, Viable) and found.gid is not None
+    device = fabric.binding().open("a")
+    assert look_again(device, found) == found
+    better = gid(0, "::ffff:10.9.9.9")
+    nic.gids = (better, *nic.gids[1:])
+    assert look_again(device, found) == found, "it keeps the address that it had"
+    nic.gids = (better,)
+    now = look_again(device, found)
+    assert isinstance(now, Viable) and now.gid == better and now.needed == found.needed
+    assert not now.has_address_of(found) and now.address == "GID 0 (10.9.9.9)"
+    nic.gids = (replace(found.gid, index=7),)
+    now = look_again(device, found)
+    assert isinstance(now, Viable) and not now.has_address_of(found), "what is connected names it by its place"
+    nic.gids = ()
+    assert "no usable RoCE v2 GID" in refused(look_again(device, found)).reason
+    nic.set_active(False)
+    assert "a port 1 is DOWN" in refused(look_again(device, found)).reason
+
+
+def test_looking_again_at_what_was_asked_for(fabric: FakeFabric) -> None:
+    nic = fabric.add_nic("a", "10.0.0.1")
+    found = check(fabric.binding(), gid_index=1, local_address="10.0.0.1")
+    assert isinstance(found, Viable)
+    device = fabric.binding().open("a")
+    nic.gids = (gid(2, "::ffff:10.0.0.1"),)
+    assert "with index 1" in refused(look_again(device, found)).reason
+    found = replace(found, gid_index=None)
+    nic.gids = (gid(2, "::ffff:10.0.0.9"), gid(3, "::ffff:10.0.0.1"))
+    now = look_again(device, found)
+    assert isinstance(now, Viable) and now.gid == nic.gids[1]
+
+
+def test_looking_again_by_lid(fabric: FakeFabric) -> None:
+    nic = fabric.add_nic("ib0", link_layer=LinkLayer.INFINIBAND)
+    found = check(fabric.binding())
+    assert isinstance(found, Viable) and found.address == "LID 1"
+    device = fabric.binding().open("ib0")
+    now = look_again(device, found)
+    assert isinstance(now, Viable) and now.has_address_of(found)
+    nic.port = replace(nic.port, lid=9)
+    now = look_again(device, found)
+    assert isinstance(now, Viable) and not now.has_address_of(found) and now.address == "LID 9"
+
+
+def test_looking_again_at_a_device_that_does_not_answer(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric.add_nic("a")
+    found = check(fabric.binding())
+    assert isinstance(found, Viable)
+    device = fabric.binding().open("a")
+    monkeypatch.setattr(device, "port", raising(OSError(5, "gone")))
+    assert "cannot be asked for its state: [Errno 5] gone" in refused(look_again(device, found)).reason
 
 
 # ---- the proof

@@ -7,6 +7,8 @@ it. The contracts are those of the protocols in `base`.
 
 from __future__ import annotations
 
+import os
+import select
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -123,19 +125,45 @@ class OpenDevice:
         return child
 
 
-class DriverDevice(OpenDevice):
+class DriverDevice(OpenDevice, ABC):
     """A device of libibverbs, by a binding's objects that have ``close``."""
 
+    async_fd: int | None = None
     _context: Any
     _pd: Any
+
+    def async_events(self) -> list[int]:
+        self._check()
+        found: list[int] = []
+        if self.async_fd is None:
+            return found
+        poller = select.poll()
+        poller.register(self.async_fd, select.POLLIN)
+        while poller.poll(0):  # asked first: a binding may not say that there was none
+            try:
+                with self.closing("ibv_get_async_event"):
+                    found.append(self._take_event())
+            except BlockingIOError:
+                break
+        return found
+
+    def _watch_events(self, fd: int | None) -> None:
+        """`fd` is the descriptor of the device's events."""
+        if fd is not None:
+            os.set_blocking(fd, False)
+        self.async_fd = fd
+
+    @abstractmethod
+    def _take_event(self) -> int:
+        """The kind of the next event, which is acknowledged: destroying what it is of waits for that."""
 
     def gids(self, port: int) -> list[base.Gid]:
         self._check()
         return gid_table(self.name, port)
 
     def closing(self, what: str) -> AbstractContextManager[None]:
-        """Around `what`, a verb that destroys something: `OSError` is all that leaves it. As it is here, it serves a
-        binding that raises nothing else."""
+        """Around `what`, a verb: `OSError` is all that leaves it. As it is here, it serves a binding that raises
+        nothing else."""
         del what
         return nullcontext()
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import secrets
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
@@ -34,6 +35,7 @@ __all__ = [
     "CompletionStatus",
     "Device",
     "DeviceAttributes",
+    "EventType",
     "Gid",
     "LinkLayer",
     "MemoryRegion",
@@ -56,7 +58,9 @@ __all__ = [
     "check_receives",
     "check_region",
     "check_sends",
+    "describe_event",
     "describe_status",
+    "new_psn",
     "registration_error",
 ]
 
@@ -130,6 +134,39 @@ class Opcode(IntEnum):
     SEND = 0
     RDMA_READ = 2
     RECV = 128
+
+
+class EventType(IntEnum):
+    """``enum ibv_event_type``; ibv_get_async_event(3)."""
+
+    CQ_ERR = 0
+    QP_FATAL = 1
+    QP_REQ_ERR = 2
+    QP_ACCESS_ERR = 3
+    COMM_EST = 4
+    SQ_DRAINED = 5
+    PATH_MIG = 6
+    PATH_MIG_ERR = 7
+    DEVICE_FATAL = 8
+    PORT_ACTIVE = 9
+    PORT_ERR = 10
+    LID_CHANGE = 11
+    PKEY_CHANGE = 12
+    SM_CHANGE = 13
+    SRQ_ERR = 14
+    SRQ_LIMIT_REACHED = 15
+    QP_LAST_WQE_REACHED = 16
+    CLIENT_REREGISTER = 17
+    GID_CHANGE = 18
+    WQ_FATAL = 19
+
+
+def describe_event(kind: int) -> str:
+    """An event's name and number. Unknown numbers are fine."""
+    try:
+        return f"{EventType(kind).name} ({kind})"
+    except ValueError:
+        return f"event {kind}"
 
 
 class QpState(IntEnum):
@@ -470,6 +507,23 @@ class Device(Protocol):
     """As ``rdma link`` shows it, ``mlx5_0``."""
     attributes: DeviceAttributes
 
+    @property
+    def async_fd(self) -> int | None:
+        """Readable when an asynchronous event waits, or the device is gone. Non-blocking. None where the binding does
+        not tell it."""
+
+    def async_events(self) -> Sequence[int]:
+        """Take and acknowledge all asynchronous events that wait, without blocking; ibv_get_async_event(3),
+        ibv_ack_async_event(3). Which port or queue pair one is of is not told, because no binding tells it: what it
+        says is that something is to be looked at.
+
+        Returns:
+            An `EventType` of each, or a number that only the driver knows.
+
+        Raises:
+            OSError: the device is gone.
+        """
+
     def port(self, number: int) -> PortAttributes:
         """The port's attributes now.
 
@@ -675,6 +729,11 @@ def check_path(remote: QpAddress, path: PathAttributes) -> None:
                 raise VerbsError(f"{type(source).__name__}.{name} is {value}; {low} to {high} can be used")
     if len(remote.gid) != 16:
         raise VerbsError(f"QpAddress.gid has {len(remote.gid)} bytes; a GID has 16")
+
+
+def new_psn() -> int:
+    """A random first packet sequence number."""
+    return secrets.randbelow(MAX_U24 + 1)  # the only thing that a forger of packets would have to guess
 
 
 def registration_error(number: int, address: int, nbytes: int, device: str) -> OSError:

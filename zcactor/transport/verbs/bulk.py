@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from zcactor.transport.verbs.base import new_psn
 from zcactor.transport.verbs.bootstrap import Message, Rebuild, Rebuilt, Resume
-from zcactor.transport.verbs.pair import QueuePairs, new_psn
 from zcactor.transport.verbs.pulling import PIECE_NBYTES, Puller
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zcactor.transport.verbs.base import Completion
+    from zcactor.transport.verbs.pair import QueuePairs
 
 __all__ = ["BulkPair"]
 
@@ -75,6 +76,15 @@ class BulkPair:
 
     def device_failed(self, error: OSError) -> None:
         """The control queue pair is told, and ends the connection."""
+
+    def path_lost(self, why: str) -> None:
+        """As `device_failed`."""
+
+    def queue_pair_failed(self, why: str) -> None:
+        """As after a READ that failed: it is connected anew."""
+        del why
+        if not self._ended and self.puller.up:
+            self._fence()
 
     def failed(self, error: Exception) -> None:
         """The connection ends. What the puller has noted may be wrong: nothing waits for what it thinks under way."""

@@ -309,6 +309,15 @@ class VerbsConnection(Delivering):
             self._stop_lingering()
         self._lose(self._ended(f"broke: {error}"), broken=True)
 
+    def path_lost(self, why: str) -> None:
+        """Nothing can get through any more."""
+        self._probe_failed(why)
+        if self._lingering:
+            self._stop_lingering()
+        self._lose(self._ended(f"broke: {why}"), broken=True)
+
+    queue_pair_failed = path_lost
+
     def failed(self, error: Exception) -> None:
         """A defect here: the connection ends as a broken one, whatever state it was left in."""
         text = f"failed here: {error!r}"
@@ -681,11 +690,17 @@ class _Proving:
     def __init__(self, bulk: BulkPair, read: asyncio.Future[str]) -> None:
         self._read = read
         self.received, self.turn_ended, self.device_failed = bulk.received, bulk.turn_ended, bulk.device_failed
+        self.path_lost = bulk.path_lost
 
     def failed(self, error: Exception) -> None:
         """The path counts as not proven."""
         if not self._read.done():
             self._read.set_result(f"a READ could not be taken up: {error!r}")
+
+    def queue_pair_failed(self, why: str) -> None:
+        """The path counts as not proven."""
+        if not self._read.done():
+            self._read.set_result(why)
 
     def completed(self, completion: Completion) -> None:
         """The READ has ended."""

@@ -1,5 +1,8 @@
 """One process's device, opened: the queues that all its connections share, and the loop's eye on them.
 
+What happens to the device itself, to its port or to an address of it, the loop hears by the descriptor of its
+asynchronous events; see `zcactor.transport.verbs.events`.
+
 There is one completion queue, on whose descriptor the event loop waits, and one shared receive queue, into which slots
 are posted as peers join: never fewer than all peers together may send (`zcactor.transport.credits`), so no message ever
 meets an empty queue. That holds within a batch of completions, too: a slot is posted again before its owner may tell
@@ -20,10 +23,12 @@ import os
 import threading
 import zlib
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from zcactor.transport.verbs.base import MAX_U32, Receive
+from zcactor.transport.verbs.base import MAX_U32, QpState, Receive
 from zcactor.transport.verbs.bounce import BOUNCE_NBYTES, Bounce
+from zcactor.transport.verbs.events import DeviceEvents
 from zcactor.transport.verbs.extents import ExtentTable, PinnableArena
 from zcactor.transport.verbs.pulling import MAX_READS
 from zcactor.transport.verbs.seals import SEALS_NBYTES, Seals
@@ -31,6 +36,7 @@ from zcactor.transport.verbs.slots import SLOT_UNIT, SlotArea
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from zcactor.transport.verbs.base import Completion, Device, QueuePair
     from zcactor.transport.verbs.viability import Viable
@@ -82,6 +88,12 @@ class Completions(Protocol):
     def device_failed(self, error: OSError) -> None:
         """There will be no further completions."""
 
+    def path_lost(self, why: str) -> None:
+        """The port is down, or has lost the address that this end is connected by."""
+
+    def queue_pair_failed(self, why: str) -> None:
+        """The queue pair is in ERR, though maybe by this end's own doing."""
+
     def failed(self, error: Exception) -> None:
         """One of these methods has raised `error`, which the loop's handler has been told of: end."""
 
@@ -124,6 +136,7 @@ class Engine:
         self._told: dict[int, Completions] = {}  # owners that are to hear of the turn's end
         self._again: list[Receive] = []  # of slots that have been read, and are not posted yet
         self._owners: dict[int, Completions] = {}
+        self._pairs: dict[int, QueuePair] = {}  # that they own
         self._avoided: dict[bytes, tuple[float, float, str]] = {}  # by process: until when, for how long, why
         self._slots: list[tuple[SlotArea, int]] = []  # of receives, all of them posted or being looked at
         self._needed = 0  # receives that connections count on
@@ -145,6 +158,7 @@ class Engine:
             self.cq.arm()
             undo.pop_all()
         loop.add_reader(self.cq.fd, self._on_event)
+        self._events = DeviceEvents(self)
 
     def __repr__(self) -> str:
         return f"<Engine on {self.device.name}, {self.connections} connections>"
@@ -179,6 +193,8 @@ class Engine:
         """Empty, or why no further connection can be made."""
         if self._closed:
             return f"{self.device.name} has failed, or is closed"
+        if self._events.problem:
+            return self._events.problem
         cqe = self._needed + DEPTH + (self.connections + 1) * (SEND_REQUESTS + MAX_READS)
         if cqe > self.cq.depth:
             return f"{self.device.name}: {self.connections} connections fill its completion queue of {self.cq.depth}"
@@ -222,10 +238,12 @@ class Engine:
     def watch(self, qp: QueuePair, owner: Completions) -> None:
         """Tell `owner` of the completions of `qp`."""
         self._owners[qp.qp_num] = owner
+        self._pairs[qp.qp_num] = qp
 
     def unwatch(self, qp: QueuePair) -> None:
         """Completions of `qp` are of no interest any more; slots in which it received are posted again."""
         self._owners.pop(qp.qp_num, None)
+        self._pairs.pop(qp.qp_num, None)
 
     def slot_view(self, slot: int) -> memoryview:
         """The bytes of a slot."""
@@ -347,6 +365,40 @@ class Engine:
             self.loop.call_exception_handler({"message": "a connection by RDMA failed to end", "exception": another})
             self._owners = {number: one for number, one in self._owners.items() if one is not owner}
 
+    # ---- what happens to the device
+
+    def path_lost(self, why: str) -> None:
+        """The connections there are cannot go on."""
+        for number, owner in list(self._owners.items()):
+            if self._owners.get(number) is owner:
+                self._tell(owner, partial(owner.path_lost, why))
+
+    def look_at_queue_pairs(self, why: str) -> None:
+        """Tell owners of queue pairs that are in ERR."""
+        self.poll_now()  # completions that wait say more
+        for number, qp in list(self._pairs.items()):
+            owner = self._owners.get(number)
+            if owner is None or self._closed:
+                continue
+            try:
+                if qp.state() != QpState.ERR:
+                    continue
+                text = f"queue pair {number} of {self.device.name} failed: {why}"
+            except OSError as error:
+                text = f"queue pair {number} of {self.device.name} cannot be asked for its state: {error}"
+            self._tell(owner, partial(owner.queue_pair_failed, text))
+
+    def _tell(self, owner: Completions, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except Exception as error:  # as in `_poll`
+            self._defect(owner, error)
+
+    def gone(self, error: OSError) -> None:
+        """The device is of no use any more: it is left, and closed, as the system waits for that to remove it."""
+        self._broken(error)
+        self.loop.call_soon(self.close)  # when owners have taken down theirs
+
     def _broken(self, error: OSError) -> None:
         """The device has failed: whoever uses it learns of it."""
         if self._closed:
@@ -356,12 +408,10 @@ class Engine:
 
     def _end(self, error: OSError) -> None:
         self.loop.remove_reader(self.cq.fd)
+        self._events.stop()
         self._closed = True
         for owner in list(self._owners.values()):
-            try:
-                owner.device_failed(error)
-            except Exception as defect:  # as in `_poll`
-                self._defect(owner, defect)
+            self._tell(owner, partial(owner.device_failed, error))
 
     # ---- the end
 

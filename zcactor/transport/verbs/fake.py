@@ -18,7 +18,7 @@ import ipaddress
 import os
 import random
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.transport.verbs.adapter import Child, OpenDevice, OpenQueuePair
@@ -88,6 +88,13 @@ class FakeNic:
     pin_limit: int | None = None
     """Bytes that may be registered by all its devices together, None for any number."""
     pinned: int = 0
+    devices: list[FakeDevice] = field(default_factory=list, repr=False)
+    """What processes have opened of it."""
+
+    def tell(self, kind: int) -> None:
+        """An asynchronous event, told to all who have opened it. Nothing else raises one, so that they can be lost."""
+        for device in self.devices:
+            device.tell(kind)
 
     @property
     def active(self) -> bool:
@@ -385,8 +392,32 @@ class FakeDevice(OpenDevice):
         self.attributes = nic.attributes
         self.fabric = fabric
         self.nic = nic
+        self._events: deque[int] = deque()
+        self._async_fd: int | None = None  # made when somebody wants it: not every test closes what it opens
+        nic.devices.append(self)
         self.regions: dict[int, FakeMemoryRegion] = {}
         """By key; lkey and rkey of a region are the same number, as on rdma_rxe."""
+
+    @property
+    def async_fd(self) -> int:
+        """See `Device`. An eventfd."""
+        if self._async_fd is None:
+            self._async_fd = os.eventfd(len(self._events), os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return self._async_fd
+
+    def tell(self, kind: int) -> None:
+        """An asynchronous event."""
+        self._events.append(kind)
+        if self._async_fd is not None:
+            os.eventfd_write(self._async_fd, 1)
+
+    def async_events(self) -> list[int]:
+        self._check()
+        self.fabric.check("async_events")
+        found, self._events = [*self._events], deque()
+        if found and self._async_fd is not None:
+            os.eventfd_read(self._async_fd)
+        return found
 
     def owns(self, lkey: int, address: int, nbytes: int) -> bool:
         """Whether `lkey` covers that range."""
@@ -435,6 +466,9 @@ class FakeDevice(OpenDevice):
     def close(self) -> None:
         if not self.closed:
             self.closed = True
+            self.nic.devices.remove(self)
+            if self._async_fd is not None:
+                os.close(self._async_fd)
             if refused := self.ledger.close():
                 raise refused[0]
 

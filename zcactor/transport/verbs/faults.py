@@ -15,7 +15,7 @@ __all__ = ["FAILING", "Faults", "Watcher"]
 
 FAILING: Final = (
     "register", "ibv_dereg_mr", "create_queue_pair", "destroy_queue_pair", "connect", "to_error", "reset", "post_sends",
-    "post_reads", "post_receives", "poll", "arm", "drain_events",
+    "post_reads", "post_receives", "poll", "arm", "drain_events", "async_events",
 )  # fmt: skip
 """Calls that `Faults.fail` can have fail."""
 

@@ -78,11 +78,17 @@ class IbverbsDevice(DriverDevice):
         self._context = context
         try:
             found = context.query_device()
+            self._watch_events(context.async_fd)
             self._pd = context.alloc_pd()
         except OSError:
             context.close()
             raise
         self.attributes = device_attributes(found, max_qp_init_rd_atom=found.max_qp_rd_atom)
+
+    def _take_event(self) -> int:
+        event = self._context.get_async_event()
+        self._context.ack_async_event(event)
+        return int(event.event_type)
 
     def port(self, number: int) -> base.PortAttributes:
         self._check()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.framing import max_frame_for
-from zcactor.transport.verbs.base import MAX_U24, Gid, PathAttributes, QpAddress, VerbsError
+from zcactor.transport.verbs.base import Gid, PathAttributes, QpAddress, VerbsError, new_psn
 from zcactor.transport.verbs.bootstrap import Agreement, Offer, QpName
 from zcactor.transport.verbs.engine import (
     CQE_OF_PEER,
@@ -29,7 +28,7 @@ from zcactor.transport.verbs.slots import HEADER_NBYTES, SLOT_UNIT, SlotArea
 if TYPE_CHECKING:
     from zcactor.transport.verbs.base import DeviceAttributes, QueuePair
 
-__all__ = ["MAX_VERBS_EAGER_LIMIT", "QueuePairs", "new_psn", "peers_of", "pinned_nbytes", "slot_nbytes_for"]
+__all__ = ["MAX_VERBS_EAGER_LIMIT", "QueuePairs", "peers_of", "pinned_nbytes", "slot_nbytes_for"]
 
 MAX_VERBS_EAGER_LIMIT: Final = 32768
 """Bytes; slots have room for that and for the rest of a frame, and each peer takes 68 of them."""
@@ -64,11 +63,6 @@ def peers_of(limits: DeviceAttributes, arena_nbytes: int, memlock: int | None) -
         return peers
     fixed = pinned_nbytes(arena_nbytes, 0)
     return max(0, min(peers, (memlock - fixed) // (pinned_nbytes(arena_nbytes) - fixed)))
-
-
-def new_psn() -> int:
-    """A random first packet sequence number."""
-    return secrets.randbelow(MAX_U24 + 1)  # the only thing that a forger of packets would have to guess
 
 
 class QueuePairs:

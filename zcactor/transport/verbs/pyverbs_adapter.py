@@ -7,7 +7,7 @@ pyverbs is written for rdma-core's tests, and this module is where its habits en
 - it holds the GIL in every call, so nothing here ever calls into something that blocks;
 - ``SGE``, ``SendWR`` and ``RecvWR`` leak up to 64 because their destructor's name is misspelt (``__dealloc``, wr.pyx);
   they must then be closed exactly once, and not at all where the name is right;
-- ``CompChannel.fd`` is missing before 57;
+- ``CompChannel.fd`` is missing before 57, and the descriptor of a device's events is missing;
 - the properties ``Context.context`` and ``CQ.cq`` crash the interpreter, so no object is ever inspected;
 - a parent's ``close`` closes children, so the `Ledger` closes all of them first;
 - ``QPInitAttr`` makes datagram queue pairs that signal everything unless told otherwise;
@@ -178,9 +178,12 @@ class PyverbsDevice(DriverDevice):
         super().__init__(name)
         self._library = library
         self._guard = _Guard(library.error, name)
+        before = _event_fds()
         with self._guard("ibv_open_device", errno.EACCES):
             self._context = library.device.Context(name=name)
         try:
+            new = _event_fds() - before
+            self._watch_events(new.pop() if len(new) == 1 else None)  # else others open devices at the same time
             with self._guard("ibv_alloc_pd"):
                 self._pd = library.pd.PD(self._context)
             with self._guard("ibv_query_device"):
@@ -189,6 +192,11 @@ class PyverbsDevice(DriverDevice):
             self._context.close()
             raise
         self.attributes = device_attributes(found, found.max_qp_init_rd_atom)
+
+    def _take_event(self) -> int:
+        event = self._context.get_async_event()
+        event.ack()
+        return int(event.event_type)
 
     def port(self, number: int) -> base.PortAttributes:
         self._check()
@@ -223,7 +231,7 @@ class PyverbsDevice(DriverDevice):
         return PyverbsQueuePair(self, own_cq, own_srq, max_send_wr, max_inline)
 
     def closing(self, what: str) -> _Guard:
-        """Around `what`, whose errors are pyverbs' own."""
+        """Around `what`, a verb whose errors are pyverbs' own."""
         return self._guard(what)
 
 

@@ -14,7 +14,7 @@ import resource
 import select
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from zcactor.transport.verbs.base import Binding, CompletionQueue, Device
 
-__all__ = ["NotViable", "Viable", "choose_gid", "memlock_limit", "prove", "viability"]
+__all__ = ["NotViable", "Viable", "choose_gid", "look_again", "memlock_limit", "prove", "viability"]
 
 PROOF_NBYTES: Final = 4096
 """Bytes that the proof moves: a page, and one packet of the largest MTU."""
@@ -65,11 +65,25 @@ class Viable:
     """Bytes that are pinned with one peer: the arena, what all connections share, and its slots."""
     peers: int = 0
     """Peers that there is room for at a time: in the device's queues, and in what may be pinned."""
+    local_address: str = ""
+    gid_index: int | None = None
+    """What was to decide on the address, as of `viability`."""
 
     @property
     def is_global(self) -> bool:
         """Whether peers are addressed by GID."""
         return self.gid is not None
+
+    @property
+    def address(self) -> str:
+        """What peers know it by, for people."""
+        return f"LID {self.port.lid}" if self.gid is None else f"GID {self.gid.index} ({self.gid.address})"
+
+    def has_address_of(self, other: Viable) -> bool:
+        """Whether what is connected by way of `other` goes on by way of this one."""
+        if self.gid is None or other.gid is None:
+            return self.gid is other.gid and self.port.lid == other.port.lid
+        return (self.gid.index, self.gid.raw) == (other.gid.index, other.gid.raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +198,10 @@ class _Candidate:
     """Its GID stands for the local address."""
 
 
-def _port_candidate(device: Device, number: int, local_address: str, gid_index: int | None) -> _Candidate | NotViable:
-    """One port, or why not.
+def _port_candidate(
+    device: Device, number: int, local_address: str, gid_index: int | None, kept: Gid | None = None
+) -> _Candidate | NotViable:
+    """One port, or why not. With the address `kept`, where it still has it.
 
     Raises:
         OSError: it cannot be queried.
@@ -203,7 +219,9 @@ def _port_candidate(device: Device, number: int, local_address: str, gid_index: 
             return NotViable(f"{where} has no LID", "run a subnet manager (opensm) on the InfiniBand fabric")
         return _Candidate(device.name, port, None, device.attributes, False)
     gids = device.gids(number)
-    if gid_index is not None:
+    if kept is not None and any((gid.index, gid.raw, gid.roce_v2) == (kept.index, kept.raw, True) for gid in gids):
+        gid: Gid | None = kept
+    elif gid_index is not None:
         gid = next((gid for gid in gids if gid.index == gid_index), None)
     else:
         gid = choose_gid(gids, local_address)
@@ -215,6 +233,15 @@ def _port_candidate(device: Device, number: int, local_address: str, gid_index: 
             "device in /sys/class/infiniband",
         )
     return _Candidate(device.name, port, gid, device.attributes, _stands_for(gid, local_address))
+
+
+def look_again(device: Device, found: Viable) -> Viable | NotViable:
+    """The port that was found as it is now: with the address that it had, where it still has it, or with another."""
+    try:
+        answer = _port_candidate(device, found.port.port, found.local_address, found.gid_index, found.gid)
+    except OSError as error:
+        return NotViable(f"{device.name} port {found.port.port} cannot be asked for its state: {error}", "restart")
+    return answer if isinstance(answer, NotViable) else replace(found, port=answer.port, gid=answer.gid)
 
 
 def _first(problems: list[NotViable]) -> NotViable:
@@ -314,6 +341,8 @@ def viability(
                 limit,
                 needed,
                 peers_of(candidate.attributes, arena_nbytes, limit),
+                local_address,
+                gid_index,
             )
         problems.append(NotViable(f"{where}: {wrong}", "choose another GID (rdma link, show_gids) or device"))
     return _first(problems)
