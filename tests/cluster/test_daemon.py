@@ -574,6 +574,40 @@ def test_the_head_is_killed(hosts: Hosts, host: str) -> None:
     assert list_nodes(hosts.run_directories("a")) == []
 
 
+LEAVING_BEHIND = """
+shell = ["/bin/sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 & echo $!"]
+@zc.actor
+class Starter:
+    def started(self):
+        own = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+        return [subprocess.Popen(["sleep", "1000"], env=env, start_new_session=new).pid
+                for env in (None, {}) for new in (False, True)] + [int(own)]
+
+async def main():
+    async with zc.init(ADDRESS):
+        actor = await Starter.options(lifetime="detached", name="starter").spawn()
+        tell(pids=await actor.started())
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [("agent", "zygote"), ("zygote", "agent"), ("keeper", "agent"), ("keeper", "zygote")])
+def test_what_actors_have_started_ends_though_two_of_a_node_are_killed(hosts: Hosts, order: tuple[str, str]) -> None:
+    node = hosts.start()
+    with hosts.program(LEAVING_BEHIND, node.record.address) as program:
+        pids = program.told("pids")
+        assert program.status() == 0
+    found = {text.partition(":")[0]: pid for pid, text in hosts.processes().items()}
+    by_role = {"agent": node.process.pid, "zygote": found["zc zygote"], "keeper": found["zc keeper"]}
+    assert all(map(alive, pids))
+    for role in order:
+        os.kill(by_role[role], signal.SIGKILL)
+    until(lambda: not any(map(alive, pids)), "what the actor has started ends")
+    node.process.wait()
+    until(lambda: not hosts.processes(), "all of the node ends")
+
+
 FREEZING_A_NODE = (
     HELPERS
     + """

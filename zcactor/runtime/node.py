@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zcactor.runtime.directory import RunDirectory
-from zcactor.runtime.orphans import MARK
+from zcactor.runtime.orphans import MARK, keep_orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -150,6 +150,8 @@ def main(fd: int, lock_fd: int) -> None:
         for file in (ours, control):
             file.close()
         os.close(lock_fd)
+        if setup["clustered"]:  # no program adopts what is left
+            keep_orphans(theirs)
         # A program that starts a node for itself is about to use it. Of a cluster's nodes some may never be used.
         zygote.run_zygote(theirs, functools.partial(_prepare, setup), at_once=not setup["clustered"])
         os._exit(0)

@@ -1,19 +1,26 @@
-"""What a node's agent and zygote leave behind when both are killed: the program that the node belongs to ends it.
+"""What a node's agent and zygote leave behind when both are killed, and who ends it.
 
 Agent and zygote adopt what actors start and leave behind (`zcactor.runtime.zygote`). With both gone only the program is
-left, so it adopts as well (PR_SET_CHILD_SUBREAPER, prctl(2)). Then it adopts what it has started itself, too, so a
-node's processes are told by a mark in their environment, or by the session of a worker that they belong to.
+left that the node belongs to, so it adopts as well (PR_SET_CHILD_SUBREAPER, prctl(2)). Then it adopts what it has
+started itself, too, so a node's processes are told by a mark in their environment, or by the session of a worker that
+they belong to.
+
+A cluster's node belongs to no program. It has a keeper instead, a process between agent and zygote that does nothing
+but wait for the zygote's end.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from zcactor.runtime.zygote import adopt_orphans, adopts_orphans, children_of_ours
+from zcactor.runtime.zygote import adopt_orphans, adopts_orphans, children_of_ours, kill_orphans, set_name
 
-__all__ = ["MARK", "LastResort"]
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["MARK", "LastResort", "keep_orphans"]
 
 MARK: Final = "ZCACTOR_NODE"
 """The variable that a node's processes have in their environment, and what they start inherits."""
@@ -87,3 +94,25 @@ class LastResort:
         """Adopt no more, unless this process did before. Idempotent."""
         if not self._before:
             adopt_orphans(yes=False)
+
+
+def keep_orphans(zygotes: socket.socket) -> None:
+    """Become the keeper of a node: adopt what the zygote leaves behind and, once that has ended, end it.
+
+    Returns only in a fork, which is to become the zygote. Called in a process with one thread.
+
+    Args:
+        zygotes: the zygote's socket, which is closed in the keeper: the agent sees the zygote's end by it.
+    """
+    adopt_orphans()
+    set_name("zc keeper")
+    pid = os.fork()
+    if pid == 0:
+        return
+    try:
+        zygotes.close()
+        while os.waitpid(-1, 0)[0] != pid:  # others are orphans that have ended
+            continue
+        kill_orphans()
+    finally:
+        os._exit(0)

@@ -36,6 +36,7 @@ __all__ = [
     "kill_orphans",
     "run_zygote",
     "set_death_signal",
+    "set_name",
     "wait_for_end",
 ]
 
@@ -46,6 +47,11 @@ _KILL_ROUNDS = 100
 """Generations of orphans killed at the end: the children of a killed process become ours, and are next."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def set_name(name: str) -> None:
+    """Name this process in the lists of the system, by up to 15 bytes (prctl(2), PR_SET_NAME)."""
+    _prctl(_PR_SET_NAME, name.encode(errors="replace")[:15], 0, 0, 0)
 
 
 def set_death_signal() -> None:
@@ -127,7 +133,7 @@ def run_zygote(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    _prctl(_PR_SET_NAME, b"zc zygote", 0, 0, 0)
+    set_name("zc zygote")
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
@@ -220,7 +226,7 @@ def _enter_child(descriptors: list[int], label: str) -> None:
     set_death_signal()
     if os.getppid() != parent:  # the zygote died before the call above took effect
         os._exit(1)
-    _prctl(_PR_SET_NAME, f"zc {label}".encode(errors="replace")[:15], 0, 0, 0)
+    set_name(f"zc {label}")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
