@@ -1,4 +1,4 @@
-"""Holders of arrays, in the driver and in actors, and the model of what each of them has to see."""
+"""Holders of arrays, in programs and in actors, and the model of what each of them has to see."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import numpy.typing as npt
 import zcactor as zc
 from zcactor import context
 
-__all__ = ["Holder", "Model", "Root", "Slot", "pattern"]
+__all__ = ["ASYNC", "Holder", "Model", "Root", "Slot", "pattern"]
 
 Array = npt.NDArray[np.int64]
+ASYNC = ("send", "fetch", "move", "pid", "cut", "reach")
+"""Methods of `Holder` that are awaited."""
 
 
 def pattern(value: int, length: int) -> Array:
@@ -30,7 +32,7 @@ class Tagged(np.ndarray[Any, Any]):
 
 
 class Holder:
-    """Arrays by name; in the driver a plain object, elsewhere an actor."""
+    """Arrays by name; in a program a plain object, elsewhere an actor."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
@@ -70,6 +72,10 @@ class Holder:
     async def send(self, name: str, other: Any, new: str) -> None:
         """Share it with another holder."""
         await other.take(new, self.arrays[name])
+
+    async def fetch(self, name: str, other: Any, new: str) -> None:
+        """Keep what another holder shares."""
+        self.arrays[new] = await other.give(name)
 
     async def move(self, name: str, other: Any, new: str) -> bool:
         """Hand it over to another holder; False where that is refused, and then it stays."""

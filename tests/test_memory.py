@@ -1,19 +1,24 @@
 """Arrays passed, held, sliced, moved and dropped while holders end, crash and lose connections, against a model.
 
-Every reader looks at all of its bytes after each step. Draws are seeded: ``--rounds N`` runs N times as many of them,
-and a failure names the seed and the steps that led to it.
+Holders are actors, the driver and, in every other runtime, a second program that has joined the same cluster. Every
+reader looks at all of its bytes after each step. Draws are seeded: ``--rounds N`` runs N times as many of them, and a
+failure names the seed and the steps that led to it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 import zcactor as zc
-from tests.memory_holders import Holder, Model, Root, Slot, pattern
+from tests.cluster.hosts import Hosts
+from tests.memory_holders import ASYNC, Holder, Model, Root, Slot, pattern
+from tests.memory_program import CAPACITY, Joined
 
 PARTS, DRAWS = 5, 50
 """Tests of each loop, and draws of each test."""
@@ -29,34 +34,83 @@ than a huge page."""
 LEAST_NBYTES = 32 << 10
 """Bytes that an array has to have to be passed here; what rides in frames is another array at its receiver."""
 WAYS = ("store", "numpy", "malloc", "reshaped", "subclass")
+DRAWN = {"take from program", "give to program", "end program"}
+"""Steps in which the second program takes part, all of which are drawn by each test."""
+
+NamedHolder: Any = zc.actor(Holder)
+
+
+class Runtime:
+    """A runtime of this program, and the holders of it that outlive a draw."""
+
+    def __init__(self, address: str | None) -> None:
+        self.driver = Holder()
+        self.actors: dict[str, Any] = {}
+        self.program: Joined | None = None
+        """The second program, in a cluster."""
+        self._address = address
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def start(cls, joined: bool) -> AsyncIterator[Runtime]:
+        """Have a node of this program's own, or a cluster that another program has joined as well."""
+        if not joined:
+            async with zc.init():
+                yield cls(None)
+            return
+        with Hosts() as hosts:
+            address = hosts.start(store_capacity=CAPACITY).record.address
+            with hosts.on("a"):
+                async with zc.init(address, store_capacity=CAPACITY):
+                    runtime = cls(address)
+                    runtime.program = await Joined.start(address)
+                    try:
+                        yield runtime
+                    except BaseException:
+                        await runtime.program.kill()
+                        raise
+                    await runtime.program.stop()
+
+    async def replace_program(self, killed: bool) -> None:
+        """End the second program, in order or not, and have another join."""
+        assert self.program is not None and self._address is not None
+        await (self.program.kill() if killed else self.program.stop())
+        self.program = await Joined.start(self._address)
 
 
 class Scene:
     """One runtime's holders, and what they have to see."""
 
-    def __init__(self, seed: int, driver: Holder, actors: dict[str, Any]) -> None:
+    def __init__(self, seed: int, runtime: Runtime) -> None:
+        self.seed = seed
         self.random = random.Random(seed)
-        self.model = Model({"driver": {}})
-        self.driver = driver
-        self.actors = actors
+        self.runtime = runtime
+        self.driver = runtime.driver
+        self.actors = runtime.actors
+        self.model = Model({"driver": {}, "program": {}} if runtime.program else {"driver": {}})
         self.steps: list[str] = []
+        self.drawn: set[str] = set()
         self.names = 0
 
     async def spawn(self, name: str) -> None:
         """Have an actor of that name, without arrays."""
-        self.actors[name] = await zc.spawn(Holder)
+        self.actors[name] = await NamedHolder.options(name=self.new(name)).spawn()
         self.model.holders[name] = {}
 
-    def new(self) -> str:
-        """A name that no array has had."""
+    def new(self, kind: str = "x") -> str:
+        """A name that no array has had, and no actor of the runtime."""
         self.names += 1
-        return f"x{self.names}"
+        return f"{kind}{self.names}" if kind == "x" else f"{kind}{self.seed}-{self.names}"
 
     async def at(self, holder: str, method: str, *arguments: Any) -> Any:
         """Run a method of a holder where it is."""
         if holder == "driver":
             result = getattr(self.driver, method)(*arguments)
-            return await result if method in ("send", "move", "cut") else result
+            return await result if method in ASYNC else result
+        if holder == "program":
+            assert self.runtime.program is not None
+            named = [one if isinstance(one, int | str) else {"actor": one._remote.name} for one in arguments]
+            return await self.runtime.program.call(method, *named)
         return await getattr(self.actors[holder], method)(*arguments)
 
     def any_slot(self, least: int = 0) -> tuple[str, str] | None:
@@ -89,13 +143,16 @@ class Scene:
         if chosen is None:
             return
         holder, name = chosen
-        other = self.random.choice([one for one in self.model.holders if one != holder])
+        reached = self.model.holders if holder in self.actors else self.actors  # a program calls only actors
+        other = self.random.choice([one for one in reached if one != holder])
         new, slot = self.new(), self.model.holders[holder][name]
         self.steps.append(f"share {holder}.{name} as {other}.{new}")
-        if other == "driver":
-            self.driver.take(new, await self.actors[holder].give(name))
-        else:
+        if other in self.actors:
+            self.drawn.add(f"take from {holder}")
             await self.at(holder, "send", name, self.actors[other], new)
+        else:
+            self.drawn.add(f"give to {other}")
+            await self.at(other, "fetch", name, self.actors[holder], new)
         slot.root.shared = slot.passed = True
         self.model.holders[other][new] = Slot(slot.root, slot.elements, passed=True)
 
@@ -113,6 +170,7 @@ class Scene:
         other = self.random.choice([one for one in self.actors if one != holder])
         new = self.new()
         self.steps.append(f"move {holder}.{name} to {other}.{new}")
+        self.drawn.add(f"move from {holder}")
         moved = await self.at(holder, "move", name, self.actors[other], new)
         assert not moved if slot.passed else moved or slot.root.shared
         if moved:  # beside a part that was shared the receiver gets a copy, where it is not refused
@@ -166,21 +224,25 @@ class Scene:
         await self.at(holder, "fill", length, 6)
 
     async def end(self) -> None:
-        """An actor ends, in order or not, and another takes its place."""
-        name = self.random.choice(list(self.actors))
+        """An actor or the second program ends, in order or not, and another takes its place."""
+        name = self.random.choice([one for one in self.model.holders if one != "driver"])
         way = self.random.choice((zc.stop, zc.kill))
         self.steps.append(f"{way.__name__} {name}")
-        await way(self.actors.pop(name))
-        await self.spawn(name)
+        self.drawn.add(f"end {name}")
+        if name in self.actors:
+            await way(self.actors.pop(name))
+            await self.spawn(name)
+        else:
+            await self.runtime.replace_program(killed=way is zc.kill)
+            self.model.holders[name] = {}
 
     async def cut(self) -> None:
         """A connection ends though both processes live."""
-        one, other = self.random.sample(list(self.model.holders), 2)
-        if other == "driver":
-            one, other = other, one
+        other = self.random.choice(list(self.actors))  # programs are connected to actors, not to each other
+        one = self.random.choice([holder for holder in self.model.holders if holder != other])
         self.steps.append(f"cut {one} from {other}")
         await self.at(one, "cut", self.actors[other])
-        if one != "driver":
+        if one in self.actors:
             for holder in (one, other):
                 await self.driver.reach(self.actors[holder])
             await self.at(other, "reach", self.actors[one])
@@ -219,21 +281,23 @@ async def _draw(scene: Scene, driver_keeps: bool) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 async def test_every_reader_sees_its_bytes(part: int, rounds: int) -> None:
     driver = Holder()
+    drawn: set[str] = set()
     for begin in range(part * DRAWS * rounds, (part + 1) * DRAWS * rounds, RUNTIME):
         kept = {name: (array, array.copy()) for name, array in driver.arrays.items()}
-        actors: dict[str, Any] = {}
-        driver = Holder()
-        async with zc.init():
+        async with Runtime.start(joined=begin // RUNTIME % 2 == 1) as runtime:
+            driver = runtime.driver
             another: Any = await zc.spawn(Holder)
             for array, expected in kept.values():  # of the runtime before
                 assert (array == expected).all()
                 assert (await another.same(array) == expected).all()
             kept.clear()
             for seed in range(begin, begin + RUNTIME):
-                scene = Scene(seed, driver, actors)
+                scene = Scene(seed, runtime)
                 try:
                     await _draw(scene, driver_keeps=seed + 1 == begin + RUNTIME)
                 except Exception as error:
                     error.add_note(f"seed {seed}: " + "; ".join(scene.steps))
                     raise
+                drawn |= scene.drawn
             gc.collect()
+    assert drawn >= DRAWN, f"never drawn: {DRAWN - drawn}"
