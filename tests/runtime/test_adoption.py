@@ -95,6 +95,10 @@ class Holder:
         self.kept[:] = value
         return float(self.kept.sum())
 
+    def memory_of(self, inode: int) -> int:
+        """Bytes that a file has that this process has open; 0 of any other."""
+        return memory_of(inode)
+
     def read_on(self) -> None:
         """Read what is kept again and again, in a thread."""
         wanted, self.wrong, self.rounds = self.sums(), 0, 0
@@ -137,6 +141,13 @@ spawn: Any = zc.spawn
 async def node() -> AsyncIterator[zc.Node]:
     async with asyncio.timeout(4 * PATIENCE), zc.init(num_cpus=4, store_capacity=128 << 20) as node:
         yield node
+
+
+def memory_of(inode: int) -> int:
+    found = [
+        os.stat(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")
+    ]
+    return max((each.st_blocks * 512 for each in found if each.st_ino == inode), default=0)
 
 
 def expected(count: int, how: str) -> float:
@@ -410,6 +421,58 @@ async def test_it_rests_until_somebody_waits(monkeypatch: pytest.MonkeyPatch, wa
     array, to = np.arange(4500, dtype="u1"), np.zeros(4500, "u1")
     taking.copy(to.ctypes.data, array.ctypes.data, array.nbytes)
     assert np.array_equal(array, to) and len(rests) == min(wanted_at, 5)
+
+
+async def test_the_rest_of_what_was_moved_here_goes(node: zc.Node) -> None:
+    maker, holder, other = [await spawn(Holder) for _ in range(3)]
+    inode = await maker.arena()
+    await maker.fill(60 << 20)
+    await holder.keep(zc.move(await maker.moved(LARGE)))
+    await other.keep(maker.made(LARGE))
+    assert await holder.memory_of(inode) >= 60 << 20
+    await zc.kill(maker)
+    async with asyncio.timeout(PATIENCE):
+        while await holder.memory_of(inode) > 8 * LARGE + 8192:
+            await asyncio.sleep(0)
+    assert await holder.total() == await other.total() == expected(LARGE, "array")
+    assert await holder.write(3) == 3 * LARGE
+    await holder.keep(None)
+    await given_back(node, inode, holder, other)
+
+
+async def test_it_stays_as_long_as_somebody_else_maps_it(node: zc.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has no room for a copy, for one."""
+    is_the_only_one, answers = Mapping.is_the_only_one, []
+
+    def ask(mapping: Mapping) -> bool:
+        answers.append(is_the_only_one(mapping))
+        return answers[-1]
+
+    monkeypatch.setattr(Mapping, "is_the_only_one", ask)
+    monkeypatch.setattr(adoption, "_RETRY", 0.01)
+    maker, other = await spawn(Holder), await spawn(Holder)
+    inode = await maker.arena()
+    moved, small = await maker.moved(LARGE), await maker.moved(SMALL)
+    await other.fill(126 << 20)
+    await other.keep(maker.made(LARGE))
+    await zc.kill(maker)
+    async with asyncio.timeout(PATIENCE):
+        while len(answers) < 3:
+            await asyncio.sleep(0)
+    assert not any(answers)
+    assert await other.total() == moved.sum() == expected(LARGE, "array")
+    await other.keep(None)
+    async with asyncio.timeout(PATIENCE):
+        while memory_of(inode) > 8 * (LARGE + SMALL) + (4 << 12):
+            await asyncio.sleep(0)
+        assert moved.sum() == expected(LARGE, "array")
+        del moved
+        while memory_of(inode) > 8 * SMALL + (2 << 12):
+            await asyncio.sleep(0)
+        assert small.sum() == expected(SMALL, "array")
+        del small
+        while memory_of(inode):  # the descriptor goes with the last of it
+            await asyncio.sleep(0)
 
 
 async def test_no_room_for_what_is_held(node: zc.Node, capfd: pytest.CaptureFixture[str]) -> None:

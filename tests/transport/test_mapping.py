@@ -48,6 +48,51 @@ def test_writes_through() -> None:
         mapping.close()
 
 
+def opened_anew(fd: int, access: int) -> int:
+    return os.open(f"/proc/self/fd/{fd}", access | os.O_CLOEXEC)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_whether_it_is_the_only_one(writable: bool) -> None:
+    with memfd(NBYTES) as fd:
+        ours, theirs = opened_anew(fd, os.O_RDWR), opened_anew(fd, os.O_RDWR if writable else os.O_RDONLY)
+        mapping, other = Mapping(ours, NBYTES, writable=True), Mapping(theirs, NBYTES, writable=writable)
+        os.close(ours)
+    assert not mapping.is_the_only_one()
+    os.close(theirs)
+    assert not mapping.is_the_only_one(), "it is mapped"
+    other.close()
+    assert mapping.is_the_only_one()
+    mapping.close()
+    assert not mapping.is_the_only_one()
+
+
+def test_one_that_cannot_be_written_to_does_not_know() -> None:
+    with memfd(NBYTES) as fd:
+        mapping = Mapping(fd, NBYTES)
+        assert not mapping.is_the_only_one()
+        mapping.close()
+
+
+def test_what_is_punched_goes_back_and_the_rest_stays() -> None:
+    page = mmap.PAGESIZE
+    with memfd(NBYTES) as fd:
+        os.pwrite(fd, b"x" * NBYTES, 0)
+        mapping = Mapping(fd, NBYTES, writable=True)
+        mapping.punch([(page, page), (4 * page, 2 * page)])
+        assert os.fstat(fd).st_blocks * 512 == 3 * page
+        for number, byte in enumerate(b"0x00xx0"):
+            found = ctypes.string_at(mapping.address + number * page, page)
+            assert found == (b"x" if byte == ord("x") else b"\0") * page
+        mapping.punch([])
+        assert os.fstat(fd).st_blocks == 0
+        mapping.close()
+        read_only = opened_anew(fd, os.O_RDONLY)
+        with pytest.raises(OSError, match="cannot give back"):
+            Mapping(read_only, NBYTES).punch([])
+        os.close(read_only)
+
+
 def test_close_is_idempotent_and_so_is_letting_go() -> None:
     with memfd(NBYTES) as fd:
         mapping = Mapping(fd, NBYTES)

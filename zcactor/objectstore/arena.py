@@ -50,6 +50,17 @@ def _refused(nbytes: int, error: OSError) -> str:
     return f"{allows}, and the store is to have {nbytes:,}: raise that limit"
 
 
+def _opened_anew(fd: int) -> int:
+    """A descriptor of the memfd `fd`, which is closed, that the system counts among those that are open for writing.
+    It does not count the first one, and a fork of ours that maps the arena is to be counted."""
+    try:
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:  # /proc is not mounted: no peer gets the arena
+        return fd
+    os.close(fd)
+    return again
+
+
 class Arena:
     """One process's shared memory. Making one is cheap: it maps address space and touches nothing.
 
@@ -88,6 +99,7 @@ class Arena:
             if seed is None:
                 os.ftruncate(fd, nbytes)
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+                fd = _opened_anew(fd)
             self.heap: Final = Heap(fd, nbytes, self.extent_nbytes, fallocate)
             """Who holds which bytes. It owns the descriptor and the mapping, which end with the last holder."""
         except OSError as error:

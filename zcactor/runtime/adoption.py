@@ -7,6 +7,7 @@ an object of its own; the pin goes when that is leased.
 One array that is still mapped keeps all of the memory of a process that has ended. So whoever holds such arrays copies
 the pages that they lie in, in the background, and maps the copies in the place of the pages: the same bytes, at the
 same addresses. Then it lets go of the rest. What was moved stays where it is, for it may be written to at any moment.
+Once nobody else maps the file that it lies in, all else is punched out of that.
 
 That work rests half of the time, until somebody waits for its copies: then it takes what it can get of the machine, and
 they are passed on as soon as they are made, before the memory of the dead goes back to the system.
@@ -97,6 +98,8 @@ class Adoptions:
         """Those that a thread replaces the pages of."""
         self._outlived: dict[bytes, dict[int, tuple[ref[Mapping], ...]]] = {}
         """By peer and by number of a connection that has ended: what was mapped by it, read-only and then writable."""
+        self._moved: dict[bytes, list[ref[Mapping]]] = {}
+        """By peer that is gone: the writable mappings of its memory."""
         self._late: set[bytes] = set()
         self._out_of_room = False
         self._made: WeakValueDictionary[_Key, Block] = WeakValueDictionary()
@@ -130,13 +133,15 @@ class Adoptions:
     def let_go(self, peer: bytes) -> None:
         """Something that a peer had leased by a connection that has ended is not held any more."""
         process = self._process
-        if not process.closing and peer in self._outlived and peer not in self._late:
+        if not process.closing and (peer in self._outlived or peer in self._moved) and peer not in self._late:
             self._late.add(peer)
             process.loop.call_later(_DELAY, lambda: process.start_task(self._tell_again(peer)))
 
     async def _tell_again(self, peer: bytes) -> None:
         self._late.discard(peer)
-        if peer in self._outlived:
+        if peer in self._moved:
+            await self._punch(peer)
+        elif peer in self._outlived:
             with contextlib.suppress(ZcactorError):  # it has ended, and keeps nothing
                 await self._tell(await self._process.connect(peer))
 
@@ -179,10 +184,28 @@ class Adoptions:
 
     def _gone(self, peer: bytes, owner: OsProcess) -> None:
         self._unwatch(peer)
-        for mapping, *_ in self._outlived.pop(peer, {}).values():
+        for mapping, *writable in self._outlived.pop(peer, {}).values():
             found = mapping()
             if found is not None and found.leases:
                 self._process.start_task(self._take_over(found, owner))
+            if writable:
+                self._moved.setdefault(peer, []).extend(writable)
+        if peer in self._moved:
+            self._process.start_task(self._punch(peer))
+
+    async def _punch(self, peer: bytes) -> None:
+        """Punch what is not held out of the memory of a peer that is gone, as soon as nobody else maps it."""
+        left = [mapping for each in self._moved.get(peer, ()) if (mapping := each()) is not None and mapping.leases]
+        if not left:
+            self._moved.pop(peer, None)
+        elif all(mapping.is_the_only_one() for mapping in left):
+            await asyncio.to_thread(_punch_others, left)
+        else:
+            self._process.loop.call_later(_RETRY, self._punch_again, peer)
+
+    def _punch_again(self, peer: bytes) -> None:
+        if not self._process.closing:
+            self._process.start_task(self._punch(peer))
 
     async def _take_over(self, mapping: Mapping, owner: OsProcess) -> None:
         if self._coming:  # nothing is copied twice
@@ -326,6 +349,15 @@ def _leases_of(mapping: Mapping | None) -> list[Lease]:
     """What lives of what points into a mapping. One that is being lost on another thread may be among them."""
     found = () if mapping is None else [seen() for seen in mapping.leases.copy().values()]
     return [lease for lease in found if lease is not None]
+
+
+def _punch_others(mappings: list[Mapping]) -> None:
+    """Give back all that is not leased."""
+    for mapping in mappings:
+        try:
+            mapping.punch([(run.low, run.nbytes) for run in _runs(_leases_of(mapping))])
+        except OSError as error:
+            logger.debug("memory of a process that has ended stays: %s", error)
 
 
 class _Run(NamedTuple):

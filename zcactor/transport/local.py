@@ -158,10 +158,12 @@ class LocalEndpoint(ListeningEndpoint):
         self._hand_on(connection)
 
     async def _send_arena(self, sock: socket.socket, *, writable: bool) -> None:
-        if self._arena_fd is None or writable:
-            await unix.send_descriptor(sock, self._arena_fd)
+        if self._arena_fd is None:
+            await unix.send_descriptor(sock, None)
             return
-        fd = os.open(f"/proc/self/fd/{self._arena_fd}", os.O_RDONLY | os.O_CLOEXEC)
+        # Opened anew for each peer, so that the system counts them: see `Mapping.is_the_only_one`.
+        access = os.O_RDWR if writable else os.O_RDONLY
+        fd = os.open(f"/proc/self/fd/{self._arena_fd}", access | os.O_CLOEXEC)
         try:
             await unix.send_descriptor(sock, fd)
         finally:

@@ -1,7 +1,7 @@
 """A peer's arena, mapped into this process.
 
 Python's own ``mmap`` keeps a duplicate of the descriptor for as long as the mapping lives, one per peer; this one goes
-to ``mmap(2)`` directly and keeps none.
+to ``mmap(2)`` directly and keeps one only where it is writable, which few are.
 
 A mapping must outlive every array that points into it, also after its connection has closed: whoever hands out such an
 array keeps a reference to the `Mapping`, and the last one to let go unmaps.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from zcactor.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
     from weakref import ref
 
@@ -34,6 +34,7 @@ _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 # <linux/mman.h>; Python has no mremap(2)
 _MREMAP_MAYMOVE: Final = 1
 _MREMAP_DONTUNMAP: Final = 4
+_MADV_REMOVE: Final = 9
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _mmap: Final = _libc.mmap
@@ -45,6 +46,9 @@ _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _mremap: Final = _libc.mremap
 _mremap.restype = ctypes.c_void_p
 _mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_madvise: Final = _libc.madvise
+_madvise.restype = ctypes.c_int
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _mprotect: Final = _libc.mprotect
 _mprotect.restype = ctypes.c_int
 _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -91,11 +95,12 @@ class Mapping:
         OSError: the system refused (EACCES: the descriptor is read-only; ENOMEM: no address space).
     """
 
-    __slots__ = ("__weakref__", "_lock", "_spare", "address", "leases", "nbytes")
+    __slots__ = ("__weakref__", "_fd", "_lock", "_spare", "address", "leases", "nbytes")
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool = False, spare: bool = False) -> None:
         self._lock = threading.Lock()  # of `_spare`
         self._spare = 0
+        self._fd = -1
         self.leases: dict[int, ref[Any]] = {}
         """What points into it, by the number that is its identity: the bytes under all else may go."""
         self.address = 0
@@ -105,6 +110,8 @@ class Mapping:
         self.address = _map(fd, 0, nbytes, access, mmap.MAP_SHARED)
         if spare:
             self._spare = _map(fd, 0, nbytes, mmap.PROT_READ, mmap.MAP_PRIVATE)
+        if writable:
+            self._fd = os.dup(fd)
 
     def private(self, offset: int, nbytes: int, keep: object) -> PrivateMapping | None:
         """Part of the file once more, to be written to privately. Any thread may call it.
@@ -163,11 +170,46 @@ class Mapping:
             spare, self._spare = self._spare, 0
             if spare:
                 _munmap(spare, self.nbytes)
-        at, nothing = 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        nothing = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        for low, nbytes in self._others(kept):
+            _map(-1, 0, nbytes, _PROT_NONE, nothing, self.address + low)
+
+    def _others(self, kept: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """What lies between: from where, and how many bytes."""
+        at = 0
         for low, nbytes in (*kept, (-(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, 0)):
             if low > at:
-                _map(-1, 0, low - at, _PROT_NONE, nothing, self.address + at)
+                yield at, low - at
             at = low + nbytes
+
+    def is_the_only_one(self) -> bool:
+        """Whether nobody else has the file open or maps it: only then does the system grant a lease for writing
+        (F_SETLEASE, fcntl(2)). It counts what was opened, so whoever passes descriptors on opens the file for each.
+
+        False also where the mapping is not writable, or the system does not say.
+        """
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def punch(self, kept: Iterable[tuple[int, int]]) -> None:
+        """Give the memory of the file back, but for some: what reads the rest sees zeros from now on.
+
+        Only for a mapping that is the only one, of a file whose owner is gone.
+
+        Args:
+            kept: as in `give_up`.
+
+        Raises:
+            OSError: the system refused somewhere.
+        """
+        for low, nbytes in self._others(kept):
+            if _madvise(self.address + low, nbytes, _MADV_REMOVE):
+                code = ctypes.get_errno()
+                raise OSError(code, f"cannot give back {nbytes} bytes of an arena: {os.strerror(code)}")
 
     def close(self) -> None:
         """Unmap. Idempotent. Only for whoever knows that no array points into the mapping: the next access faults."""
@@ -177,6 +219,9 @@ class Mapping:
         spare, self._spare = self._spare, 0
         if spare:
             _munmap(spare, self.nbytes)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At exit the kernel unmaps, in an order that cannot hurt; before it, an array in the same reference cycle may
