@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import os
 import pickle
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -635,3 +636,58 @@ async def test_failures_of_dead_actors_are_logged_once(caplog: pytest.LogCapture
     gc.collect()
     await asyncio.sleep(0)
     assert len(caplog.records) == 1
+
+
+@zc.actor(max_restarts=1)
+class Dying:
+    @zc.method
+    def ping(self) -> None: ...
+
+    @zc.method
+    async def die(self) -> None:
+        os._exit(3)
+
+
+async def test_a_retry_that_cannot_be_sent_says_what_the_first_attempt_has_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle: Any = await Dying.spawn()
+    await handle.ping()
+    process = context.current()
+    connect = process.connect
+
+    async def to_the_agent_alone(peer: bytes) -> Any:
+        if peer != process.agent:
+            raise zc.ConnectionLost("there is no way")
+        return await connect(peer)
+
+    call = handle.die.options(retries=1, idempotent=True)()
+    monkeypatch.setattr(process, "connect", to_the_agent_alone)
+    with pytest.raises(zc.ActorUnavailable, match="there is no way") as failed:
+        await call
+    assert failed.value.maybe_executed
+
+
+async def test_a_connection_that_fails_when_nobody_waits_any_more_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, loop = context.current(), asyncio.get_running_loop()
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def connect(_: str) -> Any:
+        asked.set()
+        await answered.wait()
+        raise zc.ConnectionLost("nobody is there")
+
+    monkeypatch.setattr(process.endpoint, "connect", connect)
+    told: list[Any] = []
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, what: told.append(what))
+    waiting = asyncio.create_task(process.connect(b"nobody has this "))
+    await asked.wait()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    answered.set()
+    while process._connecting:
+        await asyncio.sleep(0)
+    gc.collect()
+    loop.set_exception_handler(before)
+    assert not told

@@ -140,6 +140,7 @@ class RemoteActor:
             def resend(_: Call, error: BaseException) -> bool:
                 nonlocal left
                 left -= 1
+                call.sent_before = call.sent_before or getattr(error, "maybe_executed", False)
                 if left < 0 or isinstance(error, ActorDied):
                     return False
                 call.state = CallState.QUEUED
@@ -219,7 +220,7 @@ class RemoteActor:
         try:
             session.send_call(call, self.location[1], code, flags, timeout_ns, payload, parts)
         except ConnectionLost as error:
-            call.fail(ActorUnavailable(self.label, str(error), False))
+            call.fail(ActorUnavailable(self.label, str(error), call.sent_before))
 
     async def _open(self) -> None:
         """Connect to wherever the actor is now, then send what waited."""
@@ -256,7 +257,8 @@ class RemoteActor:
             await asyncio.sleep(pause)
             pause *= 2
         cause = await self._where_it_fails(cause)
-        self._give_up(lambda: ActorUnavailable(self.label, f"{cause}; tried {attempt} times", False))
+        text = f"{cause}; tried {attempt} times"
+        self._give_up(lambda maybe: ActorUnavailable(self.label, text, maybe))
 
     async def _where_it_fails(self, cause: str) -> str:
         """`cause`, and whether the head reaches what this process does not."""
@@ -314,24 +316,25 @@ class RemoteActor:
         if not self._drain(new):
             await self._open()
 
-    def _give_up(self, error: Any) -> None:
+    def _give_up(self, error: Callable[[bool], ActorUnavailable | ActorDied]) -> None:
+        """What waits fails with ``error(maybe_executed)``: an earlier attempt of it may have run."""
         with self._lock:
             unsent, self._unsent = self._unsent, deque()
             self._opening = False
             self.connected.set()
         for call, *_ in unsent:
-            call.fail(error())
+            call.fail(error(call.sent_before))
 
     def die(self, cause: str) -> None:
         """The actor is dead for good: everything that waits for it fails."""
         self.death = cause
         self.session = None
-        self._give_up(lambda: ActorDied(self.label, cause, False))
+        self._give_up(lambda maybe: ActorDied(self.label, cause, maybe))
 
     def given_up(self, calls: Sequence[Call], cause: str) -> None:
         """The process at `location` is silent, and `calls` are open there: they end, whatever became of them."""
         for call in calls:
-            maybe = call.state is not CallState.QUEUED
+            maybe = call.sent_before or call.state is not CallState.QUEUED
             error = (
                 ActorUnavailable(self.label, cause, maybe)
                 if self.death is None
@@ -360,12 +363,13 @@ class RemoteActor:
         if state == "dead":
             self.die(why or cause)
             for call in calls:
-                call.fail(ActorDied(self.label, why or cause, call.state is not CallState.QUEUED))
+                maybe = call.sent_before or call.state is not CallState.QUEUED
+                call.fail(ActorDied(self.label, why or cause, maybe))
             return
         if location is not None:
             self.location = location
         for call in calls:
-            maybe = call.state is not CallState.QUEUED
+            maybe = call.sent_before or call.state is not CallState.QUEUED
             reason = why if state == "restarting" and why else cause
             error = ActorUnavailable(self.label, reason, maybe)
             if call.resend is None or not call.resend(call, error):

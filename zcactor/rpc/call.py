@@ -52,6 +52,8 @@ class Call:
     """Our lease on another process's promise; None for our own."""
     resend: Callable[[Call, BaseException], bool] | None = None
     """Asked when the connection is lost: True when it takes the call over (a retry)."""
+    sent_before = False
+    """Whether it may have run by what is not known to have failed: an attempt that was lost, and made again."""
     fetch: Callable[[Call], None] | None = None
     """Starts getting the result when it is first needed: another process's promise, or bytes that nobody has read."""
     arrived = False
