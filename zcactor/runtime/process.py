@@ -263,8 +263,13 @@ class Process:
         task = self._connecting.get(process)
         if task is None:
             task = self._connecting[process] = self.loop.create_task(self._open(process))
-            task.add_done_callback(lambda _: self._connecting.pop(process, None))
+            task.add_done_callback(partial(self._connected, process))
         return await asyncio.shield(task)
+
+    def _connected(self, process: bytes, task: asyncio.Task[Session]) -> None:
+        self._connecting.pop(process, None)
+        if not task.cancelled():
+            task.exception()  # seen: those who have waited for it may all have been cancelled
 
     async def _elsewhere(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await on our own loop what was asked for on another thread's."""
