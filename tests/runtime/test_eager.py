@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.runtime.eager import start_eagerly
+from zcactor.runtime.eager import _EagerTask, _rest, start_eagerly
 
 variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
 
@@ -189,3 +189,16 @@ async def test_nested() -> None:
 
     assert start(outer()) is None
     assert seen[0] is not seen[1]
+
+
+async def test_a_task_is_destroyed_after_the_coroutine_that_it_runs() -> None:
+    async def waits() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    coroutine = waits()
+    coroutine.send(None)
+    task = _EagerTask.__new__(_EagerTask)
+    rest = _rest(coroutine, task)
+    rest.send(None)
+    coroutine.close()  # the garbage collector has no order
+    rest.close()

@@ -115,6 +115,9 @@ def _rest(coroutine: Coroutine[Any, Any, None], task: _EagerTask) -> Generator[A
         if task.ended:
             return
         yield task.waiting
+    except GeneratorExit:  # nobody keeps the task; what it was to run may have been closed before it
+        coroutine.close()
+        raise
     except BaseException as error:
         if task.ended:
             return
