@@ -685,6 +685,7 @@ async def test_a_connection_that_fails_when_nobody_waits_any_more_is_no_error(mo
     await asked.wait()
     waiting.cancel()
     await asyncio.wait([waiting])
+    del waiting  # its traceback leads to what it has waited for
     answered.set()
     while process._connecting:
         await asyncio.sleep(0)
