@@ -3,6 +3,7 @@
 #   make check   lint, types and the quick tests, under two minutes
 #   make test    lint, types and all tests, on uvloop and on asyncio
 #   make sanitize   of these what exercises the native parts, built with sanitizers, and changed frames for a minute
+#   make simulate SEEDS=1:200   runs of a simulated cluster under faults, each decided by one number
 #   make bench   the benchmarks
 #   make test-rdma   of these the ones that need an RDMA device, in virtual machines that have one (Debian on x86-64)
 # PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
@@ -20,7 +21,9 @@ SPREAD := -n 2 --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := check
-.PHONY: demo test test-rdma sanitize check bench lint setup system clean
+SEEDS ?= 1:200
+
+.PHONY: demo test test-rdma sanitize simulate check bench lint setup system clean
 
 setup: $(STAMP)
 
@@ -81,6 +84,7 @@ test: system
 	@$(PY) tools/vm.py prepare & prepared=$$!; trap "kill $$prepared" INT TERM; \
 	$(MAKE) --no-print-directory lint && $(MAKE) --no-print-directory sanitize; status=$$?; \
 	wait $$prepared || true; exit $$status
+	$(BIN)/python -m zcactor.simulation --seeds 1:12 --jobs 2
 	$(BIN)/python -m pytest $(SPREAD) --ignore tests/vm $(ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest tests/vm -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 
@@ -90,6 +94,10 @@ test: system
 # tests/objectstore/test_heap_stress.py builds with sanitizers by itself, and whole programs.
 sanitize: $(STAMP)
 	$(BIN)/python tools/sanitize.py $(ARGS)
+
+# SEEDS=FIRST:LAST, both included; ARGS='--json --shrink' and the like. A seed that fails prints how to repeat it.
+simulate: $(STAMP)
+	$(BIN)/python -m zcactor.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
 
 test-rdma: $(STAMP)
 	$(BIN)/python tools/vm.py prepare

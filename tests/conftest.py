@@ -78,8 +78,13 @@ def rounds(request: pytest.FixtureRequest) -> int:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Each async test runs once per loop; pytest-asyncio asks this at collection."""
-    del item
+    """Each async test runs once per loop, or on those that its module has as ``LOOP_FACTORIES``; pytest-asyncio asks
+    this at collection."""
+    own: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] | None = None
+    if isinstance(item, pytest.Function):
+        own = getattr(item.module, "LOOP_FACTORIES", None)
+    if own is not None:
+        return own
     names = str(config.getoption("--loops")).split(",")
     unknown = sorted(set(names) - set(LOOPS))
     if unknown:

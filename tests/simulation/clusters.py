@@ -1,0 +1,88 @@
+"""A small cluster for tests, and programs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import zcactor as zc
+from zcactor import ids
+from zcactor.config import Config
+from zcactor.runtime.process import Process
+from zcactor.simulation import record as records
+from zcactor.simulation.cluster import Cluster
+from zcactor.simulation.loop import SimLoop
+from zcactor.simulation.network import Network
+from zcactor.simulation.record import Record
+from zcactor.simulation.trace import Trace
+from zcactor.simulation.world import World
+
+Program = Callable[[Process], Coroutine[Any, Any, Any]]
+
+
+@zc.actor
+class Keeper:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    @zc.method
+    def keep(self, value: Any) -> int:
+        """From now on."""
+        self.kept = value
+        return len(value)
+
+    @zc.method
+    async def total(self) -> float:
+        """Of what it keeps."""
+        return float(self.kept.sum())
+
+
+class Bench:
+    """A cluster that has formed."""
+
+    def __init__(self, nodes: int, **settings: Any) -> None:
+        self.world = World(1, Trace())
+        self.record = Record(self.world)
+        settings = {"loop": "asyncio", "num_cpus": 8, "warn_after": 0, "store_capacity": 8 << 20, **settings}
+        self.cluster = Cluster(Network(self.world), Config(**settings), {"CPU": 8.0})
+        for number in range(nodes):
+            self.cluster.start_agent(f"h{number}")
+            self.world.run(lambda number=number: self.cluster.joined > number, limit=60)  # type: ignore[misc]
+        assert self.cluster.joined == nodes
+
+    def run(self, program: Program, host: str = "h0", patience: float = 60.0) -> Any:
+        """What `program` returns, in a driver that stays."""
+        result: list[Any] = []
+
+        async def main(process: Process) -> None:
+            result.append(await program(process))
+
+        self.driver: SimLoop = self.cluster.start_driver(f"driver{self.world.number(host)}", host, main)
+        driver = self.driver
+
+        def over() -> bool:
+            return driver.main is not None and driver.main.done()
+
+        assert self.world.run(over, limit=self.world.now + patience), "the program has no end"
+        assert driver.main is not None
+        driver.main.result()
+        return result[0]
+
+    def wait(self, seconds: float) -> None:
+        """Let things happen for so long."""
+        self.world.run(lambda: False, limit=self.world.now + seconds)
+
+
+@contextmanager
+def bench(nodes: int = 2, **settings: Any) -> Iterator[Bench]:
+    """A cluster whose ids are drawn, as in a run."""
+    import random
+
+    with ids.drawn_from(random.Random(1)):
+        made = Bench(nodes, **settings)
+        records.current = made.record
+        yield made
+        del records.current

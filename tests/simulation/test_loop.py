@@ -1,0 +1,59 @@
+"""The loop of a simulated process, as tasks and futures use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import Any
+
+from zcactor.simulation.trace import Trace
+from zcactor.simulation.world import World
+
+variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
+
+
+def run(main: Any) -> World:
+    world = World(1, Trace())
+    loop = world.process("h0", "a")
+    loop.begin(main)
+    assert not world.run(lambda: loop.main is not None and loop.main.done(), limit=100) or loop.main is not None
+    assert loop.main is not None
+    loop.main.result()
+    return world
+
+
+def test_tasks_timeouts_futures_and_executors() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert loop.is_running() and not loop.is_closed() and not loop.get_debug()
+        future: asyncio.Future[int] = loop.create_future()
+        loop.call_later(1.0, future.set_result, 3)
+        cancelled = loop.call_later(0.5, future.set_result, 4)
+        cancelled.cancel()
+        assert await future == 3
+        try:
+            async with asyncio.timeout(2):
+                await asyncio.sleep(50)
+        except TimeoutError:
+            pass
+        else:
+            raise AssertionError("no timeout")
+        assert await asyncio.to_thread(lambda: 5) == 5
+        assert await asyncio.gather(*(asyncio.sleep(0.1, number) for number in range(3))) == [0, 1, 2]
+
+    assert 3.0 < run(main()).now < 3.5
+
+
+def test_contexts_are_kept_apart() -> None:
+    async def inner() -> str:
+        variable.set("inner")
+        await asyncio.sleep(0)
+        return variable.get()
+
+    async def main() -> None:
+        variable.set("outer")
+        assert await asyncio.create_task(inner()) == "inner"
+        assert variable.get() == "outer"
+
+    run(main())
+    assert variable.get() == "none"

@@ -1,0 +1,70 @@
+"""What a run remembers, and what it makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from zcactor.simulation.record import Record
+from zcactor.simulation.trace import Trace
+from zcactor.simulation.world import World
+
+
+@pytest.fixture
+def record() -> Record:
+    return Record(World(1, Trace()))
+
+
+def broken(record: Record) -> list[str]:
+    return [each.invariant for each in record.broken]
+
+
+def test_calls_that_do_as_they_should(record: Record) -> None:
+    for outcome, runs, maybe in (("ok", 1, None), ("ActorDied", 0, False), ("ActorDied", 1, True)):
+        operation = record.begin("plain")
+        for _ in range(runs):
+            record.ran(operation.number, record)
+        record.end(operation, outcome, maybe)
+    record.judge()
+    assert not record.broken
+    assert record.outcomes == {"ok": 1, "ActorDied": 2}
+
+
+@pytest.mark.parametrize(("tries", "runs", "expected"), [(1, 2, ["I2"]), (3, 3, []), (3, 4, ["I2"])])
+def test_runs_are_bounded(record: Record, tries: int, runs: int, expected: list[str]) -> None:
+    operation = record.begin("retry", tries)
+    for _ in range(runs):
+        record.ran(operation.number, record)
+    assert broken(record) == expected
+
+
+def test_ends_are_counted_and_outcomes_true(record: Record) -> None:
+    twice, never_ran, ran = record.begin("plain"), record.begin("plain"), record.begin("plain")
+    record.ran(twice.number, record)
+    record.end(twice, "ok")
+    record.end(twice, "ok")
+    record.end(never_ran, "ok")
+    record.ran(ran.number, record)
+    record.end(ran, "ActorUnavailable", maybe=False)
+    record.judge()
+    assert broken(record) == ["I1", "I3", "I3"]
+
+
+def test_order_holds_for_a_line_in_one_actor(record: Record) -> None:
+    one, other = object(), object()
+    first, second, third = (record.begin("plain", order=("driver to r0", place)) for place in (1, 2, 3))
+    record.ran(second.number, one)
+    record.ran(first.number, other)  # another life of the actor
+    record.ran(third.number, one)
+    assert not record.broken
+    late = record.begin("plain", order=("driver to r0", 1))
+    record.ran(late.number, one)
+    assert broken(record) == ["I6"]
+
+
+def test_reports_are_bounded(record: Record) -> None:
+    for _ in range(1000):
+        record.break_("I5", "again")
+    assert len(record.broken) == 100
+    record.saw("a state")
+    assert record.sometimes == {"a state": 1}
+    assert record.broken[0].plain() == {"invariant": "I5", "at": 0.0, "text": "again"}

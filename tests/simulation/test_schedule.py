@@ -1,0 +1,45 @@
+"""What a seed stands for, and its file; files that cannot be played are in test_command.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zcactor.simulation.schedule import KINDS, BadSchedule, Fault, Schedule, draw
+
+KNOWN = ("calls", "streams")
+
+
+def test_a_seed_is_one_schedule() -> None:
+    assert draw(5, 6, 30.0, (), KNOWN) == draw(5, 6, 30.0, (), KNOWN)
+    drawn = [draw(seed, 6, 30.0, (), KNOWN) for seed in range(300)]
+    assert {schedule.workloads for schedule in drawn} == {("calls",), ("streams",), ("calls", "streams")}
+    assert {fault.kind for schedule in drawn for fault in schedule.faults} == set(KINDS)
+    assert any(len({fault.kind for fault in schedule.faults}) < 3 for schedule in drawn)
+    for schedule in drawn:
+        assert schedule.config.recv_depth == schedule.settings["recv_depth"]
+        assert all(0 <= fault.at < 30 for fault in schedule.faults)
+        assert not any(fault.who[0] == "h0" for fault in schedule.faults if fault.kind in ("agent", "off"))
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_few_nodes_have_the_faults_that_they_can_have(nodes: int) -> None:
+    for seed in range(100):
+        for fault in draw(seed, nodes, 30.0, KNOWN, KNOWN).faults:
+            assert all(int(host[1:]) < nodes for host in fault.who)
+
+
+def test_a_file_is_the_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    for seed in range(50):
+        schedule = draw(seed, 6, 30.0, (), KNOWN)
+        path.write_text(schedule.text())
+        assert Schedule.read(path, KNOWN) == schedule
+    with pytest.raises(BadSchedule, match="streams"):
+        path.write_text(replace(schedule, workloads=("streams",)).text())
+        Schedule.read(path, ("calls",))
+    with pytest.raises(BadSchedule, match="at of a fault is -1"):
+        path.write_text(replace(schedule, faults=(Fault(-1, "kill", ("h1",)),)).text())
+        Schedule.read(path, KNOWN)

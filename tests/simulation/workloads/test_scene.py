@@ -1,0 +1,51 @@
+"""How the ends of calls are entered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from zcactor.errors import ActorUnavailable, RemoteError, ZcactorError
+from zcactor.simulation.record import Record
+from zcactor.simulation.trace import Trace
+from zcactor.simulation.workloads.scene import Scene
+from zcactor.simulation.world import World
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "maybe"),
+    [
+        (None, "ok", None),
+        (ActorUnavailable("a", "b", False), "ActorUnavailable", False),
+        (ActorUnavailable("a", "b", True), "ActorUnavailable", True),
+        (ZcactorError("x"), "ZcactorError", None),
+        (RemoteError("x"), "remote RemoteError", True),
+        (asyncio.CancelledError(), "CancelledError", None),
+    ],
+)
+def test_outcomes(error: BaseException | None, outcome: str, maybe: bool | None) -> None:
+    record = Record(World(1, Trace()))
+    scene = Scene(record, random.Random(1), 2, 1.0)
+    operation = record.begin("plain")
+
+    async def call() -> int:
+        if error is not None:
+            raise error
+        return 7
+
+    async def main() -> Any:
+        return await scene.outcome(operation, call())
+
+    assert asyncio.run(main()) == (7 if error is None else None)
+    assert (operation.outcome, operation.maybe, operation.ended) == (outcome, maybe, 1)
+
+
+def test_the_end_of_the_work() -> None:
+    record = Record(World(1, Trace()))
+    scene = Scene(record, random.Random(1), 2, 1.0)
+    assert not scene.over
+    scene.end = 0.0
+    assert scene.over

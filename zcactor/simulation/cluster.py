@@ -1,0 +1,213 @@
+"""The hosts of a run and the processes on them: agents, workers and drivers, made as `zcactor start` makes real ones.
+
+Everything in a process is the package's own. What differs is given to it: its loop, its place, an arena without a file,
+an endpoint in a simulated network, a crew that is no threads, and workers that are forked by an event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zcactor import ids
+from zcactor.errors import ZcactorError
+from zcactor.objectstore.arena import Arena
+from zcactor.objectstore.store import Store
+from zcactor.runtime.assembly import assemble_agent
+from zcactor.runtime.endpoints import find_through, may_read
+from zcactor.runtime.nodes import facts_of
+from zcactor.runtime.place import Place
+from zcactor.runtime.process import Process
+from zcactor.runtime.worker import serve
+from zcactor.simulation.crew import LoopCrew
+from zcactor.simulation.endpoint import SimEndpoint
+from zcactor.simulation.workers import SimWorkers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from zcactor.config import Config
+    from zcactor.runtime.agent import NodeAgent
+    from zcactor.runtime.member import NodeMember
+    from zcactor.runtime.pool import WorkerRecord
+    from zcactor.simulation.loop import SimLoop
+    from zcactor.simulation.network import Network
+
+__all__ = ["Cluster", "Host"]
+
+EXTENT = 1 << 20
+"""Bytes by which an arena is handed out; small ones have no room for more."""
+
+
+class Host:
+    """One host: its agent and workers, while they live."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.agent: SimLoop | None = None
+        self.node: NodeAgent | NodeMember | None = None
+        self.workers: SimWorkers | None = None
+        self.starting = False
+        """Whether its agent is about to be started again."""
+        self.boots = 0
+        """How often it was switched on."""
+
+    @property
+    def machine(self) -> str:
+        """What names this host and its boot, see `zcactor.runtime.nodes.machine_of`."""
+        return f"boot-{self.boots}-of-{self.name}"
+
+
+class Cluster:
+    """A head's host, further hosts, and the programs that use them.
+
+    Args:
+        network: between the hosts.
+        config: the settings of every process.
+        resources: of each node, amounts by name.
+        heartbeat, hang_after: see `zcactor.runtime.agent.NodeAgent`.
+    """
+
+    def __init__(
+        self, network: Network, config: Config, resources: dict[str, float], heartbeat: float = 1.0,
+        hang_after: float = 10.0,
+    ) -> None:  # fmt: skip
+        self.network = network
+        self.world = network.world
+        self.config = config
+        self.resources = resources
+        self.heartbeat = heartbeat
+        self.hang_after = hang_after
+        self.hosts: dict[str, Host] = {}
+        self.head_host: Host | None = None
+        self.head_id = b""
+        self.joined = 0
+        """Nodes that have joined, ever."""
+        self.on_process: Callable[[Process, SimLoop], None] = lambda *_: None
+        """Told of each process as it is made."""
+        self._pids = 100
+        self._workers = 0
+
+    # ---------------------------------------------------------------- processes
+
+    def _process(self, loop: SimLoop, role: str, host: Host, process: bytes) -> Process:
+        """What every process is made of, in its own first step."""
+        self._pids += 1
+        place = Place(self._pids, host.name)
+        arena = Arena(self.config.store_capacity or 1 << 24, EXTENT, groups=(), seed=self.world.number(loop.name))
+        store = Store(0, process, arena=arena)
+        endpoint = SimEndpoint(
+            self.network, loop, process, place, (arena.address, arena.nbytes), arena.heap, self.config.recv_depth,
+            self.config.eager_limit,
+        )  # fmt: skip
+        endpoint.authorize = may_read
+        made: Any = loop
+        made_process = Process(process, role, self.config, made, store, endpoint, place, LoopCrew(loop))
+        loop.process = made_process
+        if role == "agent" and not self.head_id:
+            self.head_id = process
+        made_process.agent = self.head_id
+        made_process.machine = host.machine
+        find_through(endpoint, made_process, self.head_id.hex())
+        self.on_process(made_process, loop)
+        return made_process
+
+    def kill(self, loop: SimLoop, cause: str, *, silently: bool = False) -> None:
+        """End a process at once; `silently` where its host goes with it."""
+        if loop.dead:
+            return
+        self.world.end(loop, cause)
+        if loop.process is not None:
+            endpoint = loop.process.endpoint
+            assert isinstance(endpoint, SimEndpoint)
+            if self.network.listening.get(endpoint.address) is endpoint:
+                del self.network.listening[endpoint.address]
+        for connection in list(loop.connections):
+            connection.vanish(silently=silently)
+        host = self.hosts[loop.host]
+        if loop is host.agent:
+            host.agent = host.node = None
+            for other in [each for each in self.world.loops.values() if each.host == host.name]:
+                if other.name.startswith("w"):  # its zygote ends with it, and all workers
+                    self.kill(other, "the node's zygote ended, and all workers with it", silently=silently)
+        elif host.workers is not None and host.agent is not None:
+            host.workers.gone(loop, cause)
+
+    # ---------------------------------------------------------------- nodes
+
+    def start_agent(self, name: str) -> SimLoop:
+        """Start the agent of a host, the first of all as the head."""
+        host = self.hosts.get(name)
+        if host is None:
+            host = self.hosts[name] = Host(name)
+        host.boots += 1
+        loop = host.agent = self.world.process(name, f"agent{host.boots}.{name}")
+        is_head = self.head_host is None
+        if is_head:
+            self.head_host = host
+        loop.begin(self._agent(loop, host, is_head=is_head))
+        return loop
+
+    async def _agent(self, loop: SimLoop, host: Host, *, is_head: bool) -> None:
+        process = self._process(loop, "agent", host, ids.token())
+        await process.endpoint.start(process.accepted)
+        node: NodeAgent | NodeMember
+        workers = host.workers = SimWorkers(
+            loop, lambda record: self._fork(host, record), lambda victim, cause: self.kill(victim, cause),
+            lambda record: node.worker_ended(record),
+        )  # fmt: skip
+        facts = facts_of(process.address, ["local", "tcp"], host.machine, process.place)
+        node = host.node = assemble_agent(process, workers, facts, self.resources, self.heartbeat, self.hang_after)
+        if not is_head:
+            try:
+                await process.ask_members("join_node", facts, self.resources)
+            except ZcactorError as error:
+                self.world.note(loop.label, "refused", why=type(error).__name__)
+                self.kill(loop, "it could not join")
+                return
+        self.joined += 1
+        self.world.note(loop.label, "joined")
+        await node.finished
+        await process.close()
+        self.kill(loop, "its process exited with status 0")
+
+    # ---------------------------------------------------------------- workers and drivers
+
+    def _fork(self, host: Host, record: WorkerRecord) -> SimLoop:
+        self._workers += 1
+        loop = self.world.process(host.name, f"w{self._workers}")
+        assert host.agent is not None
+        assert host.agent.process is not None
+        loop.begin(self._worker(loop, host, record.process, host.agent.process.process.hex()))
+        return loop
+
+    async def _worker(self, loop: SimLoop, host: Host, name: bytes, node: str) -> None:
+        process = self._process(loop, "worker", host, name)
+        await serve(process, node)
+        self.kill(loop, "its process exited with status 0")
+
+    def start_driver(
+        self, name: str, host: str, program: Callable[[Process], Coroutine[Any, Any, None]]
+    ) -> SimLoop:  # fmt: skip
+        """Run `program` in a process that has joined the cluster."""
+        loop = self.world.process(host, name)
+        loop.begin(self._driver(loop, self.hosts[host], program))
+        return loop
+
+    async def _driver(self, loop: SimLoop, host: Host, program: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
+        process = self._process(loop, "driver", host, ids.token())
+        await process.endpoint.start(process.accepted)
+        await process.ask_members("join_driver", process.address, host.machine)
+        await program(process)
+
+    # ---------------------------------------------------------------- hosts
+
+    def switch_off(self, name: str) -> None:
+        """A host loses its power: nobody is told."""
+        for loop in [each for each in self.world.loops.values() if each.host == name]:
+            self.kill(loop, "its host is off", silently=True)
+        self.network.switch_off(name)
+
+    def switch_on(self, name: str) -> None:
+        """A host is there again, after a boot, and its node joins anew."""
+        self.network.switch_on(name)
+        self.start_agent(name)

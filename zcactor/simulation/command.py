@@ -1,0 +1,302 @@
+"""The command line: ``python -m zcactor.simulation``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
+
+from zcactor.simulation.run import Run
+from zcactor.simulation.schedule import BadSchedule, Schedule, draw
+from zcactor.simulation.shrink import shrink
+from zcactor.simulation.trace import Trace
+from zcactor.simulation.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["main"]
+
+BLOCKED: Final = 60.0
+"""Seconds of wall time that one turn of one process may take: then something in it blocks the thread."""
+_SHOWN: Final = 30
+"""Events that the report of a failure shows."""
+_PLACE: Final = re.compile(r"[\w.]+@h\d+")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """See `argparse.ArgumentParser.error`."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def _number(name: str, convert: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
+    kind = "a whole number" if convert is int else "a number"
+
+    def read(text: str) -> Any:
+        try:
+            value = convert(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{name} is {text!r}, it must be {kind}") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{name} is {text}, {low:g} to {high:g} are possible")
+        return value
+
+    return read
+
+
+_seed = _number("the seed", int, 0, 2**63 - 1)
+
+
+def _range(text: str) -> range:
+    first, colon, last = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of seeds: give FIRST:LAST, both included")
+    low, high = _seed(first), _seed(last)
+    if low > high:
+        raise argparse.ArgumentTypeError(f"the range {text} is empty: FIRST:LAST, both included, in rising order")
+    return range(low, high + 1)
+
+
+def _workloads(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in WORKLOADS:
+            raise argparse.ArgumentTypeError(f"unknown workload {name!r}; there are {', '.join(WORKLOADS)}")
+    return names
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="python -m zcactor.simulation", description=__doc__, allow_abbrev=False)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--seed", type=_seed, help="play one run")
+    what.add_argument("--seeds", type=_range, metavar="FIRST:LAST", help="play these, both included")
+    what.add_argument("--schedule", type=Path, metavar="FILE", help="play a schedule that --shrink has written")
+    parser.add_argument("--nodes", type=_number("the number of nodes", int, 1, 4096), help="of a cluster (default: 6)")
+    parser.add_argument(
+        "--duration", type=_number("the duration", float, 0.01, 1e6), help="virtual seconds (default: 30)"
+    )
+    parser.add_argument("--workloads", type=_workloads, metavar="NAME,...", help=f"of {', '.join(WORKLOADS)}")
+    parser.add_argument("--jobs", type=_number("the number of jobs", int, 1, 256), default=1, help="runs at a time")
+    parser.add_argument(
+        "--budget", type=_number("the budget", float, 0.01, 1e9), help="wall seconds, then no more runs"
+    )
+    parser.add_argument("--fail-fast", action="store_true", help="end with the first run that fails")
+    parser.add_argument("--shrink", action="store_true", help="write SEED.toml, the smallest schedule that still fails")
+    parser.add_argument("--json", action="store_true", help="a JSON line a run, and one at the end")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the events of one run")
+    parser.add_argument("--from", type=float, dest="since", metavar="SECONDS", help="of the trace")
+    parser.add_argument("--until", type=float, metavar="SECONDS", help="of the trace")
+    parser.add_argument("--only", metavar="HOST,...", help="of the trace: hosts or processes")
+    return parser
+
+
+def _commit() -> str:
+    """Of the package's own repository; ``unknown`` without one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _repeat(schedule: Schedule) -> str:
+    """The command that plays it again."""
+    words = ["--seed", str(schedule.seed), "--nodes", str(schedule.nodes), "--duration", f"{schedule.duration:g}"]
+    words += ["--workloads", ",".join(schedule.workloads)]
+    return "python -m zcactor.simulation " + shlex.join(words)
+
+
+class _Watch:
+    """Ends the program where one turn of a simulated process blocks the thread, and names the process."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        world, begun, seen = self._run.world, time.monotonic(), -1
+        while not self._over.wait(min(1.0, BLOCKED / 10)):
+            if world.events != seen:
+                begun, seen = time.monotonic(), world.events
+            elif time.monotonic() - begun > BLOCKED:
+                print(
+                    f"seed {self._run.schedule.seed}: at virtual second {world.now:.6f} process {world.turn} has "
+                    f"blocked the thread for {BLOCKED:g} s",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+                os._exit(1)
+
+
+def _play(schedule: Schedule, trace: Trace | None = None) -> Run:
+    run = Run(schedule, trace)
+    with _Watch(run):
+        run.play()
+    return run
+
+
+def _report(run: Run, line: dict[str, Any], repeat: str) -> str:
+    """What a person wants to know of a run that failed."""
+    text = [f"seed {line['seed']} of commit {line['commit']} is broken:"]
+    text += [f"  {broken['invariant']} at {broken['at']:.6f} s: {broken['text']}" for broken in line["broken"]]
+    text += [f"  fault at {fault.at:.3f} s: {fault.kind} {' '.join(fault.who)}" for fault in run.faults.done]
+    named = {place for broken in line["broken"] for place in _PLACE.findall(broken["text"])}
+    events = [event for _, place, event in run.trace.latest if not named or place in named]
+    text += [f"  {event}" for event in events[-_SHOWN:]]
+    text.append(f"repeat it by: {repeat}")
+    return "\n".join(text)
+
+
+def _one(schedule: Schedule, commit: str) -> tuple[dict[str, Any], str]:
+    """One run in a process of several: its line, and what there is to say of a failure."""
+    run = _play(schedule)
+    line = run.line(commit)
+    return line, "" if line["ok"] else _report(run, line, _repeat(schedule))
+
+
+def _results(schedules: Sequence[Schedule], jobs: int, commit: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """What comes of each, in the order of the seeds."""
+    if jobs == 1:
+        for schedule in schedules:
+            yield _one(schedule, commit)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        waiting: list[Any] = []
+        for schedule in schedules:
+            waiting.append(pool.apply_async(_one, (schedule, commit)))
+            if len(waiting) > 2 * jobs:
+                yield waiting.pop(0).get()
+        for result in waiting:
+            yield result.get()
+
+
+def _say(line: dict[str, Any], report: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(line), flush=True)
+    elif report:
+        print(report, flush=True)
+    else:
+        print(
+            f"seed {line['seed']}: {line['digest']}, {line['calls']} calls, {len(line['faults'])} faults, "
+            f"{line['events']} events in {line['virtual_s']:.1f} virtual s, {line['cpu_s']:.1f} s of CPU",
+            flush=True,
+        )
+
+
+def _traced(arguments: argparse.Namespace, schedule: Schedule, file: TextIO | None) -> Run:
+    if file is None:
+        return _play(schedule)
+    only = None if arguments.only is None else frozenset(arguments.only.split(","))
+    since = 0.0 if arguments.since is None else arguments.since
+    until = float("inf") if arguments.until is None else arguments.until
+    return _play(schedule, Trace(lambda line: file.write(line + "\n"), since=since, until=until, only=only))
+
+
+def _shrunk(schedule: Schedule, line: dict[str, Any], *, quiet: bool) -> None:
+    """Write the smallest schedule that breaks the same invariant."""
+    invariant = line["broken"][0]["invariant"]
+
+    def breaks(smaller: Schedule) -> bool:
+        return any(broken.invariant == invariant for broken in _play(smaller).record.broken)
+
+    found = shrink(schedule, breaks)
+    path = Path(f"{schedule.seed}.toml")
+    path.write_text(found.text(), "utf-8")
+    if not quiet:
+        print(
+            f"{path}: {invariant} with {len(found.faults)} faults, {found.nodes} nodes, {found.duration:g} virtual s; "
+            f"play it by: python -m zcactor.simulation --schedule {path}"
+        )
+
+
+def _schedules(arguments: argparse.Namespace, parser: _Parser) -> list[Schedule]:
+    """What is to be played."""
+    if arguments.schedule is not None:
+        for name in ("nodes", "duration", "workloads"):
+            if getattr(arguments, name) is not None:
+                parser.error(f"--{name} is the schedule's own: leave it out beside --schedule")
+        try:
+            return [Schedule.read(arguments.schedule, list(WORKLOADS))]
+        except BadSchedule as error:
+            parser.error(str(error))
+    seeds = arguments.seeds if arguments.seeds is not None else (arguments.seed,)
+    nodes = 6 if arguments.nodes is None else arguments.nodes
+    duration = 30.0 if arguments.duration is None else arguments.duration
+    return [draw(seed, nodes, duration, arguments.workloads or (), list(WORKLOADS)) for seed in seeds]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Play what the command line asks for.
+
+    Returns:
+        0 where every invariant held, 1 where one did not.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(words)
+    if arguments.trace is None:
+        for name, value in (("from", arguments.since), ("until", arguments.until), ("only", arguments.only)):
+            if value is not None:
+                parser.error(f"--{name} says which events are written: give --trace FILE as well")
+    elif arguments.seeds is not None:
+        parser.error("--trace is for one run: give --seed")
+    schedules = _schedules(arguments, parser)
+    commit, began = _commit(), time.monotonic()
+    failed: list[int] = []
+    count = 0
+    with ExitStack() as stack:
+        if arguments.seeds is None:
+            file = None
+            if arguments.trace is not None:
+                try:
+                    file = stack.enter_context(arguments.trace.open("w", encoding="ascii"))
+                except OSError as error:
+                    parser.error(f"--trace {arguments.trace}: {error.strerror}")
+            run = _traced(arguments, schedules[0], file)
+            line = run.line(commit)
+            repeat = _repeat(schedules[0])
+            if arguments.schedule is not None:
+                repeat = shlex.join(["python", "-m", "zcactor.simulation", "--schedule", str(arguments.schedule)])
+            results: Iterator[tuple[dict[str, Any], str]] = iter(
+                [(line, "" if line["ok"] else _report(run, line, repeat))]
+            )
+        else:
+            results = _results(schedules, arguments.jobs, commit)
+        for schedule, (line, report) in zip(schedules, results, strict=False):
+            count += 1
+            _say(line, report, as_json=arguments.json)
+            if not line["ok"]:
+                failed.append(line["seed"])
+                if arguments.shrink:
+                    _shrunk(schedule, line, quiet=arguments.json)
+                if arguments.fail_fast:
+                    break
+            if arguments.budget is not None and time.monotonic() - began >= arguments.budget:
+                break
+        if arguments.seeds is not None:
+            getattr(results, "close", lambda: None)()
+    wall = round(time.monotonic() - began, 3)
+    if arguments.json:
+        print(json.dumps({"summary": True, "seeds": count, "failed": failed, "wall_s": wall}), flush=True)
+    elif arguments.seeds is not None:
+        print(f"{count} seeds in {wall:.1f} s, {len(failed)} failed{': ' if failed else ''}{str(failed)[1:-1]}")
+    return 1 if failed else 0

@@ -1,0 +1,148 @@
+"""How a simulated process listens and connects: by the names of processes, with a handshake that takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.errors import ConnectionLost
+from zcactor.simulation.connection import SimConnection
+from zcactor.simulation.network import SILENCE
+from zcactor.transport.base import PeerInfo
+from zcactor.transport.endpoints import EndpointContext
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from zcactor.runtime.place import Place
+    from zcactor.simulation.loop import SimLoop
+    from zcactor.simulation.network import Network
+    from zcactor.transport.base import Connection
+
+__all__ = ["SimEndpoint"]
+
+HANDSHAKE: Final = 4
+"""Ways until both ends have proven who they are."""
+
+
+class SimEndpoint(EndpointContext):
+    """Satisfies `zcactor.transport.base.Endpoint`. An address is the process's name, wherever it is.
+
+    Args:
+        network: in which it is found.
+        loop: of its process.
+        process: 16 bytes that name it.
+        place: what it tells its peers.
+        arena: address and bytes of its arena.
+        keeps: what keeps the arena's memory.
+        recv_depth: frames it can take in; a connection uses the smaller of both sides' numbers.
+        eager_limit: bytes of the largest payload inside a frame; likewise.
+    """
+
+    kind = "sim"
+
+    def __init__(
+        self, network: Network, loop: SimLoop, process: bytes, place: Place, arena: tuple[int, int], keeps: Any = None,
+        recv_depth: int = 1024, eager_limit: int = 16384,
+    ) -> None:  # fmt: skip
+        self.network = network
+        self.loop = loop
+        self.process = process
+        self.address = process.hex()
+        self.authorize: Callable[[Any, int, int, int], object] = lambda *_: True
+        self.recv_depth = recv_depth
+        self.eager_limit = eager_limit
+        self.place = place
+        self.arena = arena
+        self.keeps = keeps
+        self._find: Callable[[str], Awaitable[str]] | None = None
+        self._accepted: Callable[[Connection], None] | None = None
+
+    @property
+    def far_address(self) -> str:
+        """The same for all peers."""
+        return self.address
+
+    def find_by(self, find: Callable[[str], Awaitable[str]]) -> None:
+        """See `zcactor.transport.base.Endpoint.find_by`."""
+        self._find = find
+
+    def viability(self) -> str | None:
+        """None: it works everywhere."""
+        return None
+
+    async def start(self, accepted: Callable[[Connection], None]) -> None:
+        """See `zcactor.transport.base.Endpoint.start`."""
+        if self._accepted is not None:
+            raise RuntimeError(f"the endpoint {self.address} listens already")
+        self._accepted = accepted
+        self.network.listening[self.address] = self
+
+    def _reached(self, name: str) -> SimEndpoint:
+        """The endpoint of that name, now.
+
+        Raises:
+            ConnectionLost: there is none.
+        """
+        other = self.network.listening.get(name)
+        if other is None or other.loop.dead:
+            raise ConnectionLost(f"process {name} cannot be reached: nobody listens there")
+        if other.loop.host in self.network.refusing and other.loop.host != self.loop.host:
+            raise ConnectionLost(f"process {name} cannot be reached: Connection refused")
+        return other
+
+    async def connect(self, address: str) -> SimConnection:
+        """See `zcactor.transport.base.Endpoint.connect`.
+
+        Raises:
+            ConnectionLost: nobody listens there, or the way is cut for longer than a handshake may take.
+        """
+        network, loop = self.network, self.loop
+        other = network.listening.get(address)
+        if self._find is not None and (other is None or other.loop.host != loop.host):
+            address = await self._find(address)
+        waited, rng = 0.0, network.rng(loop.host, other.loop.host if other else "nowhere")
+        patience = rng.uniform(*SILENCE)
+        for _ in range(HANDSHAKE):
+            found = network.listening.get(address)
+            if found is None or not network.is_off(found.loop.host):
+                found = self._reached(address)
+            while self._is_silent(found.loop):
+                if waited >= patience:
+                    raise ConnectionLost(f"process {address} cannot be reached: it does not answer")
+                await asyncio.sleep(0.1)
+                waited += 0.1
+            await asyncio.sleep(network.time(loop, found.loop))
+        other = self._reached(address)
+        if self._is_silent(other.loop):
+            raise ConnectionLost(f"process {address} cannot be reached: it does not answer")
+        ours, theirs = self._end(other), other._end(self)
+        ours.join(theirs)
+        theirs.join(ours)
+        network.world.note(loop.label, "connect", to=other.loop.label)
+        assert other._accepted is not None
+        other.loop.at(network.world.now + network.time(loop, other.loop), other._accepted, theirs)
+        return ours
+
+    def _is_silent(self, other: SimLoop) -> bool:
+        here, there, network = self.loop.host, other.host, self.network
+        return network.is_cut(here, there) or network.is_cut(there, here) or other.stopped
+
+    def _end(self, other: SimEndpoint) -> SimConnection:
+        peer = PeerInfo(other.process, other.place.pid, 0, other.arena[1])
+        return SimConnection(
+            self.network, self.loop, peer, other.arena, other.keeps,
+            recv_depth=min(self.recv_depth, other.recv_depth), eager_limit=min(self.eager_limit, other.eager_limit),
+            maps=self.loop.host == other.loop.host, authorize=self.authorize,
+        )  # fmt: skip
+
+    def abandon(self) -> None:
+        """See `zcactor.transport.base.Endpoint.abandon`: nothing is the system's."""
+
+    def dispose(self) -> None:
+        """See `zcactor.transport.base.Endpoint.dispose`: connections share nothing."""
+
+    async def aclose(self) -> None:
+        """See `zcactor.transport.base.Endpoint.aclose`."""
+        if self.network.listening.get(self.address) is self:
+            del self.network.listening[self.address]

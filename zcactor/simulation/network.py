@@ -1,0 +1,187 @@
+"""The network between simulated hosts: how long things take, and which ways are cut.
+
+It keeps what TCP keeps. What is sent arrives once, whole and in order, or the connection ends. A cut way loses nothing
+at once: systems send again, and what waited arrives after the way is open again. A host that hears nothing for
+`SILENCE` gives the connection up, at either end, whichever direction is cut, as confirmations have to come back.
+Processes of one host reach each other always.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from zcactor.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from zcactor.simulation.connection import SimConnection
+    from zcactor.simulation.endpoint import SimEndpoint
+    from zcactor.simulation.loop import SimLoop
+    from zcactor.simulation.world import World
+
+__all__ = ["LOCAL", "SILENCE", "Delay", "Network"]
+
+SILENCE: Final = (4.5, 5.5)
+"""Virtual seconds without a sign of life until a system gives a connection up; see `zcactor.transport.liveness`."""
+LOCAL: Final = (5e-6, 25e-6)
+"""Virtual seconds on the way between two processes of one host."""
+AGAIN: Final = (0.0, 1.0)
+"""Virtual seconds from the end of a cut until what waited is sent again."""
+
+
+QUESTION: Final = (0.0, 2.5)
+"""Virtual seconds until a system asks a silent peer's whether it is there."""
+
+_Key = TypeVar("_Key", str, tuple[str, str])
+
+
+class Delay:
+    """How long things take on the ways of a network.
+
+    Args:
+        low, high: virtual seconds between which a delay lies.
+        tail: the probability of a delay that is up to 30 times as long.
+    """
+
+    def __init__(self, low: float = 50e-6, high: float = 200e-6, tail: float = 0.0) -> None:
+        self.low = low
+        self.high = high
+        self.tail = tail
+
+    def draw(self, rng: random.Random) -> float:
+        """The next one."""
+        delay = rng.uniform(self.low, self.high)
+        if self.tail and rng.random() < self.tail:
+            delay *= 10 ** rng.uniform(0, 1.5)
+        return delay
+
+
+class Network:
+    """The ways between the hosts of one world.
+
+    Args:
+        world: theirs.
+        delay: of every way that has none of its own.
+    """
+
+    def __init__(self, world: World, delay: Delay | None = None) -> None:
+        self.world = world
+        self.delay = delay or Delay()
+        self.slow: dict[tuple[str, str], Delay] = {}
+        """Ways, by the hosts from and to which they lead, with a delay of their own."""
+        self.refusing: dict[str, None] = {}
+        """Hosts that take no new connections from others."""
+        self.listening: dict[str, SimEndpoint] = {}
+        """By the hexadecimal name of the process."""
+        self.connections: dict[SimConnection, None] = {}
+        """Both ends of every open connection."""
+        self.on_lost: Callable[[SimLoop, Exception | None], None] = lambda *_: None
+        """Told of the end of each connection, at each end that noticed it."""
+        self.frames = 0
+        self.batches = 0
+        self.nbytes = 0
+        self._cut: dict[tuple[str, str], int] = {}
+        self._off: dict[str, int] = {}
+        self._cuts = 0
+        self._links: dict[tuple[str, str], random.Random] = {}
+
+    # ---------------------------------------------------------------- ways
+
+    def rng(self, here: str, there: str) -> random.Random:
+        """The generator of one way."""
+        found = self._links.get((here, there))
+        if found is None:
+            found = self._links[here, there] = self.world.random(f"link/{here}/{there}")
+        return found
+
+    def time(self, here: SimLoop, there: SimLoop) -> float:
+        """How long the next thing takes from one process to another."""
+        rng = self.rng(here.host, there.host)
+        if here.host == there.host:
+            return rng.uniform(*LOCAL)
+        return self.slow.get((here.host, there.host), self.delay).draw(rng)
+
+    def is_cut(self, here: str, there: str) -> bool:
+        """Whether nothing comes through from one host to the other."""
+        return here != there and ((here, there) in self._cut or here in self._off or there in self._off)
+
+    def is_silent(self, here: str, there: str) -> bool:
+        """Whether nothing is confirmed between two hosts: one of the directions is enough for that."""
+        return self.is_cut(here, there) or self.is_cut(there, here)
+
+    def is_off(self, host: str) -> bool:
+        """Whether the host is gone without a word."""
+        return host in self._off
+
+    def cut(self, here: str, there: str) -> None:
+        """Cut the way from one host to another. What is under way arrives."""
+        if here != there and (here, there) not in self._cut:
+            self._cuts += 1
+            self._cut[here, there] = self._cuts
+            for end in list(self.connections):
+                if {end.loop.host, end.other.loop.host} == {here, there}:
+                    self._watch(end, self._cut, (here, there))
+
+    def heal(self, here: str, there: str) -> None:
+        """Open a way again."""
+        if self._cut.pop((here, there), None) is not None:
+            self._send_again()
+
+    def heal_all(self) -> None:
+        """Open every way again."""
+        self._cut.clear()
+        self._send_again()
+
+    def switch_off(self, host: str) -> None:
+        """The host is gone without a word: nothing comes from it, and nothing gets there. Its processes are dead."""
+        self._cuts += 1
+        self._off[host] = self._cuts
+        for end in list(self.connections):
+            if end.other.loop.host == host != end.loop.host:
+                self._watch(end, self._off, host)
+
+    def switch_on(self, host: str) -> None:
+        """The host is there again. Its system knows nothing of what was open there, and says so when it is asked."""
+        self._off.pop(host, None)
+        for end in list(self.connections):
+            if end.other.loop.host == host != end.loop.host and end.other.loop.dead:
+                wait = self.rng(host, end.loop.host).uniform(*QUESTION)
+                end.loop.at(self.world.now + wait, end.lose, reset())
+        self._send_again()
+
+    def _watch(self, end: SimConnection, what: dict[_Key, int], key: _Key) -> None:
+        """Have the system at one end give up, unless something comes through again before its patience is over."""
+        begun = what[key]
+
+        def look() -> None:
+            if what.get(key) == begun:
+                end.lose(timed_out())
+
+        end.loop.at(self.world.now + self.rng(end.loop.host, end.other.loop.host).uniform(*SILENCE), look)
+
+    def _send_again(self) -> None:
+        """What waited at ways that are open is sent."""
+        for end in list(self.connections):
+            here, there = end.loop.host, end.other.loop.host
+            if end.held and not self.is_cut(here, there):
+                end.not_before = max(end.not_before, self.world.now + self.rng(here, there).uniform(*AGAIN))
+                held, end.held = end.held, []
+                for item in held:
+                    end.carry(item)
+
+
+def timed_out() -> ConnectionLost:
+    """What a system reports of a peer that it has heard nothing of."""
+    error = ConnectionLost("the connection broke: its host has not answered", maybe_executed=True)
+    error.__cause__ = TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+    return error
+
+
+def reset() -> ConnectionLost:
+    """What a system reports where the peer's says that it knows nothing of the connection."""
+    error = ConnectionLost("the connection broke: Connection reset by peer", maybe_executed=True)
+    error.__cause__ = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+    return error

@@ -1,0 +1,159 @@
+"""What happened in a run, kept outside of the simulated processes: it knows what they may forget or tell wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zcactor.simulation.loop import SimLoop
+    from zcactor.simulation.world import World
+
+__all__ = ["Broken", "Operation", "Record", "current"]
+
+
+class Broken:
+    """An invariant that does not hold."""
+
+    __slots__ = ("at", "invariant", "text")
+
+    def __init__(self, invariant: str, at: float, text: str) -> None:
+        self.invariant = invariant
+        self.at = at
+        self.text = text
+
+    def plain(self) -> dict[str, Any]:
+        """As the JSON line has it."""
+        return {"invariant": self.invariant, "at": round(self.at, 6), "text": self.text}
+
+
+class Operation:
+    """One call that a workload made."""
+
+    __slots__ = ("begun", "caller", "ended", "kind", "maybe", "number", "order", "outcome", "runs", "tries")
+
+    def __init__(self, number: int, kind: str, begun: float, tries: int, order: tuple[str, int] | None) -> None:
+        self.number = number
+        self.caller: Any = asyncio._get_running_loop()
+        """The process that has made it."""
+        self.kind = kind
+        self.begun = begun
+        self.tries = tries
+        """How often it may run."""
+        self.order = order
+        """Its caller's line to one actor, and its place in that."""
+        self.runs = 0
+        self.outcome = ""
+        self.maybe: bool | None = None
+        """What the error says about whether it has run."""
+        self.ended = 0
+
+
+class Record:
+    """The calls of one run, where actors live, and what is broken.
+
+    Args:
+        world: in which it all happens.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.operations: dict[int, Operation] = {}
+        self.outcomes: dict[str, int] = {}
+        self.sometimes: dict[str, int] = {}
+        self.broken: list[Broken] = []
+        self._numbers = 0
+        self._lives: dict[str, list[tuple[SimLoop, object]]] = {}
+        self._latest: dict[tuple[int, str], tuple[int, int]] = {}
+
+    def break_(self, invariant: str, text: str) -> None:
+        """An invariant does not hold; the first hundred cases are kept."""
+        if len(self.broken) < 100:
+            self.broken.append(Broken(invariant, self.world.now, text))
+            self.world.note("world", "broken", invariant=invariant)
+
+    def saw(self, state: str) -> None:
+        """A rare state has come about."""
+        self.sometimes[state] = self.sometimes.get(state, 0) + 1
+
+    # ---------------------------------------------------------------- calls
+
+    def begin(self, kind: str, tries: int = 1, order: tuple[str, int] | None = None) -> Operation:
+        """A call is about to be made."""
+        self._numbers += 1
+        made = self.operations[self._numbers] = Operation(self._numbers, kind, self.world.now, tries, order)
+        return made
+
+    def ran(self, number: int, instance: object) -> None:
+        """A method has begun, in the actor `instance`."""
+        operation = self.operations[number]
+        operation.runs += 1
+        self.world.note(self.place(), "run", op=number)
+        if operation.runs > operation.tries:
+            self.break_("I2", f"{self.name(operation)} has run {operation.runs} times, {operation.tries} were allowed")
+        if operation.order is not None:
+            line, place = operation.order
+            key = id(instance), line
+            before = self._latest.get(key)
+            if before is not None and place < before[0]:
+                self.break_("I6", f"{self.name(operation)} of line {line} began after a later one, {before[1]}")
+            self._latest[key] = max(place, before[0] if before else 0), number
+
+    def end(self, operation: Operation, outcome: str, maybe: bool | None = None) -> None:
+        """The call has ended, with a value or an error.
+
+        Args:
+            operation: which one.
+            outcome: ``"ok"``, or the error's name.
+            maybe: what the error says about whether the method may have run; None where it says nothing.
+        """
+        operation.ended += 1
+        operation.outcome = outcome
+        operation.maybe = maybe
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        self.world.note(self.place(), "end of call", op=operation.number, outcome=outcome)
+        if operation.ended > 1:
+            self.break_("I1", f"{self.name(operation)} has ended {operation.ended} times")
+
+    def name(self, operation: Operation) -> str:
+        """How reports name a call."""
+        return f"call {operation.number} ({operation.kind})"
+
+    @property
+    def open(self) -> list[Operation]:
+        """Calls that have not ended, of callers that live."""
+        return [each for each in self.operations.values() if not each.ended and not each.caller.dead]
+
+    def judge(self) -> None:
+        """Whether outcomes told the truth; at the end, when nothing runs any more."""
+        for operation in self.operations.values():
+            what = f"{self.name(operation)} ended with {operation.outcome}"
+            if operation.outcome == "ok" and not operation.runs:
+                self.break_("I3", f"{what} and has never run")
+            if operation.outcome != "ok" and operation.maybe is False and operation.runs:
+                self.break_("I3", f"{what}, which says that it cannot have run, and it has")
+
+    # ---------------------------------------------------------------- actors
+
+    def place(self) -> str:
+        """The process in which the caller is."""
+        loop: Any = asyncio._get_running_loop()
+        return str(getattr(loop, "label", "world"))
+
+    def constructed(self, name: str, instance: object) -> None:
+        """An actor of that name has begun to live."""
+        loop: Any = asyncio._get_running_loop()
+        self.world.note(loop.label, "construct", actor=name)
+        lives = self._lives.setdefault(name, [])
+        for other, _ in lives:
+            if not other.dead:
+                self.break_("I4", f"{name} lives in {other.label} and is constructed in {loop.label}")
+        lives.append((loop, instance))  # kept, so that no other instance gets its id
+
+    def lives(self, name: str) -> int:
+        """How often an actor of that name was constructed."""
+        return len(self._lives.get(name, ()))
+
+
+current: Record
+"""Of the run that goes on: actors reach it by the module, as they are made anew in each simulated process."""

@@ -1,0 +1,194 @@
+"""What is drawn before a run begins: its faults, its settings, and which workloads there are."""
+
+from __future__ import annotations
+
+import json
+import random
+import tomllib
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.config import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["KINDS", "VERSION", "BadSchedule", "Fault", "Schedule", "draw"]
+
+VERSION: Final = 1
+KINDS: Final = ("kill", "agent", "off", "cut", "oneway", "stop", "reset", "slow", "refuse")
+"""Kinds of faults: SIGKILL of a worker, and of an agent; a host without power for a while; two hosts that do not reach
+each other, or one the other; SIGSTOP of a worker for a while; connections reset; a slow way; a host that takes no new
+connections."""
+
+
+class BadSchedule(ValueError):
+    """A file that is no schedule, with what is wrong in one line."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        at: virtual seconds after the workloads begin.
+        kind: one of `KINDS`.
+        who: the host, or the two hosts.
+        seconds: how long it lasts, where it ends by itself.
+        number: which of the host's workers, modulo how many live.
+    """
+
+    at: float
+    kind: str
+    who: tuple[str, ...]
+    seconds: float = 0.0
+    number: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        """As files and JSON lines have it."""
+        return {**asdict(self), "who": list(self.who)}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All that decides a run, beside the package itself."""
+
+    seed: int
+    nodes: int
+    duration: float
+    workloads: tuple[str, ...]
+    settings: dict[str, Any]
+    faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def config(self) -> Config:
+        """The settings of every process."""
+        return Config(
+            loop="asyncio", num_cpus=64, warn_after=0, log_to_driver=False, transports="local,tcp", **self.settings
+        )
+
+    def text(self) -> str:
+        """The TOML file of it."""
+        lines = [
+            f"version = {VERSION}", f"seed = {self.seed}", f"nodes = {self.nodes}", f"duration = {self.duration}",
+            f"workloads = {json.dumps(list(self.workloads))}", "", "[settings]",
+            *(f"{name} = {json.dumps(value)}" for name, value in self.settings.items()),
+        ]  # fmt: skip
+        for fault in self.faults:
+            lines += ["", "[[faults]]", *(f"{name} = {json.dumps(value)}" for name, value in fault.plain().items())]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def read(cls, path: Path, known: Sequence[str]) -> Schedule:
+        """The schedule of a file.
+
+        Args:
+            path: of the file.
+            known: the workloads there are.
+
+        Raises:
+            BadSchedule: it cannot be read, is of another version, or names what is not there.
+        """
+        try:
+            given = tomllib.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise BadSchedule(f"{path}: {error.strerror}") from error
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise BadSchedule(f"{path}: no schedule: {error}") from error
+        version = given.pop("version", None)
+        if version != VERSION:
+            raise BadSchedule(f"{path}: version is {version!r}, this program reads {VERSION}")
+        try:
+            faults = tuple(Fault(**{**fault, "who": tuple(fault["who"])}) for fault in given.pop("faults", ()))
+            made = cls(**{**given, "workloads": tuple(given["workloads"])}, faults=faults)
+            _check(made, known)
+            made.config  # noqa: B018  # raises where a setting is wrong
+        except (TypeError, KeyError, ValueError) as error:
+            what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+            raise BadSchedule(f"{path}: {what}") from error
+        return made
+
+
+def _check(schedule: Schedule, known: Sequence[str]) -> None:
+    unknown = [name for name in schedule.workloads if name not in known]
+    if unknown:
+        raise ValueError(f"unknown workload {unknown[0]!r}; there are {', '.join(known)}")
+    for name in ("seed", "nodes"):
+        if type(getattr(schedule, name)) is not int:
+            raise ValueError(f"{name} is {getattr(schedule, name)!r}, it must be a whole number")
+    if not 1 <= schedule.nodes <= 4096:
+        raise ValueError(f"nodes is {schedule.nodes}, 1 to 4096 are possible")
+    duration: Any = schedule.duration
+    if isinstance(duration, bool) or not isinstance(duration, int | float) or not 0 < duration < 1e6:
+        raise ValueError(f"duration is {duration!r}, it must be above 0 and below 1e6 s")
+    hosts = {f"h{number}" for number in range(schedule.nodes)}
+    for fault in schedule.faults:
+        if fault.kind not in KINDS:
+            raise ValueError(f"unknown fault {fault.kind!r}; there are {', '.join(KINDS)}")
+        away = [host for host in fault.who if host not in hosts]
+        if away or not fault.who:
+            raise ValueError(f"a fault names host {away[0] if away else ''!r}, there are h0 to h{schedule.nodes - 1}")
+        for name in ("at", "seconds"):
+            value = getattr(fault, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
+                raise ValueError(f"{name} of a fault is {value!r}, it must be 0 or more and below 1e6 s")
+        if type(fault.number) is not int:
+            raise ValueError(f"number of a fault is {fault.number!r}, it must be a whole number")
+
+
+def draw(seed: int, nodes: int, duration: float, workloads: Sequence[str], known: Sequence[str]) -> Schedule:
+    """Draw what a seed stands for.
+
+    Args:
+        seed: the number of the run.
+        nodes: how many there are.
+        duration: virtual seconds of work and faults.
+        workloads: those that were asked for; empty for some of `known`, drawn.
+        known: the workloads there are.
+    """
+    rng = random.Random(f"{seed}/workloads")
+    if not workloads:
+        workloads = [name for name in known if rng.random() < 0.5] or [rng.choice(known)]
+    rng = random.Random(f"{seed}/config")
+    settings = {
+        "recv_depth": rng.choice((4, 5, 8, 16, 64, 1024)),
+        "eager_limit": rng.choice((64, 512, 4096, 16384)),
+        "store_capacity": rng.choice((4 << 20, 8 << 20, 16 << 20, 64 << 20)),
+        "store_keep_nbytes": rng.choice((0, 1 << 20)),
+        "store_min_nbytes": rng.choice((4096, 65536)),
+        "max_pending_calls": rng.choice((16, 64, 131072)),
+    }
+    return Schedule(
+        seed,
+        nodes,
+        duration,
+        tuple(workloads),
+        settings,
+        tuple(_faults(nodes, duration, random.Random(f"{seed}/faults"))),
+    )
+
+
+def _faults(nodes: int, duration: float, rng: random.Random) -> list[Fault]:
+    hosts = [f"h{number}" for number in range(nodes)]
+    others = hosts[1:]  # the head's own host stays: with it the whole cluster would end
+    kinds = [kind for kind in KINDS if rng.random() < 0.5]
+    if nodes < 2:
+        kinds = [kind for kind in kinds if kind in ("kill", "stop")]
+    faults: list[Fault] = []
+    if not kinds:
+        return faults
+    at = rng.expovariate(1 / 3)
+    while at < duration:
+        kind = rng.choice(kinds)
+        number = rng.randrange(1 << 16)
+        seconds = round(rng.choice((rng.uniform(0.01, 1), rng.uniform(1, 15))), 3)
+        if kind in ("kill", "stop"):
+            who: tuple[str, ...] = (rng.choice(hosts),)
+        elif kind in ("agent", "off", "refuse"):
+            who = (rng.choice(others),)
+        else:
+            who = tuple(rng.sample(hosts, 2))
+        faults.append(Fault(round(at, 3), kind, who, seconds, number))
+        at += rng.expovariate(1 / 3)
+    return faults

@@ -1,0 +1,17 @@
+"""What programs do in a simulation: a module for each workload."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from zcactor.simulation.workloads.calls import Calls
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zcactor.simulation.workloads.scene import Workload
+
+__all__ = ["WORKLOADS"]
+
+WORKLOADS: Final[Mapping[str, type[Workload]]] = {Calls.name: Calls}
+"""By the names that the command line has for them."""

@@ -1,0 +1,240 @@
+"""Calls of every kind: plain, async and inline ones, arrays kept and passed on, deadlines, cancels, retries."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+import zcactor as zc
+from zcactor.errors import ZcactorError
+from zcactor.simulation import record as records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zcactor.simulation.record import Operation
+    from zcactor.simulation.workloads.scene import Scene
+
+__all__ = ["Calls", "Register"]
+
+PATTERN = 251
+"""Arrays are full of the number of their call modulo this."""
+
+
+def _check(number: int, array: Any) -> None:
+    if not (array == number % PATTERN).all():
+        records.current.break_("I5", f"the bytes that belong to call {number} have changed: {np.unique(array)[:4]}")
+
+
+@zc.actor(concurrency_groups={"passed on": 1000})
+class Register:
+    """Enters into the record of the run what runs."""
+
+    def __init__(self, name: str) -> None:
+        records.current.constructed(name, self)
+
+    @zc.method
+    def plain(self, number: int) -> int:
+        """Run and return."""
+        records.current.ran(number, self)
+        return number
+
+    @zc.method(inline=True)
+    def glance(self, number: int) -> int:
+        """The same on the loop."""
+        records.current.ran(number, self)
+        return number
+
+    @zc.method
+    async def apply(self, number: int, seconds: float) -> int:
+        """The same, after a while."""
+        records.current.ran(number, self)
+        await asyncio.sleep(seconds)
+        return number
+
+    @zc.method
+    async def keep(self, number: int, array: np.ndarray, seconds: float) -> np.ndarray:
+        """Hold an array for a while, whose bytes must stay what they are, and give it back."""
+        records.current.ran(number, self)
+        _check(number, array)
+        await asyncio.sleep(seconds)
+        _check(number, array)
+        return array
+
+    @zc.method
+    async def pass_on(self, number: int, other: Any, array: np.ndarray, seconds: float) -> bool:
+        """Have another actor keep an array that is somebody else's."""
+        record = records.current
+        record.ran(number, self)
+        inner = record.begin("inner")
+        try:
+            async with asyncio.timeout(120):
+                await other.again(inner.number, number, array, seconds)
+        except ZcactorError as error:
+            record.end(inner, type(error).__name__, getattr(error, "maybe_executed", None))
+            return False
+        except TimeoutError:
+            record.break_("I1", f"{record.name(inner)} had no end in 120 s")
+            return False
+        except asyncio.CancelledError:
+            record.end(inner, "CancelledError")
+            raise
+        record.end(inner, "ok")
+        return True
+
+    @zc.method(concurrency_group="passed on")  # two actors that wait for each other would wait for ever
+    async def again(self, number: int, outer: int, array: np.ndarray, seconds: float) -> int:
+        """Hold an array that has passed through a third process."""
+        records.current.ran(number, self)
+        _check(outer, array)
+        await asyncio.sleep(seconds)
+        _check(outer, array)
+        return number
+
+
+class Calls:
+    """A driver that calls actors on all nodes. See `zcactor.simulation.workloads.scene.Workload`.
+
+    Args:
+        scene: of the run.
+    """
+
+    name: ClassVar[str] = "calls"
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._handles: list[Any] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._places: dict[str, int] = {}
+
+    async def prepare(self) -> None:
+        """Spawn two actors for each node, and at most 32."""
+        rng = self._scene.rng
+        count = min(2 * self._scene.nodes, 32)
+
+        async def spawn(number: int) -> Any:
+            options: dict[str, Any] = {"node": "spread", "max_restarts": rng.choice((0, 3, -1))}
+            if rng.random() < 0.3:
+                options["process"] = "shared"
+            if rng.random() < 0.3:
+                options["max_concurrency"] = rng.choice((1, 2, 8))
+            name = f"r{number}"
+            return await Register.options(name=name, **options).spawn(name)
+
+        self._handles = await asyncio.gather(*(spawn(number) for number in range(count)))
+
+    async def run(self) -> None:
+        """See `Workload.run`."""
+        scene = self._scene
+        while not scene.over:
+            for _ in range(scene.rng.choice((1, 2, 5, 20))):
+                self._tasks.append(asyncio.create_task(self._call()))
+            await scene.pause(0.2)
+        await asyncio.gather(*self._tasks)
+        self._tasks.clear()
+
+    async def finish(self) -> None:
+        """Stop half of the actors and kill the others."""
+        for number, handle in enumerate(self._handles):
+            await (zc.stop if number % 2 else zc.kill)(handle)
+        self._handles.clear()
+
+    async def _call(self) -> None:
+        rng = self._scene.rng
+        which = rng.randrange(len(self._handles))
+        kind = rng.choice(_KINDS)
+        try:
+            await getattr(self, f"_{kind}")(which, self._handles[which], kind)
+        except asyncio.CancelledError:
+            raise
+        except ZcactorError:  # an array for which there was no room here: nothing was called
+            self._scene.record.saw("no room for an argument")
+
+    def _begin(self, kind: str, which: int, *, tries: int = 1, ordered: bool = False) -> Operation:
+        order = None
+        if ordered:
+            line = f"driver to r{which}"
+            self._places[line] = self._places.get(line, 0) + 1
+            order = line, self._places[line]
+        return self._scene.record.begin(kind, tries, order)
+
+    async def _made(self, operation: Operation, make: Callable[[], Any]) -> Any:
+        """Make a call and enter how it ends, also where it cannot be made at all."""
+
+        async def call() -> Any:
+            return await make()
+
+        return await self._scene.outcome(operation, call())
+
+    async def _plain(self, which: int, handle: Any, kind: str) -> None:
+        operation = self._begin(kind, which, ordered=True)
+        self._same(operation, await self._made(operation, lambda: handle.plain(operation.number)))
+
+    async def _glance(self, which: int, handle: Any, kind: str) -> None:
+        operation = self._begin(kind, which, ordered=True)
+        self._same(operation, await self._made(operation, lambda: handle.glance(operation.number)))
+
+    async def _apply(self, which: int, handle: Any, kind: str) -> None:
+        operation = self._begin(kind, which, ordered=True)
+        seconds = self._scene.rng.choice((0.0, 0.0, 1e-4, 0.5))
+        self._same(operation, await self._made(operation, lambda: handle.apply(operation.number, seconds)))
+
+    def _same(self, operation: Operation, value: Any) -> None:
+        if operation.outcome == "ok" and value != operation.number:
+            self._scene.record.break_("I3", f"{self._scene.record.name(operation)} gave {value!r}")
+
+    async def _keep(self, which: int, handle: Any, kind: str) -> None:
+        rng = self._scene.rng
+        array = self._array(rng.choice((10, 5_000, 40_000)))
+        operation = self._begin(kind, which)
+        array[:] = operation.number % PATTERN
+        seconds = rng.random()
+        value = await self._made(operation, lambda: handle.keep(operation.number, array, seconds))
+        if value is not None:
+            del array
+            await asyncio.sleep(rng.random())
+            _check(operation.number, value)
+
+    async def _pass_on(self, which: int, handle: Any, kind: str) -> None:
+        rng = self._scene.rng
+        array = self._array(rng.choice((5_000, 40_000)))
+        operation = self._begin(kind, which)
+        array[:] = operation.number % PATTERN
+        other, seconds = rng.choice(self._handles), rng.random()
+        await self._made(operation, lambda: handle.pass_on(operation.number, other, array, seconds))
+
+    def _array(self, count: int) -> Any:
+        return zc.empty(count, np.float32)
+
+    async def _deadline(self, which: int, handle: Any, kind: str) -> None:
+        rng = self._scene.rng
+        operation = self._begin(kind, which)
+        timeout, seconds = rng.uniform(0.001, 0.5), rng.uniform(0, 0.5)
+        method = handle.apply.options(timeout=timeout)
+        await self._made(operation, lambda: method(operation.number, seconds))
+
+    async def _cancel(self, which: int, handle: Any, kind: str) -> None:
+        rng = self._scene.rng
+        operation = self._begin(kind, which)
+        seconds, wait = rng.uniform(0, 0.5), rng.choice((0.0, rng.uniform(0, 0.3)))
+        made: list[Any] = []
+
+        def make() -> Any:
+            made.append(handle.apply(operation.number, seconds))
+            return made[0]
+
+        task = asyncio.create_task(self._made(operation, make))
+        await asyncio.sleep(wait)
+        for reference in made:
+            reference.cancel()
+        await task
+
+    async def _retry(self, which: int, handle: Any, kind: str) -> None:
+        operation = self._begin(kind, which, tries=3)
+        method = handle.apply.options(retries=2, idempotent=True)
+        await self._made(operation, lambda: method(operation.number, self._scene.rng.choice((0.0, 0.2))))
+
+
+_KINDS = ("plain", "plain", "glance", "apply", "apply", "keep", "keep", "pass_on", "deadline", "cancel", "retry")
