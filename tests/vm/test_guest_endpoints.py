@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.connection import Recorder, put, send
-from tests.transport.verbs.sides import device_sides, joined, watch
+from tests.transport.verbs.sides import device_sides, engine_of, joined, watch
 from tests.vm.guest import guest_only, resources
 from tests.vm.peers import (
     ALL,
@@ -167,6 +168,40 @@ async def test_sealed_messages_and_what_is_authenticated(name: str) -> None:
             send(left, [b"changed"])
             assert isinstance(await heard.wait_lost(), ProtocolError)
             assert len(heard.frames) == 200
+
+
+def set_link(state: str) -> None:
+    """``ip link set eth0 up``, or down."""
+    subprocess.run(["ip", "link", "set", "eth0", state], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BINDINGS)
+async def test_a_port_that_goes_down_and_comes_back(name: str) -> None:
+    """Alone, as the last: it takes the device from all others."""
+    with device_sides(name) as sides:
+        async with joined(sides) as pair:
+            left, right = Recorder(), Recorder()
+            pair.left.start(left)
+            pair.right.start(right)
+            set_link("down")
+            try:
+                for recorder in (left, right):
+                    assert isinstance(await recorder.wait_lost(), ConnectionLost)
+                assert "rxe0 port 1 is DOWN" in f"{left.lost} {right.lost}"
+                made, other = await sides[0].endpoint.connect(sides[1].endpoint.address), await pair.accepted.get()
+                assert made.kind == other.kind == "tcp"
+                assert "rxe0 port 1 is DOWN, not ACTIVE" in made.rejected["verbs"]
+                made.abort()
+                other.abort()
+            finally:
+                set_link("up")
+            while any(engine_of(side).room for side in sides):
+                await asyncio.sleep(0.01)
+            made, other = await sides[0].endpoint.connect(sides[1].endpoint.address), await pair.accepted.get()
+            assert made.kind == other.kind == "verbs"
+            made.abort()
+            other.abort()
 
 
 def flip(view: memoryview, nbytes: int) -> None:

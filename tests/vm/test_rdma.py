@@ -20,6 +20,8 @@ HERE = Path(__file__).resolve().parent
 VERBS = ROOT / "tests" / "transport" / "verbs"
 MANY = "test_many_connections_leave_nothing"
 """Takes as long as all else that is slow."""
+PORT = "test_a_port_that_goes_down"
+"""Takes the device from all others."""
 SPARE_MIB = 1024
 """Of memory, which stay free here beside a guest."""
 
@@ -55,11 +57,14 @@ class TestOneGuest:
 
     @pytest.mark.timeout(2 * LIMIT + 30)
     def test_endpoints_and_programs(self) -> None:
-        """`test_guest_endpoints.py` and `test_guest_programs.py`: first what kills and breaks, then what takes long."""
+        """`test_guest_endpoints.py` and `test_guest_programs.py`: first what kills and breaks, then what takes long,
+        and last what takes the device away."""
         endpoints, programs = (str(HERE / f"test_guest_{name}.py") for name in ("endpoints", "programs"))
         small = [[endpoints, "-m", "not slow"], [programs, "-m", "not slow"]]
-        large = [[endpoints, "-m", "slow", "-k", MANY], [endpoints, programs, "-m", "slow", "-k", f"not {MANY}"]]
-        _, counted = run_pytest(small, large, expected=28, timeout=2 * LIMIT, memory_mib=memory_for(5120))
+        rest = f"not {MANY} and not {PORT}"
+        large = [[endpoints, "-m", "slow", "-k", MANY], [endpoints, programs, "-m", "slow", "-k", rest]]
+        alone = [[endpoints, "-k", PORT]]
+        _, counted, _ = run_pytest(small, large, alone, expected=30, timeout=2 * LIMIT, memory_mib=memory_for(5120))
         assert_no_retries(counted)
 
 
