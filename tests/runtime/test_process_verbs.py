@@ -335,6 +335,24 @@ async def test_peers_are_told_of_what_they_hold_a_lease_on_and_no_more(rdma: tup
             await session.connection.pull(wanted(False), place.ctypes.data, place)
 
 
+async def test_arrays_whose_owner_cannot_register_them_come_by_the_socket() -> None:
+    pair = Pair(sealing=True)
+    async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
+        connection = await ready(caller, actor)
+        for region in connection.extents._regions.values():
+            region.close()
+        connection.extents._regions.clear()
+        nic = pair.fabric.nics[connection.pairs.engine.device.name]
+        nic.pin_limit = nic.pinned
+        array = caller.store.empty(MIB)
+        array[...] = 2
+        assert (await _call(actor, "total", array))[0] == 2 * MIB
+        (counted,) = owner.copies.snapshot().items()
+        assert counted == ("owner cannot register its memory", CopyCount(1, array.nbytes))
+        (theirs,) = (s.connection for s in owner.all_sessions())
+        assert "ulimit -l" in theirs.describe() and "ulimit -l" in connection.describe()
+
+
 async def test_arrays_that_cannot_be_registered_come_with_a_counted_copy() -> None:
     pair = Pair()
     async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):

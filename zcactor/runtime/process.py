@@ -236,6 +236,7 @@ class Process:
         if connection.kind == "verbs" and self.registrar is None:
             extents = cast("VerbsConnection", connection).extents
             extents.copied = partial(self.copies.count, "destination cannot be registered")
+            extents.brought = partial(self.copies.count, "owner cannot register its memory")
             self.registrar = Registrar(self.store.heap, self.loop, extents)
             if self.config.verbs_idle_timeout:
                 self.parting = Parting(self, self.config.verbs_idle_timeout)

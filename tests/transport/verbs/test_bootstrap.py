@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from zcactor.errors import ProtocolError
 from zcactor.transport.verbs.base import MAX_U24, MAX_U32, MAX_U64
 from zcactor.transport.verbs.bootstrap import (
+    BROUGHT_NBYTES,
     MAX_KEYS,
     MAX_MESSAGE,
     Ask,
+    Bring,
+    Brought,
     Exported,
     Message,
     Offer,
@@ -39,6 +42,7 @@ OFFER = Offer(
 )  # fmt: skip
 MESSAGES: list[Message] = [
     OFFER, Verdict(), Verdict("no"), Ask(1, 2, 3, 4), Exported(1, ((2, 3), (4, 0)), 5), Exported(1, reason="gone"),
+    Bring(1, 2, 3, 1), Bring(1, 2, 3, BROUGHT_NBYTES), Brought(1, bytes(BROUGHT_NBYTES)), Brought(1, reason="gone"),
     Tag(1, 2, 3, 1), Tag(1, 2, 3, REACH_NBYTES), Tagged(1, 2, bytes(2048)), Tagged(1, reason="gone"),
     Rebuild(1, 2), Rebuilt(3, 4), Resume(5),
 ]  # fmt: skip
@@ -141,7 +145,7 @@ def test_bounds_of_keys() -> None:
     most = Exported(MAX_U32, ((MAX_U32, MAX_U32),) * MAX_KEYS, 65535)
     body = encode(most)[4:]
     assert decode(body) == most
-    assert len(body) < MAX_MESSAGE / 2
+    assert len(body) < (MAX_MESSAGE - BROUGHT_NBYTES) / 2
     wrong: list[Any] = [1, [1], [[1]], [[0, 1]], [[1, -1]], [[1 << 32, 1]], [[1, 1 << 32]], [[1, 1]] * (MAX_KEYS + 1)]
     for keys in wrong:
         with pytest.raises(ProtocolError):
@@ -158,6 +162,19 @@ def test_bounds_of_a_question_about_tags(changed: dict[str, int]) -> None:
         decode(msgspec.msgpack.encode({**fields, **changed}))
     with pytest.raises(ProtocolError):
         decode(encode(Tagged(1, 2, bytes(2049)))[4:])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Bring(1, 2, 3, 0), Bring(1, 2, 3, BROUGHT_NBYTES + 1), Bring(1, -1, 3, 1),
+        Brought(1, bytes(BROUGHT_NBYTES + 1)), Brought(-1), Brought(1, reason="x" * 1001),
+    ],
+    ids=range(6),
+)  # fmt: skip
+def test_bounds_of_bytes_that_are_brought(wrong: Message) -> None:
+    with pytest.raises(ProtocolError):
+        decode(encode(wrong)[4:])
 
 
 def test_reasons_are_bounded() -> None:

@@ -46,7 +46,7 @@ from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolErro
 from zcactor.transport.base import Connection, RemoteRegion
 from zcactor.transport.verbs import bounce, bulk, connection, engine, joining, reaching
 from zcactor.transport.verbs.base import CompletionStatus, Send
-from zcactor.transport.verbs.bootstrap import Ask, Exported, Message
+from zcactor.transport.verbs.bootstrap import BROUGHT_NBYTES, Ask, Brought, Exported, Message
 from zcactor.transport.verbs.connection import LINGER, PATIENCE, VerbsConnection
 from zcactor.transport.verbs.engine import DEPTH
 from zcactor.transport.verbs.extents import ExtentTable
@@ -233,25 +233,92 @@ async def test_bytes_outside_the_object(pair: Pair, monkeypatch: pytest.MonkeyPa
     await pair.left.pull(RemoteRegion(2, 100, 50), side.address, side)
 
 
-async def test_owner_cannot_register(pair: Pair) -> None:
-    nic = device_of(pair.sides[1]).nic
-    for _ in range(50):
-        if engine_of(pair.sides[1]).extents.find(0, 1) is not None:
-            break
-        await asyncio.wait(list(engine_of(pair.sides[1]).extents._under_way.values()))
-        await turns(2)
-    for each in engine_of(pair.sides[1]).extents._regions.values():
+async def cannot_register(side: Side) -> None:
+    """Nothing of its arena is registered any more, and nothing can be."""
+    extents, nic = engine_of(side).extents, device_of(side).nic
+    while extents.find(0, 1) is None:
+        await asyncio.sleep(0)
+    for each in extents._regions.values():
         each.close()
-    engine_of(pair.sides[1]).extents._regions.clear()
+    extents._regions.clear()
     nic.pin_limit = nic.pinned
-    with pytest.raises(
-        OSError, match=f"has the object.*on {socket.gethostname()}: .*RLIMIT_MEMLOCK.*ulimit -l"
-    ) as caught:
+
+
+@pytest.mark.parametrize("kind", ["fake", "sealed"])
+@pytest.mark.parametrize("both", [False, True], ids=["owner", "both"])
+async def test_owner_cannot_register(kind: str, both: bool) -> None:
+    """Its bytes come by the socket, and both ends say why."""
+    with SIDES[kind]() as sides:
+        pair = await connect(*sides)
+        left, right = sides
+        pair.left.start(Recorder())
+        pair.right.start(Recorder())
+        right.arena[:] = random.Random(1).randbytes(ARENA_NBYTES)
+        for side in sides if both else sides[1:]:
+            await cannot_register(side)
+        brought: list[int] = []
+        engine_of(left).extents.brought = brought.append
+        sizes = 1, BROUGHT_NBYTES, BROUGHT_NBYTES + 1, ARENA_NBYTES - 5
+        pulls = [pair.left.pull(region(5, nbytes), left.address + 5, left) for nbytes in sizes]
+        before = verbs(pair.left).puller.reads
+        await asyncio.gather(*pulls)
+        assert left.arena[5:] == right.arena[5:]
+        assert sorted(brought) == sorted(sizes) and verbs(pair.left).puller.reads == before
+        for end, text in ((pair.left, "arrays come by the socket beside"), (pair.right, "arrays go by the socket")):
+            described = verbs(end).describe()
+            assert text in described and "RLIMIT_MEMLOCK" in described and "ulimit -l" in described
+        assert f"on {socket.gethostname()}: " in verbs(pair.left).describe()
+        device_of(right).nic.pin_limit = device_of(left).nic.pin_limit = None
+        await pair.left.pull(region(0, 100), left.address, left)
+        assert verbs(pair.left).puller.reads > before, "by RDMA, as soon as it can be"
+        await finish(pair)
+
+
+async def test_bytes_by_the_socket_are_those_that_the_reader_may_have(pair: Pair, left: Recorder) -> None:
+    await cannot_register(pair.sides[1])
+    owner = verbs(pair.right)
+    side = pair.sides[0]
+    owner._reach._may_read = lambda *_: False
+    with pytest.raises(ObjectLost, match="no lease"):
+        await pair.left.pull(region(0, 10), side.address, side)
+    owner._reach._may_read = lambda *_: True
+    told: list[Message] = []
+    tell = owner._tell
+
+    def freed(message: Message) -> None:
+        told.append(message)
+        owner._reach._lookup = lambda _: None  # between the keys and the bytes
+        tell(message)
+
+    owner._reach._tell = freed
+    with pytest.raises(ObjectLost, match="no such object any more"):
+        await pair.left.pull(region(0, 10), side.address, side)
+    assert [type(message) for message in told] == [Exported, Brought]
+    assert not left.lost
+
+
+async def test_another_number_of_bytes_by_the_socket(pair: Pair, left: Recorder) -> None:
+    await cannot_register(pair.sides[1])
+    owner = verbs(pair.right)
+    tell = owner._tell
+    owner._reach._tell = lambda one: tell(Brought(one.number, b"x" * 9) if isinstance(one, Brought) else one)
+    with pytest.raises(ProtocolError, match="was asked for 10 bytes, and sent 9"):
         await pair.left.pull(region(0, 10), pair.sides[0].address, None)
-    assert caught.value.errno == errno.ENOMEM
+    assert isinstance(await left.wait_lost(), ProtocolError)
 
 
-@pytest.mark.parametrize("error", [OutOfMemory(10, 0, 0, 0), ValueError("closed"), RuntimeError()], ids=type)
+async def test_a_connection_that_is_lost_while_bytes_come_by_the_socket(pair: Pair, left: Recorder) -> None:
+    await cannot_register(pair.sides[1])
+    pull = asyncio.ensure_future(pair.left.pull(region(0, 10), pair.sides[0].address, None))
+    verbs(pair.right)._reach._answer_bring = lambda ask: None  # type: ignore[method-assign]
+    while not any(kind is Brought for kind, _ in verbs(pair.left)._reach.asked.values()):
+        await asyncio.sleep(0)
+    pair.right.abort()
+    with pytest.raises(ConnectionLost):
+        await pull
+
+
+@pytest.mark.parametrize("error", [ValueError("closed"), RuntimeError()], ids=type)
 async def test_owner_cannot_register_for_whatever_reason(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -262,10 +329,19 @@ async def test_owner_cannot_register_for_whatever_reason(
         raise error
 
     monkeypatch.setattr(extents, "get", full)
-    refused = isinstance(error, OutOfMemory)
-    text = "cannot register the memory around its 10 bytes" if refused else "cannot let 10 bytes be read"
-    with pytest.raises(OSError if refused else ObjectLost, match=text):
+    with pytest.raises(ObjectLost, match="cannot let 10 bytes be read"):
         await pair.left.pull(region(0, 10), pair.sides[0].address, None)
+
+
+async def test_owner_has_no_memory_for_the_rest_of_an_extent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.sides[1].arena[:10] = b"0123456789"
+
+    async def full(offset: int, nbytes: int) -> None:
+        raise OutOfMemory(10, 0, 0, 0)
+
+    monkeypatch.setattr(engine_of(pair.sides[1]).extents, "get", full)
+    await pair.left.pull(region(0, 10), pair.sides[0].address, None)
+    assert bytes(pair.sides[0].arena[:10]) == b"0123456789"
 
 
 async def test_an_object_of_no_bytes(pair: Pair, left: Recorder, right: Recorder) -> None:

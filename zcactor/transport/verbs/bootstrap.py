@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "BROUGHT_NBYTES",
     "MAX_KEYS",
     "MAX_MESSAGE",
     "MAX_REASON",
     "Agreement",
     "Ask",
+    "Bring",
+    "Brought",
     "Exported",
     "Message",
     "Offer",
@@ -40,8 +43,10 @@ __all__ = [
     "split",
 ]
 
-MAX_MESSAGE: Final = 4096
-"""Bytes; ten times the longest."""
+BROUGHT_NBYTES: Final = 32768
+"""Bytes of an object that one message has at most."""
+MAX_MESSAGE: Final = 4096 + BROUGHT_NBYTES
+"""Bytes; ten times the longest of the others, and those of an object."""
 
 _U16 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 _U24 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
@@ -118,6 +123,23 @@ class Exported(msgspec.Struct, frozen=True, tag="exported", forbid_unknown_field
     """The object is there, and its memory cannot be registered: that is the reason."""
 
 
+class Bring(msgspec.Struct, frozen=True, tag="bring", forbid_unknown_fields=True):
+    """The owner of an object cannot register its memory, so the reader asks for the bytes. Answered by `Brought`."""
+
+    number: _U32
+    object_id: _U64
+    offset: _U64
+    nbytes: Annotated[int, msgspec.Meta(ge=1, le=BROUGHT_NBYTES)]
+
+
+class Brought(msgspec.Struct, frozen=True, tag="brought", forbid_unknown_fields=True):
+    """They; or why they do not come."""
+
+    number: _U32
+    data: Annotated[bytes, msgspec.Meta(max_length=BROUGHT_NBYTES)] = b""
+    reason: _Text = ""
+
+
 class Tag(msgspec.Struct, frozen=True, tag="tag", forbid_unknown_fields=True):
     """The reader of an object has its bytes and wants to know whether they are the owner's. Answered by `Tagged`."""
 
@@ -158,7 +180,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume", forbid_unknown_fields=Tr
     generation: _U32
 
 
-Message = Offer | Verdict | Ask | Exported | Tag | Tagged | Rebuild | Rebuilt | Resume
+Message = Offer | Verdict | Ask | Exported | Bring | Brought | Tag | Tagged | Rebuild | Rebuilt | Resume
 
 _LENGTH: Final = struct.Struct("<I")
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -184,6 +206,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     known: dict[type[Any], Callable[[Any], tuple[int, ...]]] = {
         Offer: lambda m: (m.arena_address, m.seals[0], m.proof[0]),
         Ask: lambda m: (m.object_id, m.offset, m.nbytes),
+        Bring: lambda m: (m.object_id, m.offset),
         Tag: lambda m: (m.object_id, m.offset),
     }
     addresses = known.get(type(message))

@@ -444,15 +444,15 @@ class VerbsConnection(Delivering):
     async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
         """Bring bytes of the peer's arena to `address` of ours by READ. See `zcactor.transport.base.Connection.pull`.
 
-        Where our own memory cannot be registered they come by way of some that is, with a copy; `describe` says why.
+        Where our own memory cannot be registered they come by way of some that is, and where the peer's cannot by the
+        socket, with a copy; `describe` says why.
 
         Raises:
             ConnectionLost: the connection is or gets lost, or READs fail again and again.
             ObjectLost: the peer does not have the object any more.
             ProtocolError: the range does not lie inside the peer's arena; or the bytes are to be authenticated, by what
                 both ends have agreed or by `region`, and are not the peer's. The connection ends then.
-            OSError: the device failed, or is closed, or the destination cannot be written to; or the peer has the
-                object and cannot register its memory: which limit on which host, and what to do.
+            OSError: the device failed, or is closed, or the destination cannot be written to.
         """
         self._check_bounds(region.offset, region.nbytes)
         if self._lost:
@@ -528,7 +528,8 @@ class VerbsConnection(Delivering):
     def describe(self) -> str:
         """Both ends of the path, and from which size on arrays go by reference and why."""
         engine = self._engine
-        known = self.pairs.describe(), engine.eager_reason, engine.extents.refused, engine.seals.shortage
+        known = [self.pairs.describe(), engine.eager_reason]
+        known += [engine.extents.refused, self._reach.by_socket, engine.seals.shortage]
         return "; ".join(one for one in known if one)
 
     @property

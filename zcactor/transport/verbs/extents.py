@@ -68,6 +68,8 @@ class ExtentTable:
         """Why bytes had to come by way of other memory, the last time that this was so."""
         self.copied: Callable[[int], None] = lambda _: None
         """Called with the bytes that were."""
+        self.brought: Callable[[int], None] = lambda _: None
+        """Called with bytes that came by the socket, as their owner could not register them."""
         self._device = device
         self._arena = arena
         self.extent_nbytes = extent_nbytes

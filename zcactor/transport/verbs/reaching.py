@@ -1,7 +1,9 @@
 """Memory that two ends reach in each other: what bytes go by the name of, and whether those that came are the owner's.
 
 A reference carries the key of the memory region around its bytes, where there is one. Where it does not, or the key is
-an old one, the reader asks over the socket, and so it does for the tags of what is to be authenticated.
+an old one, the reader asks over the socket, and so it does for the tags of what is to be authenticated. Bytes that
+their owner cannot register come by the socket themselves, and those whose destination cannot be by way of memory that
+is.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import errno
 import hmac
 import socket
 from functools import partial
@@ -19,7 +20,18 @@ from msgspec.structs import replace
 
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ProtocolError
 from zcactor.transport.sealing import Integrity
-from zcactor.transport.verbs.bootstrap import MAX_KEYS, MAX_REASON, Ask, Exported, Message, Tag, Tagged
+from zcactor.transport.verbs.bootstrap import (
+    BROUGHT_NBYTES,
+    MAX_KEYS,
+    MAX_REASON,
+    Ask,
+    Bring,
+    Brought,
+    Exported,
+    Message,
+    Tag,
+    Tagged,
+)
 from zcactor.transport.verbs.tagging import CHUNK_NBYTES, REACH_NBYTES, ReadTags
 
 if TYPE_CHECKING:
@@ -32,7 +44,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Reach"]
 
-_Answer = TypeVar("_Answer", Exported, Tagged)
+_Answer = TypeVar("_Answer", Exported, Tagged, Brought)
+
+
+class _Unregistered(Exception):
+    """The peer has the object, and cannot register the memory around it."""
 
 
 async def _in_thread(work: Callable[[], bytes], nbytes: int, keep: object) -> bytes:
@@ -84,6 +100,7 @@ class Reach:
         keys: rkeys of the peer's arena, and the bytes that are known to be in their regions.
         asked: by number, the kind of the answer that is waited for, and who waits.
         lost: whether the connection has ended.
+        by_socket: why bytes had to go by the socket, the last time that this was so, either way.
     """
 
     def __init__(
@@ -93,8 +110,9 @@ class Reach:
         ended: Callable[[str], ConnectionLost], lose: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         self.keys: dict[int, tuple[int, int]] = {}
-        self.asked: dict[int, tuple[type[Exported | Tagged], asyncio.Future[Any]]] = {}
+        self.asked: dict[int, tuple[type[Exported | Tagged | Brought], asyncio.Future[Any]]] = {}
         self.lost = False
+        self.by_socket = ""
         self._engine = engine
         self._puller = puller
         self._pid = pid
@@ -125,7 +143,9 @@ class Reach:
             self._start(self._answer(message))
         elif isinstance(message, Tag) and self._tags is not None:
             self._start(self._answer_tag(message, self._tags))
-        elif isinstance(message, Exported | Tagged):
+        elif isinstance(message, Bring):
+            self._answer_bring(message)
+        elif isinstance(message, Exported | Tagged | Brought):
             kind, future = self.asked.get(message.number, (type(message), None))
             if kind is not type(message):
                 raise ProtocolError(f"the peer answered {type(message).__name__.lower()!r} to another question")
@@ -165,7 +185,17 @@ class Reach:
                 raise
             extents.refused = f"arrays come by way of other registered memory, as theirs cannot be registered: {error}"
             lkeys = None
-        seal, rkeys = region.seal, [(nbytes, region.rkey)] if region.rkey else self._known_keys(region)
+        try:
+            await self._read(region, address, keep, lkeys)
+        except _Unregistered as refusal:
+            self.by_socket = f"arrays come by the socket beside, as {refusal}"
+            await self._bring(region, address)
+        if self._tags is not None and (region.authenticate or self._all):
+            await self._authenticate(self._tags, region, address, keep)
+
+    async def _read(self, region: RemoteRegion, address: int, keep: object, lkeys: Keys | None) -> None:
+        """The same by READs; where there are no `lkeys`, by way of other memory. Raises `_Unregistered`, too."""
+        seal, rkeys = region.seal, [(region.nbytes, region.rkey)] if region.rkey else self._known_keys(region)
         asked = not rkeys
         if asked:
             seal, rkeys = await self._ask(region)
@@ -186,8 +216,19 @@ class Reach:
                 if found == (seal, rkeys):
                     raise
                 seal, rkeys = found
-        if self._tags is not None and (region.authenticate or self._all):
-            await self._authenticate(self._tags, region, address, keep)
+
+    async def _bring(self, region: RemoteRegion, address: int) -> None:
+        """The same by the socket, in pieces. Raises as `pull`."""
+        for at in range(0, region.nbytes, BROUGHT_NBYTES):
+            nbytes = min(BROUGHT_NBYTES, region.nbytes - at)
+            question = partial(Bring, object_id=region.object_id, offset=region.offset + at, nbytes=nbytes)
+            answer = await self._answer_to(Brought, question, region.nbytes)
+            if len(answer.data) != nbytes:
+                error = ProtocolError(f"process {self._pid} was asked for {nbytes} bytes, and sent {len(answer.data)}")
+                self._lose(error)
+                raise error
+            ctypes.memmove(address + at, answer.data, nbytes)
+        self._engine.extents.brought(region.nbytes)
 
     async def _authenticate(self, tags: ReadTags, region: RemoteRegion, address: int, keep: object) -> None:
         """Compare the tags of what has come with the owner's. Raises as `pull`."""
@@ -237,7 +278,7 @@ class Reach:
 
         Raises:
             ObjectLost: the peer does not have the object.
-            OSError: the peer cannot register its memory.
+            _Unregistered: the peer cannot register its memory.
             ConnectionLost: the connection is or gets lost.
         """
         at, seal = 0, 0
@@ -266,7 +307,7 @@ class Reach:
 
         Raises:
             ObjectLost: the peer does not have the object.
-            OSError: the peer has it, and cannot register its memory.
+            _Unregistered: the peer has it, and cannot register its memory.
             ConnectionLost: the connection is or gets lost.
         """
         if self.lost:
@@ -286,17 +327,13 @@ class Reach:
             raise self._refusal(answer, nbytes)
         return answer
 
-    def _refusal(self, answer: Exported | Tagged, nbytes: int) -> ObjectLost | OSError:
+    def _refusal(self, answer: Exported | Tagged | Brought, nbytes: int) -> ObjectLost | _Unregistered:
         """Why there is no answer to a question about so many bytes."""
         if isinstance(answer, Exported) and answer.refused:
-            return OSError(
-                errno.ENOMEM,
-                f"process {self._pid} has the object, and cannot register the memory around its {nbytes} bytes for "
-                f"RDMA {answer.reason}",
-            )
+            return _Unregistered(f"process {self._pid} cannot register its memory {answer.reason}")
         return ObjectLost(f"process {self._pid} cannot let {nbytes} bytes be read: {answer.reason}")
 
-    def _found(self, ask: Ask | Tag) -> tuple[Any, str]:
+    def _found(self, ask: Ask | Bring | Tag) -> tuple[Any, str]:
         """The object that a question is about, and why it has no answer."""
         holder = self._lookup(ask.object_id)
         if holder is None:
@@ -331,6 +368,7 @@ class Reach:
             keys = tuple((nbytes, region.rkey) for nbytes, region in found[:MAX_KEYS])
             seal = self._seal_of(ask.object_id)
         except (OSError, OutOfMemory) as error:
+            self.by_socket = f"arrays go by the socket beside, as memory here cannot be registered: {error}"
             reason = f"on {socket.gethostname()}: {error}"[:MAX_REASON]
             self._tell(Exported(ask.number, reason=reason, refused=True))
             return
@@ -338,3 +376,8 @@ class Reach:
             self._tell(Exported(ask.number, reason=_reason(error)))
             return
         self._tell(Exported(ask.number, keys, seal))
+
+    def _answer_bring(self, ask: Bring) -> None:
+        _, reason = self._found(ask)
+        data = b"" if reason else ctypes.string_at(self._engine.arena.address + ask.offset, ask.nbytes)
+        self._tell(Brought(ask.number, data, reason))
