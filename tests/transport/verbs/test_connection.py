@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
+import mmap
 import os
 import random
 import socket
@@ -538,6 +540,19 @@ async def test_what_may_be_pinned_is_enough(fabric: FakeFabric, monkeypatch: pyt
             (await pair.accepted.get()).abort()
 
 
+async def test_a_page_less_than_what_must_be_pinned(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is tried that would fail later: peers are reached over TCP, and know why."""
+    limit = pinned_nbytes(ARENA_NBYTES) - mmap.PAGESIZE
+    monkeypatch.setattr(joining, "viability", partial(viability, memlock=lambda: limit))
+    with fake_sides(fabric) as sides:
+        async with joined(sides) as pair:
+            for end in (pair.left, pair.right):
+                assert end.kind == "tcp"
+                assert f"RLIMIT_MEMLOCK is {limit:,} bytes and the arena needs" in end.rejected["verbs"]
+            await works(pair)
+        assert not any(nic.pinned for nic in fabric.nics.values())
+
+
 async def no_more_memory(pair: Pair) -> None:
     """The left side can register nothing any more, and has nothing of its arena registered."""
     extents, device = engine_of(pair.sides[0]).extents, device_of(pair.sides[0])
@@ -793,6 +808,58 @@ async def test_what_ends_in_a_forked_child_ends_nothing_of_the_parents(
     assert not engine.room
 
 
+def leave(pair: Pair) -> None:
+    """What a forked child does, as `zcactor.runtime.forked` has it; and it writes nothing."""
+    for side in pair.sides:
+        endpoint_of(side).abandon()
+    for end in (pair.left, pair.right):
+        end.abort()
+    gc.collect()
+    for side in pair.sides:
+        endpoint_of(side).dispose()
+
+
+@pytest.mark.slow
+async def test_a_fork_at_every_moment_of_a_pull(pair: Pair, left: Recorder, fabric: FakeFabric) -> None:
+    """The child ends in order, and what is read in the parent and served by it is not touched."""
+    side, owner = pair.sides
+    wanted = await named(pair)
+    moments = 0
+    for asked in (wanted, region(0, ARENA_NBYTES)):  # with keys, and without
+        moment, ended = 0, False
+        while not ended:
+            owner.arena[:] = random.Random(moment).randbytes(ARENA_NBYTES)
+            verbs(pair.left)._reach.keys.clear()
+            keeper = Keeper()
+            held = weakref.ref(keeper)
+            fabric.manual = True
+            pull = asyncio.ensure_future(pair.left.pull(asked, side.address, keeper))
+            del keeper
+            for _ in range(moment):
+                await asyncio.sleep(0)
+                fabric.step()
+            ended = pull.done()
+            pid = os.fork()
+            if not pid:
+                status = 1
+                try:
+                    leave(pair)
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            fabric.manual = False
+            fabric.posted()
+            await pull
+            del pull
+            assert side.arena == owner.arena
+            assert held() is None
+            moment += 1
+        moments += moment
+    assert moments > 10
+    assert not left.lost
+
+
 async def test_a_peer_that_ignores_credits_is_named(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     """It takes receives that are others', so people want to know which one it is."""
     one = ends(pair)[1]
@@ -868,6 +935,50 @@ async def test_the_end_does_not_wait_for_a_peer_that_takes_nothing(
     assert left.lost == [None]
     pair.right.abort()
     await gone(pair)
+
+
+@contextlib.contextmanager
+def stopped(pair: Pair) -> Iterator[None]:
+    """The right side's process takes neither completions nor messages; its device goes on by itself."""
+    engine, link, loop = engine_of(pair.sides[1]), verbs(pair.right)._link, asyncio.get_running_loop()
+    assert link is not None
+    with pytest.MonkeyPatch.context() as patch:
+        loop.remove_reader(engine.cq.fd)
+        loop.remove_reader(link._sock.fileno())
+        for name in ("_turn", "poll_now"):
+            patch.setattr(engine, name, lambda: None)
+        yield
+    if not link._over:
+        loop.add_reader(link._sock.fileno(), link._on_readable)
+    engine._polling = False
+    loop.add_reader(engine.cq.fd, engine._on_event)
+    engine._on_event()
+
+
+@pytest.mark.parametrize("closes", ["left", "right", "both"])
+async def test_a_peer_that_is_stopped_while_it_lingers(
+    pair: Pair, left: Recorder, right: Recorder, monkeypatch: pytest.MonkeyPatch, closes: str
+) -> None:
+    """The other end is over in time, and it is once it goes on."""
+    monkeypatch.setattr(connection, "PATIENCE", 0.05)
+    send(pair.left, [b"there"])
+    send(pair.right, [b"back"])
+    await right.wait_frames(1)
+    await left.wait_frames(1)
+    if closes != "left":
+        pair.right.abort()
+    with stopped(pair):
+        if closes != "right":
+            pair.left.abort()
+        async with asyncio.timeout(2 * (LINGER + PATIENCE)):
+            await left.wait_lost()
+            await pair.left.aclose()
+            while engine_of(pair.sides[0]).connections:
+                await asyncio.sleep(0)
+    async with asyncio.timeout(2 * (LINGER + PATIENCE)):
+        await pair.right.aclose()
+    await gone(pair)
+    assert len(left.lost) == len(right.lost) == 1
 
 
 async def test_slots_of_one_that_was_never_started_come_back(pair: Pair, left: Recorder) -> None:
