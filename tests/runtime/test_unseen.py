@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.runtime.programs import Program
 from zcactor.errors import ActorDied, make_remote_error
 from zcactor.rpc.call import Call
-from zcactor.runtime import unseen as unseen_module
-from zcactor.runtime.unseen import Unseen
+from zcactor.runtime.unseen import QUIET, Unseen
 
 
 def failed(actor: str, label: str, error: BaseException | None) -> Call:
@@ -34,22 +35,39 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return look
 
 
-def make() -> Unseen:
-    return Unseen(asyncio.get_running_loop(), lambda call: call.error)
+class Seconds:
+    """The running loop, whose time passes when a test says so."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.call_soon_threadsafe, self.is_closed = loop.call_soon_threadsafe, loop.is_closed
+        self._timers: list[Callable[[], object]] = []
+
+    def call_later(self, delay: float, callback: Callable[..., object], *arguments: object) -> None:
+        assert delay == QUIET
+        self._timers.append(functools.partial(callback, *arguments))
+
+    def passes(self) -> None:
+        """Run what waits for the next second."""
+        timers, self._timers = self._timers, []
+        for timer in timers:
+            timer()
 
 
-async def quiet(unseen: Unseen) -> None:
+def make(loop: Any = None) -> Unseen:
+    return Unseen(loop or asyncio.get_running_loop(), lambda call: call.error)
+
+
+async def quiet(unseen: Unseen, seconds: Seconds) -> None:
     """Return once no actor has had a line within the last second."""
-    async with asyncio.timeout(20):
-        while unseen._noted or unseen._actors:
-            await asyncio.sleep(0)
+    while unseen._noted or unseen._actors:
+        await asyncio.sleep(0)
+        seconds.passes()
 
 
-async def test_a_line_for_each_actor_and_second(
-    lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unseen_module, "QUIET", 0.05)
-    unseen = make()
+async def test_a_line_for_each_actor_and_second(lines: Callable[[], list[str]]) -> None:
+    seconds = Seconds()
+    unseen = make(seconds)
     for number in range(100_000):
         unseen.note(failed("A(a)", f"A.m{number}", ActorDied("A(a)", "killed", True)))
     unseen.note(failed("B(b)", "B.m", ValueError("first\nsecond")))
@@ -63,10 +81,10 @@ async def test_a_line_for_each_actor_and_second(
         unseen.note(failed("A(a)", f"A.n{number}", ValueError(f"later {number}")))
         await asyncio.sleep(0)
     assert lines() == [], "within the same second"
-    await quiet(unseen)
+    await quiet(unseen, seconds)
     assert lines() == ["3 calls of A(a) failed and their results were never awaited; the first, A.n0: later 0"]
     unseen.note(failed("A(a)", "A.m", None))
-    await quiet(unseen)
+    await quiet(unseen, seconds)
     assert lines() == [], "that was no failure"
 
 
