@@ -368,7 +368,7 @@ zc.run(main())
         order = [told["agent"], zygote]
         for pid in order if first == "agent" else reversed(order):
             os.kill(pid, signal.SIGKILL)
-        until(lambda: not any(map(alive, told["pids"])), "what the actor has started ends", patience=2.0)
+        until(lambda: not any(map(alive, told["pids"])), "what the actor has started ends")
         assert alive(told["own"])  # what the program has left behind itself is its own business
         os.kill(told["own"], signal.SIGKILL)
         os.kill(program.pid, signal.SIGINT)

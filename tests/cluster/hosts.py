@@ -154,7 +154,12 @@ class Hosts:
     def processes_of(self, host: str) -> list[int]:
         """Those that live on `host`."""
         place = f"XDG_RUNTIME_DIR={self.run_directories(host)}".encode()
-        return [pid for pid in self.processes() if place in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if place in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    found.append(pid)
+        return found
 
     def left(self, host: str) -> dict[str, Any]:
         """Files, sockets and shared memory there; empty when all is clean."""

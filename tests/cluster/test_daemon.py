@@ -648,7 +648,7 @@ def test_all_of_a_host_is_frozen(hosts: Hosts) -> None:
         assert member.process.pid in frozen
         for each in frozen:
             os.kill(each, signal.SIGSTOP)
-        text, maybe_executed = program.told("ended", 16.0)  # eight seconds are promised
+        text, maybe_executed = program.told("ended", 40.0)  # eight seconds are promised
         assert "its host is silent" in text
         assert maybe_executed
         new, again = program.told("again", 80.0)
@@ -776,7 +776,7 @@ class Worker:
         hang()
 
 async def main():
-    async with zc.init(ADDRESS):
+    async with zc.init(ADDRESS, config=zc.Config(shutdown_timeout=600.0)):
         worker = await zc.spawn(Worker)
         tell(label=repr(worker)[len("<handle of "):-1])
         await worker.slow()
@@ -791,7 +791,7 @@ def test_ctrl_c_says_for_what_it_waits_and_once_more_ends_it(hosts: Hosts) -> No
         label = program.told("label")
         program.told("running")
         os.kill(program.pid, signal.SIGINT)
-        line = f"waiting up to 5 s for Worker.slow in {label}; Ctrl-C again ends it at once"
+        line = f"waiting up to 600 s for Worker.slow in {label}; Ctrl-C again ends it at once"
         until(lambda: line in program.stderr().splitlines(), f"{line!r} in {program.stderr()!r}")
         os.kill(program.pid, signal.SIGINT)
-        assert program.status(patience=2.0) in (-signal.SIGINT, 130)  # at most 1 s
+        assert program.status() in (-signal.SIGINT, 130)

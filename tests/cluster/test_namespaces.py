@@ -22,7 +22,7 @@ pytestmark = [
 
 TOKEN = {"ZCACTOR_TOKEN": "5a" * 32, "ZCACTOR_STORE_CAPACITY": str(1 << 28), "PYTHONPATH": str(ROOT)}
 MIB = 1 << 20
-NOTICED = 8.0
+NOTICED = 16.0
 """Seconds in which a cut cable must be noticed: the six that are promised, and time for a busy machine."""
 
 
@@ -140,8 +140,8 @@ CUTS: dict[str, Callable[[Host, Host], contextlib.AbstractContextManager[None]]]
     "nothing comes to the member": lambda caller, member: member.dropping("in", other=caller),
 }
 """What happens between two hosts that the head hears both."""
-REACHED = 12.0
-"""Seconds: all attempts take six together, and this is twice as much."""
+REACHED = 20.0
+"""Seconds: all attempts take six together, and the machine may be busy."""
 
 
 @pytest.mark.parametrize("cut", list(CUTS.values()), ids=list(CUTS))

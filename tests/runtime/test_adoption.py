@@ -311,7 +311,7 @@ def mapped(pid: int, inode: int) -> bool:
 async def given_back(node: zc.Node, inode: int, *actors: Any) -> None:
     """Return when none of our processes maps the file: then the system has its memory back."""
     pids = [os.getpid(), (await zc.nodes())[0].pid, *[await actor.pid() for actor in actors]]
-    async with asyncio.timeout(10):  # twice of what is promised
+    async with asyncio.timeout(2 * PATIENCE):
         while any(mapped(pid, inode) for pid in pids):
             await asyncio.sleep(0)
 
