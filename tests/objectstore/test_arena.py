@@ -162,7 +162,7 @@ def test_a_file_size_limit_is_no_memory() -> None:
     text = "ulimit -f allows a file of 1,048,576 bytes, and the store is to have 2,097,152: raise that limit"
     assert str(caught.value) == text
     assert (caught.value.requested, caught.value.used) == (2 * MIB, 0)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_an_address_space_that_is_too_small_is_no_memory() -> None:
@@ -225,7 +225,7 @@ def test_an_arena_that_is_dropped_closes_its_descriptor() -> None:
     arena = Arena(MIB)
     del arena
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_an_arena_without_a_file() -> None:

@@ -316,7 +316,7 @@ def test_shared_that_vanishes_between_making_and_locking_is_made_again(
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="vanished"):
         RunDirectory.shared(tmp_path, NAME)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_shared_that_vanishes_before_it_is_looked_at_is_made_again(

@@ -287,7 +287,7 @@ async def test_an_interpreter_that_is_not_there(
             patch.setattr(sys, "executable", executable)
             with pytest.raises(kind, match=match):
                 await zc.init()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert zc.context.current_or_none() is None
 
 

@@ -145,7 +145,7 @@ async def test_lets_go_of_descriptors_and_receiver() -> None:
     connection.start(recorder)
     far.close()
     await recorder.wait_lost()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_end_is_not_reported_before_the_fence_is_up() -> None:

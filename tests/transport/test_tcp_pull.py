@@ -288,7 +288,7 @@ async def test_threads_and_descriptors_end(owner: Owner, monkeypatch: pytest.Mon
     puller.close()
     while set(threading.enumerate()) - threads:
         await asyncio.sleep(0)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_out_of_threads(owner: Owner, puller: DataPuller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ async def test_garbage(owner: Owner, garbage: bytes) -> None:
         other.send(REQUEST.pack(7, 5, 10))
         assert await receive(other, 11) == bytes((Answer.OK,)) + CONTENT[5:15]
         await closed(server)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_peer_that_goes_away_in_the_middle(owner: Owner) -> None:
@@ -202,7 +202,7 @@ async def test_out_of_threads(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> 
     with near, far, pytest.raises(OSError, match="no thread is left"):
         server.adopt(near)
     await closed(server)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -253,7 +253,7 @@ async def test_socket_without_a_request_is_closed(owner: Owner, monkeypatch: pyt
         while server._channels:
             await asyncio.sleep(0)
     await closed(server)
-    while len(os.listdir("/proc/self/fd")) != before:
+    while len(os.listdir("/proc/self/fd")) > before:  # fewer where what earlier tests have left ends meanwhile
         await asyncio.sleep(0)
 
 
@@ -293,7 +293,7 @@ async def test_descriptors_after_a_channel_that_cannot_be_made(owner: Owner) -> 
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(OSError, match="no memory"):
             server.adopt(near)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_what_is_leased_is_held_while_it_is_sent(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(OSError, match="can't start"):
         patch.setattr(crew, "run", refuse)
         mine.until_readable(0, 60.0, lambda _: None)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer where what earlier tests have left ends meanwhile
     told = queue.SimpleQueue[bool]()
     near, far = socket.socketpair()
     with near, far:
