@@ -38,13 +38,14 @@ def test_as_few_as_do_the_work(threads: Threads) -> None:
     assert not threads.wanted
 
 
-def test_short_work_needs_no_more_than_the_size(threads: Threads) -> None:
+def test_short_work_needs_no_more_than_the_size(monkeypatch: pytest.MonkeyPatch, threads: Threads) -> None:
+    monkeypatch.setattr(threads_module, "PATIENCE", PATIENCE)  # this machine may be busy with other things
     left = threading.Semaphore(0)
     for _ in range(5000):
         threads.submit(left.release)
     for _ in range(5000):
         assert left.acquire(timeout=PATIENCE)
-    assert threads._made <= threads.size + 1, "a thread of this machine's may be late once"
+    assert threads._made <= threads.size
 
 
 def test_what_blocks_does_not_hold_up_the_others(threads: Threads) -> None:
