@@ -549,13 +549,15 @@ async def test_a_pull_from_a_peer_that_is_gone_is_lost() -> None:
 async def test_all_attempts_together_are_bounded_and_the_error_says_who_reaches_whom(
     monkeypatch: pytest.MonkeyPatch, silence: float | None, says: str
 ) -> None:
-    monkeypatch.setattr(handle, "REACH", 0.3)
+    monkeypatch.setattr(handle, "REACH", 1000.0)
     attempts: list[bytes] = []
 
     async def connect(process: bytes) -> Any:
         attempts.append(process)
         if len(attempts) > 1:
             await asyncio.get_running_loop().create_future()
+        # The second attempt begins, however late, and has little time.
+        asyncio.get_running_loop().call_soon(monkeypatch.setattr, handle, "REACH", 0.2)
         raise ConnectionLost("the wire is cut")
 
     async def locate(actor: bytes) -> tuple[str, tuple[bytes, int], str]:
