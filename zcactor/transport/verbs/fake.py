@@ -373,12 +373,16 @@ class FakeBinding:
 def _is_writable(address: int, nbytes: int) -> bool:
     """Whether the whole range is mapped with write access, as pinning asks for."""
     end = address + nbytes
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        for line in maps:
-            span, mode = line.split(maxsplit=2)[:2]
-            low, high = (int(part, 16) for part in span.split("-"))
-            if low <= address < high and "w" in mode:
-                address = high
+    with open("/proc/self/maps", "rb") as maps:
+        for line in maps:  # in the order of addresses; hundreds may lie before the range, so they cost little
+            low, _, rest = line.partition(b"-")
+            high, _, mode = rest.partition(b" ")
+            until = int(high, 16)
+            if until <= address:
+                continue
+            if int(low, 16) > address or mode[1:2] != b"w":
+                return False
+            address = until
             if address >= end:
                 return True
     return False
