@@ -16,6 +16,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two processes, as most tests wait for others of theirs; see tests/conftest.py for what goes where.
 SPREAD := -n 2 --no-loadscope-reorder
+# Tests whose guests have the machine to themselves: beside other tests they take twice as long, and acknowledgements
+# come too late. Those of the harness boot beside other tests.
+ALONE := tests/vm/test_rdma.py tests/vm/test_two_hosts.py
 
 # The tests start hundreds of interpreters, and none is to compile the package anew, in a guest least of all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -78,15 +81,14 @@ check: lint
 	$(BIN)/python -m pytest -q $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)
 
 # `prepare` waits for downloads while the set-up and lint go on. Where no virtual machine can run it says why, and so do
-# the tests that are skipped. Guests have the machine to themselves: beside other tests they take twice as long, and
-# acknowledgements come too late. ARGS may leave no test in one of the two runs, which is status 5.
+# the tests that are skipped. ARGS may leave no test in one of the two runs, which is status 5.
 test: system
 	@$(PY) tools/vm.py prepare & prepared=$$!; trap "kill $$prepared" INT TERM; \
 	$(MAKE) --no-print-directory lint && $(MAKE) --no-print-directory sanitize; status=$$?; \
 	wait $$prepared || true; exit $$status
 	$(BIN)/python -m zcactor.simulation --seeds 1:12 --jobs 2
-	$(BIN)/python -m pytest $(SPREAD) --ignore tests/vm $(ARGS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest tests/vm -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest $(SPREAD) $(addprefix --ignore ,$(ALONE)) $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest $(ALONE) -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 
 # Both extensions, built anew with the address and the undefined-behaviour sanitizer: tests/native, the paths of a session,
 # the heap under NumPy, and frames that are changed at random (the seed is printed; ARGS='--seconds 600 --seed 7'). Any

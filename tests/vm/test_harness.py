@@ -40,7 +40,9 @@ available = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(UNAVAILABLE), reason=f"no virtual machine: {UNAVAILABLE}"),
 ]
-boots_a_guest = [*available, pytest.mark.timeout(180)]  # a watchdog: a boot takes 4 seconds, and 15 on a busy machine
+BOOT_LIMIT = 400
+"""Seconds for a guest without such programs, a watchdog: it takes ten, and many times that on a busy machine."""
+boots_a_guest = [*available, pytest.mark.timeout(BOOT_LIMIT + 30)]
 runs_programs = [*available, pytest.mark.timeout(LIMIT + 30)]
 
 PINGPONG = """
@@ -85,7 +87,7 @@ def sections() -> dict[str, tuple[int, str]]:
         ["sh", "-c", f"{script_of(SECTIONS)}\nprintf unfinished\nexit 7"],
         cwd=ROOT,
         env={"GIVEN": "a 'b' \"c\"\n$d\\"},
-        timeout=150,
+        timeout=BOOT_LIMIT,
         on_line=lambda host, line: lines.append((host, line)),
     )
     assert [line for _, line in lines] == result.output.split("\n")
@@ -144,27 +146,6 @@ class TestOneGuest:
         assert not (ROOT / "README.md").read_text().endswith("changed\n")
 
 
-class TestTwoGuests:
-    pytestmark = runs_programs
-
-    def test_each_has_a_status_of_its_own(self, two_hosts: vm.Result) -> None:
-        assert two_hosts.statuses == (0, 1), two_hosts.output
-        assert two_hosts.status == 1
-
-    def test_they_have_different_names_and_addresses(self, two_hosts: vm.Result) -> None:
-        facts = [sections_of(output)["names"][1].splitlines() for output in two_hosts.outputs]
-        assert len(facts[0]) == 3
-        for first, second in zip(*facts, strict=True):
-            assert first != second
-
-    def test_they_play_ping_pong(self, two_hosts: vm.Result) -> None:
-        for output, peer in zip(two_hosts.outputs, ("10.77.0.2", "10.77.0.1"), strict=True):
-            status, text = sections_of(output)["ping-pong"]
-            assert status == 0, text
-            assert "50 iters in" in text
-            assert f"GID ::ffff:{peer}" in text
-
-
 class TestEnds:
     pytestmark = boots_a_guest
 
@@ -184,15 +165,17 @@ class TestEnds:
         assert list(scratch.iterdir()) == []
 
     def test_panic_is_an_error_with_the_console(self, scratch: Path) -> None:
+        # More than the pipe and what reads it hold at once: when all is written, the first line is out of the guest.
+        panic = "echo before; head -c 262144 /dev/zero; echo c >/proc/sysrq-trigger; sleep 1000"
         with pytest.raises(vm.GuestError, match="sysrq triggered crash") as caught:
-            vm.run(["sh", "-c", "echo before; sleep 0.2; echo c >/proc/sysrq-trigger; sleep 1000"], timeout=150)
+            vm.run(["sh", "-c", panic], timeout=BOOT_LIMIT)
         assert not isinstance(caught.value, vm.GuestTimeoutError)
-        assert caught.value.outputs == ("before\n",)
+        assert [output.partition("\0")[0] for output in caught.value.outputs] == ["before\n"]
         assert list(scratch.iterdir()) == []
 
     def test_emulator_that_does_not_start_is_an_error_with_its_words(self, scratch: Path) -> None:
         with pytest.raises(vm.GuestError, match="memory"):
-            vm.run(["true"], memory_mib=1 << 40, timeout=150)
+            vm.run(["true"], memory_mib=1 << 40, timeout=BOOT_LIMIT)
         assert list(scratch.iterdir()) == []
 
     def test_memlock_holds_for_root_and_an_interrupt_ends_the_guest(self, scratch: Path) -> None:
@@ -206,7 +189,7 @@ class TestEnds:
 
         register = f"ulimit -l; {GUEST_VERBS} 2>&1 | tail -1; echo last; sleep 1000"
         with pytest.raises(KeyboardInterrupt):
-            vm.run(["sh", "-c", register], memlock_kib=64, timeout=150, on_line=collect)
+            vm.run(["sh", "-c", register], memlock_kib=64, timeout=BOOT_LIMIT, on_line=collect)
         assert lines[0] == "64"
         if any(vm.PYVERBS.glob(f"device.{sys.implementation.cache_tag}-*.so")):
             assert "Cannot allocate memory" in lines[1]
@@ -229,8 +212,8 @@ class TestEnds:
                 found = processes_of(psutil.Process(program.pid))
                 assert found
                 program.send_signal(number)
-                assert program.wait(30) == (128 + number if number == signal.SIGTERM else -number)
-                assert psutil.wait_procs(found, timeout=30)[1] == []
+                assert program.wait(60) == (128 + number if number == signal.SIGTERM else -number)
+                assert psutil.wait_procs(found, timeout=60)[1] == []
         assert list((scratch / "SIGTERM").iterdir()) == []
 
 

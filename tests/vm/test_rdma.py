@@ -1,19 +1,17 @@
-"""Connections, programs and hosts over real verbs, in guests with soft-RoCE. What runs inside is named at each test."""
+"""Connections and programs over real verbs, in guests with soft-RoCE. What runs inside is named at each test."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.vm.guest import assert_no_retries, run_pytest, told_counters
-from tests.vm.test_harness import LIMIT, ROOT, runs_programs, sections_of
+from tests.vm.guest import assert_no_retries, run_pytest
+from tests.vm.test_harness import LIMIT, ROOT, runs_programs
 from tools import vm
 
 HERE = Path(__file__).resolve().parent
@@ -66,31 +64,6 @@ class TestOneGuest:
         alone = [[endpoints, "-k", PORT]]
         _, counted, _ = run_pytest(small, large, alone, expected=30, timeout=2 * LIMIT, memory_mib=memory_for(5120))
         assert_no_retries(counted)
-
-
-class TestTwoGuests:
-    pytestmark = in_guests
-
-    def test_two_processes_with_rdma_and_one_without(self, two_hosts: vm.Result) -> None:
-        """`two_hosts.py`: a process on the first host, and two on the second, of which one has RDMA switched off."""
-        programs = [sections_of(output)["program"] for output in two_hosts.outputs]
-        assert [status for status, _ in programs] == [0, 0], two_hosts.output
-        told = [json.loads(line) for _, text in programs for line in text.splitlines() if line.startswith("{")]
-        peers = {facts["name"]: facts["peers"] for facts in told}
-        assert {name: {other: one["kind"] for other, one in of.items()} for name, of in peers.items()} == {
-            "a": {"b": "verbs", "c": "tcp"},
-            "b": {"a": "verbs", "c": "tcp"},
-            "c": {"a": "tcp", "b": "tcp"},
-        }
-        assert all(one["whole"] for of in peers.values() for one in of.values()), peers
-        off = "ZCACTOR_VERBS_BINDING=none asks for no RDMA"
-        for name, of in peers.items():
-            for other, one in of.items():
-                reason = one["rejected"].get("verbs", "")
-                assert (off in reason) == ("c" in (name, other)), (name, other, reason)
-                assert ("the peer cannot use RDMA" in reason) == (other == "c"), (name, other, reason)
-        # A message that one host repeats is a duplicate on the other.
-        assert_no_retries(sum((told_counters(output)[-1] for output in two_hosts.outputs), Counter()))
 
 
 @pytest.mark.skipif(Path("/sys/class/infiniband").exists(), reason="this machine has RDMA")
