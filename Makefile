@@ -14,8 +14,9 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Two processes, as most tests wait for others of theirs; see tests/conftest.py for what goes where.
-SPREAD := -n 2 --no-loadscope-reorder
+# What goes to which process is said in tests/conftest.py. All tests go to one process more than a small machine has
+# processors, as they wait for processes of theirs, and two would leave a quarter of it idle. The quick ones wait less.
+SPREAD := --no-loadscope-reorder
 # Tests whose guests have the machine to themselves: beside other tests they take twice as long, and acknowledgements
 # come too late. Those of the harness boot beside other tests.
 ALONE := tests/vm/test_rdma.py tests/vm/test_two_hosts.py
@@ -78,7 +79,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 check: lint
-	$(BIN)/python -m pytest -q $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)
 
 # `prepare` waits for downloads while the set-up and lint go on. Where no virtual machine can run it says why, and so do
 # the tests that are skipped. ARGS may leave no test in one of the two runs, which is status 5.
@@ -87,7 +88,7 @@ test: system
 	$(MAKE) --no-print-directory lint && $(MAKE) --no-print-directory sanitize; status=$$?; \
 	wait $$prepared || true; exit $$status
 	$(BIN)/python -m zcactor.simulation --seeds 1:12 --jobs 2
-	$(BIN)/python -m pytest $(SPREAD) $(addprefix --ignore ,$(ALONE)) $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 3 $(SPREAD) $(addprefix --ignore ,$(ALONE)) $(ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest $(ALONE) -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 
 # Both extensions, built anew with the address and the undefined-behaviour sanitizer: tests/native, the paths of a session,

@@ -28,6 +28,9 @@ LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 """The event loops that are supported, by the name that `Config.loop` has for them."""
 
+LONGEST = ("test_heap_stress.py", "test_faults.py", "test_memory.py")
+"""Modules that keep a process busy for a minute and more."""
+
 
 @pytest.fixture(autouse=True)
 def _workers_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,4 +152,4 @@ def _turn(item: pytest.Item) -> int:
     parts = item.path.parts
     if "vm" in parts:
         return 0
-    return 1 if item.path.name == "test_heap_stress.py" else 2
+    return 1 if item.path.name in LONGEST else 2
