@@ -6,7 +6,8 @@
     python -m benchmarks                      # everything, under six minutes on two cores
     python -m benchmarks latency arrays       # two of them
     python -m benchmarks --json out.jsonl     # the figures, one JSON object a line
-    python -m benchmarks --markdown           # the measures that have a budget, as a Markdown table
+    python -m benchmarks --table              # and the measures that have a budget, as a Markdown table
+    python -m benchmarks --markdown           # the page of all budgets, docs/performance.md, in at most 15 minutes
 
 Each item is one module with a function ``measure(scale)`` that yields `benchmarks.harness.Measurement` objects, and
 runs in a fresh interpreter of its own. A floor is the least that any implementation would pay: an echo over a unix

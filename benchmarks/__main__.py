@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import ITEMS, machine
 from benchmarks.harness import FULL, QUICK, Measurement, Scale, markdown, show
+from benchmarks.performance import PAGE, write
 
 _LIMIT = {"quick": 60.0, "full": 240.0}
 """Seconds after which one item counts as hanging and is killed: several times what the slowest takes."""
@@ -53,7 +54,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer runs and smaller counts: under a minute")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there, one JSON object a line")
     parser.add_argument("--read", type=Path, metavar="PATH", help="measure nothing, show such a file")
-    parser.add_argument("--markdown", action="store_true", help="end with a Markdown table of what has a budget")
+    parser.add_argument(
+        "--markdown", action="store_true",
+        help="write the page of all budgets; with ITEMs or --read: end with their Markdown table",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, default=PAGE, metavar="FILE", help="the page (default: %(default)s)")
+    parser.add_argument("--table", action="store_true", help="end with a Markdown table of what has a budget")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a budget does not hold")
     parser.add_argument("--runs", type=int, help="interleaved runs whose median counts")
     parser.add_argument("--share", type=float, help="what all counts of a full measurement are multiplied by")
@@ -71,6 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
         0, or 1 when an item failed; with ``--strict`` also when a budget does not hold.
     """
     options = parse(arguments)
+    if options.markdown and not options.items and options.read is None:
+        return write(options.out)
     base = QUICK if options.quick else FULL
     scale = Scale(options.runs or base.runs, base.share if options.share is None else options.share)
     names = options.items or list(ITEMS)
@@ -101,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
             records = [{"machine": about, "quick": options.quick, "runs": scale.runs, "share": scale.share}]
             records += [measurement.plain() for measurement in measurements]
             options.json.write_text("".join(json.dumps(record) + "\n" for record in records))
-    if options.markdown:
+    if options.markdown or options.table:
         print(markdown(measurements) + "\n")
     with_budget = [m for m in measurements if m.budget is not None]
     missed = [m for m in with_budget if m.verdict == "FAIL"]

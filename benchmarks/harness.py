@@ -22,7 +22,9 @@ __all__ = [
     "interleave",
     "markdown",
     "medians",
+    "quantity",
     "show",
+    "spread",
 ]
 
 Sample = Callable[[], Awaitable[float]]
@@ -97,6 +99,8 @@ class Measurement:
         floor_name: what that is.
         budget: the limit, if it has one.
         runs: how many the value is the median of.
+        statistic: what it is of these runs, where that is not their median.
+        spread: the least and the most of these runs, in `unit`.
     """
 
     item: str
@@ -107,6 +111,8 @@ class Measurement:
     floor_name: str = ""
     budget: Budget | None = None
     runs: int = 1
+    statistic: str = "median"
+    spread: tuple[float, float] | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -129,8 +135,10 @@ class Measurement:
     def from_plain(cls, plain: Mapping[str, Any]) -> Measurement:
         """The inverse of `plain`."""
         fields = {key: value for key, value in plain.items() if key not in ("ratio", "verdict")}
-        budget = fields["budget"]
-        return cls(**{**fields, "budget": None if budget is None else Budget(**budget)})
+        budget, spread = fields["budget"], fields.get("spread")
+        fields["budget"] = None if budget is None else Budget(**budget)
+        fields["spread"] = None if spread is None else (spread[0], spread[1])
+        return cls(**fields)
 
 
 async def interleave(runs: int, subjects: Mapping[str, Sample], *, warm_up: bool = True) -> dict[str, list[float]]:
@@ -157,6 +165,11 @@ async def interleave(runs: int, subjects: Mapping[str, Sample], *, warm_up: bool
 def medians(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The median of each."""
     return {name: median(values) for name, values in figures.items()}
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """The least and the most."""
+    return min(values), max(values)
 
 
 def number(value: float) -> str:

@@ -22,15 +22,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from benchmarks.harness import Measurement, at_most, show
+from benchmarks.harness import Measurement, at_most, show, spread
 from benchmarks.machine import cores
 from benchmarks.program import options_of, report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["main"]
+__all__ = ["ITEMS", "ROOT", "WAYS", "Side", "built", "main", "turns"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ITEMS: Final[Mapping[str, tuple[str, int]]] = {
@@ -44,6 +44,7 @@ ITEMS: Final[Mapping[str, tuple[str, int]]] = {
     "object-1m": ("1 MiB object as argument", 100),
     "spawn": ("spawn and kill", 20),
     "shared": ("spawn, plain call and end of a shared actor, 300 at once", 300),
+    "shared-1000": ("spawn, plain call and end of a shared actor, 1,000 at once", 1000),
 }
 """What it is called, and how many there are in a round."""
 WAYS: Final[Mapping[str, Mapping[str, object]]] = {
@@ -63,15 +64,16 @@ class Side:
         tree: the folder with its package.
         core: the one that all its processes stay on.
         settings: for `zc.Config`.
+        script: what measures there.
     """
 
-    def __init__(self, tree: Path, core: int, settings: Mapping[str, object]) -> None:
+    def __init__(self, tree: Path, core: int, settings: Mapping[str, object], script: str = "paired_side.py") -> None:
         environment = {**os.environ, "PYTHONPATH": str(tree)}
         environment |= {
             f"ZCACTOR_{name.upper()}": ",".join(value) if isinstance(value, list) else str(value)
             for name, value in settings.items()
         }
-        program = ROOT / "benchmarks" / "paired_side.py"
+        program = ROOT / "benchmarks" / script
         self._process = subprocess.Popen(
             [sys.executable, str(program), str(core), str(tree)],
             stdin=subprocess.PIPE,
@@ -109,6 +111,15 @@ class Side:
         return float(self._line()) * 1e6
 
 
+def turns(sides: Sequence[Side], item: str, count: int, rounds: int, *, warm_up: bool = True) -> list[list[float]]:
+    """Microseconds of one on each side, of so many rounds; every other round is in the opposite order."""
+    figures: list[list[float]] = [[] for _ in sides]
+    for turn in range(rounds + warm_up):
+        for which in range(len(sides))[:: -1 if turn % 2 else 1]:
+            figures[which].append(sides[which].measure(item, count))
+    return [side[warm_up:] for side in figures]
+
+
 @contextlib.contextmanager
 def built(revision: str) -> Iterator[Path]:
     """A folder with the package of `revision` as it is installed; gone afterwards.
@@ -139,15 +150,13 @@ def compare(base: Path, way: str, items: list[str], rounds: int) -> list[Measure
             name, count = ITEMS[item]
             if way != "local" and item == "array":
                 count //= 40  # its bytes are received, not mapped
-            sides, figures = [old, new], ([], [])  # type: tuple[list[Side], tuple[list[float], list[float]]]
-            for turn in range(rounds + 1):  # the first warms up
-                for which in (0, 1) if turn % 2 else (1, 0):
-                    figures[which].append(sides[which].measure(item, count))
-            before, after = (min(side[1:]) for side in figures)
+            figures = turns([old, new], item, count, rounds)
+            before, after = map(min, figures)
             print(f"{name}, {way}: {before:.1f} us, {after:.1f} us", file=sys.stderr, flush=True)
             found.append(
                 Measurement(
-                    "paired", f"{name}, {way}", after, "us", before, "the base", at_most(LIMIT), rounds
+                    "paired", f"{name}, {way}", after, "us", before, "the base", at_most(LIMIT), rounds, "least",
+                    spread(figures[1]),
                 )
             )  # fmt: skip
     return found
@@ -161,6 +170,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = options_of("benchmarks.paired", "This checkout next to another revision, in turns.")
     parser.add_argument("--base", required=True, metavar="REV", help="the revision to compare with")
+    parser.add_argument("--built", type=Path, metavar="FOLDER", help="where that revision's package is already")
+    parser.add_argument("--rounds", type=int, help="how many there are")
     parser.add_argument("--over", choices=WAYS, action="append", help="the way to the actor (default: local)")
     parser.add_argument("items", nargs="*", metavar="ITEM", help=f"which (default all): {', '.join(ITEMS)}")
     options = parser.parse_args(arguments)
@@ -169,9 +180,10 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"there is no item {name!r}; items: {', '.join(ITEMS)}")
     found: list[Measurement] = []
     try:
-        with built(options.base) as base:
+        with contextlib.nullcontext(options.built) if options.built else built(options.base) as base:
             for way in options.over or ["local"]:
-                found += compare(base, way, options.items or list(ITEMS), QUICK_ROUNDS if options.quick else ROUNDS)
+                rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+                found += compare(base, way, options.items or list(ITEMS), rounds)
     except subprocess.CalledProcessError as error:
         print(f"{' '.join(error.cmd)} failed: {error.stderr.strip()}", file=sys.stderr)
         return 2

@@ -60,8 +60,8 @@ async def _pipelined(method: Any, count: int) -> None:
         await zc.get([method(3, 4.5) for _ in range(1000)])
 
 
-async def _arrays(method: Any, count: int) -> None:
-    array = zc.ones(ARRAY_NBYTES // 8)
+async def _arrays(method: Any, nbytes: int, count: int) -> None:
+    array = zc.ones(nbytes // 8)
     for _ in range(count):
         await method(array)
 
@@ -90,11 +90,13 @@ async def measured(adder: Any, item: str, count: int) -> float:
         "async": lambda: _calls(adder.coro, count),
         "inline": lambda: _calls(adder.inline, count),
         "pipelined": lambda: _pipelined(adder.coro, count),
-        "array": lambda: _arrays(adder.first, count),
+        "array": lambda: _arrays(adder.first, ARRAY_NBYTES, count),
+        "array-16m": lambda: _arrays(adder.first, 16 << 20, count),
         "object-20k": lambda: _objects(adder.length, 20 << 10, count),
         "object-100k": lambda: _objects(adder.length, 100 << 10, count),
         "object-1m": lambda: _objects(adder.length, 1 << 20, count),
         "shared": lambda: _shared(count),
+        "shared-1000": lambda: _shared(count),
         "spawn": lambda: _spawns(count),
     }
     before = time.perf_counter()
