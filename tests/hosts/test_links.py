@@ -120,7 +120,7 @@ def test_a_link_that_breaks_is_noticed_at_both_ends() -> None:
         for group in groups:
             group.connect(actor.ask("about"))
         limit = stack.enter_context(contextlib.ExitStack())
-        limit.enter_context(place.limited(200))  # so that the arrays are on their way for more than ten seconds
+        limit.enter_context(place.limited(50))  # so that even the first array is on its way for ten seconds
         for group in groups:
             group.begin()
         actor.ask("waiting", count=CALLS * len(groups))
