@@ -93,7 +93,7 @@ def test_schedules_that_cannot_be_played(
 
 def test_a_line_for_a_seed_and_one_at_the_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    assert main(["--seed", "3", *SHORT, "--json", "--trace", str(trace)]) == 0
+    assert main(["--seed", "3", *SHORT, "--workloads", "calls", "--json", "--trace", str(trace)]) == 0
     line, summary = lines(capsys)
     assert list(line) == [
         "seed", "nodes", "ok", "digest", "events", "messages", "calls", "virtual_s", "cpu_s", "commit", "config",
@@ -140,7 +140,7 @@ def test_a_program_that_fails(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(Calls, "run", run)
     monkeypatch.chdir(tmp_path)
-    assert main(["--seeds", "4:9", *SHORT, "--fail-fast", "--shrink"]) == 1
+    assert main(["--seeds", "4:9", *SHORT, "--workloads", "calls", "--fail-fast", "--shrink"]) == 1
     out = capsys.readouterr().out
     assert "seed 4 of commit" in out
     assert f"  {invariant} at " in out
@@ -163,7 +163,7 @@ def test_what_blocks_the_thread_is_named(tmp_path: Path) -> None:
         "    time.sleep(1000)\n"
         "command.BLOCKED = 0.5\n"
         "Calls.run = blocks\n"
-        "command.main(['--seed', '1', '--nodes', '2', '--duration', '1'])\n"
+        "command.main(['--seed', '1', '--nodes', '2', '--duration', '1', '--workloads', 'calls'])\n"
     )
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from zcactor.simulation.workloads.calls import Calls
+from zcactor.simulation.workloads.names import Names
+from zcactor.simulation.workloads.promises import Promises
+from zcactor.simulation.workloads.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,5 +16,5 @@ if TYPE_CHECKING:
 
 __all__ = ["WORKLOADS"]
 
-WORKLOADS: Final[Mapping[str, type[Workload]]] = {Calls.name: Calls}
+WORKLOADS: Final[Mapping[str, type[Workload]]] = {each.name: each for each in (Calls, Names, Promises, Streams)}
 """By the names that the command line has for them."""
