@@ -161,30 +161,31 @@ def test_what_blocks_the_thread_is_named(tmp_path: Path) -> None:
         "from zcactor.simulation.workloads.calls import Calls\n"
         "async def blocks(self):\n"
         "    time.sleep(1000)\n"
-        "command.BLOCKED = 0.5\n"
+        "command.BLOCKED = 5.0\n"
         "Calls.run = blocks\n"
         "command.main(['--seed', '1', '--nodes', '2', '--duration', '1', '--workloads', 'calls'])\n"
     )
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1
-    assert "process driver@h0 has blocked the thread for 0.5 s" in done.stderr
+    assert "process driver@h0 has blocked the thread for 5 s" in done.stderr
     assert command.BLOCKED == 60.0
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # three interpreters one after another, and their own
 def test_one_seed_is_one_run(tmp_path: Path) -> None:
     def played(hash_seed: str, jobs: str, directory: Path, zone: str) -> list[str]:
-        words = ["--seeds", "11:13", *SHORT, "--json", "--jobs", jobs]
+        words = ["--seeds", "11:12", *SHORT, "--json", "--jobs", jobs]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "TZ": zone}
         root = str(Path(__file__).parents[2])
         done = subprocess.run(
-            [sys.executable, "-m", "zcactor.simulation", *words], capture_output=True, text=True, timeout=55,
+            [sys.executable, "-m", "zcactor.simulation", *words], capture_output=True, text=True, timeout=95,
             check=True, cwd=directory, env={**environment, "PYTHONPATH": root},
         )  # fmt: skip
         return [line["digest"] for line in map(json.loads, done.stdout.splitlines()) if "digest" in line]
 
     expected = played("0", "1", Path(__file__).parents[2], "UTC")
-    assert len(set(expected)) == 3
+    assert len(set(expected)) == 2
     assert played("1", "2", tmp_path, "Asia/Tokyo") == expected
     assert played("4711", "1", tmp_path, "UTC") == expected
 

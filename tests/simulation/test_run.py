@@ -43,6 +43,7 @@ def test_a_single_node() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_many_nodes() -> None:
     run = play(draw(42, 200, 3.0, (), list(WORKLOADS)))
     assert run.cluster.joined >= 200
