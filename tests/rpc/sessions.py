@@ -32,9 +32,8 @@ DEPTH = 16
 class Held:
     """Something that can be leased."""
 
-    def __init__(self, object_id: int = 7, owner: bytes | None = None) -> None:
+    def __init__(self, object_id: int = 7) -> None:
         self.object_id = object_id
-        self.owner = owner
         self.grants = 0
         self.lost = False
 
@@ -43,7 +42,7 @@ class Held:
             raise ObjectLost("its owner is gone")
         self.grants += 1
         session.leases.grant(self.object_id, self)
-        return self.owner or session.process, self.object_id, 0
+        return session.process, self.object_id, 0
 
 
 class Hub:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -86,8 +87,18 @@ class Sender:
         return self.leases.pin(holder)
 
 
-def part_of(object_id: int, nbytes: int = 8, owner: bytes | None = None) -> Part:
-    return Part(RegionKind.ARRAY, Held(object_id, owner), 64, nbytes)
+def part_of(object_id: int, nbytes: int = 8) -> Part:
+    return Part(RegionKind.ARRAY, Held(object_id), 64, nbytes)
+
+
+class Returned:
+    """An object of the peer's own on its way home: nothing is leased for it."""
+
+    def __init__(self, object_id: int) -> None:
+        self.object_id = object_id
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        return session.peer_process, self.object_id, 0
 
 
 def test_only_bytes_of_ours_get_a_key() -> None:
@@ -99,10 +110,10 @@ def test_only_bytes_of_ours_get_a_key() -> None:
         return 11, 22
 
     grants = Grants(sender, sender.process, export_bytes)
-    regions = grants.export([part_of(1), part_of(2, nbytes=0), part_of(3, owner=b"t" * 16)])
+    regions = grants.export([part_of(1), part_of(2, nbytes=0), Part(RegionKind.ARRAY, Returned(3), 64, 8)])
     assert asked == [(1, 64, 8)]
     assert [(region.id, region.seal, region.rkey) for region in regions] == [(1, 11, 22), (2, 0, 0), (3, 0, 0)]
-    assert sender.leases.total == 3
+    assert sender.leases.total == 2
     grants.take_back(regions)
     assert sender.leases.total == 0
 
@@ -127,3 +138,12 @@ def test_the_end_may_have_taken_leases_back_before() -> None:
     sender.leases.end()
     grants.take_back(regions)
     assert sender.leases.total == 0
+
+
+def test_an_object_of_the_peers_with_the_id_of_one_of_ours() -> None:
+    """Ids are each process's own: a message that is not sent takes back no lease that it has not granted."""
+    sender = Sender()
+    grants = Grants(sender, sender.process, None)
+    grants.export([part_of(7)])
+    grants.take_back(grants.export([Part(RegionKind.ARRAY, Returned(7), 64, 8)]))
+    assert sender.leases.total == 1

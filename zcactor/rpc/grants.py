@@ -65,6 +65,8 @@ class Grants:
     def take_back(self, regions: Sequence[Region]) -> None:
         """End the leases that `export` has granted, of a message that was not sent."""
         for region in regions:
+            if not region.pin and region.owner != self._process:
+                continue  # the peer's own on its way home: nothing was leased, and its id may be one of ours, too
             leased = region.pin or region.id
             if self._leases.get(leased) is not None:
                 self._leases.release(leased, 1)
