@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from zcactor.transport.verbs import base
+from zcactor.transport.verbs import base, checks
 from zcactor.transport.verbs.ledger import Kind, Ledger
 from zcactor.transport.verbs.sysfs import gid_table
 
@@ -51,7 +51,7 @@ class Child(ABC):
 
     def _check(self) -> None:
         if self not in self._ledger:
-            base.check_not_closed(True, self.kind.words)
+            checks.check_not_closed(True, self.kind.words)
 
     def close(self) -> None:
         if self._ledger.remove(self.kind, self):
@@ -96,23 +96,23 @@ class OpenDevice:
         return f"<{type(self).__name__} {self.name}, {'closed' if self.closed else 'open'}>"
 
     def _check(self) -> None:
-        base.check_not_closed(self.closed, "device")
+        checks.check_not_closed(self.closed, "device")
 
     def _check_region(self, address: int, nbytes: int) -> None:
         self._check()
-        base.check_region(address, nbytes)
+        checks.check_region(address, nbytes)
 
     def _check_completion_queue(self, depth: int) -> None:
         self._check()
-        base.check_depth(depth, self.attributes.max_cqe, "the completion queue's depth", "max_cqe")
+        checks.check_depth(depth, self.attributes.max_cqe, "the completion queue's depth", "max_cqe")
 
     def _check_shared_receive_queue(self, depth: int) -> None:
         self._check()
-        base.check_depth(depth, self.attributes.max_srq_wr, "the shared receive queue's depth", "max_srq_wr")
+        checks.check_depth(depth, self.attributes.max_srq_wr, "the shared receive queue's depth", "max_srq_wr")
 
     def _check_queue_pair(self, max_send_wr: int) -> None:
         self._check()
-        base.check_depth(max_send_wr, self.attributes.max_qp_wr, "max_send_wr", "max_qp_wr")
+        checks.check_depth(max_send_wr, self.attributes.max_qp_wr, "max_send_wr", "max_qp_wr")
 
     def _own(self, cls: type[_C], child: object) -> _C:
         """`child`, if it is open on this device.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from zcactor.transport.verbs.base import new_psn
 from zcactor.transport.verbs.bootstrap import Message, Rebuild, Rebuilt, Resume
+from zcactor.transport.verbs.checks import new_psn
 from zcactor.transport.verbs.pulling import PIECE_NBYTES, Puller
 
 if TYPE_CHECKING:

@@ -37,12 +37,8 @@ from zcactor.transport.verbs.base import (
     Read,
     Receive,
     Send,
-    check_path,
-    check_reads,
-    check_receives,
-    check_sends,
-    registration_error,
 )
+from zcactor.transport.verbs.checks import check_path, check_reads, check_receives, check_sends, registration_error
 from zcactor.transport.verbs.faults import Faults, Watcher
 from zcactor.transport.verbs.ledger import Kind
 

@@ -14,7 +14,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.transport.verbs import base
+from zcactor.transport.verbs import base, checks
 from zcactor.transport.verbs.adapter import (
     Child,
     DriverCompletionQueue,
@@ -101,7 +101,7 @@ class IbverbsDevice(DriverDevice):
         try:
             region = self._pd.reg_mr(address, nbytes, _LOCAL_WRITE | (_REMOTE_READ if remote_read else 0))
         except OSError as error:
-            raise base.registration_error(error.errno or errno.EIO, address, nbytes, self.name) from error
+            raise checks.registration_error(error.errno or errno.EIO, address, nbytes, self.name) from error
         return DriverRegion(self, region, address, nbytes)
 
     def create_completion_queue(self, depth: int) -> IbverbsCompletionQueue:
@@ -171,7 +171,7 @@ class IbverbsSharedReceiveQueue(Child):
 
     def post_receives(self, receives: Sequence[base.Receive]) -> None:
         self._check()
-        base.check_receives(receives)
+        checks.check_receives(receives)
         entry, request = self._entry, self._request
         self.srq.post_recv(
             [request(wr_id, [entry(address, nbytes, lkey)]) for wr_id, address, nbytes, lkey in receives]
@@ -217,7 +217,7 @@ class IbverbsQueuePair(OpenQueuePair):
 
     def connect(self, remote: base.QpAddress, path: base.PathAttributes) -> None:
         self._check()
-        base.check_path(remote, path)
+        checks.check_path(remote, path)
         max_message = self._device.port(path.port).max_msg_sz
         if path.is_global:
             vector = self._library.AHAttr(
@@ -287,7 +287,7 @@ class IbverbsQueuePair(OpenQueuePair):
         return base.QpState(self._qp.state)
 
     def post_sends(self, sends: Sequence[base.Send]) -> None:
-        base.check_sends(sends, self.max_inline, self._limit())
+        checks.check_sends(sends, self.max_inline, self._limit())
         entry, request = self._library.SGE, self._library.SendWR
         self._qp.post_send(
             [
@@ -302,7 +302,7 @@ class IbverbsQueuePair(OpenQueuePair):
         )
 
     def post_reads(self, reads: Sequence[base.Read]) -> None:
-        base.check_reads(reads, self._limit())
+        checks.check_reads(reads, self._limit())
         entry, request = self._library.SGE, self._library.SendWR
         self._qp.post_send(
             [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from zcactor.transport.verbs.base import PathAttributes, QpAddress, new_psn
+from zcactor.transport.verbs.base import PathAttributes, QpAddress
+from zcactor.transport.verbs.checks import new_psn
 
 if TYPE_CHECKING:
     from zcactor.transport.verbs.base import Device, Gid, PortAttributes, QueuePair

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 from zcactor.errors import ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.framing import max_frame_for
-from zcactor.transport.verbs.base import Gid, PathAttributes, QpAddress, VerbsError, new_psn
+from zcactor.transport.verbs.base import Gid, PathAttributes, QpAddress, VerbsError
 from zcactor.transport.verbs.bootstrap import Agreement, Offer, QpName
+from zcactor.transport.verbs.checks import new_psn
 from zcactor.transport.verbs.engine import (
     CQE_OF_PEER,
     DEPTH,

@@ -25,7 +25,7 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from zcactor.transport.verbs import base
+from zcactor.transport.verbs import base, checks
 from zcactor.transport.verbs.adapter import (
     Child,
     DriverCompletionQueue,
@@ -211,7 +211,7 @@ class PyverbsDevice(DriverDevice):
         try:
             region = self._library.mr.MR(self._pd, nbytes, access, address=address)
         except self._library.error as error:
-            raise base.registration_error(_errno(error, errno.EIO), address, nbytes, self.name) from error
+            raise checks.registration_error(_errno(error, errno.EIO), address, nbytes, self.name) from error
         return DriverRegion(self, region, address, nbytes)
 
     def create_completion_queue(self, depth: int) -> PyverbsCompletionQueue:
@@ -325,7 +325,7 @@ class PyverbsSharedReceiveQueue(Child):
 
     def post_receives(self, receives: Sequence[base.Receive]) -> None:
         self._check()
-        base.check_receives(receives)
+        checks.check_receives(receives)
         if not receives:
             return
         request = None
@@ -376,7 +376,7 @@ class PyverbsQueuePair(OpenQueuePair):
 
     def connect(self, remote: base.QpAddress, path: base.PathAttributes) -> None:
         self._check()
-        base.check_path(remote, path)
+        checks.check_path(remote, path)
         library = self._library
         max_message = self._device.port(path.port).max_msg_sz
         attributes = library.qp.QPAttr(port_num=path.port, path_mtu=min(remote.mtu, path.mtu))
@@ -421,7 +421,7 @@ class PyverbsQueuePair(OpenQueuePair):
         return base.QpState(int(attributes.qp_state))
 
     def post_sends(self, sends: Sequence[base.Send]) -> None:
-        base.check_sends(sends, self.max_inline, self._limit())
+        checks.check_sends(sends, self.max_inline, self._limit())
         if not sends:
             return
         e = self._library.e
@@ -437,7 +437,7 @@ class PyverbsQueuePair(OpenQueuePair):
             self._post(request, len(sends))
 
     def post_reads(self, reads: Sequence[base.Read]) -> None:
-        base.check_reads(reads, self._limit())
+        checks.check_reads(reads, self._limit())
         if not reads:
             return
         e = self._library.e
