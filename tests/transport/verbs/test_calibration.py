@@ -12,7 +12,8 @@ from zcactor.transport.cost import CostModel, Line, choose
 from zcactor.transport.verbs import calibration
 from zcactor.transport.verbs.base import CompletionStatus, LinkLayer, Read, Send
 from zcactor.transport.verbs.calibration import PULL_STEPS, calibrate
-from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeNic, FakeQueuePair
+from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeQueuePair
+from zcactor.transport.verbs.fake_nic import FakeNic
 from zcactor.transport.verbs.viability import choose_gid
 
 MIB = 2**20

@@ -32,7 +32,8 @@ from zcactor.transport.verbs.base import CompletionStatus, EventType, QpState
 from zcactor.transport.verbs.bulk import BulkPair
 from zcactor.transport.verbs.connection import VerbsConnection
 from zcactor.transport.verbs.engine import Engine
-from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeNic, FakeQueuePair, FakeSharedReceiveQueue
+from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeQueuePair, FakeSharedReceiveQueue
+from zcactor.transport.verbs.fake_nic import FakeNic
 from zcactor.transport.verbs.faults import FAILING
 from zcactor.transport.verbs.pulling import Puller
 

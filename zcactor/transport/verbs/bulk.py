@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from zcactor.transport.verbs.base import CompletionStatus, describe_status
 from zcactor.transport.verbs.bootstrap import Message, Rebuild, Rebuilt, Resume
 from zcactor.transport.verbs.checks import new_psn
 from zcactor.transport.verbs.pulling import PIECE_NBYTES, Puller
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from zcactor.transport.verbs.base import Completion
     from zcactor.transport.verbs.pair import QueuePairs
 
-__all__ = ["BulkPair"]
+__all__ = ["BulkPair", "Proving"]
 
 _NONE: Final = -1
 
@@ -155,3 +157,28 @@ class BulkPair:
         """
         self._ended = True
         self.puller.fence()  # in ERR as well: READs that ended well before that tell of no failure
+
+
+class Proving:
+    """The bulk queue pair while only the path is proven: nothing but one READ goes through it."""
+
+    def __init__(self, bulk: BulkPair, read: asyncio.Future[str]) -> None:
+        self._read = read
+        self.received, self.turn_ended, self.device_failed = bulk.received, bulk.turn_ended, bulk.device_failed
+        self.path_lost = bulk.path_lost
+
+    def failed(self, error: Exception) -> None:
+        """The path counts as not proven."""
+        if not self._read.done():
+            self._read.set_result(f"a READ could not be taken up: {error!r}")
+
+    def queue_pair_failed(self, why: str) -> None:
+        """The path counts as not proven."""
+        if not self._read.done():
+            self._read.set_result(why)
+
+    def completed(self, completion: Completion) -> None:
+        """The READ has ended."""
+        if not self._read.done():
+            wrong = completion.status != CompletionStatus.SUCCESS
+            self._read.set_result(f"a READ failed: {describe_status(completion.status)}" if wrong else "")

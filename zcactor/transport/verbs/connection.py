@@ -35,7 +35,7 @@ from zcactor.transport.verbs.bootstrap import (
     Rebuilt,
     Resume,
 )
-from zcactor.transport.verbs.bulk import BulkPair
+from zcactor.transport.verbs.bulk import BulkPair, Proving
 from zcactor.transport.verbs.engine import PROOF_NBYTES, SEND_DEPTH
 from zcactor.transport.verbs.link import Link
 from zcactor.transport.verbs.pulling import LAST
@@ -156,7 +156,7 @@ class VerbsConnection(Delivering):
         self._bye = asyncio.Event()
         self._over = asyncio.Event()  # gone, and nothing of it on its way
         self._engine.watch(pairs.control, self)
-        self._engine.watch(pairs.bulk, _Proving(self._bulk, self._read))
+        self._engine.watch(pairs.bulk, Proving(self._bulk, self._read))
 
     def __repr__(self) -> str:
         state = "closed" if self._lost else "closing" if self._closing else "open"
@@ -683,28 +683,3 @@ class VerbsConnection(Delivering):
             logger.warning("a queue pair or its memory stays with %s: %s", self._engine.device.name, error)
         else:
             self.puller.destroyed()
-
-
-class _Proving:
-    """The bulk queue pair while only the path is proven: nothing but one READ goes through it."""
-
-    def __init__(self, bulk: BulkPair, read: asyncio.Future[str]) -> None:
-        self._read = read
-        self.received, self.turn_ended, self.device_failed = bulk.received, bulk.turn_ended, bulk.device_failed
-        self.path_lost = bulk.path_lost
-
-    def failed(self, error: Exception) -> None:
-        """The path counts as not proven."""
-        if not self._read.done():
-            self._read.set_result(f"a READ could not be taken up: {error!r}")
-
-    def queue_pair_failed(self, why: str) -> None:
-        """The path counts as not proven."""
-        if not self._read.done():
-            self._read.set_result(why)
-
-    def completed(self, completion: Completion) -> None:
-        """The READ has ended."""
-        if not self._read.done():
-            wrong = completion.status != CompletionStatus.SUCCESS
-            self._read.set_result(f"a READ failed: {describe_status(completion.status)}" if wrong else "")

@@ -18,7 +18,7 @@ import ipaddress
 import os
 import random
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.transport.verbs.adapter import Child, OpenDevice, OpenQueuePair
@@ -39,6 +39,7 @@ from zcactor.transport.verbs.base import (
     Send,
 )
 from zcactor.transport.verbs.checks import check_path, check_reads, check_receives, check_sends, registration_error
+from zcactor.transport.verbs.fake_nic import ATTRIBUTES, FakeNic
 from zcactor.transport.verbs.faults import Faults, Watcher
 from zcactor.transport.verbs.ledger import Kind
 
@@ -54,7 +55,6 @@ __all__ = [
     "FakeDevice",
     "FakeFabric",
     "FakeMemoryRegion",
-    "FakeNic",
     "FakeQueuePair",
     "FakeSharedReceiveQueue",
     "Statistics",
@@ -68,38 +68,6 @@ _MAX_INLINE: Final = 512
 _MAX_MSG_SZ: Final = 8 << 20
 """Bytes; what rdma_rxe reports."""
 _LINK_LOCAL: Final = Gid(0, ipaddress.IPv6Address("fe80::5054:ff:fe12:3456").packed, True, "eth0")
-_ATTRIBUTES: Final = DeviceAttributes(
-    ports=1, max_qp_rd_atom=128, max_qp_init_rd_atom=128, max_qp_wr=16384, max_srq_wr=32768, max_cqe=32767
-)
-
-
-@dataclass(slots=True)
-class FakeNic:
-    """One adapter. Its fields may be changed while it is in use: a port can go down, pinned memory can run out."""
-
-    name: str
-    port: PortAttributes
-    gids: tuple[Gid, ...]
-    attributes: DeviceAttributes = _ATTRIBUTES
-    pin_limit: int | None = None
-    """Bytes that may be registered by all its devices together, None for any number."""
-    pinned: int = 0
-    devices: list[FakeDevice] = field(default_factory=list, repr=False)
-    """What processes have opened of it."""
-
-    def tell(self, kind: int) -> None:
-        """An asynchronous event, told to all who have opened it. Nothing else raises one, so that they can be lost."""
-        for device in self.devices:
-            device.tell(kind)
-
-    @property
-    def active(self) -> bool:
-        """Whether packets go in and out."""
-        return self.port.state == PortState.ACTIVE
-
-    def set_active(self, active: bool) -> None:
-        """Plug the cable in or pull it."""
-        self.port = replace(self.port, state=PortState.ACTIVE if active else PortState.DOWN)
 
 
 @dataclass(slots=True)
@@ -164,7 +132,7 @@ class FakeFabric(Faults):
         link_layer: LinkLayer = LinkLayer.ETHERNET,
         state: PortState = PortState.ACTIVE,
         max_msg_sz: int = _MAX_MSG_SZ,
-        attributes: DeviceAttributes = _ATTRIBUTES,
+        attributes: DeviceAttributes = ATTRIBUTES,
         pin_limit: int | None = None,
     ) -> FakeNic:
         """An adapter with the IP address `address`; by default 10.77.0.1, 10.77.0.2 and so on. An InfiniBand one has a

@@ -1,0 +1,47 @@
+"""One adapter of a fake fabric: its port, its addresses and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from zcactor.transport.verbs.base import DeviceAttributes, Gid, PortAttributes, PortState
+
+if TYPE_CHECKING:
+    from zcactor.transport.verbs.fake import FakeDevice
+
+__all__ = ["ATTRIBUTES", "FakeNic"]
+
+ATTRIBUTES: Final = DeviceAttributes(
+    ports=1, max_qp_rd_atom=128, max_qp_init_rd_atom=128, max_qp_wr=16384, max_srq_wr=32768, max_cqe=32767
+)
+"""Limits of an adapter, unless a test asks for others: about those of rdma_rxe."""
+
+
+@dataclass(slots=True)
+class FakeNic:
+    """One adapter. Its fields may be changed while it is in use: a port can go down, pinned memory can run out."""
+
+    name: str
+    port: PortAttributes
+    gids: tuple[Gid, ...]
+    attributes: DeviceAttributes = ATTRIBUTES
+    pin_limit: int | None = None
+    """Bytes that may be registered by all its devices together, None for any number."""
+    pinned: int = 0
+    devices: list[FakeDevice] = field(default_factory=list, repr=False)
+    """What processes have opened of it."""
+
+    def tell(self, kind: int) -> None:
+        """An asynchronous event, told to all who have opened it. Nothing else raises one, so that they can be lost."""
+        for device in self.devices:
+            device.tell(kind)
+
+    @property
+    def active(self) -> bool:
+        """Whether packets go in and out."""
+        return self.port.state == PortState.ACTIVE
+
+    def set_active(self, active: bool) -> None:
+        """Plug the cable in or pull it."""
+        self.port = replace(self.port, state=PortState.ACTIVE if active else PortState.DOWN)
