@@ -14,8 +14,16 @@ from zcactor.rpc.arrivals import Arrivals, hold_back, when
 from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import Kind
 from zcactor.rpc.parts import Part
+from zcactor.rpc.session import Session
 
 PEER, THIRD = b"p" * 16, b"t" * 16
+
+
+class Lent(Held):
+    """An object of a third process, kept for the peer until that has a lease of its own."""
+
+    def grant(self, session: Session) -> tuple[bytes, int, int]:
+        return THIRD, self.object_id, session.pin(self)
 
 
 @pytest.fixture
@@ -92,7 +100,7 @@ async def test_a_result_waits_for_what_a_third_process_owns(pair: Pair) -> None:
     call = pair.call()
     await pair.settle()
     (incoming,) = pair.hubs[1].received
-    held = Held(9, THIRD)
+    held = Lent(9)
     pair.b.respond(incoming, 0, b"\xc1", [Part(RegionKind.ARRAY, held, 0, 8), Part(RegionKind.REF, Held(3), 0, 0)], 0)
     other = pair.call()
     await pair.settle()
