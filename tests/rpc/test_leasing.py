@@ -10,6 +10,7 @@ from tests.rpc.sessions import DEPTH, Held, Pair, echo_plain
 from zcactor.errors import ProtocolError
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.table import LeaseTable
+from zcactor.rpc import leasing
 from zcactor.rpc.leasing import Granting
 from zcactor.rpc.parts import Part
 
@@ -64,6 +65,18 @@ async def test_releases_are_batched(pair: Pair) -> None:
     await pair.settle()
     assert pair.a.leases.total == 0
     assert pair.hubs[1].counters.frames_sent - sent <= 3
+
+
+async def test_a_release_does_not_wait_with_those_that_may(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leasing, "_RELEASE_DELAY", 1000.0)
+    for object_id in (1, 2):
+        pair.a.leases.grant(object_id, object())
+    pair.b.release_later(1)
+    await pair.settle()
+    assert pair.a.leases.total == 2
+    pair.b.release(2)
+    await pair.settle()
+    assert pair.a.leases.total == 0
 
 
 async def test_releases_ride_with_an_answer(pair: Pair) -> None:

@@ -45,6 +45,25 @@ async def test_what_waits_stays_in_order_when_its_turn_fails(pair: Pair, monkeyp
     assert [incoming.payload for incoming in pair.hubs[1].received] == [call.payload for call in calls]
 
 
+async def test_a_frame_that_fails_when_its_turn_comes_gives_its_credit_back(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [pair.call(b"\xc1%d" % i) for i in range(2 * DEPTH)]
+    backlog, outgoing = list(pair.a._backlog), pair.a._outgoing
+    assert backlog
+
+    def refuse(_: int) -> Any:
+        raise MemoryError("injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(outgoing, "_reserve", refuse)
+        with pytest.raises(MemoryError, match="injected"):
+            outgoing.credits_returned(1)
+    assert (list(pair.a._backlog), pair.a.credits.available) == (backlog, 1)
+    assert pair.a.credits.take(), "the peer has not granted it"
+    await until(lambda: all(call.done for call in calls), lambda: echo_all(pair))
+
+
 async def test_more_regions_than_a_frame_holds(pair: Pair) -> None:
     pair.hubs[1].answer = echo_plain
     holders = [Held(1000 + i) for i in range(700)]

@@ -76,6 +76,7 @@ class Releasing:
     _backlog: deque[tuple[Any, ...]]
     _released: deque[int]
     _release_scheduled: bool
+    _release_delayed: bool
     _note_release: Callable[[int], None]
     _on_loop: Callable[[Callable[[], None]], None]
     _send: Callable[..., None]
@@ -103,12 +104,16 @@ class Releasing:
             self.successor.release_later(object_id)
             return
         self._note_release(object_id)
-        if not self._release_scheduled and self.closed is None:
-            self._release_scheduled = True
+        if not self._release_scheduled and not self._release_delayed and self.closed is None:
+            self._release_delayed = True
             self._on_loop(self._send_releases_later)
 
     def _send_releases_later(self) -> None:
-        self.loop.call_later(_RELEASE_DELAY, self._send_releases)
+        self.loop.call_later(_RELEASE_DELAY, self._send_delayed)
+
+    def _send_delayed(self) -> None:
+        self._release_delayed = False
+        self._send_releases()
 
     def hold_releases(self) -> bool:
         """Promise that a frame follows at once and takes the releases noted meanwhile; see `unhold_releases`."""

@@ -163,6 +163,9 @@ class Outgoing:
                     self.frame(*backlog[0][:-1])
                 except ConnectionLost:  # as in `_enqueue`
                     return
+                except BaseException:
+                    self._credits.returned(1)
+                    raise
                 entry = backlog.popleft()
                 if entry[0] == _CALL and (call := self._pending.get(entry[4])) is not None:
                     call.undo = None

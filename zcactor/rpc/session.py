@@ -116,6 +116,7 @@ class Session(Releasing):
         self._note_release: Callable[[int], None] = self._released.append if self.wire is None else self.wire.release
         self._flush_scheduled = False
         self._release_scheduled = False
+        self._release_delayed = False
         self._grants = Grants(self, hub.process, connection.export)
         self._outgoing = Outgoing(self, self._backlog, self._grants, self._schedule_flush)
         # Bound here: a method in between would cost a call for each message.
