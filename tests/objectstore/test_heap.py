@@ -153,6 +153,16 @@ def test_free_memory_is_given_back_and_serves_again(store: Store) -> None:
         assert figures(store) == (24 * MIB, 24 * MIB, 3)
 
 
+def test_what_is_handed_out_last_is_given_back_too() -> None:
+    """An array larger than an extent: memory comes in granules, and none of them reaches beyond what is handed out."""
+    with contextlib.closing(Store(64 * MIB, PROCESS, extent_nbytes=16 * MIB)) as store:
+        with using(store.heap):
+            dirty(33 * MIB)
+        assert store.stats().committed == taken(store.arena) > 0
+        store.heap.trim(0, EVERYTHING)
+        assert (store.stats().committed, taken(store.arena)) == (0, 0)
+
+
 @pytest.mark.parametrize("at_most", [EVERYTHING, 4 * MIB])
 def test_as_much_is_kept_as_was_asked_for(store: Store, at_most: int) -> None:
     with using(store.heap):

@@ -373,9 +373,12 @@ static uint32_t place(heap_t *h, uint64_t nbytes, uint64_t alignment) {
     if (n != NIL || !h->base) return n;
     uint64_t size = (nbytes + alignment - 1) & -alignment, tail = h->capacity - tail_free(h), start = (tail + alignment - 1) & -alignment;
     if (size < nbytes || start < tail || start > h->nbytes || size > h->nbytes - start) return NIL; /* nor would the whole arena do */
-    uint64_t remaining = h->nbytes - h->capacity, needed = (start + size - h->capacity + PAGE - 1) & -PAGE;
-    uint64_t more = needed > h->extent ? needed : h->extent;
-    if (grow(h, h->capacity, more < remaining ? more : remaining)) return NIL;
+    /* It ends with a granule: memory of one that reaches beyond what is handed out could not be given back. */
+    uint64_t end = start + size, least = h->nbytes - h->capacity < h->extent ? h->nbytes : h->capacity + h->extent;
+    uint64_t step = h->extent < GRANULE ? PAGE : GRANULE;
+    if (end < least) end = least;
+    end = h->nbytes - end < step ? h->nbytes : (end + step - 1) & -step;
+    if (grow(h, h->capacity, end - h->capacity)) return NIL;
     return take(h, nbytes, alignment);
 }
 /* Random bytes from the system. Without any the process ends: an id that can be guessed is worse than none. */
