@@ -84,7 +84,8 @@ def test_the_run_directory_lies_where_the_system_says() -> None:
 def test_a_driver_that_is_killed_leaves_nothing(number: int) -> None:
     with Program(IDLE) as program:
         program.told("agent")
-        assert len(processes(program.mark)) == 6  # driver, agent, zygote, actor, and the two that the actor has started
+        # Driver, agent, zygote, actor, and the two that the actor has started, whose environment shows a moment later.
+        until(lambda: len(processes(program.mark)) == 6, "all processes show")
         os.kill(program.pid, number)
         program.status()
         program.assert_clean()

@@ -720,7 +720,10 @@ async def main():
     async with zc.init(ADDRESS):
         actor = await Busy.options(node=(await zc.nodes())[1].node_id, lifetime="detached", name="x").spawn()
         await actor.say("for the program")
+        heard = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, heard.set)
         tell(pid=await actor.pid())
+        await heard.wait()
 zc.run(main())
 """
 
@@ -731,8 +734,11 @@ def test_what_actors_print_comes_to_their_program(hosts: Hosts) -> None:
     hosts.start("b", head)
     with hosts.program(PRINTING, head.record.address) as program:
         pid = program.told("pid")
+        line = f"(Busy x pid={pid}) for the program"
+        if line not in program.text():
+            program.said(line)
+        os.kill(program.pid, signal.SIGUSR1)
         assert program.status() == 0
-        assert f"(Busy x pid={pid}) for the program" in program.text()
     assert os.path.exists(f"/proc/{pid}")
     assert "for the program" not in "".join(log.read_text() for log in hosts.logs())
 
