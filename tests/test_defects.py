@@ -19,10 +19,10 @@ SEEN = [found.groups() for line in LINES if (found := re.match(r"- \*\*([CHMRS][
 
 
 def test_each_defect_has_one_row() -> None:
-    names = [row[0] for row in ROWS]
+    names = [row[0] for row in ROWS if row[0] != "-"]
     expected = [f"{kind}{number}" for kind, last in zip("CHMRS", (7, 13, 18, 14, 20), strict=True)
                 for number in range(1, last + 1)]  # fmt: skip
-    assert sorted(names) == sorted(["-", *expected])
+    assert sorted(names) == sorted(expected)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))
