@@ -39,7 +39,7 @@ from zcactor.transport.verbs.base import (
     Send,
 )
 from zcactor.transport.verbs.checks import check_path, check_reads, check_receives, check_sends, registration_error
-from zcactor.transport.verbs.fake_nic import ATTRIBUTES, FakeNic
+from zcactor.transport.verbs.fake_nic import ATTRIBUTES, EventFd, FakeNic
 from zcactor.transport.verbs.faults import Faults, Watcher
 from zcactor.transport.verbs.ledger import Kind
 
@@ -361,7 +361,7 @@ class FakeDevice(OpenDevice):
         self.fabric = fabric
         self.nic = nic
         self._events: deque[int] = deque()
-        self._async_fd: int | None = None  # made when somebody wants it: not every test closes what it opens
+        self._async_fd: EventFd | None = None  # made when it is wanted
         nic.devices.append(self)
         self.regions: dict[int, FakeMemoryRegion] = {}
         """By key; lkey and rkey of a region are the same number, as on rdma_rxe."""
@@ -370,21 +370,21 @@ class FakeDevice(OpenDevice):
     def async_fd(self) -> int:
         """See `Device`. An eventfd."""
         if self._async_fd is None:
-            self._async_fd = os.eventfd(len(self._events), os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        return self._async_fd
+            self._async_fd = EventFd(len(self._events))
+        return self._async_fd.fd
 
     def tell(self, kind: int) -> None:
         """An asynchronous event."""
         self._events.append(kind)
         if self._async_fd is not None:
-            os.eventfd_write(self._async_fd, 1)
+            os.eventfd_write(self._async_fd.fd, 1)
 
     def async_events(self) -> list[int]:
         self._check()
         self.fabric.check("async_events")
         found, self._events = [*self._events], deque()
         if found and self._async_fd is not None:
-            os.eventfd_read(self._async_fd)
+            os.eventfd_read(self._async_fd.fd)
         return found
 
     def owns(self, lkey: int, address: int, nbytes: int) -> bool:
@@ -436,7 +436,7 @@ class FakeDevice(OpenDevice):
             self.closed = True
             self.nic.devices.remove(self)
             if self._async_fd is not None:
-                os.close(self._async_fd)
+                self._async_fd.close()
             if refused := self.ledger.close():
                 raise refused[0]
 
@@ -477,7 +477,8 @@ class FakeCompletionQueue(Child):
 
     def __init__(self, device: FakeDevice, depth: int) -> None:
         self.depth = depth
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._event_fd = EventFd(0)
+        self.fd = self._event_fd.fd
         self.overrun = False
         self._device = device
         self._armed = False
@@ -531,7 +532,7 @@ class FakeCompletionQueue(Child):
             raise OSError(errno.EIO, f"{self._device.name}: more than {self.depth} completions waited: overrun")
 
     def _release(self) -> None:
-        os.close(self.fd)
+        self._event_fd.close()
 
 
 class FakeSharedReceiveQueue(Child):

@@ -1,7 +1,9 @@
-"""One adapter of a fake fabric: its port, its addresses and its limits."""
+"""One adapter of a fake fabric: its port, its addresses and its limits, and the descriptors that tell of events."""
 
 from __future__ import annotations
 
+import os
+import weakref
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -10,12 +12,21 @@ from zcactor.transport.verbs.base import DeviceAttributes, Gid, PortAttributes, 
 if TYPE_CHECKING:
     from zcactor.transport.verbs.fake import FakeDevice
 
-__all__ = ["ATTRIBUTES", "FakeNic"]
+__all__ = ["ATTRIBUTES", "EventFd", "FakeNic"]
 
 ATTRIBUTES: Final = DeviceAttributes(
     ports=1, max_qp_rd_atom=128, max_qp_init_rd_atom=128, max_qp_wr=16384, max_srq_wr=32768, max_cqe=32767
 )
 """Limits of an adapter, unless a test asks for others: about those of rdma_rxe."""
+
+
+class EventFd:
+    """An eventfd that is closed with its owner: a test that leaves a device to the garbage leaves no descriptor."""
+
+    def __init__(self, count: int) -> None:
+        self.fd = os.eventfd(count, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self.fd)
+        """Close it, once."""
 
 
 @dataclass(slots=True)
