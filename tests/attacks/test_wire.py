@@ -74,7 +74,10 @@ def test_a_bit_is_flipped(guarded: Attacked, kind: str, place: str) -> None:
     assert hosts.between.ask("told")[1] == 1
     assert outcome not in {"right", "changed", "TimeoutError"}
     hosts.between.ask("watch", marker="")
-    assert program.ask(kind, mark=marker, place=PLACES[place]) == "right"
+    again = program.ask(kind, mark=marker, place=PLACES[place])
+    if again == "ActorUnavailable":  # it was on its way when the other host ended the connection
+        again = program.ask(kind, mark=marker, place=PLACES[place])
+    assert again == "right"
 
 
 @pytest.mark.parametrize("kind", KINDS)
