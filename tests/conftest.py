@@ -7,7 +7,7 @@ import gc
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,13 @@ def _workers_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     for name in LOOPS:
         if callspec is not None and name in callspec.id.split("-"):
             monkeypatch.setenv("ZCACTOR_LOOP", name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_garbage_left() -> Iterator[None]:
+    """What a module's tests leave is collected before the next module's begin, which may count descriptors."""
+    yield
+    gc.collect()
 
 
 _directories = itertools.count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -368,7 +369,8 @@ zc.run(main())
         zygote = next(pid for pid, text in processes(program.mark).items() if text.startswith("zc zygote"))
         order = [told["agent"], zygote]
         for pid in order if first == "agent" else reversed(order):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the one may have ended with the other
+                os.kill(pid, signal.SIGKILL)
         until(lambda: not any(map(alive, told["pids"])), "what the actor has started ends")
         assert alive(told["own"])  # what the program has left behind itself is its own business
         os.kill(told["own"], signal.SIGKILL)
