@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.phases import TOLD
+from tests.vm.phases import RAN, TOLD
 from tests.vm.test_harness import ROOT
 from tools import vm
 
@@ -63,10 +62,10 @@ def run_pytest(
         on_line=lambda host, line: print(line),
     )  # fmt: skip
     assert result.status == 0, result.output
-    summaries = re.findall(r"^(.* passed.*) in [\d.]+s.*$", result.output, re.MULTILINE)
-    assert len(summaries) == sum(map(len, phases)), result.output
-    assert not any("skipped" in summary for summary in summaries), result.output
-    assert sum(int(summary.split()[0]) for summary in summaries) >= expected, result.output
+    runs_of_all = [_numbers(line) for line in _lines(result.output, RAN)]
+    assert len(runs_of_all) == sum(map(len, phases)), result.output
+    assert not any(outcomes["skipped"] for outcomes in runs_of_all), result.output
+    assert sum(outcomes["passed"] for outcomes in runs_of_all) >= expected, result.output
     told = told_counters(result.output)
     assert len(told) == len(phases), result.output
     return [after - before for before, after in pairwise([Counter(), *told])]
@@ -74,8 +73,17 @@ def run_pytest(
 
 def told_counters(output: str) -> list[Counter[str]]:
     """What was told in `output` by lines that begin with `TOLD`: counts since the guest's start."""
-    lines = [line.removeprefix(TOLD).split() for line in output.splitlines() if line.startswith(TOLD)]
-    return [Counter({name: int(value) for name, _, value in (word.partition("=") for word in line)}) for line in lines]
+    return [_numbers(line) for line in _lines(output, TOLD)]
+
+
+def _lines(output: str, begin: str) -> list[str]:
+    """The rest of the lines that begin so."""
+    return [line.removeprefix(begin) for line in output.splitlines() if line.startswith(begin)]
+
+
+def _numbers(line: str) -> Counter[str]:
+    """Of ``name=1 other=2``."""
+    return Counter({name: int(value) for name, _, value in (word.partition("=") for word in line.split())})
 
 
 def assert_no_retries(counted: Mapping[str, int]) -> None:
