@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from zcactor.simulation.workloads.calls import Calls
+from zcactor.simulation.workloads.handles import Handles
 from zcactor.simulation.workloads.names import Names
 from zcactor.simulation.workloads.promises import Promises
+from zcactor.simulation.workloads.resources import Resources
 from zcactor.simulation.workloads.streams import Streams
 
 if TYPE_CHECKING:
@@ -16,5 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WORKLOADS"]
 
-WORKLOADS: Final[Mapping[str, type[Workload]]] = {each.name: each for each in (Calls, Names, Promises, Streams)}
+WORKLOADS: Final[Mapping[str, type[Workload]]] = {
+    each.name: each for each in (Calls, Handles, Names, Promises, Resources, Streams)
+}
 """By the names that the command line has for them."""

@@ -1,0 +1,46 @@
+"""The workload of handles: without faults, with actors that nothing ends, and with some that end while held."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zcactor.runtime.agent import NodeAgent
+from zcactor.runtime.records import ActorRecord
+from zcactor.simulation.run import Run
+from zcactor.simulation.schedule import draw
+from zcactor.simulation.workloads import handles
+
+SCHEDULE = replace(draw(1, 3, 10.0, ("handles",), ("handles",)), faults=())
+
+
+def test_actors_live_as_long_as_their_handles() -> None:
+    run = Run(SCHEDULE)
+    assert run.play(), [broken.plain() for broken in run.record.broken]
+    assert run.record.outcomes["ok"] > 100
+    assert {operation.kind for operation in run.record.operations.values()} == {
+        "take", "give", "drop", "call", "who", "through a kept handle",
+    }  # fmt: skip
+    assert run.record.sometimes["a handle held by the third process that had it"]
+
+
+def test_an_actor_that_nothing_holds_and_that_lives_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeAgent, "_unheld", lambda *_: None)
+    run = Run(SCHEDULE)
+    assert not run.play()
+    assert "I10" in {broken.invariant for broken in run.record.broken}
+
+
+def test_an_actor_that_is_held_and_has_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = NodeAgent._alive
+
+    def and_ends(self: NodeAgent, actor: ActorRecord) -> None:
+        alive(self, actor)
+        if actor.name is None:
+            self.process.loop.call_later(0.01, self._begin_stop, actor, handles.DROPPED)
+
+    monkeypatch.setattr(NodeAgent, "_alive", and_ends)
+    run = Run(SCHEDULE)
+    assert not run.play()
+    assert any("its handle is held" in broken.text for broken in run.record.broken)

@@ -1,0 +1,44 @@
+"""The workload of resources: without faults, with a ledger that loses amounts, and with one that grants anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from zcactor.runtime.resources import Ledger, _Waiting
+from zcactor.simulation.run import Run
+from zcactor.simulation.schedule import draw
+
+SCHEDULE = replace(draw(3, 3, 20.0, ("resources",), ("resources",)), faults=())
+
+
+def test_requests_wait_for_others() -> None:
+    run = Run(SCHEDULE)
+    assert run.play(), [broken.plain() for broken in run.record.broken]
+    assert set(run.record.outcomes) == {"ok"}
+    assert run.record.outcomes["ok"] > 5
+    assert {"a request waited", "a spawn given up"} <= set(run.record.sometimes)
+
+
+def test_what_is_not_given_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = Ledger.release
+
+    def forgetful(self: Ledger, node: str, request: Mapping[str, float]) -> None:
+        if request.get("CPU") != 24:
+            release(self, node, request)
+
+    monkeypatch.setattr(Ledger, "release", forgetful)
+    run = Run(SCHEDULE)
+    assert not run.play()
+    assert run.record.broken[0].invariant in {"I9", "I10"}
+
+
+def test_more_than_there_is_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generous(self: Ledger, entry: _Waiting) -> list[str]:
+        return list(entry.order())
+
+    monkeypatch.setattr(Ledger, "_possible", generous)
+    run = Run(replace(SCHEDULE, duration=4.0))
+    assert not run.play()

@@ -1,0 +1,121 @@
+"""Resources: more is wanted than there is, requests wait for others to end, and some are given up while they wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import zcactor as zc
+from zcactor.errors import InsufficientResources, ZcactorError
+from zcactor.simulation import record as records
+
+if TYPE_CHECKING:
+    from zcactor.simulation.workloads.scene import Scene
+
+__all__ = ["Resources", "Worker"]
+
+NODE_CPUS = 64
+"""What each node of a run has, see `zcactor.simulation.run.Run`."""
+PATIENCE = 200.0
+"""Virtual seconds after which a request waits in vain: the run itself is over by then, and all that was in its way."""
+
+
+@zc.actor
+class Worker:
+    """Has something for itself while it lives."""
+
+    def __init__(self, name: str) -> None:
+        records.current.constructed(name, self)
+
+    @zc.method
+    async def work(self, number: int, seconds: float) -> int:
+        """Take a while."""
+        records.current.ran(number, self)
+        await asyncio.sleep(seconds)
+        return number
+
+
+class Resources:
+    """Tasks of a driver that want more than the nodes have. See `zcactor.simulation.workloads.scene.Workload`.
+
+    Args:
+        scene: of the run.
+    """
+
+    name: ClassVar[str] = "resources"
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._count = 0
+
+    async def prepare(self) -> None:
+        """There is nothing to make."""
+
+    async def run(self) -> None:
+        """See `Workload.run`."""
+        wanting = min(2 * self._scene.nodes, 16)
+        await asyncio.gather(*(self._want() for _ in range(wanting)))
+
+    async def finish(self) -> None:
+        """There is nothing left."""
+
+    async def _want(self) -> None:
+        scene = self._scene
+        while not scene.over:
+            what = scene.rng.choice((self._use, self._use, self._use, self._give_up, self._want_too_much))
+            try:
+                await what()
+            except ZcactorError as error:
+                scene.record.saw(f"no worker: {type(error).__name__}")
+            except TimeoutError:
+                scene.record.break_("I9", f"a request has waited for {PATIENCE:g} s")
+            await scene.pause(1.0)
+
+    def _drawn(self) -> tuple[str, dict[str, Any]]:
+        rng = self._scene.rng
+        self._count += 1
+        options: dict[str, Any] = {
+            "num_cpus": rng.choice((8, 24, 33, 48, NODE_CPUS)),
+            "node": rng.choice(("spread", "pack", None)),
+        }
+        if rng.random() < 0.3:
+            options["max_restarts"] = 1
+        return f"u{self._count}", options
+
+    async def _use(self) -> None:
+        scene = self._scene
+        name, options = self._drawn()
+        asked = scene.record.world.now
+        async with asyncio.timeout(PATIENCE):
+            worker: Any = await Worker.options(**options).spawn(name)
+        if scene.record.world.now - asked > 1.0:
+            scene.record.saw("a request waited")
+        operation = scene.record.begin("work")
+        seconds = scene.rng.expovariate(1 / 2.5)
+
+        async def call() -> Any:
+            return await worker.work(operation.number, seconds)
+
+        await scene.outcome(operation, call())
+        if scene.rng.random() < 0.7:  # else its last handle is dropped
+            await (zc.stop if scene.rng.random() < 0.5 else zc.kill)(worker)
+
+    async def _give_up(self) -> None:
+        scene = self._scene
+        name, options = self._drawn()
+        spawning = asyncio.ensure_future(Worker.options(**options).spawn(name))
+        await asyncio.wait([spawning], timeout=scene.rng.expovariate(1 / 0.5))
+        if spawning.cancel():
+            scene.record.saw("a spawn given up")
+        try:
+            await spawning
+        except asyncio.CancelledError:
+            return
+
+    async def _want_too_much(self) -> None:
+        name, options = self._drawn()
+        try:
+            await Worker.options(**{**options, "num_cpus": NODE_CPUS + 1}).spawn(name)
+        except InsufficientResources:
+            return
+        self._scene.record.break_("I9", f"{name} has more than any node has")
