@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
 from zcactor.transport.verbs.base import EventType, PortState
 from zcactor.transport.verbs.fake import FakeFabric
 
@@ -29,3 +32,17 @@ def test_a_cable_that_is_pulled_shows_at_the_port() -> None:
         seen.append((nic.active, device.port(1).state))
     assert seen == [(True, PortState.ACTIVE), (False, PortState.DOWN), (True, PortState.ACTIVE)]
     device.close()
+
+
+def test_devices_that_are_left_to_the_garbage_leave_no_descriptor() -> None:
+    gc.collect()
+    before = set(os.listdir("/proc/self/fd"))
+    fabric = FakeFabric()
+    fabric.add_nic("fake0")
+    device = fabric.binding().open("fake0")
+    queue = device.create_completion_queue(8)
+    assert device.async_fd is not None
+    assert set(os.listdir("/proc/self/fd")) > before
+    del fabric, device, queue
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) == before
