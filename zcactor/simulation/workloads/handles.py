@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import zcactor as zc
 from zcactor.errors import ActorDied, NoSuchActor, ZcactorError
 from zcactor.simulation import record as records
+from zcactor.simulation.workloads.names import Single
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -15,22 +16,10 @@ if TYPE_CHECKING:
     from zcactor.simulation.record import Operation
     from zcactor.simulation.workloads.scene import Scene
 
-__all__ = ["Handles", "Keeper", "Leaf"]
+__all__ = ["DROPPED", "Handles", "Keeper"]
 
-
-@zc.actor
-class Leaf:
-    """Tells its name."""
-
-    def __init__(self, name: str) -> None:
-        records.current.constructed(name, self)
-        self.name = name
-
-    @zc.method
-    async def who(self, number: int) -> str:
-        """Its name."""
-        records.current.ran(number, self)
-        return self.name
+DROPPED = "its last handle was dropped"
+"""The cause that the agent gives for such an end."""
 
 
 @zc.actor
@@ -95,10 +84,6 @@ def check_held(name: str, error: ZcactorError) -> None:
     """No actor ends for want of handles while there is one."""
     if isinstance(error, ActorDied) and DROPPED in str(error):
         records.current.break_("I10", f"{name} has ended though its handle is held: {error}")
-
-
-DROPPED = "its last handle was dropped"
-"""The cause that the agent gives for such an end."""
 
 
 class Handles:
@@ -169,7 +154,7 @@ class Handles:
         if rng.random() < 0.15:
             options |= {"name": name, "lifetime": "detached"}
             self._lasting.append(name)
-        leaf: Any = await Leaf.options(**options).spawn(name)
+        leaf: Any = await Single.options(**options).spawn(name)
         first, second = rng.sample(self._keepers, 2)
         taken, _ = await self._ask("take", lambda number: first.take(number, name, leaf))
         if rng.random() < 0.5:
