@@ -439,11 +439,11 @@ async def look():
 asyncio.run(look())
 """
 PARKED = """
-def waiting(): return [thread.name for thread in threading.enumerate() if thread.name == "zcactor-parking"]
+def waiting(): return [thread for thread in threading.enumerate() if thread.name == "zcactor-parking"]
 
-tell(waiting=waiting())
-while waiting():
-    time.sleep(0.01)
+tell(waiting=[thread.name for thread in waiting()])
+while left := waiting():
+    left[0].join()
 tell(gone=True)
 """
 SUMS = [5.0 * (1 << 17), 5.0 * (1 << 20)] * 2
