@@ -221,20 +221,24 @@ class Adoptions:
 
     def _work(self, mapping: Mapping, owner: OsProcess, leases: list[Lease], taking: _Taking) -> None:
         """In a thread: all of it or, where there is no room, nothing."""
-        loop, runs, count = self._process.loop, _runs(leases), 0
+        loop, runs = self._process.loop, _runs(leases)
         try:
             blocks = self._copy_runs(mapping, owner, runs, taking)
             if blocks is not None:
                 count = self._name(runs, blocks)
                 with contextlib.suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(taking.set_copied)
+                    loop.call_soon_threadsafe(self._copied, count, taking)
                 self._replace(mapping, owner, runs, blocks)
         finally:
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._taken_over, mapping, count, taking)
+                loop.call_soon_threadsafe(self._taken_over, mapping, taking)
 
-    def _taken_over(self, mapping: Mapping, count: int, taking: _Taking) -> None:
+    def _copied(self, count: int, taking: _Taking) -> None:
+        """Counted before anybody gets one of them, so that a look at the counts afterwards finds them."""
         self.count += count
+        taking.set_copied()
+
+    def _taken_over(self, mapping: Mapping, taking: _Taking) -> None:
         del self._taking[mapping]
         taking.set_copied()
 
