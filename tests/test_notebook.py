@@ -14,17 +14,21 @@ from tests.runtime.programs import ROOT, Program
 pytestmark = pytest.mark.slow
 
 CELLS = [
-    "import zcactor as zc, numpy as np, os\nnode = await zc.init()\nnode.node_id",
+    "import zcactor as zc, asyncio, numpy as np, os, sys\nwritten, write = [], sys.stdout.write\n"
+    "sys.stdout.write = lambda text: (written.append(text), write(text))[1]\n"
+    "node = await zc.init()\nnode.node_id",
     "@zc.actor\nclass Shard:\n    def __init__(self, factor): self.factor = factor\n"
     "    def scaled(self, x):\n        print('scaling')\n        return x * self.factor\n"
     "    def version(self): return 1",
     "shard = await Shard.spawn(3)\n"
-    "float((await shard.scaled(np.ones(100_000))).sum()), await shard.version(), await shard.scaled(2)",
+    "answers = float((await shard.scaled(np.ones(100_000))).sum()), await shard.version(), await shard.scaled(2)\n"
+    "while 'scaling' not in ''.join(written): await asyncio.sleep(0.01)  # a line may come after its method's answer\n"
+    "answers",
     "@zc.actor\nclass Shard:\n    def version(self): return HELPER()\ndef HELPER(): return 2",
     "await (await Shard.spawn()).version(), await shard.version()",
     "class Plain:\n    def shape(self, x): return x.shape\nawait (await zc.spawn(Plain)).shape(zc.zeros((2, 3)))",
     "try:\n    await zc.init()\nexcept zc.AlreadyInitialized as error:\n    print('twice:', error)",
-    "import asyncio, signal\nasync def late():\n    await asyncio.sleep(0)\n"
+    "import signal\nasync def late():\n    await asyncio.sleep(0)\n"
     "    os.kill(os.getpid(), signal.SIGINT)\n    await asyncio.sleep(60)\n"
     "await late()",
     "await shard.version()",
