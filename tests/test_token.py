@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.descriptors import opened
 from zcactor.errors import AuthenticationError
 from zcactor.token import TOKEN_NBYTES, default_file, find_token, make_token_file, parse_token, read_token_file
 
@@ -188,7 +189,7 @@ def test_a_file_of_somebody_else(file: Path) -> None:
 
 
 def test_descriptors_are_closed(file: Path, tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = opened()
     read_token_file(file)
     for bad in (tmp_path, tmp_path / "missing"):
         with pytest.raises((AuthenticationError, FileNotFoundError)):
@@ -196,7 +197,7 @@ def test_descriptors_are_closed(file: Path, tmp_path: Path) -> None:
     file.chmod(0o644)
     with pytest.raises(AuthenticationError):
         read_token_file(file)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened() == before
 
 
 # ---- making one

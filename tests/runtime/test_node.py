@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.descriptors import opened
 from tests.runtime.programs import ROOT, alive, until
 from zcactor.runtime.directory import RunDirectory
 from zcactor.runtime.node import launch, raise_descriptor_limit, search_path, send_setup
@@ -50,14 +51,14 @@ def test_telling_one_that_has_ended() -> None:
 
 def test_nothing_is_left_open_when_it_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    before = os.listdir("/proc/self/fd")
+    before = opened()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(FileNotFoundError):
         launch(directory.lock_fd)
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(RuntimeError, match=r"sys\.executable"):
         launch(directory.lock_fd)
-    assert os.listdir("/proc/self/fd") == before
+    assert opened() == before
     directory.remove()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.descriptors import opened
 from tests.runtime.programs import until
 from zcactor.transport import os_process
 from zcactor.transport.os_process import OsProcess
@@ -40,9 +41,9 @@ def test_a_process_that_ends() -> None:
 
 def test_another_process_with_its_number() -> None:
     ours = OsProcess.of(os.getpid())
-    before = set(os.listdir("/proc/self/fd"))
+    before = opened()
     assert ours._replace(started=ours.started - 1).open() is None
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert opened() == before
 
 
 def test_one_that_was_gone_already() -> None:
@@ -67,10 +68,10 @@ def test_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os_process, "_started", refuse)
     assert OsProcess.of(os.getpid()).pid == 0
-    before = set(os.listdir("/proc/self/fd"))
+    before = opened()
     with pytest.raises(OSError, match="descriptor"):
         ours.open()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert opened() == before
 
 
 def test_a_name_with_everything_in_it(tmp_path: Path) -> None:

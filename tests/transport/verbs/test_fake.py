@@ -9,6 +9,7 @@ import select
 
 import pytest
 
+from tests.descriptors import opened
 from tests.transport.verbs.contract import NBYTES, End, Rig, VerbsSuite, fails, join, make_end
 from tests.transport.verbs.parts import open_device
 from zcactor.transport.verbs.base import (
@@ -353,14 +354,14 @@ def test_unmapped_memory() -> None:
 
 
 def test_descriptors_are_closed() -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = opened()
     left, right = pair(FakeFabric())
     left.qp.post_reads(
         [Read(1, left.region.address, NBYTES, left.region.lkey, right.region.address, right.region.rkey)]
     )
     for end in (left, right):
         end.device.close()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert opened() == before
 
 
 def test_send_with_a_bad_lkey() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import os
-
+from tests.descriptors import opened
 from zcactor.transport.verbs.base import EventType, PortState
 from zcactor.transport.verbs.fake import FakeFabric
 
@@ -35,14 +33,12 @@ def test_a_cable_that_is_pulled_shows_at_the_port() -> None:
 
 
 def test_devices_that_are_left_to_the_garbage_leave_no_descriptor() -> None:
-    gc.collect()
-    before = set(os.listdir("/proc/self/fd"))
+    before = opened()
     fabric = FakeFabric()
     fabric.add_nic("fake0")
     device = fabric.binding().open("fake0")
     queue = device.create_completion_queue(8)
     assert device.async_fd is not None
-    assert set(os.listdir("/proc/self/fd")) > before
+    assert opened() > before
     del fabric, device, queue
-    gc.collect()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert opened() == before
