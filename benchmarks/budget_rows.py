@@ -160,8 +160,8 @@ GUARANTEES: Final[tuple[Row, ...]] = (
     Row("guest", "sync call by RDMA in a guest, sealed next to not sealed", "sync call in a guest, sealed",
         at_most(1.3)),
     *(
-        Row("sockets", f"opening a data socket{how}: computing at both ends",
-            f"opening a data socket{how}, processor time of both ends", at_most(0.2, "value"), "ms")
+        Row("sockets", f"opening a data socket{how}: computing at both ends, its handshake and its keys",
+            f"opening a data socket{how}, computing of both ends", at_most(0.2, "value"), "ms")
         for how in ("", ", sealed")
     ),
     Row("adoption", "bytes copied when a mapped 256 MiB array is adopted, next to its bytes",

@@ -31,6 +31,8 @@ ADOPTED_MIB, TIMES_MEMCPY = 256, 1.3
 TABLE_ROWS, TABLE_COPIES, TABLE_TIMES_MEMCPY = 1 << 20, 1.05, 1.5
 SHARED, SHARED_THREADS, SHARED_SECONDS = 1000, 64, 1.0
 PEERS, BUSY = 48, 8
+SETTLING = 2.0
+"""Seconds between two counts of connections: twins are looked at every second."""
 
 Array = npt.NDArray[np.float64]
 
@@ -233,6 +235,18 @@ def _spin() -> None:
         pass
 
 
+async def _settled(talkers: list[Any]) -> int:
+    """The most connections that one of `talkers` has, when none has fewer than at the look before. Two that connect to
+    each other at once have two, until they have agreed which of them goes."""
+    seen: int = max(await zc.get([talker.connections() for talker in talkers]))
+    while True:
+        await asyncio.sleep(SETTLING)
+        found: int = max(await zc.get([talker.connections() for talker in talkers]))
+        if found >= seen:
+            return found
+        seen = found
+
+
 async def all_to_all(scale: Scale) -> list[Measurement]:
     """Actors that all call all, beside processes that keep the machine busy."""
     context = multiprocessing.get_context("spawn")
@@ -247,7 +261,7 @@ async def all_to_all(scale: Scale) -> list[Measurement]:
             before = time.perf_counter()
             answers = await zc.get([talker.reach([t for t in talkers if t != talker]) for talker in talkers])
             seconds = time.perf_counter() - before
-            connections = max(await zc.get([talker.connections() for talker in talkers]))
+            connections = await _settled(talkers)
     name = f"{PEERS} actors that all call all beside {BUSY} busy processes"
     most = PEERS - 1 + 2  # the node agent and the driver
     return [
