@@ -194,3 +194,42 @@ def test_waiting_for_an_end() -> None:
         process.kill()
         assert wait_for_end(pidfd, PATIENCE)
         os.close(pidfd)
+
+
+def test_a_worker_is_reaped_when_what_it_started_is_dead() -> None:
+    """Whoever adopts the rest, should the zygote be killed meanwhile, tells it by the worker's session."""
+    source = """
+from zcactor.runtime.zygote import adopt_orphans, children_of_ours, kill_orphans
+adopt_orphans()
+ready, go = os.pipe()
+worker = os.fork()
+if worker == 0:
+    os.setsid()
+    child = subprocess.Popen(["sleep", "1000"], env={})
+    os.write(go, b"%d" % child.pid)
+    signal.pause()
+child = int(os.read(ready, 20))
+kill, killed = os.kill, []
+def look(pid, number):
+    killed.append((pid, worker in children_of_ours()))
+    kill(pid, number)
+os.kill = look
+kill_orphans()
+tell(all=dict(worker=worker, child=child, killed=killed, left=children_of_ours()))
+"""
+    with Program(source) as program:
+        told = program.told("all")
+        assert told["killed"] == [[told["worker"], True], [told["child"], True]]
+        assert told["left"] == []
+        assert program.status() == 0
+
+
+def test_what_a_worker_has_started_is_dead_when_its_end_is_reported(zygote: Zygote) -> None:
+    pid, out, error = zygote.start(do="sleep")
+    with os.fdopen(out) as file:
+        same_group = int(file.readline())
+        file.readline()
+        os.kill(pid, signal.SIGTERM)
+        assert zygote.heard()["pid"] == pid
+        until(lambda: not alive(same_group), "what is left of its group ends", PATIENCE)
+    os.close(error)

@@ -227,8 +227,6 @@ class Pool:
 
     def _end(self, record: WorkerRecord, cause: str) -> None:
         self.by_process.pop(record.process, None)
-        if record.pid:
-            kill_group(record.pid)  # what it has started and left behind
         cause = record.cause or cause
         if not record.ready.done():
             record.ready.set_exception(RuntimeError(cause))

@@ -74,24 +74,29 @@ def adopts_orphans() -> bool:
 def kill_orphans() -> None:
     """SIGKILL to every child of this process, and to theirs as they become ours. Returns when there are none left.
 
-    A child that cannot be killed (it runs as another user) is left alone.
+    All are dead before the first is reaped: should this process be killed meanwhile, those that adopt its children find
+    the sessions of dead workers by them, and so what is left of those (`zcactor.runtime.orphans.LastResort`). A child
+    that cannot be killed (it runs as another user) is left alone.
     """
+    seen: set[int] = set()
+    killed: list[int] = []
     for _ in range(_KILL_ROUNDS):
-        children = children_of_ours()
-        if not children:
-            return
-        killed = 0
-        for pid in children:
+        left = [pid for pid in children_of_ours() if pid not in seen]
+        if not left:
+            break
+        dying = []
+        for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-                killed += 1
-        if not killed:
-            return
-        for _ in range(killed):
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                return
+                dying.append(pid)
+        for pid in dying:
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # what it has started is ours then
+        seen.update(left)
+        killed += dying
+    for pid in killed:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 def children_of_ours() -> list[int]:
@@ -147,7 +152,7 @@ def run_zygote(
         if wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
-            for pid, status in _reap():
+            for pid, status in _reap(children):
                 if pid not in children:
                     continue  # an orphan
                 children.remove(pid)
@@ -206,17 +211,20 @@ def _prepared(prepare: Callable[[], Callable[[dict[str, Any]], None]]) -> Callab
     return become_worker
 
 
-def _reap() -> list[tuple[int, int]]:
-    """Every child that has ended, with its wait status."""
+def _reap(workers: set[int]) -> list[tuple[int, int]]:
+    """Every child that has ended, with its wait status. What is left of a worker's group is killed before, as long as
+    the group is still found by the worker."""
     ended: list[tuple[int, int]] = []
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return ended
-        if pid == 0:
+        if found is None:
             return ended
-        ended.append((pid, status))
+        if found.si_pid in workers:
+            kill_group(found.si_pid)
+        ended.append(os.waitpid(found.si_pid, 0))
 
 
 def _enter_child(descriptors: list[int], label: str) -> None:
