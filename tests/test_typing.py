@@ -112,6 +112,7 @@ def test_the_plugin_agrees_with_mypys_cache(tmp_path: Path) -> None:
         compare(errors, wanted, messages)
 
 
+@pytest.mark.slow
 def test_programs_are_checked_by_mypy_without_the_plugin(tmp_path: Path) -> None:
     errors, messages = run_mypy(PLAIN, plugin=False, folder=tmp_path)
     compare(errors, expected(PLAIN, "mypy"), messages)

@@ -102,6 +102,7 @@ structures = st.tuples(
 
 
 @given(codes | structures.map(list))
+@pytest.mark.slow
 def test_any_value_is_a_dtype_or_a_protocol_error(code: Any) -> None:
     try:
         dtype = dtype_from_code(code)

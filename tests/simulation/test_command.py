@@ -153,6 +153,7 @@ def test_a_program_that_fails(
     assert line["faults"] == []
 
 
+@pytest.mark.slow
 def test_what_blocks_the_thread_is_named(tmp_path: Path) -> None:
     program = tmp_path / "blocks.py"
     program.write_text(

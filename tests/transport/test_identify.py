@@ -191,6 +191,7 @@ async def test_another_version() -> None:
     assert address in str(refused.value)
 
 
+@pytest.mark.slow
 async def test_one_that_is_busy_has_said_so() -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(refusal(Status.FULL))

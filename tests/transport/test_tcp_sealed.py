@@ -481,6 +481,7 @@ async def test_array_bytes_that_are_changed_on_their_way(where: str, how: str) -
             assert isinstance(await right.wait_lost(), ConnectionLost)
 
 
+@pytest.mark.slow
 async def test_a_bit_flipped_at_each_byte_on_a_data_socket() -> None:
     """From the handshake to the last tag, in both directions: an error, or what the owner has by another socket."""
     nbytes = 40

@@ -168,6 +168,7 @@ async def test_revoked_key(pair: Pair, source: bytes, left: Recorder, right: Rec
     assert not left.lost and not right.lost
 
 
+@pytest.mark.slow
 async def test_a_hundred_times(pair: Pair, source: bytes, left: Recorder, right: Recorder, fabric: FakeFabric) -> None:
     wanted = await named(pair)
     for count in range(1, 101):
