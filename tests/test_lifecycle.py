@@ -285,12 +285,12 @@ def test_everything_is_killed_at_once_and_the_next_start_cleans_up() -> None:
 
 
 def _kill_all(mark: str) -> bool:
+    """Kill all of them, none of which sees another's end before its own; whether there were none."""
     found = processes(mark)
-    for pid in found:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
     return not found
 
 
