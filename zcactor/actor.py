@@ -15,7 +15,7 @@ from zcactor.context import current, current_host
 from zcactor.errors import ActorDied, ConnectionLost, NotInitialized, RemoteError
 from zcactor.future import ObjectRef
 from zcactor.handle import ActorHandle
-from zcactor.interface import MARK, Interface, shown
+from zcactor.interface import MARK, Interface, constructor_of, shown
 from zcactor.marshal.sealed import Sealed
 from zcactor.options import ActorDeclaration, MethodOptions, SpawnOptions, check_options, check_together
 
@@ -253,11 +253,11 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise TypeError(f"{name} cannot be constructed: it is abstract (missing: {missing})")
-    _check_constructor(cls, args, kwargs)
+    constructor_of(cls).check(args, kwargs)
     args = tuple([await value if isinstance(value, ObjectRef) else value for value in args])
     kwargs = {name: await value if isinstance(value, ObjectRef) else value for name, value in kwargs.items()}
     merged["namespace"] = merged.get("namespace") or process.namespace
-    recipe = Sealed(*process.marshaller.pack((cls, args, kwargs)))
+    recipe = Sealed(*process.marshaller.pack_call((cls, *args), kwargs))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     kept = recipe if merged.get("max_restarts") else None
     with _telling(process, name):
@@ -327,17 +327,6 @@ async def _report(process: Process, handle: ActorHandle, failure: str) -> None:
     then, or the agent would take its release for a spawn that was given up."""
     with contextlib.suppress(ConnectionLost):  # the agent is gone, and the actor with it
         await process.ask_agent("constructed", handle._remote.actor_id, failure)
-
-
-def _check_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    try:
-        signature = inspect.signature(cls)
-    except (TypeError, ValueError):  # a constructor written in C need not have one; the actor will judge
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{shown(cls.__name__)}(): {error}") from None
 
 
 # ---------------------------------------------------------------- ending and finding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import gc
 import pickle
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from tests.marshal.modules import load
 from tests.marshal.wire import Wire, address
-from zcactor.marshal import move
+from zcactor.marshal import move, pickling
 from zcactor.marshal.move import is_moved
 
 pytestmark = pytest.mark.usefixtures("restored_imports")
@@ -96,6 +97,50 @@ def test_class_made_in_a_function(wire: Wire) -> None:
         DARK = 1
 
     assert wire.send([Shade.DARK, {2}])[0] is Shade.DARK
+
+
+def test_class_that_came_before_is_not_made_again(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = []
+    read = pickling._loads
+
+    def loads(unpacking: Any, stream: Any, buffers: list[bytes]) -> Any:
+        streams.append(stream)
+        return read(unpacking, stream, buffers)
+
+    monkeypatch.setattr(pickling, "_loads", loads)
+    monkeypatch.setattr(pickling, "_classes", {})
+
+    class Local:
+        def one(self) -> int:
+            return 1
+
+    assert wire.send(Local) is Local
+    assert wire.send(Local) is Local
+    assert len(streams) == 1
+    Local.two = lambda self: 2  # type: ignore[attr-defined]
+    assert wire.send(Local) is Local
+    assert len(streams) == 2
+    for _ in range(2):
+        assert wire.send(enum.IntEnum) is enum.IntEnum  # by name: importing it again costs little, and may differ
+    assert len(streams) == 4
+
+    for number in range(2 * pickling.CLASSES):
+        wire.send(type(f"Other{number}", (), {}))
+    assert 0 < len(pickling._classes) <= pickling.CLASSES
+    large = type("Large", (), {"text": "x" * pickling.CLASS_NBYTES})
+    before = len(pickling._classes)
+    assert wire.send(large) is large
+    assert len(pickling._classes) == before
+
+
+def test_class_that_is_gone_is_not_given(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickling, "_classes", {})
+    wire.send(type("Gone", (), {}))
+    (found,) = pickling._classes.values()
+    gc.collect()
+    assert found() is None
+    gone = wire.send(type("Gone", (), {}))
+    assert gone.__name__ == "Gone"
 
 
 def test_lambda_and_closure(wire: Wire) -> None:

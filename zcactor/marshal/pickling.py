@@ -12,8 +12,8 @@ import pickle
 import sys
 import threading
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet, ref
 
 import numpy as np
 
@@ -32,6 +32,11 @@ __all__ = ["dumps", "loads"]
 _active = threading.local()
 _complete: WeakSet[Any] = WeakSet()
 """Classes that travel by value and whose attributes are all there: sent from here, or received and filled in."""
+_classes: dict[bytes, ref[type]] = {}
+"""Of these, those received, by the streams that they came in."""
+CLASSES: Final = 64
+"""Streams that are kept, and the bytes that each may have."""
+CLASS_NBYTES: Final = 64 << 10
 _PLAIN_METHODS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getstate__")
 
 
@@ -216,7 +221,24 @@ def dumps(packing: Packing, value: Any) -> tuple[bytes, list[bytes]]:
 
 
 def loads(unpacking: Unpacking, stream: Any, buffers: list[bytes]) -> Any:
-    """The inverse of `dumps`. The peer was authenticated before: unpickling runs its code."""
+    """The inverse of `dumps`. The peer was authenticated before: unpickling runs its code.
+
+    A class that came by value is not made again, only to be dropped for the one that is there (see `_fill_class`): a
+    stream that gave one gives it at once from then on.
+    """
+    known = _classes.get(stream) if len(stream) <= CLASS_NBYTES else None
+    found = known() if known is not None else None
+    if found is not None:
+        return found
+    value = _loads(unpacking, stream, buffers)
+    if isinstance(value, type) and value in _complete and len(stream) <= CLASS_NBYTES:
+        if len(_classes) >= CLASSES:
+            _classes.clear()
+        _classes[stream] = ref(value)
+    return value
+
+
+def _loads(unpacking: Unpacking, stream: Any, buffers: list[bytes]) -> Any:
     previous = getattr(_active, "unpacking", None)
     _active.unpacking = unpacking
     try:

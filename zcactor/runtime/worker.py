@@ -18,6 +18,7 @@ from zcactor.errors import ConnectionLost
 from zcactor.handle import ActorHandle, ActorHold, RemoteActor
 from zcactor.interface import shown
 from zcactor.objectstore.store import Store
+from zcactor.rpc.messages import Flags
 from zcactor.runtime.agent import agent_interface
 from zcactor.runtime.endpoints import address_of, find_through, make_endpoint
 from zcactor.runtime.forked import watch_forks
@@ -65,7 +66,8 @@ class Worker:
             parts = process.marshaller.duplicate(parts)
         # The class is unpickled on the loop: it is needed to lay out the host. The constructor runs in the actor's
         # thread.
-        actor_class, args, kwargs = process.marshaller.unpack(recipe.payload, parts, recipe.flags)
+        actor_class, *args = process.marshaller.unpack(recipe.payload, parts, recipe.flags)
+        kwargs = args.pop() if recipe.flags & Flags.KWARGS else {}
         merged = {**declared_options(actor_class), **options}
         name = options.get("name")
         label = f"{shown(actor_class.__name__)}({shown(name) if name else actor_id.hex()[:8]})"
