@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 import zcactor as zc
 from tests.actors import _logged as wrapped
+from zcactor import interface as interfaces
+from zcactor import native
 from zcactor.errors import ProtocolError
-from zcactor.interface import Interface, MethodKind
+from zcactor.interface import REMEMBERED, Interface, MethodKind, constructor_of
 
 
 class CallableObject:
@@ -166,8 +168,9 @@ def test_names_that_are_not_there() -> None:
 
 def test_over_the_wire() -> None:
     interface = Interface.of(Everything)
-    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(interface.wire()))
-    again = Interface.from_wire(plain)
+    again = Interface.from_wire(interface.wire())
+    assert again is not interface
+    assert again is Interface.from_wire(bytes(bytearray(interface.wire())))
     assert again.wire() == interface.wire()
     assert again.by_name.keys() == interface.by_name.keys()
     spec = again.find("with_options")
@@ -196,17 +199,25 @@ def test_over_the_wire() -> None:
 )
 def test_malformed_interfaces(plain: Any) -> None:
     with pytest.raises(ProtocolError, match="malformed"):
-        Interface.from_wire(plain)
+        Interface.from_wire(msgspec.msgpack.encode(plain))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", Interface.of(Everything).wire()[:-1], b"\x91" * 100_000])
+def test_truncated_interfaces(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="malformed"):
+        Interface.from_wire(data)
 
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text() | st.binary(), lambda s: st.lists(s), max_leaves=20
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text() | st.binary(),
+        lambda s: st.lists(s),
+        max_leaves=20,
     )
 )
 def test_any_plain_value_is_read_or_refused(plain: Any) -> None:
     try:
-        Interface.from_wire(["Name", False, plain])
+        Interface.from_wire(msgspec.msgpack.encode(["Name", False, plain]))
     except ProtocolError:
         pass
 
@@ -247,8 +258,40 @@ def test_defaults_do_not_travel() -> None:
     class Unpicklable:
         def method(self, a: Any = object(), *, b: Any = lambda: 0) -> None: ...  # noqa: B008
 
-    wire = Interface.of(Unpicklable).wire()
-    assert msgspec.msgpack.encode(wire)
-    spec = Interface.from_wire(wire).find("method")
+    spec = Interface.from_wire(Interface.of(Unpicklable).wire()).find("method")
     spec.check((), {})
     spec.check((1,), {"b": 2})
+
+
+@pytest.mark.parametrize("hot", [native.hot, None], ids=["native", "python"])
+def test_an_interface_follows_its_class(hot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zcactor.interface.hot", hot)
+
+    class Base:
+        def first(self) -> None: ...
+
+    class Changing(Base):
+        def __init__(self, a: int = 0) -> None: ...
+
+    assert list(Interface.of(Changing).by_name) == ["first"]
+    constructor_of(Changing).check((1,), {})
+    with pytest.raises(TypeError, match=r"^Changing\(\): too many positional"):
+        constructor_of(Changing).check((1, 2), {})
+
+    Base.second = lambda self, a: a  # type: ignore[attr-defined]
+    Changing.__init__ = lambda self, a, b: None  # type: ignore[misc, assignment, method-assign]
+    assert list(Interface.of(Changing).by_name) == ["first", "second"]
+    constructor_of(Changing).check((1, 2), {})
+    del Base.first
+    assert list(Interface.of(Changing).by_name) == ["second"]
+
+
+@pytest.mark.skipif(native.hot is None, reason="the native part is not built")
+def test_an_interface_is_read_once() -> None:
+    interface, constructor = Interface.of(Everything), constructor_of(Everything)
+    assert Interface.of(Everything) is interface
+    assert constructor_of(Everything) is constructor
+    for number in range(2 * REMEMBERED):
+        Interface.of(type(f"Other{number}", (), {}))
+    assert len(interfaces._interfaces) <= REMEMBERED
+    assert Interface.of(Everything).wire() == interface.wire()

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import inspect
 from enum import IntEnum
-from functools import partialmethod, singledispatchmethod
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partialmethod, singledispatchmethod
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
 
 from zcactor.errors import ProtocolError
+from zcactor.native import hot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Interface", "MethodKind", "MethodSpec", "method_options", "shown"]
+__all__ = ["Interface", "MethodKind", "MethodSpec", "constructor_of", "method_options", "shown"]
+
+R = TypeVar("R")
 
 MARK = "__zcactor_method__"
 """Attribute in which `@zc.method` keeps a function's options."""
@@ -23,6 +28,8 @@ ADDED = frozenset({"spawn", "options"})
 """Names that `@zc.actor` adds to the class; they are not remote methods."""
 
 
+REMEMBERED: Final = 256
+"""Interfaces and constructors that a process remembers, of each kind."""
 SHOWN_LENGTH = 80
 """Characters of a name that messages show."""
 
@@ -114,11 +121,13 @@ class MethodSpec:
         except TypeError as error:
             raise TypeError(f"{self.label}(): {error}") from None
 
-    def wire(self) -> list[Any]:
+    def plain(self) -> list[Any]:
         """The plain form."""
         return [self.name, int(self.kind), self.parameters, self.timeout, self.retries, self.idempotent, self.group]
 
 
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
 _KINDS = {int(kind): kind for kind in inspect._ParameterKind}
 _POSITIONAL_ONLY = int(inspect.Parameter.POSITIONAL_ONLY)
 _POSITIONAL_OR_KEYWORD = int(inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -129,7 +138,7 @@ _KEYWORD_ONLY = int(inspect.Parameter.KEYWORD_ONLY)
 class Interface:
     """The public methods of one actor class, in the order of their names."""
 
-    __slots__ = ("by_name", "class_name", "is_async", "methods")
+    __slots__ = ("_wire", "by_name", "class_name", "is_async", "methods")
 
     def __init__(self, class_name: str, methods: list[MethodSpec], is_async: bool) -> None:
         self.class_name = shown(class_name)
@@ -137,10 +146,15 @@ class Interface:
         self.is_async = is_async
         """Whether any method is ``async``: then calls whose arguments are not there yet do not hold up later ones."""
         self.by_name = {spec.name: spec for spec in methods}
+        self._wire = b""
 
     @classmethod
     def of(cls, actor_class: type) -> Interface:
-        """Read the interface off a class."""
+        """The interface of a class, read once until an attribute of it or of a base is set. Not to be changed."""
+        return _remembered(_interfaces, actor_class, cls._read)
+
+    @classmethod
+    def _read(cls, actor_class: type) -> Interface:
         methods: list[MethodSpec] = []
         is_async = False
         for name in sorted(dir(actor_class)):
@@ -185,27 +199,64 @@ class Interface:
             name=name,
         )
 
-    def wire(self) -> list[Any]:
-        """The plain form, for `from_wire`."""
-        return [self.class_name, self.is_async, [spec.wire() for spec in self.methods]]
+    def wire(self) -> bytes:
+        """The encoded form, for `from_wire`."""
+        if not self._wire:
+            self._wire = _encode((self.class_name, self.is_async, [spec.plain() for spec in self.methods]))
+        return self._wire
 
-    @classmethod
-    def from_wire(cls, plain: Any) -> Interface:
-        """The inverse of `wire`.
+    @staticmethod
+    @lru_cache(REMEMBERED)
+    def from_wire(data: bytes) -> Interface:
+        """The inverse of `wire`; one object for the same bytes, as most handles of a process are of few classes.
 
         Raises:
-            ProtocolError: `plain` is not what `wire` gives.
+            ProtocolError: `data` is not what `wire` gives.
         """
         try:
-            class_name, is_async, methods = plain
+            class_name, is_async, methods = _decode(data)
             specs = []
             for code, (name, kind, parameters, timeout, retries, idempotent, group) in enumerate(methods):
                 options = {"timeout": timeout, "retries": retries, "idempotent": idempotent, "concurrency_group": group}
                 checked = [[str(parameter), int(_KINDS[how]), bool(default)] for parameter, how, default in parameters]
                 specs.append(MethodSpec(code, str(class_name), str(name), MethodKind(kind), checked, options))
-            return cls(str(class_name), specs, bool(is_async))
-        except (TypeError, ValueError, KeyError) as error:
+            return Interface(str(class_name), specs, bool(is_async))
+        except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise ProtocolError(f"an actor's interface is malformed: {error}") from error
+
+
+_interfaces: dict[int, Interface] = {}
+_constructors: dict[int, MethodSpec] = {}
+
+
+def constructor_of(actor_class: type) -> MethodSpec:
+    """What a class is called with, as `MethodSpec.check` needs it; remembered like `Interface.of`."""
+    return _remembered(_constructors, actor_class, _read_constructor)
+
+
+def _read_constructor(actor_class: type) -> MethodSpec:
+    name = actor_class.__name__
+    spec = MethodSpec(0, name, "__init__", MethodKind.SYNC, _parameters(actor_class, False), {})
+    spec.label = shown(name)
+    return spec
+
+
+def _remembered(known: dict[int, R], actor_class: type, read: Callable[[type], R]) -> R:
+    """What ``read(actor_class)`` gives, from `known` where the class has not changed since.
+
+    The interpreter numbers the states of all classes for its cache of attributes, and gives no number twice
+    (Objects/typeobject.c, ``tp_version_tag``). 0 stands for a class without one, which is read each time, as all are
+    without the native part.
+    """
+    version = hot.type_version(actor_class) if hot is not None else 0
+    found = known.get(version)
+    if found is None:
+        found = read(actor_class)
+        if version:
+            if len(known) >= REMEMBERED:
+                known.clear()
+            known[version] = found
+    return found
 
 
 def _kind_of(function: Callable[..., Any]) -> MethodKind:

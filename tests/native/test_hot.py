@@ -769,3 +769,32 @@ def test_a_slot_stays_exported_while_it_is_written_to() -> None:
     assert out.swap(bytearray(600), 16) == 0
     with pytest.raises(ConnectionLost, match="closed here"):
         out.commit(8)
+
+
+def test_a_class_has_one_number_until_it_changes() -> None:
+    class Base:
+        pass
+
+    class Derived(Base):
+        pass
+
+    first = hot.type_version(Derived)
+    assert first == hot.type_version(Derived) > 0
+    assert hot.type_version(Base) != first
+    Base.attribute = 1  # type: ignore[attr-defined]
+    second = hot.type_version(Derived)
+    assert second not in (0, first)
+    del Base.attribute  # type: ignore[attr-defined]
+    assert hot.type_version(Derived) not in (0, first, second)
+    for wrong in (None, 1, Derived()):
+        with pytest.raises(TypeError, match="a class is needed"):
+            hot.type_version(wrong)
+
+
+def test_a_class_whose_lookup_fails_says_so() -> None:
+    class Meta(type):
+        def __getattribute__(cls, name: str) -> Any:
+            raise ZeroDivisionError(name)
+
+    with pytest.raises(ZeroDivisionError, match="__init__"):
+        hot.type_version(Meta("Odd", (), {}))

@@ -1759,7 +1759,19 @@ static PyObject *setup(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_XSETREF(state_sent, Py_NewRef(sent));
     Py_RETURN_NONE;
 }
+
+/* The number of a class's present state, 0 where it has none. A lookup of an attribute that every class has, and that
+   is found beside the class rather than in its metaclass, makes the interpreter number it. */
+static PyObject *type_version(PyObject *Py_UNUSED(module), PyObject *given) {
+    if (!PyType_Check(given)) return PyErr_Format(PyExc_TypeError, "a class is needed, not %.80s", Py_TYPE(given)->tp_name);
+    PyObject *found = PyObject_GetAttrString(given, "__init__");
+    if (!found) return NULL;
+    Py_DECREF(found);
+    PyTypeObject *type = (PyTypeObject *)given;
+    return PyLong_FromUnsignedLong(PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0);
+}
 static PyMethodDef functions[] = {
+    {"type_version", type_version, METH_O, "type_version(class): the number of its present state, 0 for none."},
     {"setup", setup, METH_VARARGS, "setup(template, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT): before anything else."},
     LIVING_METHOD
     {NULL, NULL, 0, NULL}};
