@@ -123,6 +123,66 @@ def test_reads_what_the_python_codec_writes(values: list[Any], result: Any) -> N
         end.close()
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 255), st.integers(0, 255), st.integers(0, 0xFFFF), st.integers(0, 0xFFFFFFFF),
+    st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.binary(max_size=100), st.integers(0, 70),
+    st.lists(st.integers(0, 2**64 - 1), max_size=3),
+)  # fmt: skip
+def test_writes_any_frame_as_the_python_codec_does(
+    kind: int, flags: int, code: int, actor: int, message_id: int, extra: int, payload: bytes, owed: int,
+    releases: list[int],
+) -> None:  # fmt: skip
+    end = End()
+    try:
+        end.credits.consumed(owed)
+        for object_id in releases:
+            end.wire.release(object_id)
+        before = end.credits.available
+        assert end.wire.frame(kind, flags, code, actor, message_id, extra, payload)
+        taken = tuple((object_id, 1) for object_id in releases)
+        expected = bytearray(frame_size(0, len(taken), len(payload)))
+        encode_into(expected, 0, kind, flags, code, owed, actor, message_id, extra, (), taken, payload)
+        assert end.sent() == expected
+        assert (end.credits.available, end.credits.owed, end.wire.releases) == (before, 0, 0)
+        assert (end.counters.frames_sent, end.counters.bytes_eager) == (1, len(payload))
+    finally:
+        end.close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (256, 0, 0, 0, 0, 0, b""),
+        (1, 256, 0, 0, 0, 0, b""),
+        (1, 0, 1 << 16, 0, 0, 0, b""),
+        (1, 0, 0, 1 << 32, 0, 0, b""),
+        (1, 0, 0, 0, 1 << 64, 0, b""),
+        (1, 0, 0, 0, 0, -1, b""),
+        (1, 0, 0, 0, 0, 0, bytearray(3)),
+        (1, 0, 0, 0, 0, 0, bytes(MAX_FRAME)),
+    ],
+)
+def test_frames_that_python_must_write(end: End, fields: Any) -> None:
+    end.credits.consumed(1)
+    end.wire.release(7)
+    assert not end.wire.frame(*fields)
+    assert (end.credits.owed, end.wire.releases, end.counters.frames_sent, end.out.pending) == (1, 1, 0, 0)
+
+
+def test_frames_of_a_connection_that_is_closed_or_releases_too_much_are_left_to_python(end: End) -> None:
+    for object_id in range(65):
+        end.wire.release(object_id)
+    assert not end.wire.frame(1, 0, 0, 0, 0, 0, b"")
+    end.wire.take_releases(1)
+    assert end.wire.frame(1, 0, 0, 0, 0, 0, b"")
+    end.out.refuse("closed")
+    assert not end.wire.frame(1, 0, 0, 0, 0, 0, b"")
+    for wrong in ((), (1, 0, 0, 0, 0, b""), (1, 0, 0, 0, 0, 0, b"", 0), ("1", 0, 0, 0, 0, 0, b"")):
+        with pytest.raises(TypeError):
+            end.wire.frame(*wrong)
+
+
 @pytest.mark.parametrize(
     "value", [1 << 64, -(1 << 63) - 1, "\ud800", [1], (1,), {}, 1j, np.float64(1), "x" * 20000, object()]
 )
@@ -711,6 +771,48 @@ def test_a_shape_beyond_what_numpy_counts_is_pythons_to_refuse(end: End, shape: 
     marshaller = Marshaller(Store(1 << 22, US), CopyCounter(), Counters(), 16384)
     with pytest.raises(ProtocolError):
         marshaller.unpack(payload, (), 0)
+
+
+@pytest.mark.parametrize("meanwhile", ["written", "taken", "closed"])
+def test_what_happens_while_a_frame_waits_for_a_slot(monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
+    slots = Slots()
+    end = End(out=slots.out)
+    assert end.wire.frame(1, 0, 0, 0, 1, 0, bytes(400))
+    end.credits.consumed(3)
+    for object_id in (7, 8):
+        end.wire.release(object_id)
+    full = slots.full
+
+    def happens() -> None:
+        full()
+        if slots.fulls == 1 and meanwhile == "written":
+            assert end.wire.frame(2, 0, 0, 0, 2, 0, b"")
+        elif meanwhile == "taken":
+            assert end.wire.take_releases(1) == [7]
+        elif meanwhile == "closed":
+            end.out.refuse("closed")
+
+    monkeypatch.setattr(slots, "full", happens)
+    written = end.wire.frame(3, 0, 0, 0, 3, 0, bytes(200))
+    assert written == (meanwhile != "closed")
+    if written:
+        full()
+    frames = []
+    for data in slots.written:
+        at = 0
+        while at < len(data):
+            start, stop = frame_at(data, at, len(data), MAX_FRAME)
+            fields = decode(data, start, stop)
+            frames.append((fields[5], fields[3], [object_id for object_id, _ in fields[8]]))
+            at = stop
+    left = {
+        "written": [(1, 0, []), (2, 3, [7, 8]), (3, 0, [])],
+        "taken": [(1, 0, []), (3, 3, [8])],
+        "closed": [(1, 0, [])],
+    }
+    assert frames == left[meanwhile]
+    assert (end.credits.owed, end.wire.releases) == ((0, 0) if written else (3, 2))
+    end.close()
 
 
 def test_a_cycle_through_the_send_buffer_and_the_wire_is_collected() -> None:

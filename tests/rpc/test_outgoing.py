@@ -36,6 +36,7 @@ async def test_what_waits_stays_in_order_when_its_turn_fails(pair: Pair, monkeyp
         raise ConnectionLost("the transport knows of the end")
 
     with monkeypatch.context() as patched:
+        patched.setattr(outgoing, "_wire", None)
         patched.setattr(outgoing, "_reserve", refuse)
         outgoing.credits_returned(1)
     assert list(pair.a._backlog) == backlog
@@ -56,6 +57,7 @@ async def test_a_frame_that_fails_when_its_turn_comes_gives_its_credit_back(
         raise MemoryError("injected")
 
     with monkeypatch.context() as patched:
+        patched.setattr(outgoing, "_wire", None)
         patched.setattr(outgoing, "_reserve", refuse)
         with pytest.raises(MemoryError, match="injected"):
             outgoing.credits_returned(1)

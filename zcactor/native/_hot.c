@@ -765,9 +765,9 @@ typedef struct { /* an array among the values, as it was when it was looked at; 
 enum { PYTHON = 0, WRITTEN = 1, GONE = 2 }; /* what became of a frame; -1: an exception */
 
 typedef struct { /* a plain frame that is being made */
-    int kind, array;         /* KIND_...; whether the payload is the array of the values, or the only one */
+    int kind, flags, array;  /* KIND_...; whether the payload is the array of the values, or the only one */
     uint32_t actor;
-    uint64_t code, id;
+    uint64_t code, id, extra;
     PyObject *const *values;
     Py_ssize_t count;
     PyObject *table, *key;   /* the entry that must still be there when the frame is written; table NULL: none */
@@ -894,7 +894,9 @@ static void put_head(Wire *self, const Frame *frame, char *at, Py_ssize_t head, 
     PUT(uint32_t, at + AT_ACTOR, frame->actor);
     PUT(uint16_t, at + AT_CODE, frame->code);
     PUT(uint16_t, at + AT_CREDITS, self->credits->owed);
+    PUT(uint64_t, at + AT_EXTRA, frame->extra);
     at[AT_KIND] = (char)frame->kind;
+    at[AT_FLAGS] = (char)frame->flags;
     PUT(uint32_t, at + AT_NREGIONS, nregions);
     char *q = at + AT_REGIONS;
     for (int i = 0; i < frame->nfilled; i++) {
@@ -955,6 +957,15 @@ static int frame_room(Wire *self, Py_ssize_t nbytes) {
     PyErr_Clear(); /* closed meanwhile */
     return 0;
 }
+/* What lies at the buffer's tail is a frame from now on, with the first releases and what is owed. */
+static void book_frame(Wire *self, const Frame *frame, Py_ssize_t size, int nreleases) {
+    self->out->tail += size;
+    self->credits->owed = 0;
+    self->nreleased -= nreleases;
+    if (self->nreleased) memmove(self->released, self->released + nreleases, (size_t)self->nreleased * sizeof *self->released);
+    self->counters->frames_sent++;
+    self->counters->bytes_eager += (unsigned long long)frame->payload;
+}
 /* Write a frame that is prepared. Room first, which may run Python; from the last look at it on nothing does. */
 static int commit_frame(Wire *self, Frame *frame, PyObject **removed) {
     SendBuffer *out = self->out;
@@ -997,13 +1008,8 @@ static int commit_frame(Wire *self, Frame *frame, PyObject **removed) {
         *removed = Py_NewRef(entry); /* what goes with it may run Python: later */
         if (PyDict_DelItem(frame->table, frame->key) < 0) return -1;
     }
-    out->tail += size;
-    credits->owed = 0;
     credits->available--;
-    self->nreleased -= nreleases;
-    if (self->nreleased) memmove(self->released, self->released + nreleases, (size_t)self->nreleased * sizeof *self->released);
-    self->counters->frames_sent++;
-    self->counters->bytes_eager += (unsigned long long)frame->payload;
+    book_frame(self, frame, size, nreleases);
     return WRITTEN;
 }
 /* Take back the leases of a frame that was not written; an exception that is set stays so. */
@@ -1027,6 +1033,8 @@ static int withdraw(Wire *self, const Frame *frame) {
  * Leases, releases and credits are booked. */
 static int write_frame(Wire *self, Frame *frame) {
     frame->nfilled = frame->nreferences = frame->ngranted = 0;
+    frame->flags = 0;
+    frame->extra = 0;
     if (self->out->refused || self->credits->available <= 0 || self->nreleased > MAX_RELEASES) return PYTHON;
     PyObject *removed = NULL;
     int done = prepare_frame(self, frame);
@@ -1172,6 +1180,46 @@ static PyObject *wire_respond(Wire *self, PyObject *const *args, Py_ssize_t narg
 static PyObject *wire_answer(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != 2) { PyErr_SetString(PyExc_TypeError, "answer(id, value)"); return NULL; }
     return respond(self, args[0], args + 1, 0, 0);
+}
+
+/* frame(kind, flags, code, actor, id, extra, payload): whether one frame without regions was written, which takes no credit.
+ * False: Python must write it, and nothing was done. */
+static PyObject *wire_frame(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 7) { PyErr_SetString(PyExc_TypeError, "frame(kind, flags, code, actor, id, extra, payload)"); return NULL; }
+    if (!wire_is_whole(self)) return NULL;
+    static const uint64_t most[6] = {0xff, 0xff, 0xffff, 0xffffffff, UINT64_MAX, UINT64_MAX};
+    uint64_t fields[6];
+    for (int i = 0; i < 6; i++) {
+        fields[i] = PyLong_AsUnsignedLongLong(args[i]);
+        if (fields[i] == UINT64_MAX && PyErr_Occurred()) {
+            if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return NULL;
+            PyErr_Clear(); /* Python says what does not fit */
+            Py_RETURN_FALSE;
+        }
+        if (fields[i] > most[i]) Py_RETURN_FALSE;
+    }
+    if (!PyBytes_CheckExact(args[6]) || self->out->refused || self->nreleased > MAX_RELEASES) Py_RETURN_FALSE;
+    Frame frame;
+    frame.kind = (int)fields[0];
+    frame.flags = (int)fields[1];
+    frame.code = fields[2];
+    frame.actor = (uint32_t)fields[3];
+    frame.id = fields[4];
+    frame.extra = fields[5];
+    frame.nfilled = frame.nreferences = 0;
+    frame.payload = PyBytes_GET_SIZE(args[6]);
+    int nreleases = (int)self->nreleased;
+    int room = frame_room(self, HEAD + RELEASE_NBYTES * nreleases + frame.payload + 8); /* on slots this runs Python */
+    if (room < 0) return NULL;
+    if (!room || self->out->refused) Py_RETURN_FALSE;
+    if (self->nreleased < nreleases) nreleases = (int)self->nreleased;
+    Py_ssize_t head = HEAD + RELEASE_NBYTES * nreleases, size = (head + frame.payload + 7) & ~(Py_ssize_t)7;
+    char *at = self->out->data + self->out->tail;
+    memcpy(at + head, PyBytes_AS_STRING(args[6]), (size_t)frame.payload);
+    memset(at + head + frame.payload, 0, (size_t)(size - head - frame.payload));
+    put_head(self, &frame, at, head, size, nreleases);
+    book_frame(self, &frame, size, nreleases);
+    Py_RETURN_TRUE;
 }
 
 /* ---- leases to give back */
@@ -1509,6 +1557,7 @@ static PyMethodDef wire_methods[] = {
     {"call", (PyCFunction)(void (*)(void))wire_call, METH_FASTCALL, "call(call, actor, code, args): whether it was sent."},
     {"respond", (PyCFunction)(void (*)(void))wire_respond, METH_FASTCALL, "respond(id, value, more): whether that is done."},
     {"answer", (PyCFunction)(void (*)(void))wire_answer, METH_FASTCALL, "answer(id, value): respond to a call that is not open."},
+    {"frame", (PyCFunction)(void (*)(void))wire_frame, METH_FASTCALL, "frame(kind, flags, code, actor, id, extra, payload): whether it was written."},
     {"next_id", (PyCFunction)wire_next_id, METH_NOARGS, "An id for a call that goes the other way."},
     {"feed", (PyCFunction)wire_feed, METH_O, "feed(data): take in whole frames."},
     {"release", (PyCFunction)wire_release, METH_O, "A lease goes back with the next frame."},

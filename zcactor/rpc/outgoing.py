@@ -49,6 +49,7 @@ class Outgoing:
         self._lock = session.lock
         self._pending = session.pending
         self._credits = session.credits
+        self._wire = session.wire
         self._reserve = session.connection.reserve
         self._commit = session.connection.commit
         self._counters = session.hub.counters
@@ -68,9 +69,10 @@ class Outgoing:
 
         Raises what granting a part or writing the frame raises; then nothing was sent and no lease was granted.
         """
-        self.write(
-            kind, flags, code, actor, message_id, extra, self._grants.export(parts) if parts else (), payload, parts
-        )
+        if parts:
+            self.write(kind, flags, code, actor, message_id, extra, self._grants.export(parts), payload, parts)
+        else:
+            self._enqueue(kind, flags, code, actor, message_id, extra, (), payload, parts)
 
     def write(
         self,
@@ -128,6 +130,12 @@ class Outgoing:
 
         Raises what writing it raises; then nothing was written, and they wait for another frame.
         """
+        if (
+            self._wire is not None
+            and not regions
+            and self._wire.frame(kind, flags, code, actor, message_id, extra, payload)
+        ):
+            return
         releases: Sequence[tuple[int, int]] = ()
         session = self._session
         if session.has_releases:
