@@ -50,7 +50,7 @@ class Child(ABC):
         ledger.add(self.kind, self, *uses)
 
     def _check(self) -> None:
-        if self not in self._ledger:
+        if id(self) not in self._ledger.uses:
             checks.check_not_closed(True, self.kind.words)
 
     def close(self) -> None:

@@ -504,12 +504,14 @@ class FakeCompletionQueue(Child):
 
     def arm(self) -> None:
         self._check_overrun()
-        self._device.fabric.check("arm")
+        if self._device.fabric.to_come:
+            self._device.fabric.check("arm")
         self._armed = True
 
     def drain_events(self) -> int:
         self._check()
-        self._device.fabric.check("drain_events")
+        if self._device.fabric.to_come:
+            self._device.fabric.check("drain_events")
         try:
             return os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -517,7 +519,8 @@ class FakeCompletionQueue(Child):
 
     def poll(self, limit: int) -> list[Completion]:
         self._check_overrun()
-        self._device.fabric.check("poll")
+        if self._device.fabric.to_come:
+            self._device.fabric.check("poll")
         found: list[Completion] = []
         while self._waiting and len(found) < limit:
             completion, qp, sequence = self._waiting.popleft()
@@ -550,14 +553,14 @@ class FakeSharedReceiveQueue(Child):
     def post_receives(self, receives: Sequence[Receive]) -> None:
         self._check()
         check_receives(receives)
-        failure = self._device.fabric.meet("post_receives")
-        if failure is not None:
+        fabric = self._device.fabric
+        if fabric.to_come and (failure := fabric.meet("post_receives")) is not None:
             self.receives.extend(Receive(*receive) for receive in receives[: int(len(receives) * failure.share)])
             raise failure.error
         room = self.depth - len(self.receives)
         self.receives.extend(Receive(*receive) for receive in receives[:room])
-        if self._device.fabric.watcher is not None:
-            self._device.fabric.watcher.posted(self, receives[:room])
+        if fabric.watcher is not None:
+            fabric.watcher.posted(self, receives[:room])
         if len(receives) > room:
             raise OSError(errno.ENOMEM, f"{self._device.name}: {self.depth} receives are posted: the queue is full")
 
@@ -667,12 +670,11 @@ class FakeQueuePair(OpenQueuePair):
         self._post_some("post_reads", [Read(*read) for read in reads])
 
     def _post_some(self, call: str, requests: Sequence[Send | Read]) -> None:
-        failure = self.device.fabric.meet(call)
-        if failure is None:
-            self._post(requests)
-            return
-        self._post(requests[: int(len(requests) * failure.share)])
-        raise failure.error
+        fabric = self.device.fabric
+        if fabric.to_come and (failure := fabric.meet(call)) is not None:
+            self._post(requests[: int(len(requests) * failure.share)])
+            raise failure.error
+        self._post(requests)
 
     def _post(self, requests: Iterable[Send | Read]) -> None:
         try:

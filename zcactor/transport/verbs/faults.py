@@ -49,7 +49,8 @@ class Faults:
     """Failures that are to come, one for each kind of call."""
 
     def __init__(self) -> None:
-        self._failures: dict[str, _Failure] = {}
+        self.to_come: dict[str, _Failure] = {}
+        """By call. Empty for most of the time: what is called for each message looks first, and asks only then."""
 
     def fail(self, call: str, error: Exception, *, after: int = 0, share: float = 0.0) -> None:
         """Have one call of that kind, on any device, raise `error`. What it was to destroy stays.
@@ -60,20 +61,20 @@ class Faults:
             after: calls that go well before.
             share: of a chain: how much of it is posted all the same, from 0 to 1.
         """
-        self._failures[call] = _Failure(error, after, share)
+        self.to_come[call] = _Failure(error, after, share)
 
     @property
     def failed(self) -> bool:
         """Whether every failure that was wished for has happened."""
-        return not self._failures
+        return not self.to_come
 
     def meet(self, call: str) -> _Failure | None:
         """The failure of this call, if it is to fail."""
-        failure = self._failures.get(call)
+        failure = self.to_come.get(call)
         if failure is None:
             return None
         failure.after -= 1
-        return self._failures.pop(call) if failure.after < 0 else None
+        return self.to_come.pop(call) if failure.after < 0 else None
 
     def check(self, call: str) -> None:
         """Raise the failure of this call, if it is to fail."""

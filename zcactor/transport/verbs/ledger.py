@@ -41,20 +41,21 @@ class Ledger:
         self._device = device
         self._lock = threading.Lock()
         self._open: dict[Kind, dict[int, _Closable]] = {kind: {} for kind in Kind}
-        self._uses: dict[int, tuple[object, ...]] = {}  # by child: what it needs; of those that are open
+        self.uses: dict[int, tuple[object, ...]] = {}
+        """By the id of each open child: what it needs. For others to look whether it is open, before each request."""
         self._users: Counter[int] = Counter()  # by child: how many others need it
 
     def __len__(self) -> int:
-        return len(self._uses)
+        return len(self.uses)
 
     def __contains__(self, child: object) -> bool:
-        return id(child) in self._uses  # which is asked before each request, and takes one step
+        return id(child) in self.uses
 
     def add(self, kind: Kind, child: _Closable, *uses: object) -> None:
         """`child` is open, and needs everything in `uses` to stay so."""
         with self._lock:
             self._open[kind][id(child)] = child
-            self._uses[id(child)] = uses
+            self.uses[id(child)] = uses
             for used in uses:
                 self._users[id(used)] += 1
 
@@ -75,7 +76,7 @@ class Ledger:
         """Take `child` out; False when it is not in. Called under the lock."""
         if self._open[kind].pop(id(child), None) is None:
             return False
-        for used in self._uses.pop(id(child)):
+        for used in self.uses.pop(id(child)):
             self._users[id(used)] -= 1
             if not self._users[id(used)]:
                 del self._users[id(used)]
