@@ -306,6 +306,7 @@ async def test_an_unseen_failure_is_logged_once(
         caplog.clear()
         return texts
 
+    await errors()  # of what tests before this one have left to the collector
     plain.fail("dropped at once")
     await plain.echo(1)
     assert await errors() == ["Plain.fail failed and its result was never awaited: ValueError: dropped at once"]
