@@ -294,6 +294,8 @@ class Faulty:
         elif step == "grant":
             LeaseTable.grant = failing(LeaseTable.grant)  # type: ignore[method-assign]
         for session in process.all_sessions():
+            if step in ("encode", "reserve"):
+                session._outgoing._wire = None  # which writes frames without these
             holder, name = {
                 "export": (session._grants, "export"),
                 "reserve": (session._outgoing, "_reserve"),
