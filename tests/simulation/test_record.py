@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from zcactor.context import current_host
 from zcactor.simulation.record import Record
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.world import World
@@ -68,3 +71,37 @@ def test_reports_are_bounded(record: Record) -> None:
     record.saw("a state")
     assert record.sometimes == {"a state": 1}
     assert record.broken[0].plain() == {"invariant": "I5", "at": 0.0, "text": "again"}
+
+
+@pytest.mark.parametrize(
+    ("same", "apart", "expected"),
+    [(False, False, ["I4"]), (False, True, []), (True, True, ["I4"]), (True, False, ["I4"])],
+)
+def test_an_actor_lives_once_and_a_name_is_unique_on_each_side_of_a_cut(
+    record: Record, same: bool, apart: bool, expected: list[str]
+) -> None:
+    record.apart = lambda one, other: apart and one != other
+
+    async def live(actor: bytes) -> None:
+        current_host.set(SimpleNamespace(info=SimpleNamespace(actor_id=actor)))
+        record.constructed("n0", object())
+
+    for number in (1, 2):
+        loop = record.world.process(f"h{number}", f"w{number}")
+        loop.begin(live(b"one" if same else b"%d" % number))
+    record.world.run(lambda: record.lives("n0") == 2, limit=10.0)
+    assert record.lives("n0") == 2
+    assert broken(record) == expected
+
+
+def test_an_actor_lives_again_where_its_process_has_ended(record: Record) -> None:
+    async def live() -> None:
+        record.constructed("n0", object())
+
+    for number in (1, 2):
+        loop = record.world.process(f"h{number}", f"w{number}")
+        loop.begin(live())
+        record.world.run(lambda number=number: record.lives("n0") == number, limit=10.0)  # type: ignore[misc]
+        record.world.end(loop, "killed")
+    assert record.lives("n0") == 2
+    assert not record.broken

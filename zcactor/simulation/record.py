@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from zcactor.context import current_host
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.world import World
 
@@ -63,7 +67,9 @@ class Record:
         self.sometimes: dict[str, int] = {}
         self.broken: list[Broken] = []
         self._numbers = 0
-        self._lives: dict[str, list[tuple[SimLoop, object]]] = {}
+        self.apart: Callable[[str, str], bool] = lambda *_: False
+        """Whether two hosts do not reach each other now."""
+        self._lives: dict[str, list[tuple[SimLoop, object, bytes]]] = {}
         self._latest: dict[tuple[int, str], tuple[int, int]] = {}
 
     def break_(self, invariant: str, text: str) -> None:
@@ -141,14 +147,17 @@ class Record:
         return str(getattr(loop, "label", "world"))
 
     def constructed(self, name: str, instance: object) -> None:
-        """An actor of that name has begun to live."""
+        """An actor of that name has begun to live. It lives once, wherever its other life may be. Another one may have
+        its name where it was ended, and hears nothing of that."""
         loop: Any = asyncio._get_running_loop()
+        host = current_host.get()
+        actor = host.info.actor_id if host is not None and host.info is not None else b""
         self.world.note(loop.label, "construct", actor=name)
         lives = self._lives.setdefault(name, [])
-        for other, _ in lives:
-            if not other.dead:
+        for other, _, another in lives:
+            if not other.dead and (actor == another or not self.apart(loop.host, other.host)):
                 self.break_("I4", f"{name} lives in {other.label} and is constructed in {loop.label}")
-        lives.append((loop, instance))  # kept, so that no other instance gets its id
+        lives.append((loop, instance, actor))  # kept, so that no other instance gets its id
 
     def lives(self, name: str) -> int:
         """How often an actor of that name was constructed."""
