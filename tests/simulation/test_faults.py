@@ -11,17 +11,19 @@ from zcactor.simulation.schedule import KINDS, Fault, draw
 
 SEEN = {
     "kill": "worker killed", "agent": "agent killed", "off": "host off", "cut": "cut", "oneway": "cut one way",
-    "stop": "worker stopped", "reset": "connection reset",
+    "stop": "worker stopped", "reset": "connection reset", "exit": "worker exited", "zygote": "zygote lost",
+    "flap": "a way flaps", "part": "some hosts cut off", "swizzle": "swizzled", "handshake": "handshakes lost",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("seconds", [0.3, 9.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_kind(kind: str, seconds: float) -> None:
-    who = ("h1",) if kind in ("kill", "agent", "off", "stop", "refuse") else ("h0", "h1")
+    who = ("h0", "h1") if kind in ("cut", "oneway", "flap", "reset", "slow", "swizzle") else ("h1",)
     faults = (Fault(1.0, kind, who, seconds, 1), Fault(2.0, kind, who, seconds, 2))
     run = Run(replace(draw(2, 3, 4.0, ("calls",), ("calls",)), faults=faults))
     assert run.play(), [broken.plain() for broken in run.record.broken]
     assert run.faults.done == list(faults)
     assert SEEN.get(kind) in (None, *run.record.sometimes)
-    assert not run.network.slow and not run.network.refusing and not run.network._cut and not run.network._off
+    network = run.network
+    assert not any((network.slow, network.refusing, network.losing, network._cut, network._off))

@@ -107,7 +107,7 @@ class SimEndpoint(EndpointContext):
             found = network.listening.get(address)
             if found is None or not network.is_off(found.loop.host):
                 found = self._reached(address)
-            while self._is_silent(found.loop):
+            while self._is_silent(found.loop) or self._loses(found.loop):
                 if waited >= patience:
                     raise ConnectionLost(f"process {address} cannot be reached: it does not answer")
                 await asyncio.sleep(0.1)
@@ -127,6 +127,11 @@ class SimEndpoint(EndpointContext):
     def _is_silent(self, other: SimLoop) -> bool:
         here, there, network = self.loop.host, other.host, self.network
         return network.is_cut(here, there) or network.is_cut(there, here) or other.stopped
+
+    def _loses(self, other: SimLoop) -> bool:
+        """Whether what belongs to a handshake does not arrive; what is connected already is as before."""
+        here, there = self.loop.host, other.host
+        return here != there and (here in self.network.losing or there in self.network.losing)
 
     def _end(self, other: SimEndpoint) -> SimConnection:
         peer = PeerInfo(other.process, other.place.pid, 0, other.arena[1])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+import random
+from typing import TYPE_CHECKING, Final
 
 from zcactor.simulation.network import Delay, reset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from zcactor.simulation.cluster import Cluster
     from zcactor.simulation.loop import SimLoop
@@ -16,8 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Faults"]
 
-REBOOT = 1.0, 6.0
+REBOOT: Final = (1.0, 6.0)
 """Virtual seconds until what supervises a host starts its agent again."""
+HEARD: Final = (0.1e-3, 2e-3)
+"""Virtual seconds until an agent hears that its zygote is gone."""
+FLAPS: Final = 8
+"""How often a way that flaps goes and comes back."""
 
 
 class Faults:
@@ -71,6 +77,21 @@ class Faults:
             self._record.saw("worker killed")
             self._cluster.kill(victim, "its process was killed by signal 9 (SIGKILL)")
 
+    def _exit(self, fault: Fault) -> None:
+        victim = self._victim(fault)
+        if victim is not None:
+            self._record.saw("worker exited")
+            self._cluster.kill(victim, "its process exited with status 3")
+
+    def _zygote(self, fault: Fault) -> None:
+        host = self._cluster.hosts[fault.who[0]]
+        if host.agent is not None and host.node is not None:
+            self._record.saw("zygote lost")
+            for loop in [each for each in self._world.loops.values() if each.host == host.name]:
+                if loop.name.startswith("w"):
+                    self._cluster.kill(loop, "the node's zygote ended, and all workers with it")
+            host.agent.at(self._world.now + self._drawn.uniform(*HEARD), host.node.zygote_lost)
+
     def _agent(self, fault: Fault) -> None:
         agent = self._cluster.hosts[fault.who[0]].agent
         if agent is not None:
@@ -92,12 +113,43 @@ class Faults:
             self._cluster.switch_off(host)
             self._later(fault.seconds, self._light, host)
 
+    def _between(self, some: Iterable[str], others: Iterable[str], seconds: float) -> None:
+        """Cut every way between two sets of hosts, for a while."""
+        for one, other in itertools.product(some, others):
+            for way in ((one, other), (other, one)):
+                self._network.cut(*way)
+                self._later(seconds, self._network.heal, *way)
+
     def _cut(self, fault: Fault) -> None:
         one, other = fault.who
-        for way in ((one, other), (other, one)):
-            self._network.cut(*way)
-            self._later(fault.seconds, self._network.heal, *way)
+        self._between((one,), (other,), fault.seconds)
         self._record.saw("cut")
+
+    def _part(self, fault: Fault) -> None:
+        self._between(fault.who, [host for host in self._cluster.hosts if host not in fault.who], fault.seconds)
+        self._record.saw("some hosts cut off")
+
+    def _flap(self, fault: Fault) -> None:
+        one, other = fault.who
+        for turn in range(FLAPS):
+            self._later(turn * fault.seconds / FLAPS, self._blink, one, other, fault.seconds / FLAPS / 2)
+        self._record.saw("a way flaps")
+
+    def _blink(self, one: str, other: str, seconds: float) -> None:
+        if not self._over:
+            self._between((one,), (other,), seconds)
+
+    def _swizzle(self, fault: Fault) -> None:
+        """Cut off one host after another, and have them back in another order (FoundationDB's test of that name)."""
+        drawn = random.Random(fault.number)
+        for host in fault.who:
+            cut = drawn.uniform(0, fault.seconds / 2)
+            self._later(cut, self._isolate, host, drawn.uniform(fault.seconds / 2, fault.seconds) - cut)
+        self._record.saw("swizzled")
+
+    def _isolate(self, host: str, seconds: float) -> None:
+        if not self._over:
+            self._between((host,), [other for other in self._cluster.hosts if other != host], seconds)
 
     def _oneway(self, fault: Fault) -> None:
         one, other = fault.who
@@ -136,6 +188,14 @@ class Faults:
     def _admit(self, host: str) -> None:
         self._network.refusing.pop(host, None)
 
+    def _handshake(self, fault: Fault) -> None:
+        self._record.saw("handshakes lost")
+        self._network.losing[fault.who[0]] = None
+        self._later(fault.seconds, self._find, fault.who[0])
+
+    def _find(self, host: str) -> None:
+        self._network.losing.pop(host, None)
+
     # ---------------------------------------------------------------- repairs
 
     def _supervise(self) -> None:
@@ -159,6 +219,7 @@ class Faults:
         self._network.heal_all()
         self._network.slow.clear()
         self._network.refusing.clear()
+        self._network.losing.clear()
         for loop in self._stopped:
             self._world.resume(loop)
         for host in list(self._dark):

@@ -74,6 +74,8 @@ class Network:
         """Ways, by the hosts from and to which they lead, with a delay of their own."""
         self.refusing: dict[str, None] = {}
         """Hosts that take no new connections from others."""
+        self.losing: dict[str, None] = {}
+        """Hosts with which no handshake comes to its end."""
         self.listening: dict[str, SimEndpoint] = {}
         """By the hexadecimal name of the process."""
         self.connections: dict[SimConnection, None] = {}

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "VERSION", "BadSchedule", "Fault", "Schedule", "draw"]
 
 VERSION: Final = 1
-KINDS: Final = ("kill", "agent", "off", "cut", "oneway", "stop", "reset", "slow", "refuse")
-"""Kinds of faults: SIGKILL of a worker, and of an agent; a host without power for a while; two hosts that do not reach
-each other, or one the other; SIGSTOP of a worker for a while; connections reset; a slow way; a host that takes no new
-connections."""
+_OF_WORKERS: Final = ("kill", "exit", "stop")
+_OF_NODES: Final = ("agent", "zygote", "off", "refuse", "handshake")
+_OF_WAYS: Final = ("cut", "oneway", "flap", "reset", "slow")
+_OF_SETS: Final = ("part", "swizzle")
+KINDS: Final = (*_OF_WORKERS, *_OF_NODES, *_OF_WAYS, *_OF_SETS)
+"""Kinds of faults. Of a worker: SIGKILL, an exit of its own, and SIGSTOP for a while. Of a node: the SIGKILL of its
+agent, the loss of its zygote, a host without power for a while, one that takes no new connections, and one whose
+handshakes get lost. Of two hosts: they do not reach each other, or one the other, or both by fits and starts; their
+connections are reset; the way between them is slow. Of several hosts: they are cut off from the others, or each from
+all, one after another, and come back in another order."""
 
 
 class BadSchedule(ValueError):
@@ -174,7 +180,7 @@ def _faults(nodes: int, duration: float, rng: random.Random) -> list[Fault]:
     others = hosts[1:]  # the head's own host stays: with it the whole cluster would end
     kinds = [kind for kind in KINDS if rng.random() < 0.5]
     if nodes < 2:
-        kinds = [kind for kind in kinds if kind in ("kill", "stop")]
+        kinds = [kind for kind in kinds if kind in _OF_WORKERS]
     faults: list[Fault] = []
     if not kinds:
         return faults
@@ -183,10 +189,12 @@ def _faults(nodes: int, duration: float, rng: random.Random) -> list[Fault]:
         kind = rng.choice(kinds)
         number = rng.randrange(1 << 16)
         seconds = round(rng.choice((rng.uniform(0.01, 1), rng.uniform(1, 15))), 3)
-        if kind in ("kill", "stop"):
+        if kind in _OF_WORKERS:
             who: tuple[str, ...] = (rng.choice(hosts),)
-        elif kind in ("agent", "off", "refuse"):
+        elif kind in _OF_NODES:
             who = (rng.choice(others),)
+        elif kind in _OF_SETS:
+            who = tuple(rng.sample(hosts, rng.randint(1, nodes - 1)))
         else:
             who = tuple(rng.sample(hosts, 2))
         faults.append(Fault(round(at, 3), kind, who, seconds, number))

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.simulation.workloads.calls import Calls
 from zcactor.simulation.workloads.handles import Handles
+from zcactor.simulation.workloads.moves import Moves
 from zcactor.simulation.workloads.names import Names
 from zcactor.simulation.workloads.promises import Promises
 from zcactor.simulation.workloads.resources import Resources
+from zcactor.simulation.workloads.storms import Storms
 from zcactor.simulation.workloads.streams import Streams
 
 if TYPE_CHECKING:
@@ -19,6 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["WORKLOADS"]
 
 WORKLOADS: Final[Mapping[str, type[Workload]]] = {
-    each.name: each for each in (Calls, Handles, Names, Promises, Resources, Streams)
+    each.name: each for each in (Calls, Handles, Moves, Names, Promises, Resources, Storms, Streams)
 }
 """By the names that the command line has for them."""

@@ -1,0 +1,36 @@
+"""The workload of spawn storms, without faults, and where what a constructor raises gets lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zcactor.runtime.host import ActorHost
+from zcactor.simulation.run import Run
+from zcactor.simulation.schedule import draw
+
+SCHEDULE = replace(draw(4, 3, 15.0, ("storms",), ("storms",)), faults=())
+
+
+def test_all_of_a_storm_answer() -> None:
+    run = Run(SCHEDULE)
+    assert run.play(), [broken.plain() for broken in run.record.broken]
+    assert set(run.record.outcomes) == {"ok"}
+    assert "a storm of spawns" in run.record.sometimes
+
+
+def test_a_constructor_whose_error_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    construct = ActorHost.construct
+
+    async def quiet(self: ActorHost, make: Callable[[], Any]) -> None:
+        with contextlib.suppress(ValueError):
+            await construct(self, make)
+
+    monkeypatch.setattr(ActorHost, "construct", quiet)
+    run = Run(SCHEDULE)
+    assert not run.play()
+    assert "I3" in {broken.invariant for broken in run.record.broken}

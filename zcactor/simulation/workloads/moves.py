@@ -1,0 +1,124 @@
+"""Moves: arrays that are handed over, written to by their new owner, and handed on or back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+import zcactor as zc
+from zcactor.errors import ZcactorError
+from zcactor.simulation import record as records
+
+if TYPE_CHECKING:
+    from zcactor.simulation.workloads.scene import Scene
+
+__all__ = ["Moves", "Stage"]
+
+LENGTHS = (10, 5_000, 40_000)
+"""Elements of an array: within a frame, by reference, and by reference in several parts of the arena."""
+
+
+@zc.actor
+class Stage:
+    """Adds one to what it is handed."""
+
+    def __init__(self, name: str) -> None:
+        records.current.constructed(name, self)
+
+    @zc.method
+    async def raised(self, number: int, array: np.ndarray, expected: int, onward: list[Any]) -> np.ndarray:
+        """Write to an array, hand it on to the others, and hand back what comes from there."""
+        record = records.current
+        record.ran(number, self)
+        _check(array, expected, f"call {number}")
+        await asyncio.sleep(0.01)
+        array += 1
+        _check(array, expected + 1, f"call {number}, which is its only owner,")
+        if not onward:
+            return zc.move(array)
+        inner = record.begin("move on")
+        try:
+            async with asyncio.timeout(120):
+                array = await onward[0].raised(inner.number, zc.move(array), expected + 1, onward[1:])
+        except ZcactorError as error:
+            record.end(inner, type(error).__name__, getattr(error, "maybe_executed", None))
+            raise
+        except TimeoutError:
+            record.break_("I1", f"{record.name(inner)} had no end in 120 s")
+            raise
+        except asyncio.CancelledError:
+            record.end(inner, "CancelledError")
+            raise
+        record.end(inner, "ok")
+        return zc.move(array)
+
+
+def _check(array: np.ndarray, expected: int, what: str) -> None:
+    if not (array == expected).all():
+        records.current.break_("I5", f"{what} has an array of {np.unique(array)[:4]} instead of {expected}")
+
+
+class Moves:
+    """A driver that hands arrays to chains of actors. See `zcactor.simulation.workloads.scene.Workload`.
+
+    Args:
+        scene: of the run.
+    """
+
+    name: ClassVar[str] = "moves"
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._handles: list[Any] = []
+
+    async def prepare(self) -> None:
+        """Spawn an actor for each node, and at most 8."""
+        rng = self._scene.rng
+        for number in range(min(self._scene.nodes, 8)):
+            options: dict[str, Any] = {"node": "spread", "max_restarts": rng.choice((0, -1))}
+            if rng.random() < 0.3:
+                options["process"] = "shared"
+            self._handles.append(await Stage.options(**options).spawn(f"m{number}"))
+
+    async def run(self) -> None:
+        """See `Workload.run`."""
+        scene, tasks = self._scene, []
+        while not scene.over:
+            tasks.append(asyncio.create_task(self._hand_over()))
+            await scene.pause(0.3)
+        await asyncio.gather(*tasks)
+
+    async def finish(self) -> None:
+        """Stop every actor."""
+        for handle in self._handles:
+            await zc.stop(handle)
+        self._handles.clear()
+
+    async def _hand_over(self) -> None:
+        rng, record = self._scene.rng, self._scene.record
+        # No actor twice: it would wait for itself.
+        stages = rng.sample(self._handles, rng.randint(1, min(3, len(self._handles))))
+        first, kept = rng.randrange(1000), None
+        try:
+            array = zc.empty(rng.choice(LENGTHS), np.float32)
+        except ZcactorError:
+            record.saw("no room for an argument")
+            return
+        array[:] = first
+        if rng.random() < 0.2:
+            kept = array.copy()  # of the same bytes, and nobody else's
+        operation = record.begin("move")
+
+        async def call() -> Any:
+            return await stages[0].raised(operation.number, zc.move(array), first, stages[1:])
+
+        value = await self._scene.outcome(operation, call())
+        if value is not None:
+            _check(value, first + len(stages), record.name(operation))
+            await asyncio.sleep(rng.random())
+            value += 1
+            _check(value, first + len(stages) + 1, f"the result of {record.name(operation)}")
+        if kept is not None:
+            _check(kept, first, f"the copy for {record.name(operation)}")
