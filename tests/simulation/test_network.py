@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import Mock
 
 import pytest
 
@@ -47,6 +48,20 @@ def test_cuts() -> None:
     assert network.is_off("h2") and not network.is_cut("h0", "h1")
     network.switch_on("h2")
     assert not network.is_off("h2")
+
+
+def test_what_waited_at_a_cut_is_late_until_it_has_arrived() -> None:
+    network = Network(World(1, Trace()))
+    end = Mock(held=[b"frame"], not_before=0.0)
+    end.loop.host, end.other.loop.host = "h0", "h1"
+    network.connections[end] = None
+    assert network.is_late("h0", "h1") and network.is_late("h1", "h0") and not network.is_late("h0", "h2")
+    end.held, end.not_before = [], 1.0
+    assert network.is_late("h0", "h1")
+    network.world.now = 1.0
+    assert not network.is_late("h0", "h1")
+    network.cut("h2", "h0")
+    assert network.is_late("h0", "h2")
 
 
 def test_errors_tell_a_silent_host_from_one_that_was_started_again() -> None:

@@ -111,6 +111,11 @@ class Cluster:
         self.on_process(made_process, loop)
         return made_process
 
+    def is_apart(self, here: str, there: str) -> bool:
+        """Whether a host cannot have heard yet what has ended there: from another host, or from the head's."""
+        head = self.head_host.name if self.head_host is not None else here
+        return self.network.is_late(here, there) or self.network.is_late(head, there)
+
     def kill(self, loop: SimLoop, cause: str, *, silently: bool = False) -> None:
         """End a process at once; `silently` where its host goes with it."""
         if loop.dead:

@@ -114,6 +114,13 @@ class Network:
         """Whether nothing is confirmed between two hosts: one of the directions is enough for that."""
         return self.is_cut(here, there) or self.is_cut(there, here)
 
+    def is_late(self, here: str, there: str) -> bool:
+        """Whether something between two hosts has not arrived: it is on its way, or waits where a way is or was cut."""
+        return self.is_silent(here, there) or any(
+            {end.loop.host, end.other.loop.host} == {here, there} and (end.held or end.not_before > self.world.now)
+            for end in self.connections
+        )
+
     def is_off(self, host: str) -> bool:
         """Whether the host is gone without a word."""
         return host in self._off

@@ -68,7 +68,7 @@ class Record:
         self.broken: list[Broken] = []
         self._numbers = 0
         self.apart: Callable[[str, str], bool] = lambda *_: False
-        """Whether two hosts do not reach each other now."""
+        """Whether the second of two hosts may not have heard yet what was ended there; see `Cluster.is_apart`."""
         self._lives: dict[str, list[tuple[SimLoop, object, bytes]]] = {}
         self._latest: dict[tuple[int, str], tuple[int, int]] = {}
 

@@ -56,8 +56,8 @@ class Run:
         self.world = World(schedule.seed, self.trace)
         self.record = Record(self.world)
         self.network = Network(self.world)
-        self.record.apart = self.network.is_silent
         self.cluster = Cluster(self.network, schedule.config, {"CPU": 64.0})
+        self.record.apart = self.cluster.is_apart
         self.invariants = Invariants(self.cluster, self.record)
         self.cpu = 0.0
         self._drawn = self.world.random("run")
