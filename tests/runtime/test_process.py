@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import zcactor as zc
 from tests.runtime.programs import PRELUDE, Program, processes, until
 from zcactor import context, handle
 from zcactor.errors import ConnectionLost
-from zcactor.future import ObjectRef
+from zcactor.future import ObjectRef, RefHolder
 from zcactor.handle import RemoteActor
 from zcactor.interface import Interface
 from zcactor.marshal.arrays import root_of
@@ -533,6 +534,24 @@ async def test_a_pull_from_a_peer_that_is_gone_is_lost() -> None:
         with pytest.raises(zc.ZcactorError):
             await waiting
         await _settled(lambda: owner.store.stats().used, 0)
+
+
+@pytest.mark.parametrize("error", [zc.ObjectLost("not here"), UnpicklingError("cut off")])
+async def test_a_promise_whose_value_cannot_be_brought_fails(
+    node: zc.Node, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def ask(*_: object) -> None:
+        raise error
+
+    released: list[int] = []
+    holder = RefHolder(node.process.process, 7, released.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(Process, "ask", ask)
+        promise: ObjectRef[Any] = ObjectRef(node.process.call_of(holder, "a value"))
+        with pytest.raises(type(error), match=str(error)):
+            await promise
+    del promise, holder
+    await _settled(lambda: gc.collect() * 0 + len(released), 1)
 
 
 # ---- an actor that cannot be reached

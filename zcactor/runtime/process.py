@@ -507,6 +507,9 @@ class Process:
                 await owner.connection.open_writable()
             return self.reached(owner, region, holder)
         except (ZcactorError, OSError) as error:
+            if region.kind == RegionKind.ACTOR and region.pin:  # held by the passer for us, as long as it keeps the pin
+                pin, region = region.pin, region._replace(pin=0)
+                return Part(region.kind, ActorHold(region.owner, region.id, lambda _: session.release(pin)), 0, 0)
             return await self._from_passer(session, region, unread, error)
         finally:
             if region.pin:
@@ -566,8 +569,8 @@ class Process:
             call.fail(error.original if isinstance(error.original, ZcactorError) else error)
         except ConnectionLost as error:
             call.fail(ObjectLost(f"the process that owns {call.label or 'the value'} is gone: {error}"))
-        except asyncio.CancelledError as error:
-            call.fail(error)
+        except (Exception, asyncio.CancelledError) as error:  # of any kind: its value could not be had, or read
+            call.fail(error)  # who awaits the promise looks at it; nobody looks at this task
         else:
             call.complete(sealed.status, sealed.payload, sealed.parts, sealed.flags)
 
