@@ -156,7 +156,7 @@ class Hub:
     def cancel_received(self, incoming: Incoming) -> None:
         self.cancelled.append(incoming)
 
-    def import_region(self, session: Session, region: Region, unread: bool) -> tuple[Part, Any]:
+    def import_region(self, session: Session, region: Region, unread: bool, sealed: bool) -> tuple[Part, Any]:
         if region.owner == session.peer_process:
             return self.part(session, region, region.id), None
         future: asyncio.Future[Part] = session.loop.create_future()

@@ -77,7 +77,7 @@ class Hub:
     def cancel_received(self, incoming: Incoming) -> None:
         self.cancelled.append(incoming)
 
-    def import_region(self, session: Session, region: Region, unread: bool) -> tuple[Part, Any]:
+    def import_region(self, session: Session, region: Region, unread: bool, sealed: bool) -> tuple[Part, Any]:
         self.imported.append(region)
         part = Part(region.kind, ("lease", region.id), region.offset, region.nbytes, region.authenticate)
         if region.owner == session.peer_process:

@@ -25,6 +25,7 @@ from zcactor.observe.stats import stats_of
 from zcactor.runtime.endpoints import may_read
 from zcactor.runtime.process import Process
 from zcactor.transport.base import RemoteRegion
+from zcactor.transport.sealing import Integrity
 from zcactor.transport.verbs.base import Binding, EventType
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
 from zcactor.transport.verbs.fake import FakeFabric
@@ -62,12 +63,14 @@ class Pair:
     """A caller and an owner of the actor `Sums`, with an adapter each; `rdma` says which of them has a device."""
 
     def __init__(
-        self, rdma: tuple[bool, bool] = (True, True), capacity: int = 160 * MIB, *, sealing: bool = False
-    ) -> None:
+        self, rdma: tuple[bool, bool] = (True, True), capacity: int = 160 * MIB, *, sealing: bool = False,
+        integrity: Integrity = Integrity.AUTO,
+    ) -> None:  # fmt: skip
         self.fabric = FakeFabric()
         self._rdma = rdma
         self._capacity = capacity
         self._sealing = sealing
+        self._integrity = integrity
 
     async def __aenter__(self) -> tuple[Process, Process, RemoteActor]:
         addresses: dict[str, str] = {}
@@ -84,6 +87,7 @@ class Pair:
                 VerbsEndpoint(
                     "127.0.0.1", name, TOKEN, store.arena, store.arena.fd, 64, 4096, binding=partial(_same, binding),
                     lookup=store.lookup, verbs_eager_limit=4096, sealing=self._sealing,
+                    integrity=self._integrity,
                 )
             )  # fmt: skip
             endpoint.addresses = addresses
@@ -157,12 +161,26 @@ async def test_what_a_pickle_refers_to_is_authenticated_and_plain_arrays_are_not
         assert owner.counters.bytes_authenticated == nbytes
 
 
-async def test_a_payload_above_the_eager_limit_is_ciphertext_in_the_store_by_rdma_too() -> None:
-    async with asyncio.timeout(PATIENCE), Pair(sealing=True) as (caller, owner, actor):
-        await ready(caller, actor)
-        assert (await _call(actor, "total", Numbers([1, 2] * 20_000)))[0] == 60_000
-        assert owner.copies.snapshot()["payload opened"].count == 1
-        assert owner.counters.bytes_authenticated == 0, "the tag in its frame is enough"
+@pytest.mark.parametrize("rdma", [True, False])
+@pytest.mark.parametrize("integrity", [Integrity.FRAMES, Integrity.ARRAYS])
+async def test_a_payload_above_the_eager_limit_is_ciphertext_in_the_store_and_has_its_tag_in_its_frame(
+    rdma: bool, integrity: Integrity
+) -> None:
+    pair = Pair((rdma, rdma), sealing=True, integrity=integrity)
+    async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
+        if rdma:
+            await ready(caller, actor)
+        before = [process.counters.bytes_authenticated for process in pair.made]
+        numbers = Numbers([1, 2] * 20_000)
+        assert (await _call(actor, "total", numbers))[0] == 60_000
+        assert await _call(actor, "doubled", numbers) == numbers + numbers
+        assert [process.copies.snapshot()["payload opened"].count for process in pair.made] == [1, 2]
+        assert [process.counters.bytes_authenticated for process in pair.made] == before, "by no further tags"
+        array = caller.store.empty(1 << 16)
+        array[...] = 2
+        assert (await _call(actor, "total", array))[0] == 1 << 17
+        expected = array.nbytes if integrity is Integrity.ARRAYS else 0
+        assert owner.counters.bytes_authenticated - before[1] == expected
 
 
 class Numbers(list[int]):

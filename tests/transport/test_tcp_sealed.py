@@ -153,13 +153,13 @@ class Two:
         else:
             self.owner.refuse()
 
-    def pull(self, offset: int, nbytes: int, *, authenticate: bool = False) -> bytes | None:
+    def pull(self, offset: int, nbytes: int, *, authenticate: bool = False, sealed: bool = False) -> bytes | None:
         """What the puller gets."""
         thread = threading.Thread(target=self.serve)
         thread.start()
         into = bytearray(nbytes)
         try:
-            self.puller.ask(1, offset, nbytes, authenticate=authenticate)
+            self.puller.ask(1, offset, nbytes, authenticate=authenticate, sealed=sealed)
             if not self.puller.answered():
                 return None
             self.puller.take(memoryview(into))
@@ -190,8 +190,17 @@ def test_any_size(arrays: bool, authenticate: bool) -> None:
     with two(content, arrays=arrays) as ends:
         for nbytes in SIZES:
             assert ends.pull(7, nbytes, authenticate=authenticate) == content[7 : 7 + nbytes]
+            assert ends.pull(7, nbytes, authenticate=authenticate, sealed=True) == content[7 : 7 + nbytes]
         assert ends.pull(0, 4 * CHUNK_NBYTES + 1) is None
         assert ends.pull(3, 5) == content[3:8]
+
+
+@pytest.mark.parametrize("demanded", [True, False])
+def test_what_is_sealed_by_itself_has_no_tags_unless_they_are_demanded(demanded: bool) -> None:
+    with two(bytes(CHUNK_NBYTES + 1)) as ends:
+        before = ends.owner._seal.answers.uses
+        assert ends.pull(0, CHUNK_NBYTES + 1, authenticate=demanded, sealed=True) == ends.content
+        assert ends.owner._seal.answers.uses - before == 1 + (2 if demanded else 0)  # that of the answer, and of chunks
 
 
 def test_bytes_on_the_wire() -> None:
@@ -202,8 +211,11 @@ def test_bytes_on_the_wire() -> None:
         puller.ask(1, 2, 3, authenticate=False)
         plain, demanding = struct.pack("<QQQ", 1, 2, 3), struct.pack("<QQQ", 1, 4, 1 << 63 | CHUNK_NBYTES + 1)
         assert far.recv(100) == plain + tag(0, 0, plain)
+        ciphertext = struct.pack("<QQQ", 1, 2, 1 << 62 | 3)
+        puller.ask(1, 2, 3, authenticate=False, sealed=True)
+        assert far.recv(100) == ciphertext + tag(0, 1, ciphertext)
         puller.ask(1, 4, CHUNK_NBYTES + 1, authenticate=True)
-        assert far.recv(100) == demanding + tag(0, 1, demanding)
+        assert far.recv(100) == demanding + tag(0, 2, demanding)
         first, second = content[4 : 4 + CHUNK_NBYTES], content[4 + CHUNK_NBYTES : 5 + CHUNK_NBYTES]
         said = b"\0" + tag(1, 0, demanding + b"\0")
         said += first + tag(1, 1, struct.pack("<QQQQ", 1, 4, 0, CHUNK_NBYTES), first)

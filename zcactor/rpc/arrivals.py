@@ -42,21 +42,23 @@ class Arrivals:
         """Keep what the regions of a REGIONS frame stand for, until `take` is asked for that message. Raises what
         `zcactor.rpc.hub.Hub.import_region` does."""
         session = self._session
-        found = [session.hub.import_region(session, region, False) for region in regions]
+        found = [session.hub.import_region(session, region, False, False) for region in regions]
         self.carried.setdefault((kind, message_id), []).extend(found)
 
     def take(
-        self, regions: Sequence[Region], kind: int, message_id: int, unread: bool
+        self, regions: Sequence[Region], kind: int, message_id: int, unread: bool, sealed: bool = False
     ) -> tuple[Sequence[Part], Sequence[asyncio.Future[Part]]]:
         """The parts that the regions of a message's last frame stand for, with those that went ahead of it, and the
         futures of those that come later: each takes its place in the parts before callbacks added here are called.
         `unread`: see `zcactor.rpc.hub.Hub.import_region`, whose exceptions this raises; what has parts that went ahead
-        is always read."""
+        is always read. `sealed`: the same for the message's first part."""
         session = self._session
         ahead = self.carried.pop((kind, message_id), None) if self.carried else None
-        found = [session.hub.import_region(session, region, unread and ahead is None) for region in regions]
+        bring = session.hub.import_region
         if ahead is not None:
-            found = ahead + found
+            found = ahead + [bring(session, region, False, False) for region in regions]
+        else:
+            found = [bring(session, region, unread, sealed and region is regions[0]) for region in regions]
         blocked = []
         parts = []
         for part, future in found:

@@ -51,9 +51,12 @@ class Hub(Protocol):
     def cancel_received(self, incoming: Incoming) -> None:
         """The caller cancelled, or is gone."""
 
-    def import_region(self, session: Session, region: Region, unread: bool) -> tuple[Part, asyncio.Future[Part] | None]:
+    def import_region(
+        self, session: Session, region: Region, unread: bool, sealed: bool
+    ) -> tuple[Part, asyncio.Future[Part] | None]:
         """The part that a region of the peer's stands for; a future where a third process must lease it first, or its
-        bytes have to be read. With `unread` that is left for later: the part's holder is a `RemoteLease`."""
+        bytes have to be read. With `unread` that is left for later: the part's holder is a `RemoteLease`. `sealed`: the
+        bytes are ciphertext whose tag is in the frame. Whoever opens it checks it, so no tags on its way are needed."""
 
     def read_result(self, call: Call) -> None:
         """Read the bytes of a result that has arrived without them, then complete `call`."""

@@ -361,7 +361,8 @@ class Session(Releasing):
         if kind == _REGIONS:
             self._arrivals.carry(regions, code, message_id)
         elif regions or self._arrivals.carried:
-            parts, blocked = self._arrivals.take(regions, kind, message_id, kind == _RESPONSE and code == _OK)
+            sealed = bool(flags & _SPILLED) and low != high
+            parts, blocked = self._arrivals.take(regions, kind, message_id, kind == _RESPONSE and code == _OK, sealed)
         if releases:
             with self.lock:
                 for object_id, number in releases:

@@ -75,7 +75,9 @@ async def outcome(kind: int, bring: Callable[..., Awaitable[Part]], *args: objec
 
 _T = TypeVar("_T")
 _Key = tuple[bytes, int, int, int, int]
-"""Owner, object, offset, bytes, and whether they were to be authenticated on their way."""
+"""Owner, object, offset, bytes, and how they come: 1 where they are authenticated on their way, `_SEALED` where
+they are checked when they are opened, and 0 else."""
+_SEALED: Final = 2
 
 
 class _Near:
@@ -132,30 +134,30 @@ class Locations:
         holder = _for(self._here, (owner, object_id, offset, nbytes, authenticate))
         return None if holder is None else Part(kind, holder, holder.offset, nbytes, authenticate)
 
-    def bring(self, part: Part) -> Part | asyncio.Task[Part]:
+    def bring(self, part: Part, *, sealed: bool = False) -> Part | asyncio.Task[Part]:
         """`part` itself, unless it is a lease on bytes elsewhere: then the part that has them here, or a task that gets
         them. The task belongs to all who want them, and does not raise: what cannot be had is a `LostPart`. A lease
-        ends with the last part that has it."""
+        ends with the last part that has it. `sealed`: see `zcactor.rpc.hub.Hub.import_region`."""
         lease = part.holder
         if type(lease) is not RemoteLease:
             return part
         if part.kind != RegionKind.ARRAY:
             return self._process.begin(outcome(part.kind, self._bring, part))
-        if lease.session.connection.integrity != "frames":  # an array's bytes come as those of a pickle do
+        if lease.session.connection.integrity != "frames" and not sealed:  # an array's bytes come as a pickle's do
             part = part._replace(authenticate=1)
-        key = lease.owner, lease.id, part.offset, part.nbytes, part.authenticate
+        key = lease.owner, lease.id, part.offset, part.nbytes, _SEALED if sealed else part.authenticate
         holder = _for(self._here, key)
         if holder is not None:
             return Part(part.kind, holder, holder.offset, part.nbytes, part.authenticate)
         task = _for(self._coming, key)
         if task is None:
-            task = self._coming[key] = self._process.begin(outcome(part.kind, self._bring, part))
+            task = self._coming[key] = self._process.begin(outcome(part.kind, self._bring, part, sealed))
             task.add_done_callback(partial(self._arrived, key))
         return task
 
-    async def read(self, part: Part) -> Part:
+    async def read(self, part: Part, *, sealed: bool = False) -> Part:
         """The same, when it is here. Cancelling it leaves the transfer to others, and to those who come."""
-        found = self.bring(part)
+        found = self.bring(part, sealed=sealed)
         del part
         if isinstance(found, Part):
             return found
@@ -169,24 +171,24 @@ class Locations:
             if type(holder) is not LostPart:
                 self._here[key] = holder
 
-    async def _bring(self, part: Part) -> Part:
+    async def _bring(self, part: Part, sealed: bool = False) -> Part:
         kind, lease, _, nbytes, authenticate = part
         try:
             least = LOCATED_READ_NBYTES if lease.session.connection.kind == "verbs" else LOCATED_NBYTES
             if kind == RegionKind.ARRAY and nbytes >= least:
-                holder = await self._from_anywhere(lease, authenticate)
+                holder = await self._from_anywhere(lease, authenticate, sealed)
             else:
-                holder = await self._pull(kind, lease.owner, lease, authenticate)
+                holder = await self._pull(kind, lease.owner, lease, authenticate, sealed)
         except OutOfMemory as error:
             return Part(kind, LostPart(f"there is no room for it here: {error}", error.with_traceback(None)), 0, 0)
         except (ZcactorError, OSError) as error:
             return Part(kind, LostPart(f"it could not be brought here: {error}"), 0, 0)
         return Part(kind, holder, holder.offset, nbytes, authenticate)
 
-    async def _pull(self, kind: int, owner: bytes, lease: RemoteLease, authenticate: int) -> Block:
+    async def _pull(self, kind: int, owner: bytes, lease: RemoteLease, authenticate: int, sealed: bool) -> Block:
         """An object of ours with the bytes of a lease, which is on one of the process `owner` or on a copy of it."""
         process, session, nbytes = self._process, lease.session, lease.nbytes
-        wanted = RemoteRegion(lease.id, lease.offset, nbytes, lease.seal, lease.rkey, bool(authenticate))
+        wanted = RemoteRegion(lease.id, lease.offset, nbytes, lease.seal, lease.rkey, bool(authenticate), sealed)
         while True:
             connection = session.connection
             block = process.placements.take(owner, nbytes)
@@ -201,12 +203,12 @@ class Locations:
             process.counters.bytes_read += nbytes
         else:
             process.counters.bytes_received += nbytes
-        if connection.integrity == "arrays" or (authenticate and connection.integrity == "frames"):
+        if (connection.integrity == "arrays" and not sealed) or (authenticate and connection.integrity == "frames"):
             process.counters.bytes_authenticated += nbytes
         block.sealed = kind != RegionKind.MOVED
         return block
 
-    async def _from_anywhere(self, lease: RemoteLease, authenticate: int) -> Block | Lease:
+    async def _from_anywhere(self, lease: RemoteLease, authenticate: int, sealed: bool) -> Block | Lease:
         """The bytes from where their owner says; from the owner itself where that leads nowhere."""
         process, failed = self._process, b""
         for _ in range(ATTEMPTS):
@@ -220,9 +222,8 @@ class Locations:
             if not place:
                 break
             try:
-                return await self._from_copy(
-                    lease, Region(RegionKind.ARRAY, place, object_id, offset, lease.nbytes, 0, 0, 0, authenticate)
-                )
+                region = Region(RegionKind.ARRAY, place, object_id, offset, lease.nbytes, 0, 0, 0, authenticate)
+                return await self._from_copy(lease, region, sealed)
             except OutOfMemory:
                 self._tell(lease, authenticate, None)
                 raise
@@ -231,14 +232,14 @@ class Locations:
         if failed:
             self._tell(lease, authenticate, None, failed)
         try:
-            block = await self._pull(RegionKind.ARRAY, lease.owner, lease, authenticate)
+            block = await self._pull(RegionKind.ARRAY, lease.owner, lease, authenticate, sealed)
         except (ZcactorError, OSError):
             self._tell(lease, authenticate, None)
             raise
         self._tell(lease, authenticate, block)
         return block
 
-    async def _from_copy(self, lease: RemoteLease, region: Region) -> Block | Lease:
+    async def _from_copy(self, lease: RemoteLease, region: Region, sealed: bool) -> Block | Lease:
         process = self._process
         session = await process.connect(region.owner)
         if not await process.ask(session, "lease", region.id):
@@ -246,7 +247,7 @@ class Locations:
         connection = session.connection
         if not connection.maps:
             copied = self.remote(session, region).holder
-            block = await self._pull(RegionKind.ARRAY, lease.owner, copied, region.authenticate)
+            block = await self._pull(RegionKind.ARRAY, lease.owner, copied, region.authenticate, sealed)
             self._tell(lease, region.authenticate, block)
             return block
         copy: Any = process.reached(session, region, process.granted(session, region)).holder

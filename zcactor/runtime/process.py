@@ -28,7 +28,7 @@ from zcactor.objectstore.placement import Placements
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
 from zcactor.rpc.call import Call
 from zcactor.rpc.counters import new_counters
-from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
+from zcactor.rpc.messages import PROTOCOL_VERSION, Flags, Hello, Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
 from zcactor.runtime.adoption import Adoptions
@@ -407,7 +407,9 @@ class Process:
         if incoming.host is not None:
             incoming.host.cancel(incoming)
 
-    def import_region(self, session: Session, region: Region, unread: bool) -> tuple[Part, asyncio.Future[Part] | None]:
+    def import_region(
+        self, session: Session, region: Region, unread: bool, sealed: bool
+    ) -> tuple[Part, asyncio.Future[Part] | None]:
         """See `zcactor.rpc.hub.Hub`: the part that a region stands for, leased from a third process if need be."""
         kind, owner, object_id, offset, nbytes, *_ = region
         if owner == self.process:
@@ -432,7 +434,7 @@ class Process:
         if owner == session.peer_process:
             if kind <= RegionKind.MOVED and nbytes and not session.connection.maps:
                 part = self.locations.remote(session, region)
-                found = part if unread else self.locations.bring(part)
+                found = part if unread else self.locations.bring(part, sealed=sealed)
                 return (found, None) if isinstance(found, Part) else (_COMING, found)
             if kind == RegionKind.MOVED and session.connection.writable_mapping is None:
                 return self._later(kind, self._open_writable, session, region, self.granted(session, region))
@@ -442,7 +444,7 @@ class Process:
             if region.pin:
                 session.release(region.pin)
             return known, None
-        return self._later(kind, self._adopt, session, region, unread)
+        return self._later(kind, self._adopt, session, region, unread, sealed)
 
     def _later(
         self, kind: int, bring: Callable[..., Coroutine[Any, Any, Part]], *args: object
@@ -478,7 +480,8 @@ class Process:
         self.start_task(self._read_result(call))
 
     async def _read_result(self, call: Call) -> None:
-        found = [self.locations.bring(part) for part in call.parts]
+        sealed = bool(call.flags & Flags.SPILLED) and len(call.payload) > 0
+        found = [self.locations.bring(part, sealed=sealed and part is call.parts[0]) for part in call.parts]
         coming = [task for task in found if isinstance(task, asyncio.Task)]
         if coming:
             await asyncio.wait(coming)
@@ -492,7 +495,7 @@ class Process:
         except (ZcactorError, OSError) as error:
             return Part(region.kind, LostPart(f"write access to a moved array could not be had: {error}"), 0, 0)
 
-    async def _adopt(self, session: Session, region: Region, unread: bool) -> Part:
+    async def _adopt(self, session: Session, region: Region, unread: bool, sealed: bool) -> Part:
         """Get a lease of our own from the owner, a third process, then let go of the sender's pin. The bytes are read
         as well where they cannot be mapped, unless they are to stay `unread`."""
         try:
@@ -501,7 +504,7 @@ class Process:
                 raise ObjectLost(f"object {region.id:x} is no longer held by its owner, {self.describe(region.owner)}")
             if region.kind <= RegionKind.MOVED and region.nbytes and not owner.connection.maps:
                 part = self.locations.remote(owner, region)
-                return part if unread else await self.locations.read(part)
+                return part if unread else await self.locations.read(part, sealed=sealed)
             holder = self.granted(owner, region)
             if region.kind == RegionKind.MOVED:
                 await owner.connection.open_writable()
@@ -510,12 +513,14 @@ class Process:
             if region.kind == RegionKind.ACTOR and region.pin:  # held by the passer for us, as long as it keeps the pin
                 pin, region = region.pin, region._replace(pin=0)
                 return Part(region.kind, ActorHold(region.owner, region.id, lambda _: session.release(pin)), 0, 0)
-            return await self._from_passer(session, region, unread, error)
+            return await self._from_passer(session, region, unread, sealed, error)
         finally:
             if region.pin:
                 session.release(region.pin)
 
-    async def _from_passer(self, session: Session, region: Region, unread: bool, failure: Exception) -> Part:
+    async def _from_passer(
+        self, session: Session, region: Region, unread: bool, sealed: bool, failure: Exception
+    ) -> Part:
         """The object from whoever passed the reference on, and holds it, where its owner cannot be asked."""
         try:
             if not region.pin or region.kind > RegionKind.REF:
@@ -524,7 +529,7 @@ class Process:
             ours = region._replace(owner=session.peer_process, id=place[0], offset=place[1], pin=0, seal=0, rkey=0)
             if ours.kind <= RegionKind.MOVED and ours.nbytes and not session.connection.maps:
                 part = self.locations.remote(session, ours)
-                return part if unread else await self.locations.read(part)
+                return part if unread else await self.locations.read(part, sealed=sealed)
             holder = self.granted(session, ours)
             if ours.kind == RegionKind.MOVED:
                 await session.connection.open_writable()

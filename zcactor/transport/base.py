@@ -57,6 +57,9 @@ class RemoteRegion(msgspec.Struct, frozen=True):
     rkey: int = 0
     authenticate: bool = False
     """Whether the bytes belong to a pickle, so that they are authenticated whatever the peers agreed for arrays."""
+    sealed: bool = False
+    """Whether the bytes are ciphertext that the reader checks when it opens it, so that they need no tags on their way,
+    whatever the peers agreed for arrays."""
 
 
 class Receiver(Protocol):

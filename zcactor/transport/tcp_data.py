@@ -134,7 +134,7 @@ class Channel:
 
     # ---- what is said; the puller asks and then takes, the owner is asked and then gives or refuses
 
-    def ask(self, object_id: int, offset: int, nbytes: int, *, authenticate: bool) -> None:
+    def ask(self, object_id: int, offset: int, nbytes: int, *, authenticate: bool, sealed: bool = False) -> None:
         """Ask the owner for bytes of its arena.
 
         Args:
@@ -142,11 +142,12 @@ class Channel:
             offset, nbytes: where they lie.
             authenticate: whether they are to come with tags whatever was agreed for arrays. Without keys there are
                 none.
+            sealed: whether they are to come without, because they are ciphertext that is checked when it is opened.
 
         Raises:
             OSError: as `send`.
         """
-        del authenticate
+        del authenticate, sealed
         self.send(REQUEST.pack(object_id, offset, nbytes))
 
     def answered(self) -> bool:

@@ -122,7 +122,9 @@ class _Stream:
             OSError, ProtocolError: as `fetch`.
         """
         channel = self._channel
-        channel.ask(region.object_id, region.offset + start, nbytes, authenticate=region.authenticate)
+        channel.ask(
+            region.object_id, region.offset + start, nbytes, authenticate=region.authenticate, sealed=region.sealed
+        )
         if not channel.answered():
             return False
         channel.take(memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B"))

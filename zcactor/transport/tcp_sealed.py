@@ -5,15 +5,17 @@ other ones for each socket, known to the two ends of the connection only, and ta
 what the puller says and one for what the owner says; a nonce counts what its key was used for. So nothing can be
 changed, put in, repeated, or moved to another socket. In order::
 
-    puller -> owner   object id (u64)  offset (u64)  length (u64, its top bit: tags are demanded)  tag (16)
+    puller -> owner   object id (u64)  offset (u64)  length (u64, its top bit: tags are demanded, the next: none are)
+                      tag (16)
     owner  -> puller  answer (1)  tag (16)    and where that is OK
                       for each chunk of at most 1 MiB: its bytes, and where they are authenticated a tag (16)
 
 A tag is that of AES-256-GCM (NIST SP 800-38D). The bytes of a chunk are its associated data, which is not encrypted;
 its plain text says of what they are part (object, offset, number and length of the chunk), and its ciphertext is not
 sent, because the other end knows the text. Bytes are authenticated where both ends have agreed on that for all arrays
-(`zcactor.transport.sealing.Integrity`), and where the request demands it. The owner tags a chunk just before
-sendfile(2) takes it, the puller checks it right after it has come: both find the bytes in the cache.
+(`zcactor.transport.sealing.Integrity`), and where the request demands it; not where the request says that the bytes are
+ciphertext, which the puller checks as it opens it. The owner tags a chunk just before sendfile(2) takes it, the puller
+checks it right after it has come: both find the bytes in the cache.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ _NONCE: Final = struct.Struct("<4xQ")
 _CHUNK: Final = struct.Struct("<QQQQ")
 """Object id, offset in the arena, the chunk's number in its answer, bytes."""
 _DEMANDED: Final = 1 << 63
+_SEALED: Final = 1 << 62
 _REQUESTS: Final = b"zcactor 3: requests on a data socket"
 _ANSWERS: Final = b"zcactor 3: answers on a data socket"
 
@@ -139,14 +142,15 @@ class SealedChannel(Channel):
     def _remember(self, request: bytes) -> None:
         self._request = request
         self._object_id, self._offset, nbytes = REQUEST.unpack(request)
-        self._tagged = self._seal.arrays or bool(nbytes & _DEMANDED)
-        self._nbytes = nbytes & ~_DEMANDED
+        self._tagged = bool(nbytes & _DEMANDED) or (self._seal.arrays and not nbytes & _SEALED)
+        self._nbytes = nbytes & ~(_DEMANDED | _SEALED)
 
     # ---- the puller
 
-    def ask(self, object_id: int, offset: int, nbytes: int, *, authenticate: bool) -> None:
+    def ask(self, object_id: int, offset: int, nbytes: int, *, authenticate: bool, sealed: bool = False) -> None:
         """See `Channel.ask`."""
-        self._remember(REQUEST.pack(object_id, offset, nbytes | (_DEMANDED if authenticate else 0)))
+        how = _DEMANDED if authenticate else _SEALED if sealed else 0
+        self._remember(REQUEST.pack(object_id, offset, nbytes | how))
         self.send(self._request + self._seal.requests.make(self._request))
 
     def answered(self) -> bool:

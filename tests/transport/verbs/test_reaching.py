@@ -79,6 +79,9 @@ async def test_what_is_read_is_authenticated_as_agreed_or_demanded(
                 assert bytes(left.arena[:nbytes]) == SOURCE[offset : offset + nbytes]
                 assert len(asked) == (questions if authenticate or wishes in ARRAYS else 0)
                 assert sum(asked) in (0, nbytes)
+            asked.clear()
+            await pair.left.pull(RemoteRegion(1, offset, nbytes, sealed=True), left.address, left)
+            assert not asked, "its tag is in the frame that refers to it"
 
 
 @pytest.mark.parametrize("at", [0, 1 << 20, (3 << 20) + 17, NBYTES - 65])

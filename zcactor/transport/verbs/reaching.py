@@ -190,7 +190,7 @@ class Reach:
         except _Unregistered as refusal:
             self.by_socket = f"arrays come by the socket beside, as {refusal}"
             await self._bring(region, address)
-        if self._tags is not None and (region.authenticate or self._all):
+        if self._tags is not None and (region.authenticate or (self._all and not region.sealed)):
             await self._authenticate(self._tags, region, address, keep)
 
     async def _read(self, region: RemoteRegion, address: int, keep: object, lkeys: Keys | None) -> None:
