@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import gc
 import os
 import secrets
 import subprocess
@@ -45,11 +44,11 @@ class TestLocal(MappingSuite):
             yield left, right
 
     async def test_mapping_is_read_only_and_keeps_no_descriptor_unless_writable(self, pair: Pair) -> None:
-        gc.collect()  # mappings of other tests
+        arenas = {inode(side.address) for side in pair.sides}
 
         def descriptors() -> int:
-            names = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if alive(fd)]
-            return sum("test-arena" in name for name in names)
+            numbers = [int(name) for name in os.listdir("/proc/self/fd") if alive(name)]
+            return sum(os.fstat(number).st_ino in arenas for number in numbers)
 
         address = pair.left.map(0, ARENA_NBYTES)
         assert permissions(address) == "r--s"
@@ -79,13 +78,22 @@ def alive(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
-def permissions(address: int) -> str:
+def mapped(address: int) -> list[str]:
+    """What the system tells of the mapping around an address, see proc_pid_maps(5)."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        span, found, *_ = line.split()
+        span, *rest = line.split()
         low, high = (int(part, 16) for part in span.split("-"))
         if low <= address < high:
-            return found
-    return "unmapped"
+            return rest
+    return ["unmapped"]
+
+
+def permissions(address: int) -> str:
+    return mapped(address)[0]
+
+
+def inode(address: int) -> int:
+    return int(mapped(address)[3])
 
 
 @pytest.fixture
