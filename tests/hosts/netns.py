@@ -343,11 +343,14 @@ class Host(_Namespace):
 
     @contextlib.contextmanager
     def limited(self, mbit: float) -> Iterator[None]:
-        """What goes out goes at this rate, in millions of bits a second; 0.4 s of it queue, and the rest is lost."""
+        """What goes out goes at this rate, in millions of bits a second; 0.4 s of it queue, and the rest is lost.
+
+        A bucket holds what goes out in one turn of the system's clock, 4 ms, and a frame of 16 KiB at the least: with
+        less the rate is not reached (tc-tbf(8)).
+        """
         rate = f"{round(mbit * 1000)}kbit"
-        self.command(
-            "tc", "qdisc", "add", "dev", CARD, "root", "tbf", "rate", rate, "burst", "16kb", "latency", "400ms"
-        )
+        burst = f"{max(16 << 10, round(mbit * 500))}b"
+        self.command("tc", "qdisc", "add", "dev", CARD, "root", "tbf", "rate", rate, "burst", burst, "latency", "400ms")
         try:
             yield
         finally:
