@@ -250,7 +250,7 @@ class Locations:
             block = await self._pull(RegionKind.ARRAY, lease.owner, copied, region.authenticate, sealed)
             self._tell(lease, region.authenticate, block)
             return block
-        copy: Any = process.reached(session, region, process.granted(session, region)).holder
+        copy: Any = process.resolver.reached(session, region, process.resolver.granted(session, region)).holder
         # It stands for the owner's object: when the process with the copy is gone it can be passed on all the same.
         near = _Near(lease, copy)
         return Lease(

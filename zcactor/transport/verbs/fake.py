@@ -680,11 +680,8 @@ class FakeQueuePair(OpenQueuePair):
         try:
             for request in requests:
                 if self._posted - self._freed >= self._max_send_wr:
-                    raise OSError(
-                        errno.ENOMEM,
-                        f"{self.device.name}: the send queue of {self.qp_num} is full: {self._max_send_wr} requests "
-                        "whose completion, or that of a later one, has not been polled",
-                    )
+                    what = f"{self._max_send_wr} requests whose completion, or that of a later one, has not been polled"
+                    raise OSError(errno.ENOMEM, f"{self.device.name}: the send queue of {self.qp_num} is full: {what}")
                 if isinstance(request, Send) and self.device.fabric.watcher is not None:
                     self.device.fabric.watcher.sent(self, request)
                 self._posted += 1
