@@ -80,9 +80,9 @@ _PAIRED: Final = ("-m", "benchmarks.paired", "--base", BASE)
 
 ITEMS: Final[dict[str, Item]] = {
     "calls": Item(
-        (*_PAIRED, "--quick", "--over", "local", "--over", "tcp", "--over", "sealed", "sync", "async", "inline",
+        (*_PAIRED, "--rounds", "16", "--over", "local", "--over", "tcp", "--over", "sealed", "sync", "async", "inline",
          "pipelined"),
-        180, needs_base=True,
+        240, needs_base=True,
     ),
     "echo": Item(("-m", "benchmarks", "latency", "pipeline", "--quick"), 60),
     "hosts": Item(("-m", "benchmarks.hosts", "--quick"), 240, no_hosts),
