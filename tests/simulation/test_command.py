@@ -50,7 +50,7 @@ def refusal(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--seed", "1", "--nodes", "5000"], "5000, 1 to 4096 are possible"),
         (["--seed", "1", "--duration", "nan"], "nan, 0.01 to 1e+06 are possible"),
         (["--seed", "1", "--duration", "0"], "0, 0.01 to 1e+06 are possible"),
-        (["--seed", "1", "--workloads", "calls,dances"], "unknown workload 'dances'; there are calls"),
+        (["--seed", "1", "--workloads", "calls,dances"], "unknown workload 'dances'; there are broadcast, calls"),
         (["--seed", "1", "--jobs", "0"], "0, 1 to 256 are possible"),
         (["--seed", "1", "--budget", "x"], "'x', it must be a number"),
         (["--seed", "1", "--only", "h1"], "--only says which events are written"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 from typing import Any
 
 from zcactor.simulation.trace import Trace
@@ -57,3 +58,18 @@ def test_contexts_are_kept_apart() -> None:
 
     run(main())
     assert variable.get() == "none"
+
+
+def test_what_a_process_begins_after_its_end_never_runs() -> None:
+    async def never() -> None:
+        raise AssertionError("it runs")
+
+    world = World(1, Trace())
+    loop = world.process("h0", "a")
+    world.end(loop, "killed")
+    coroutine = never()
+    task = loop.create_task(coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED, (
+        "it is closed, and nobody is warned that nobody awaits it"
+    )
+    assert not world.run(task.done, limit=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_ends_are_counted_and_outcomes_true(record: Record) -> None:
 
 
 def test_order_holds_for_a_line_in_one_actor(record: Record) -> None:
-    one, other = object(), object()
+    one, other = Mock(), Mock()
     first, second, third = (record.begin("plain", order=("driver to r0", place)) for place in (1, 2, 3))
     record.ran(second.number, one)
     record.ran(first.number, other)  # another life of the actor
@@ -84,7 +85,7 @@ def test_an_actor_lives_once_and_a_name_is_unique_on_each_side_of_a_cut(
 
     async def live(actor: bytes) -> None:
         current_host.set(SimpleNamespace(info=SimpleNamespace(actor_id=actor)))
-        record.constructed("n0", object())
+        record.constructed("n0")
 
     for number in (1, 2):
         loop = record.world.process(f"h{number}", f"w{number}")
@@ -96,7 +97,7 @@ def test_an_actor_lives_once_and_a_name_is_unique_on_each_side_of_a_cut(
 
 def test_an_actor_lives_again_where_its_process_has_ended(record: Record) -> None:
     async def live() -> None:
-        record.constructed("n0", object())
+        record.constructed("n0")
 
     for number in (1, 2):
         loop = record.world.process(f"h{number}", f"w{number}")

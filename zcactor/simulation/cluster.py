@@ -6,6 +6,7 @@ an endpoint in a simulated network, a crew that is no threads, and workers that 
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from zcactor import ids
@@ -137,6 +138,11 @@ class Cluster:
         elif host.workers is not None and host.agent is not None:
             host.workers.gone(loop, cause)
 
+    def crash(self) -> None:
+        """End the caller's process at once. What is left of its present step does nothing that others see."""
+        loop: Any = asyncio.get_running_loop()
+        self.kill(loop, "its process exited with status 3")
+
     # ---------------------------------------------------------------- nodes
 
     def start_agent(self, name: str) -> SimLoop:
@@ -201,8 +207,14 @@ class Cluster:
     async def _driver(self, loop: SimLoop, host: Host, program: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
         process = self._process(loop, "driver", host, ids.token())
         await process.endpoint.start(process.accepted)
-        await process.ask_members("join_driver", process.address, host.machine)
-        await program(process)
+        try:
+            await process.ask_members("join_driver", process.address, host.machine)
+        except ZcactorError as error:
+            self.world.note(loop.label, "refused", why=type(error).__name__)
+        else:
+            await program(process)
+        await process.close()
+        self.kill(loop, "its process exited with status 0")
 
     # ---------------------------------------------------------------- hosts
 

@@ -110,7 +110,9 @@ class SimLoop(_Base):  # type: ignore[misc]  # what a loop must have is less tha
     def create_task(
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]:
-        """As of asyncio's."""
+        """As of asyncio's. In a process that has ended `coro` never begins: frames that go may want to."""
+        if self.dead:
+            coro.close()
         return asyncio.Task(coro, loop=self, name=name or self.name, context=context)
 
     def get_debug(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from zcactor.context import current_host
 
@@ -69,8 +70,11 @@ class Record:
         self._numbers = 0
         self.apart: Callable[[str, str], bool] = lambda *_: False
         """Whether the second of two hosts may not have heard yet what was ended there; see `Cluster.is_apart`."""
-        self._lives: dict[str, list[tuple[SimLoop, object, bytes]]] = {}
-        self._latest: dict[tuple[int, str], tuple[int, int]] = {}
+        self.crash: Callable[[], None] = lambda: None
+        """Ends the caller's process; see `Cluster.crash`."""
+        self._lives: dict[str, list[tuple[SimLoop, bytes]]] = {}
+        self._latest: WeakKeyDictionary[object, dict[str, tuple[int, int]]] = WeakKeyDictionary()
+        """By actor and line: what an actor holds must not live longer for that it is known here."""
 
     def break_(self, invariant: str, text: str) -> None:
         """An invariant does not hold; the first hundred cases are kept."""
@@ -99,11 +103,11 @@ class Record:
             self.break_("I2", f"{self.name(operation)} has run {operation.runs} times, {operation.tries} were allowed")
         if operation.order is not None:
             line, place = operation.order
-            key = id(instance), line
-            before = self._latest.get(key)
+            lines = self._latest.setdefault(instance, {})
+            before = lines.get(line)
             if before is not None and place < before[0]:
                 self.break_("I6", f"{self.name(operation)} of line {line} began after a later one, {before[1]}")
-            self._latest[key] = max(place, before[0] if before else 0), number
+            lines[line] = max(place, before[0] if before else 0), number
 
     def end(self, operation: Operation, outcome: str, maybe: bool | None = None) -> None:
         """The call has ended, with a value or an error.
@@ -146,7 +150,7 @@ class Record:
         loop: Any = asyncio._get_running_loop()
         return str(getattr(loop, "label", "world"))
 
-    def constructed(self, name: str, instance: object) -> None:
+    def constructed(self, name: str) -> None:
         """An actor of that name has begun to live. It lives once, wherever its other life may be. Another one may have
         its name where it was ended, and hears nothing of that."""
         loop: Any = asyncio._get_running_loop()
@@ -154,10 +158,10 @@ class Record:
         actor = host.info.actor_id if host is not None and host.info is not None else b""
         self.world.note(loop.label, "construct", actor=name)
         lives = self._lives.setdefault(name, [])
-        for other, _, another in lives:
+        for other, another in lives:
             if not other.dead and (actor == another or not self.apart(loop.host, other.host)):
                 self.break_("I4", f"{name} lives in {other.label} and is constructed in {loop.label}")
-        lives.append((loop, instance, actor))  # kept, so that no other instance gets its id
+        lives.append((loop, actor))
 
     def lives(self, name: str) -> int:
         """How often an actor of that name was constructed."""

@@ -58,6 +58,7 @@ class Run:
         self.network = Network(self.world)
         self.cluster = Cluster(self.network, schedule.config, {"CPU": 64.0})
         self.record.apart = self.cluster.is_apart
+        self.record.crash = self.cluster.crash
         self.invariants = Invariants(self.cluster, self.record)
         self.cpu = 0.0
         self._drawn = self.world.random("run")
@@ -178,7 +179,9 @@ class Run:
         del process
         schedule, made = self.schedule, []
         for name in schedule.workloads:
-            scene = Scene(self.record, self.world.random(f"work/{name}"), schedule.nodes, schedule.duration)
+            scene = Scene(
+                self.record, self.world.random(f"work/{name}"), schedule.nodes, schedule.duration, self.cluster
+            )
             workload: Workload = WORKLOADS[name](scene)
             made.append((scene, workload))
             await workload.prepare()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from zcactor.simulation.workloads.broadcast import Broadcasts
 from zcactor.simulation.workloads.calls import Calls
+from zcactor.simulation.workloads.drivers import Drivers
 from zcactor.simulation.workloads.handles import Handles
 from zcactor.simulation.workloads.moves import Moves
 from zcactor.simulation.workloads.names import Names
 from zcactor.simulation.workloads.promises import Promises
 from zcactor.simulation.workloads.resources import Resources
+from zcactor.simulation.workloads.restarts import Restarts
 from zcactor.simulation.workloads.storms import Storms
 from zcactor.simulation.workloads.streams import Streams
 
@@ -21,6 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["WORKLOADS"]
 
 WORKLOADS: Final[Mapping[str, type[Workload]]] = {
-    each.name: each for each in (Calls, Handles, Moves, Names, Promises, Resources, Storms, Streams)
+    each.name: each
+    for each in (
+        Broadcasts,
+        Calls,
+        Drivers,
+        Handles,
+        Moves,
+        Names,
+        Promises,
+        Resources,
+        Restarts,
+        Storms,
+        Streams,
+    )
 }
 """By the names that the command line has for them."""

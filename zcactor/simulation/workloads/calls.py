@@ -33,7 +33,7 @@ class Register:
     """Enters into the record of the run what runs."""
 
     def __init__(self, name: str) -> None:
-        records.current.constructed(name, self)
+        records.current.constructed(name)
 
     @zc.method
     def plain(self, number: int) -> int:

@@ -27,7 +27,7 @@ class Keeper:
     """Holds handles of others by the names of their actors."""
 
     def __init__(self, name: str) -> None:
-        records.current.constructed(name, self)
+        records.current.constructed(name)
         self.held: dict[str, Any] = {}
 
     @zc.method

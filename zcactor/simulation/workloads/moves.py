@@ -25,7 +25,7 @@ class Stage:
     """Adds one to what it is handed."""
 
     def __init__(self, name: str) -> None:
-        records.current.constructed(name, self)
+        records.current.constructed(name)
 
     @zc.method
     async def raised(self, number: int, array: np.ndarray, expected: int, onward: list[Any]) -> np.ndarray:

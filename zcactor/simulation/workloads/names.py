@@ -20,7 +20,7 @@ class Single:
     """Lives once under its name."""
 
     def __init__(self, name: str) -> None:
-        records.current.constructed(name, self)
+        records.current.constructed(name)
         self.name = name
 
     @zc.method

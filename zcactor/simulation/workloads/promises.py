@@ -22,7 +22,7 @@ class Adder:
     """Adds one to what it is given."""
 
     def __init__(self, name: str) -> None:
-        records.current.constructed(name, self)
+        records.current.constructed(name)
 
     @zc.method
     async def slowly(self, number: int, value: Any, seconds: float) -> Any:

@@ -25,7 +25,7 @@ class Worker:
     """Has something for itself while it lives."""
 
     def __init__(self, name: str) -> None:
-        records.current.constructed(name, self)
+        records.current.constructed(name)
 
     @zc.method
     async def work(self, number: int, seconds: float) -> int:

@@ -9,11 +9,36 @@ from zcactor.errors import RemoteError, ZcactorError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable, Coroutine
 
+    from zcactor.runtime.process import Process
+    from zcactor.simulation.cluster import Cluster
+    from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.record import Operation, Record
 
-__all__ = ["Scene", "Workload"]
+__all__ = ["Program", "Scene", "Workload"]
+
+
+class Program:
+    """A further driver, which a workload has started.
+
+    Args:
+        cluster: of the run.
+        loop: of the driver's process.
+    """
+
+    def __init__(self, cluster: Cluster, loop: SimLoop) -> None:
+        self._cluster = cluster
+        self._loop = loop
+
+    async def ended(self) -> None:
+        """Wait until the process has ended, of itself or not."""
+        while not self._loop.dead:  # noqa: ASYNC110  # a process tells nobody that it ends
+            await asyncio.sleep(0.05)
+
+    def kill(self) -> None:
+        """End the process as SIGKILL does."""
+        self._cluster.kill(self._loop, "its process was killed by signal 9 (SIGKILL)")
 
 
 class Scene:
@@ -24,15 +49,19 @@ class Scene:
         rng: the workload's own.
         nodes: how many there are.
         duration: virtual seconds of work.
+        cluster: for workloads that start processes.
     """
 
-    def __init__(self, record: Record, rng: random.Random, nodes: int, duration: float) -> None:
+    def __init__(
+        self, record: Record, rng: random.Random, nodes: int, duration: float, cluster: Cluster | None = None
+    ) -> None:
         self.record = record
         self.rng = rng
         self.nodes = nodes
         self.end = float("inf")
         """Virtual time at which no more is begun."""
         self.duration = duration
+        self._cluster = cluster
 
     @property
     def over(self) -> bool:
@@ -42,6 +71,13 @@ class Scene:
     async def pause(self, mean: float) -> None:
         """Wait for a while that is drawn, `mean` seconds on average."""
         await asyncio.sleep(self.rng.expovariate(1 / mean))
+
+    def start(self, name: str, program: Callable[[Process], Coroutine[Any, Any, None]]) -> Program:
+        """Run `program` as a driver on a host that is drawn, which may not have a node at the moment."""
+        cluster = self._cluster
+        assert cluster is not None
+        hosts = [host for host in cluster.hosts if not cluster.network.is_off(host)]
+        return Program(cluster, cluster.start_driver(name, self.rng.choice(hosts), program))
 
     async def outcome(self, operation: Operation, call: Awaitable[Any]) -> Any:
         """Await a call and enter how it ended; its value, or None."""

@@ -27,7 +27,7 @@ class Mayfly:
     def __init__(self, name: str, *, defective: bool) -> None:
         if defective:
             raise ValueError(f"{name} is not to be")
-        records.current.constructed(name, self)
+        records.current.constructed(name)
         self.name = name
 
     @zc.method

@@ -27,7 +27,7 @@ class Source:
     """Has items."""
 
     def __init__(self, name: str) -> None:
-        records.current.constructed(name, self)
+        records.current.constructed(name)
 
     @zc.method
     def count(self, number: int, items: int) -> Iterator[int]:

@@ -1,0 +1,35 @@
+"""The workload of broadcasts, without faults and with a byte that changes on its way."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+
+from zcactor.simulation.connection import SimConnection
+from zcactor.simulation.run import Run
+from zcactor.simulation.schedule import draw
+from zcactor.transport.base import RemoteRegion
+
+SCHEDULE = replace(draw(2, 4, 15.0, ("broadcast",), ("broadcast",)), faults=())
+
+
+def test_all_readers_see_the_array() -> None:
+    run = Run(SCHEDULE)
+    assert run.play(), [broken.plain() for broken in run.record.broken]
+    assert set(run.record.outcomes) == {"ok"}
+    assert run.record.outcomes["ok"] > 20
+
+
+def test_a_byte_that_changes_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    pull = SimConnection.pull
+
+    async def spoiled(self: SimConnection, region: RemoteRegion, address: int, keep: object) -> None:
+        await pull(self, region, address, keep)
+        ctypes.memset(address + region.nbytes // 2, 255, 1)
+
+    monkeypatch.setattr(SimConnection, "pull", spoiled)
+    run = Run(SCHEDULE)
+    assert not run.play()
+    assert {broken.invariant for broken in run.record.broken} == {"I5"}

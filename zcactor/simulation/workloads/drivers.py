@@ -1,0 +1,130 @@
+"""Drivers: further programs that join on some host, use actors of the first one and their own, and leave or die."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+import zcactor as zc
+from zcactor.errors import ZcactorError
+from zcactor.simulation import record as records
+
+if TYPE_CHECKING:
+    from zcactor.runtime.process import Process
+    from zcactor.simulation.workloads.scene import Scene
+
+__all__ = ["Drivers", "Guest"]
+
+COMMON = "common"
+"""The name of the actor that all drivers call."""
+GRACE = 2.0
+"""Virtual seconds that a driver gives its actors when it leaves."""
+
+
+@zc.actor
+class Guest:
+    """Belongs to one driver, or to all of them."""
+
+    def __init__(self, name: str) -> None:
+        records.current.constructed(name)
+        self.kept: Any = None
+        self.value = 0
+
+    @zc.method
+    async def keep(self, number: int, array: np.ndarray, value: int) -> None:
+        """Keep an array, which may outlive the driver that made it; the one before is full of what it was."""
+        records.current.ran(number, self)
+        before, self.kept = self.kept, array
+        was, self.value = self.value, value
+        if before is not None and not (before == was).all():
+            records.current.break_("I5", f"an array of {was} of an earlier driver is {np.unique(before)[:4]} now")
+
+    @zc.method
+    async def drop(self, number: int) -> None:
+        """Keep nothing."""
+        records.current.ran(number, self)
+        self.kept = None
+
+
+class Drivers:
+    """Programs that come and go. See `zcactor.simulation.workloads.scene.Workload`.
+
+    Args:
+        scene: of the run; it starts processes.
+    """
+
+    name: ClassVar[str] = "drivers"
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._common: Any = None
+        self._count = 0
+
+    async def prepare(self) -> None:
+        """Spawn the actor that all of them call."""
+        self._common = await Guest.options(name=COMMON, max_restarts=-1).spawn(COMMON)
+
+    async def run(self) -> None:
+        """See `Workload.run`."""
+        await asyncio.gather(*(self._visits() for _ in range(2)))
+        while True:  # what an actor keeps of a driver that has ended lies in its own store
+            operation = self._scene.record.begin("drop")
+
+            async def call(number: int = operation.number) -> None:
+                await self._common.drop(number)
+
+            await self._scene.outcome(operation, call())
+            if operation.outcome == "ok":
+                break
+            await self._scene.pause(1.0)
+
+    async def finish(self) -> None:
+        """End the actor that all of them have called."""
+        await zc.kill(self._common)
+        self._common = None
+
+    async def _visits(self) -> None:
+        scene, rng = self._scene, self._scene.rng
+        while not scene.over:
+            self._count += 1
+            number, patience = self._count, rng.choice((0.05, 0.5, 3.0, 1000.0))
+            visit = scene.start(f"visitor{number}", partial(self._visit, number))
+            try:
+                async with asyncio.timeout(patience):
+                    await visit.ended()
+            except TimeoutError:
+                scene.record.saw("driver killed")
+                visit.kill()
+            await scene.pause(1.0)
+
+    async def _visit(self, number: int, process: Process) -> None:
+        """The program of one driver."""
+        rng = self._scene.rng
+        try:
+            mine: list[Any] = []
+            for own in range(rng.randint(0, 3)):
+                shared: dict[str, Any] = {"process": "shared"} if rng.random() < 0.3 else {}
+                mine.append(await Guest.options(node="spread", **shared).spawn(f"g{number}.{own}"))
+            common = await zc.get_actor(COMMON)
+            for turn in range(rng.randint(1, 5)):
+                value = 100 * number + turn
+                array = zc.full(rng.choice((10, 30_000)), value, np.int32)
+                for actor in (common, *mine):
+                    await self._keep(actor, array, value)
+                await self._scene.pause(0.2)
+            if rng.random() < 0.7:
+                await process.ask_members("leave_driver", GRACE)
+                self._scene.record.saw("driver left")
+        except ZcactorError as error:
+            self._scene.record.saw(f"a driver in trouble: {type(error).__name__}")
+
+    async def _keep(self, actor: Any, array: np.ndarray, value: int) -> None:
+        operation = self._scene.record.begin("keep")
+
+        async def call() -> Any:
+            return await actor.keep(operation.number, array, value)
+
+        await self._scene.outcome(operation, call())
