@@ -211,10 +211,9 @@ class Cluster:
             await process.ask_members("join_driver", process.address, host.machine)
         except ZcactorError as error:
             self.world.note(loop.label, "refused", why=type(error).__name__)
+            self.kill(loop, "it could not join")
         else:
             await program(process)
-        await process.close()
-        self.kill(loop, "its process exited with status 0")
 
     # ---------------------------------------------------------------- hosts
 

@@ -73,11 +73,18 @@ class Scene:
         await asyncio.sleep(self.rng.expovariate(1 / mean))
 
     def start(self, name: str, program: Callable[[Process], Coroutine[Any, Any, None]]) -> Program:
-        """Run `program` as a driver on a host that is drawn, which may not have a node at the moment."""
+        """Run `program` as a driver, to its end, on a host that is drawn, which may have no node at the moment."""
         cluster = self._cluster
         assert cluster is not None
+
+        async def whole(process: Process) -> None:
+            await program(process)
+            await process.close()
+            cluster.kill(loop, "its process exited with status 0")
+
         hosts = [host for host in cluster.hosts if not cluster.network.is_off(host)]
-        return Program(cluster, cluster.start_driver(name, self.rng.choice(hosts), program))
+        loop = cluster.start_driver(name, self.rng.choice(hosts), whole)
+        return Program(cluster, loop)
 
     async def outcome(self, operation: Operation, call: Awaitable[Any]) -> Any:
         """Await a call and enter how it ended; its value, or None."""
