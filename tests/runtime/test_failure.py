@@ -29,7 +29,7 @@ from zcactor.marshal.values import Code
 from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.store import Store
 from zcactor.rpc.counters import Counters
-from zcactor.runtime.failure import TEXT_NBYTES, Failure, pack_as_text
+from zcactor.runtime.failure import TEXT_NBYTES, Failure, pack_as_text, without_frames
 
 
 @pytest.fixture
@@ -224,6 +224,13 @@ def test_the_chain_is_in_the_text(marshaller: Marshaller) -> None:
     remote = travel(marshaller, chained())
     assert "KeyError: 'the cause'" in remote.remote_traceback
     assert "direct cause" in remote.remote_traceback
+
+
+def test_a_text_without_frames_does_not_depend_on_where_files_lie(marshaller: Marshaller) -> None:
+    with without_frames():
+        assert travel(marshaller, TEXT_ONLY[0]).remote_traceback.count("\n") <= 1
+        assert "File" not in travel(marshaller, chained()).remote_traceback
+    assert "File" in travel(marshaller, chained()).remote_traceback
 
 
 def test_what_does_not_fit_the_store_arrives_as_text(marshaller: Marshaller) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -175,20 +176,23 @@ def test_what_blocks_the_thread_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # three interpreters one after another, and their own
 def test_one_seed_is_one_run(tmp_path: Path) -> None:
-    def played(hash_seed: str, jobs: str, directory: Path, zone: str) -> list[str]:
+    root = Path(__file__).parents[2]
+
+    def played(hash_seed: str, jobs: str, directory: Path, zone: str, root: Path = root) -> list[str]:
         words = ["--seeds", "11:12", *SHORT, "--json", "--jobs", jobs]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "TZ": zone}
-        root = str(Path(__file__).parents[2])
         done = subprocess.run(
             [sys.executable, "-m", "zcactor.simulation", *words], capture_output=True, text=True, timeout=95,
-            check=True, cwd=directory, env={**environment, "PYTHONPATH": root},
+            check=True, cwd=directory, env={**environment, "PYTHONPATH": str(root)},
         )  # fmt: skip
         return [line["digest"] for line in map(json.loads, done.stdout.splitlines()) if "digest" in line]
 
-    expected = played("0", "1", Path(__file__).parents[2], "UTC")
+    expected = played("0", "1", root, "UTC")
     assert len(set(expected)) == 2
     assert played("1", "2", tmp_path, "Asia/Tokyo") == expected
-    assert played("4711", "1", tmp_path, "UTC") == expected
+    elsewhere = tmp_path / "where the path of each source file is longer"
+    shutil.copytree(root / "zcactor", elsewhere / "zcactor", ignore=shutil.ignore_patterns("__pycache__"))
+    assert played("4711", "1", tmp_path, "UTC", elsewhere) == expected
 
 
 def test_what_is_on_the_heap_before_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:

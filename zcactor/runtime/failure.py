@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,11 @@ from zcactor.marshal.values import SCALARS, Code, decode_small, encode, register
 from zcactor.runtime.place import Place
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from zcactor.marshal.marshaller import Packing, Unpacking
 
-__all__ = ["TEXT_NBYTES", "Failure", "pack_as_text"]
+__all__ = ["TEXT_NBYTES", "Failure", "pack_as_text", "without_frames"]
 
 TEXT_NBYTES = 64 << 10
 """Bytes of a failure that goes as text, at most: enough for any traceback that somebody reads."""
@@ -30,6 +33,21 @@ _FIELDS = ("type_name", "message", "remote_traceback", "actor", "host", "pid")
 
 _OWN_FRAMES = str(Path(__file__).parent)
 """The traceback starts where the user's code does."""
+
+
+_formatted: Callable[[Any, BaseException, Any], list[str]] = traceback.format_exception
+
+
+@contextlib.contextmanager
+def without_frames() -> Iterator[None]:
+    """Have failures tell what was raised, and not where: a simulated run is the same wherever the package lies, and
+    spends no time on reading source files."""
+    global _formatted
+    before, _formatted = _formatted, lambda cls, error, _: traceback.format_exception_only(cls, error)
+    try:
+        yield
+    finally:
+        _formatted = before
 
 
 class Failure:
@@ -150,7 +168,7 @@ def _fields(failure: Failure) -> tuple[str, str, str, str, str, int]:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
         trace = trace.tb_next
     try:
-        lines = _encodable("".join(traceback.format_exception(cls, error, trace)))
+        lines = _encodable("".join(_formatted(cls, error, trace)))
     except BaseException as broken:  # a stranger's __getattr__: `traceback` asks for notes and causes
         where = "".join(traceback.format_tb(trace))
         lines = f"{where}{name}: {message}\n(the exception could not be formatted: {type(broken).__name__})\n"

@@ -11,6 +11,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor import ids
+from zcactor.runtime.failure import without_frames
 from zcactor.simulation import record as records
 from zcactor.simulation.cluster import Cluster
 from zcactor.simulation.faults import Faults
@@ -93,7 +94,7 @@ class Run:
             logger.setLevel(logging.ERROR)
         records.current = self.record
         try:
-            with ids.drawn_from(self.world.random("ids")):
+            with ids.drawn_from(self.world.random("ids")), without_frames():
                 yield
         finally:
             for logger, (propagate, level) in zip(loggers, levels, strict=True):
