@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import inspect
+import weakref
 from typing import Any
 
 from zcactor.simulation.trace import Trace
@@ -73,3 +75,24 @@ def test_what_a_process_begins_after_its_end_never_runs() -> None:
         "it is closed, and nobody is warned that nobody awaits it"
     )
     assert not world.run(task.done, limit=1.0)
+
+
+def test_a_process_that_has_ended_keeps_nothing() -> None:
+    class Kept:
+        """Stands for all that a process has."""
+
+    async def main(kept: Kept) -> None:
+        await asyncio.get_running_loop().create_future()
+        del kept
+
+    world = World(1, Trace())
+    loop = world.process("h0", "a")
+    kept = Kept()
+    gone = weakref.ref(kept)
+    loop.begin(main(kept))
+    del kept
+    world.run(lambda: loop.main is not None and not loop.ready, limit=1.0)
+    assert gone() is not None
+    world.end(loop, "killed")
+    gc.collect()
+    assert gone() is None

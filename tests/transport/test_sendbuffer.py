@@ -57,6 +57,11 @@ def test_one_send_for_a_batch_and_the_same_memory_again() -> None:
     assert again[1] == first[1] == 0
 
 
+def test_chunks_are_as_large_as_asked_for_and_hold_a_frame() -> None:
+    assert len(SendBuffer(100, FakeSocket().send, 4096).reserve(1)[0]) == 4096
+    assert len(SendBuffer(5000, FakeSocket().send, 4096).reserve(1)[0]) == 5000
+
+
 def test_flush_of_nothing_sends_nothing() -> None:
     sock = FakeSocket()
     buffer = SendBuffer(LIMIT, sock.send)

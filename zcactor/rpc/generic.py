@@ -196,6 +196,6 @@ def decode_hello(data: Buffer, start: int, end: int) -> Hello:
     hello = frame.Hello()
     if frame.Kind() != Kind.HELLO or hello is None:
         raise ProtocolError(f"the first frame is of kind {frame.Kind()} and {'has' if hello else 'lacks'} a greeting")
-    process = bytes(hello.Process(index) for index in range(OWNER_NBYTES))
+    process = hello.ProcessAsNumpy().tobytes()
     texts = _text(hello.Host()), _text(hello.Python()), _text(hello.Role())
     return Hello(hello.Version(), process, hello.Pid(), *texts, hello.Session())

@@ -121,9 +121,10 @@ class Cluster:
         """End a process at once; `silently` where its host goes with it."""
         if loop.dead:
             return
+        process = loop.process
         self.world.end(loop, cause)
-        if loop.process is not None:
-            endpoint = loop.process.endpoint
+        if process is not None:
+            endpoint = process.endpoint
             assert isinstance(endpoint, SimEndpoint)
             if self.network.listening.get(endpoint.address) is endpoint:
                 del self.network.listening[endpoint.address]

@@ -20,6 +20,8 @@ __all__ = ["Invariants"]
 
 POISON: Final = 0xDD
 """What free bytes of arenas are full of: who reads bytes that were given back finds them changed."""
+POISONED: Final = 0.6
+"""Virtual seconds from one time to the next, on average, that a process's free bytes are filled."""
 _LOOKS: Final = 4
 """Looks at processes at rest, each a moment apart: what is there in all of them is no message on its way."""
 
@@ -55,7 +57,7 @@ class Invariants(logging.Handler):
 
     def _born(self, process: Process, loop: SimLoop) -> None:
         if process.role != "agent":
-            loop.at(self._world.now + self._drawn.uniform(0, 0.3), self._poison, process, loop)
+            loop.at(self._world.now + self._drawn.uniform(0, POISONED), self._poison, process, loop)
 
     def _poison(self, process: Process, loop: SimLoop) -> None:
         """Take free bytes of an arena, and leave them as nobody else does (I5)."""
@@ -69,7 +71,7 @@ class Invariants(logging.Handler):
         except OutOfMemory:
             self._record.saw("store full")
         blocks.clear()
-        loop.at(self._world.now + self._drawn.expovariate(1 / 0.3), self._poison, process, loop)
+        loop.at(self._world.now + self._drawn.expovariate(1 / POISONED), self._poison, process, loop)
 
     def problems(self) -> None:
         """What nobody caught (I11)."""

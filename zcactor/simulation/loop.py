@@ -131,6 +131,13 @@ class SimLoop(_Base):  # type: ignore[misc]  # what a loop must have is less tha
         """What nobody caught is told to the world."""
         self.world.trouble(self, context.get("message", ""), context.get("exception"))
 
+    def end(self) -> None:
+        """Nothing runs here any more, and nothing is kept: a run may have thousands of processes, one after another."""
+        self.dead = True
+        self.ready.clear()
+        self.process = self.main = None
+        self.context = contextvars.Context()
+
     def begin(self, main: Coroutine[Any, Any, Any]) -> None:
         """Run `main` as the process's program."""
 

@@ -84,8 +84,7 @@ class World:
         if loop.dead:
             return
         self.note(loop.label, "end", why=why)
-        loop.dead = True
-        loop.ready.clear()
+        loop.end()
         self.loops.pop(loop.name, None)
 
     def stop(self, loop: SimLoop) -> None:

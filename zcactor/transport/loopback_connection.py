@@ -52,6 +52,8 @@ class Faults(msgspec.Struct, frozen=True):
 
 
 NO_FAULTS: Final = Faults()
+_CHUNK: Final = 8 << 10
+"""Bytes of a send buffer's chunk: what takes the bytes takes them all, and a pair may be one of thousands."""
 
 
 class LoopbackConnection(Delivering):
@@ -94,7 +96,7 @@ class LoopbackConnection(Delivering):
         self._faults = faults
         self._rng = rng
         self._frames_sent = 0
-        self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, self._take)
+        self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, self._take, _CHUNK)
         self._wire: deque[bytes] = deque()  # flushed, not yet on its way
         self._incoming: deque[tuple[bytes | ConnectionLost, int]] = deque()  # a batch or the end, and turns to wait
         self._pumping = False

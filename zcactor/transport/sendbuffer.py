@@ -32,6 +32,7 @@ class SendBuffer:
     Args:
         max_reserve: bytes of the largest reservation.
         send: takes a view of bytes and returns how many of them it took; raises `BlockingIOError` for none.
+        chunk_nbytes: bytes of a chunk, where `max_reserve` is less.
     """
 
     __slots__ = (
@@ -50,11 +51,11 @@ class SendBuffer:
         "max_reserve",
     )
 
-    def __init__(self, max_reserve: int, send: Callable[[memoryview], int]) -> None:
+    def __init__(self, max_reserve: int, send: Callable[[memoryview], int], chunk_nbytes: int = CHUNK_NBYTES) -> None:
         self.max_reserve = max_reserve
         self._send = send
         self._lock = threading.Lock()
-        self._buffer = bytearray(max(CHUNK_NBYTES, max_reserve))
+        self._buffer = bytearray(max(chunk_nbytes, max_reserve))
         self._view = memoryview(self._buffer)
         self._spare: tuple[bytearray, memoryview] | None = None
         self._older: deque[tuple[bytearray, memoryview, int]] = deque()  # full chunks and their ends, to be sent first
