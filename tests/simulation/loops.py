@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from zcactor.simulation.loop import SimLoop
@@ -12,6 +13,8 @@ from zcactor.simulation.trace import Trace
 from zcactor.simulation.world import World
 
 FOREVER = 1e9
+TURN = 1e-6
+"""Virtual seconds that a turn takes, for tests that look again in each."""
 
 
 class MainLoop(SimLoop):
@@ -21,11 +24,17 @@ class MainLoop(SimLoop):
         super().__init__(World(1, Trace()), "test", "test")
         self.world.loops[self.name] = self
         self._handler: Callable[[Any, dict[str, Any]], object] | None = None
+        self._threads = ThreadPoolExecutor()
 
     def run_until_complete(self, future: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> Any:
         """As of asyncio's."""
         task = asyncio.ensure_future(future, loop=self)
-        while not self.world.run(task.done, limit=FOREVER):
+
+        def there() -> bool:
+            self.world.now += TURN
+            return task.done()
+
+        while not self.world.run(there, limit=FOREVER):
             time.sleep(0)  # a thread is about to wake one of the loops
         return task.result()
 
@@ -38,8 +47,14 @@ class MainLoop(SimLoop):
     def set_debug(self, enabled: bool) -> None:
         """Never."""
 
+    def run_in_executor(self, executor: object, function: Callable[..., Any], *args: Any) -> Any:
+        """As of asyncio's: a test may have threads, other than the processes of a simulation."""
+        del executor
+        return asyncio.wrap_future(self._threads.submit(function, *args), loop=self)
+
     def close(self) -> None:
         """Take no further step."""
+        self._threads.shutdown()
         self.dead = True
 
     def get_exception_handler(self) -> Any:

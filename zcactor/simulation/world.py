@@ -133,7 +133,8 @@ class World:
                 if queue and (queue[0][0] <= self.now or not runnable):
                     if queue[0][0] > limit:
                         return False
-                    self.now, _, loop, handle = heapq.heappop(queue)
+                    when, _, loop, handle = heapq.heappop(queue)
+                    self.now = max(self.now, when)
                     if not loop.dead:
                         loop.ready.append(handle)
                         if not loop.queued and not loop.stopped:

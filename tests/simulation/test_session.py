@@ -1,0 +1,51 @@
+"""Sessions over simulated connections: the shared suite, on one host and between two."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+import pytest
+
+from tests.conformance.session import DEPTH, MappingSuite, SessionSuite
+from tests.simulation.loops import LOOPS as LOOP_FACTORIES
+from tests.simulation.loops import MainLoop
+from zcactor.objectstore.store import Store
+from zcactor.runtime.place import Place
+from zcactor.simulation.endpoint import SimEndpoint
+from zcactor.simulation.loop import SimLoop
+from zcactor.simulation.network import Network
+
+__all__ = ["LOOP_FACTORIES"]
+
+
+async def two_ends(hosts: tuple[str, str], names: tuple[bytes, bytes], arenas: Any) -> tuple[Any, Any]:
+    """Two connected ends in processes of these names, which serve their sessions on the loop of the test."""
+    main = asyncio.get_running_loop()
+    assert isinstance(main, MainLoop)
+    network = Network(main.world)
+    accepted: list[Any] = []
+    endpoints = []
+    for number, (host, name, arena) in enumerate(zip(hosts, names, arenas, strict=True)):
+        loop = SimLoop(main.world, host, f"process{number}")
+        endpoint = SimEndpoint(network, loop, name, Place(number, host), arena, recv_depth=DEPTH)
+        await endpoint.start(accepted.append)
+        endpoints.append(endpoint)
+    near = await endpoints[0].connect(endpoints[1].address)
+    while not accepted:
+        await asyncio.sleep(0)
+    return near, accepted.pop()
+
+
+class TestOneHost(MappingSuite):
+    @pytest.fixture
+    async def connections(self, stores: tuple[Store, Store]) -> tuple[Any, Any]:
+        arenas = [(store.arena.address, store.arena.nbytes) for store in stores]
+        return await two_ends(("h1", "h1"), (stores[0].process, stores[1].process), arenas)
+
+
+class TestTwoHosts(SessionSuite):
+    @pytest.fixture
+    async def connections(self) -> tuple[Any, Any]:
+        return await two_ends(("h1", "h2"), (secrets.token_bytes(16), secrets.token_bytes(16)), [(0, 0)] * 2)
