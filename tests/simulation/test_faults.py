@@ -13,6 +13,7 @@ SEEN = {
     "kill": "worker killed", "agent": "agent killed", "off": "host off", "cut": "cut", "oneway": "cut one way",
     "stop": "worker stopped", "reset": "connection reset", "exit": "worker exited", "zygote": "zygote lost",
     "flap": "a way flaps", "part": "some hosts cut off", "swizzle": "swizzled", "handshake": "handshakes lost",
+    "full": "no room in a store", "jump": "a clock jumps",
 }  # fmt: skip
 
 

@@ -106,3 +106,20 @@ def test_a_storm_ends() -> None:
     again()
     with pytest.raises(Overrun):
         world.run(lambda: False, limit=1)
+
+
+def test_a_clock_that_jumps_ahead_takes_its_timers_along() -> None:
+    world, seen = World(1, Trace()), []
+    one, other = world.process("h0", "one"), world.process("h0", "other")
+    for loop in (one, other):
+        loop.call_later(5.0, lambda loop=loop: seen.append((loop.name, world.now)))
+    one.at(4.5, lambda: seen.append(("what the world decides", world.now)))
+    world.run(lambda: False, limit=1.0)
+    before = one.time(), other.time()
+    world.leap(one, 10.0)
+    assert one.time() == before[0] + 10
+    assert other.time() == before[1]
+    world.run(lambda: False, limit=10.0)
+    assert [name for name, _ in seen] == ["one", "what the world decides", "other"]
+    assert seen[0][1] < 1.1
+    assert seen[2][1] > 4.9

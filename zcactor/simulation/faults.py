@@ -6,11 +6,13 @@ import itertools
 import random
 from typing import TYPE_CHECKING, Final
 
+from zcactor.errors import OutOfMemory
 from zcactor.simulation.network import Delay, reset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from zcactor.objectstore.store import Block
     from zcactor.simulation.cluster import Cluster
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.record import Record
@@ -42,6 +44,7 @@ class Faults:
         self._drawn = self._world.random("repairs")
         self._loop: SimLoop = self._world.process("nowhere", "faults")
         self._stopped: list[SimLoop] = []
+        self._taken: dict[SimLoop, list[Block]] = {}
         self._dark: dict[str, None] = {}
         self._over = False
         self.done: list[Fault] = []
@@ -165,6 +168,30 @@ class Faults:
             self._stopped.append(victim)
             self._later(fault.seconds, self._world.resume, victim)
 
+    def _full(self, fault: Fault) -> None:
+        """Take all of a store's room: `OutOfMemory` for whatever else needs some."""
+        victim = self._victim(fault)
+        if victim is None or victim.process is None:
+            return
+        self._record.saw("no room in a store")
+        store, taken = victim.process.store, self._taken.setdefault(victim, [])
+        nbytes = store.stats().capacity
+        while nbytes:
+            try:
+                taken.append(store.allocate(nbytes, 1))
+            except OutOfMemory:
+                nbytes //= 2
+        self._later(fault.seconds, self._empty, victim)
+
+    def _empty(self, victim: SimLoop) -> None:
+        self._taken.pop(victim, None)
+
+    def _jump(self, fault: Fault) -> None:
+        victim = self._victim(fault)
+        if victim is not None:
+            self._record.saw("a clock jumps")
+            self._world.leap(victim, fault.seconds)
+
     def _reset(self, fault: Fault) -> None:
         hosts = set(fault.who)
         for end in list(self._network.connections):
@@ -222,6 +249,7 @@ class Faults:
         self._network.losing.clear()
         for loop in self._stopped:
             self._world.resume(loop)
+        self._taken.clear()
         for host in list(self._dark):
             self._light(host)
         self._world.note(self._loop.label, "healed")

@@ -85,8 +85,12 @@ class SimLoop(_Base):  # type: ignore[misc]  # what a loop must have is less tha
     ) -> asyncio.TimerHandle:
         """As of asyncio's."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self.world.enter((when - self.skew) / self.rate, self, handle)
+        self.world.enter(self.moment(when), self, handle)
         return handle
+
+    def moment(self, when: float) -> float:
+        """The world's time when this process's clock will show `when`."""
+        return (when - self.skew) / self.rate
 
     def at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
         """Run `callback` in this process at the world's time `when`."""

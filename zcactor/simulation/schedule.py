@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "VERSION", "BadSchedule", "Fault", "Schedule", "draw"]
 
 VERSION: Final = 1
-_OF_WORKERS: Final = ("kill", "exit", "stop")
+_OF_WORKERS: Final = ("kill", "exit", "stop", "full", "jump")
 _OF_NODES: Final = ("agent", "zygote", "off", "refuse", "handshake")
 _OF_WAYS: Final = ("cut", "oneway", "flap", "reset", "slow")
 _OF_SETS: Final = ("part", "swizzle")
 KINDS: Final = (*_OF_WORKERS, *_OF_NODES, *_OF_WAYS, *_OF_SETS)
-"""Kinds of faults. Of a worker: SIGKILL, an exit of its own, and SIGSTOP for a while. Of a node: the SIGKILL of its
-agent, the loss of its zygote, a host without power for a while, one that takes no new connections, and one whose
-handshakes get lost. Of two hosts: they do not reach each other, or one the other, or both by fits and starts; their
-connections are reset; the way between them is slow. Of several hosts: they are cut off from the others, or each from
-all, one after another, and come back in another order."""
+"""Kinds of faults. Of a worker: SIGKILL, an exit of its own, SIGSTOP for a while, a store without room for a while, and
+a clock that jumps ahead. Of a node: the SIGKILL of its agent, the loss of its zygote, a host without power for a while,
+one that takes no new connections, and one whose handshakes get lost. Of two hosts: they do not reach each other, or one
+the other, or both by fits and starts; their connections are reset; the way between them is slow. Of several hosts: they
+are cut off from the others, or each from all, one after another, and come back in another order."""
 
 
 class BadSchedule(ValueError):
@@ -41,7 +41,7 @@ class Fault:
         at: virtual seconds after the workloads begin.
         kind: one of `KINDS`.
         who: the host, or the two hosts.
-        seconds: how long it lasts, where it ends by itself.
+        seconds: how long it lasts, where it ends by itself; by how much a clock jumps.
         number: which of the host's workers, modulo how many live.
     """
 

@@ -106,6 +106,16 @@ class World:
                     loop.queued = True
                     self.runnable.append(loop)
 
+    def leap(self, loop: SimLoop, seconds: float) -> None:
+        """The clock of a process jumps ahead, as that of a virtual machine does which was asleep."""
+        self.note(loop.label, "leap", seconds=seconds)
+        loop.skew += seconds
+        queue = self._queue
+        for at, (_, number, owner, handle) in enumerate(queue):
+            if owner is loop and isinstance(handle, asyncio.TimerHandle):
+                queue[at] = max(loop.moment(handle.when()), self.now), number, loop, handle
+        heapq.heapify(queue)
+
     # ---------------------------------------------------------------- events
 
     def enter(self, when: float, loop: SimLoop, handle: asyncio.Handle) -> None:
