@@ -13,7 +13,7 @@ from zcactor.simulation.trace import Trace
 from zcactor.simulation.world import World
 
 FOREVER = 1e9
-TURN = 1e-6
+TURN = 1e-4
 """Virtual seconds that a turn takes, for tests that look again in each."""
 
 

@@ -11,7 +11,9 @@ import asyncio
 import ctypes
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.errors import ConnectionLost, ObjectLost
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
+from zcactor.rpc.codec import decode
+from zcactor.rpc.messages import Kind
 from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.loopback_connection import NO_FAULTS, LoopbackConnection
 
@@ -26,6 +28,7 @@ __all__ = ["SimConnection"]
 
 BANDWIDTH: Final = 5e9
 """Bytes a virtual second that pulls bring."""
+_KINDS: Final = {int(kind): kind.name for kind in Kind}
 
 
 def _anything(*_: object) -> object:
@@ -67,6 +70,7 @@ class SimConnection(LoopbackConnection):
         """Virtual time before which nothing more arrives at the other end: what was sent earlier is there first."""
         self._keeps = keeps
         self._authorize = authorize
+        self._greeted = False
         network.connections[self] = None
         loop.connections[self] = None
 
@@ -101,8 +105,9 @@ class SimConnection(LoopbackConnection):
         if isinstance(item, bytes):
             network.batches += 1
             network.nbytes += len(item)
-            network.frames += _frames(item)
-            world.note(self.loop.label, "send", to=other.loop.label, nbytes=len(item))
+            frames = self._frames(item)
+            network.frames += len(frames)
+            world.note(self.loop.label, "send", to=other.loop.label, nbytes=len(item), frames=frames)
         else:
             world.note(self.loop.label, "close", to=other.loop.label)
         if other.loop.dead:
@@ -110,6 +115,25 @@ class SimConnection(LoopbackConnection):
                 self.loop.at(at + network.time(other.loop, self.loop), self.lose, _gone(other))
         else:
             other.loop.at(at, other.arrive, item, 0)
+
+    def _frames(self, batch: bytes) -> list[str]:
+        """Of each frame of a batch its kind and its id, for the trace. What is no frame is the receiver's to refuse."""
+        found: list[str] = []
+        position = 0
+        while position < len(batch):
+            start = position + LENGTH_PREFIX
+            position = start + int.from_bytes(batch[position:start], "little")
+            if self._greeted:
+                try:
+                    kind, _, _, _, _, number, *_ = decode(batch, start, min(position, len(batch)))
+                except ProtocolError:
+                    found.append("no frame")
+                else:
+                    found.append(f"{_KINDS[kind]} {number}")
+            else:
+                self._greeted = True
+                found.append("HELLO")
+        return found
 
     # ---- the peer's arena
 
@@ -182,11 +206,3 @@ class SimConnection(LoopbackConnection):
 def _gone(end: SimConnection) -> ConnectionLost:
     pid = end.other.peer.pid
     return ConnectionLost(f"process {pid} closed the connection", maybe_executed=True)
-
-
-def _frames(batch: bytes) -> int:
-    position, count = 0, 0
-    while position < len(batch):
-        position += LENGTH_PREFIX + int.from_bytes(batch[position : position + LENGTH_PREFIX], "little")
-        count += 1
-    return count
