@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from zcactor.rpc.messages import Kind
 from zcactor.simulation import command
 from zcactor.simulation.command import main
 from zcactor.simulation.schedule import draw
@@ -56,7 +57,9 @@ def refusal(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--seed", "1", "--budget", "x"], "'x', it must be a number"),
         (["--seed", "1", "--only", "h1"], "--only says which events are written"),
         (["--seeds", "1:2", "--trace", "t"], "--trace is for one run"),
-        (["--seed", "1", "--trace", "/nowhere/t"], "/nowhere/t: No such file or directory"),
+        (["--seeds", "1:2", "--chrome", "t"], "--chrome is for one run"),
+        (["--seed", "1", "--trace", "/nowhere/t"], "--trace /nowhere/t: No such file or directory"),
+        (["--seed", "1", "--chrome", "/nowhere/t"], "--chrome /nowhere/t: No such file or directory"),
         (["--seed", "1", "--wire", "native"], "unrecognized arguments: --wire native"),
         (["--schedule", "/nowhere/s.toml"], "/nowhere/s.toml: No such file or directory"),
         (["--schedule", "s.toml", "--nodes", "4"], "--nodes is the schedule's own"),
@@ -94,7 +97,9 @@ def test_schedules_that_cannot_be_played(
 
 def test_a_line_for_a_seed_and_one_at_the_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    assert main(["--seed", "3", *SHORT, "--workloads", "calls", "--json", "--trace", str(trace)]) == 0
+    chrome = tmp_path / "chrome"
+    files = "--trace", str(trace), "--chrome", str(chrome)
+    assert main(["--seed", "3", *SHORT, "--workloads", "calls", "--json", *files]) == 0
     line, summary = lines(capsys)
     assert list(line) == [
         "seed", "nodes", "ok", "digest", "events", "messages", "calls", "virtual_s", "cpu_s", "commit", "config",
@@ -108,8 +113,12 @@ def test_a_line_for_a_seed_and_one_at_the_end(capsys: pytest.CaptureFixture[str]
     again = Trace()
     again._hash.update(trace.read_bytes())
     assert again.digest == line["digest"]
-    times = [json.loads(event)["t"] for event in written]
+    events = [json.loads(event) for event in written]
+    times = [event["t"] for event in events]
     assert times == sorted(times)
+    assert sum(event["ph"] != "M" for event in json.loads(chrome.read_text())) == len(events)
+    frames = {frame.split()[0] for event in events for frame in event.get("frames", ())}
+    assert {"HELLO", "CALL", "RESPONSE"} <= frames <= set(Kind.__members__)
 
 
 def test_seeds_bounds_included_and_a_budget(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from zcactor.simulation.chrome import ChromeFile
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import BadSchedule, Schedule, draw
 from zcactor.simulation.shrink import shrink
@@ -23,7 +25,7 @@ from zcactor.simulation.trace import Trace
 from zcactor.simulation.workloads import WORKLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
 __all__ = ["main"]
 
@@ -97,6 +99,7 @@ def _parser() -> _Parser:
     parser.add_argument("--shrink", action="store_true", help="write SEED.toml, the smallest schedule that still fails")
     parser.add_argument("--json", action="store_true", help="a JSON line a run, and one at the end")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the events of one run")
+    parser.add_argument("--chrome", type=Path, metavar="FILE", help="write them as chrome://tracing and Perfetto read")
     parser.add_argument("--from", type=float, dest="since", metavar="SECONDS", help="of the trace")
     parser.add_argument("--until", type=float, metavar="SECONDS", help="of the trace")
     parser.add_argument("--only", metavar="HOST,...", help="of the trace: hosts or processes")
@@ -174,7 +177,7 @@ def _one(schedule: Schedule, commit: str) -> tuple[dict[str, Any], str]:
     return line, "" if line["ok"] else _report(run, line, _repeat(schedule))
 
 
-def _results(schedules: Sequence[Schedule], jobs: int, commit: str) -> Iterator[tuple[dict[str, Any], str]]:
+def _results(schedules: Sequence[Schedule], jobs: int, commit: str) -> Generator[tuple[dict[str, Any], str]]:
     """What comes of each, in the order of the seeds."""
     if jobs == 1:
         for schedule in schedules:
@@ -203,13 +206,47 @@ def _say(line: dict[str, Any], report: str, *, as_json: bool) -> None:
         )
 
 
-def _traced(arguments: argparse.Namespace, schedule: Schedule, file: TextIO | None) -> Run:
-    if file is None:
-        return _play(schedule)
-    only = None if arguments.only is None else frozenset(arguments.only.split(","))
-    since = 0.0 if arguments.since is None else arguments.since
-    until = float("inf") if arguments.until is None else arguments.until
-    return _play(schedule, Trace(lambda line: file.write(line + "\n"), since=since, until=until, only=only))
+def _traced(arguments: argparse.Namespace, schedule: Schedule, parser: _Parser) -> Run:
+    """Play a run whose events are written to files, where any are asked for."""
+    takers: list[Callable[[str], object]] = []
+    with ExitStack() as stack:
+        for option in ("trace", "chrome"):
+            path: Path | None = getattr(arguments, option)
+            if path is None:
+                continue
+            try:
+                file = stack.enter_context(path.open("w", encoding="ascii"))
+            except OSError as error:
+                parser.error(f"--{option} {path}: {error.strerror}")
+            if option == "trace":
+                takers.append(partial(print, file=file))
+            else:
+                chrome = ChromeFile(file)
+                stack.callback(chrome.close)
+                takers.append(chrome.take)
+        if not takers:
+            return _play(schedule)
+
+        def write(line: str) -> None:
+            for take in takers:
+                take(line)
+
+        only = None if arguments.only is None else frozenset(arguments.only.split(","))
+        since = 0.0 if arguments.since is None else arguments.since
+        until = float("inf") if arguments.until is None else arguments.until
+        return _play(schedule, Trace(write, since=since, until=until, only=only))
+
+
+def _single(
+    arguments: argparse.Namespace, schedule: Schedule, parser: _Parser, commit: str
+) -> Generator[tuple[dict[str, Any], str]]:
+    """What comes of one run."""
+    run = _traced(arguments, schedule, parser)
+    line = run.line(commit)
+    repeat = _repeat(schedule)
+    if arguments.schedule is not None:
+        repeat = shlex.join(["python", "-m", "zcactor.simulation", "--schedule", str(arguments.schedule)])
+    yield line, "" if line["ok"] else _report(run, line, repeat)
 
 
 def _shrunk(schedule: Schedule, line: dict[str, Any], *, quiet: bool) -> None:
@@ -253,34 +290,21 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     arguments = parser.parse_args(words)
-    if arguments.trace is None:
+    if arguments.trace is None and arguments.chrome is None:
         for name, value in (("from", arguments.since), ("until", arguments.until), ("only", arguments.only)):
             if value is not None:
-                parser.error(f"--{name} says which events are written: give --trace FILE as well")
+                parser.error(f"--{name} says which events are written: give --trace FILE or --chrome FILE as well")
     elif arguments.seeds is not None:
-        parser.error("--trace is for one run: give --seed")
+        parser.error(f"--{'chrome' if arguments.trace is None else 'trace'} is for one run: give --seed")
     schedules = _schedules(arguments, parser)
     commit, began = _commit(), time.monotonic()
     failed: list[int] = []
     count = 0
-    with ExitStack() as stack:
-        if arguments.seeds is None:
-            file = None
-            if arguments.trace is not None:
-                try:
-                    file = stack.enter_context(arguments.trace.open("w", encoding="ascii"))
-                except OSError as error:
-                    parser.error(f"--trace {arguments.trace}: {error.strerror}")
-            run = _traced(arguments, schedules[0], file)
-            line = run.line(commit)
-            repeat = _repeat(schedules[0])
-            if arguments.schedule is not None:
-                repeat = shlex.join(["python", "-m", "zcactor.simulation", "--schedule", str(arguments.schedule)])
-            results: Iterator[tuple[dict[str, Any], str]] = iter(
-                [(line, "" if line["ok"] else _report(run, line, repeat))]
-            )
-        else:
-            results = _results(schedules, arguments.jobs, commit)
+    if arguments.seeds is None:
+        results = _single(arguments, schedules[0], parser, commit)
+    else:
+        results = _results(schedules, arguments.jobs, commit)
+    with closing(results):
         for schedule, (line, report) in zip(schedules, results, strict=False):
             count += 1
             _say(line, report, as_json=arguments.json)
@@ -292,8 +316,6 @@ def main(words: Sequence[str] | None = None) -> int:
                     break
             if arguments.budget is not None and time.monotonic() - began >= arguments.budget:
                 break
-        if arguments.seeds is not None:
-            getattr(results, "close", lambda: None)()
     wall = round(time.monotonic() - began, 3)
     if arguments.json:
         print(json.dumps({"summary": True, "seeds": count, "failed": failed, "wall_s": wall}), flush=True)
