@@ -80,7 +80,7 @@ _PAIRED: Final = ("-m", "benchmarks.paired", "--base", BASE)
 
 ITEMS: Final[dict[str, Item]] = {
     "calls": Item(
-        (*_PAIRED, "--rounds", "16", "--over", "local", "--over", "tcp", "--over", "sealed", "sync", "async", "inline",
+        (*_PAIRED, "--rounds", "64", "--over", "local", "--over", "tcp", "--over", "sealed", "sync", "async", "inline",
          "pipelined"),
         240, needs_base=True,
     ),

@@ -27,7 +27,7 @@ ITEMS: Final[Mapping[str, tuple[str, int]]] = {
     "array-16m": ("16 MiB array as argument in a guest", 1),
 }
 """What it is called, and how many there are in a round."""
-ROUNDS, QUICK_ROUNDS = 9, 5
+ROUNDS, QUICK_ROUNDS = 30, 20
 TIMES_BASE, TIMES_PLAIN = 1.03, 1.3
 RDMA: Final[Mapping[str, object]] = {"transports": ["verbs"], "sealing": "off"}
 SEALED: Final[Mapping[str, object]] = {"transports": ["verbs"], "sealing": "on"}

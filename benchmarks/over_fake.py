@@ -40,11 +40,11 @@ TIMES_BASE, MILLISECONDS, TIMES_ARENA, TIMES_ALONE = 1.03, 50.0, 1.1, 3.0
 def calls(scale: Scale, base: Path) -> list[Measurement]:
     """Calls between two runtimes of one process, next to those of the base."""
     core, found = cores()[-1], []
-    rounds = 4 * scale.runs
+    rounds = 16 * scale.runs
     with Side(base, core, {}, "paired_fake.py") as old, Side(ROOT, core, {}, "paired_fake.py") as new:
         for item, name, count in (
-            ("async", "async call over the fake device", 2000),
-            ("pipelined", "call over the fake device, 1,000 in flight", 10_000),
+            ("async", "async call over the fake device", 500),
+            ("pipelined", "call over the fake device, 1,000 in flight", 3000),
         ):
             before, after = turns([old, new], item, count, rounds)
             found.append(
