@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zcactor.buggify import buggify
 from zcactor.context import call_deadline, current
 from zcactor.errors import (
     ActorDied,
@@ -227,7 +228,7 @@ class RemoteActor:
         loop = self.process.loop
         cause, begun, pause, attempt = "it could not be reached", loop.time(), _FIRST_PAUSE, 0
         while True:
-            if self._left:
+            if self._left or buggify("locate"):
                 state, self.location, why = await self.process.locate(self.actor_id)
                 if state == "dead":
                     self.die(why)

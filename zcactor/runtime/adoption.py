@@ -28,6 +28,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakValueDictionary, ref
 
+from zcactor.buggify import dawdle
 from zcactor.errors import ZcactorError
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.parallel import in_parallel
@@ -153,6 +154,7 @@ class Adoptions:
         ended = list(outlived)
         done = [number for number in ended if not any(_leases_of(each()) for each in outlived[number])]
         held = {lease.id for mappings in outlived.values() for each in mappings for lease in _leases_of(each())}
+        await dawdle("hold")
         try:
             await self._process.ask(session, "hold", ended, sorted(held))
         except ZcactorError:  # lost again: the next connection tells

@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from zcactor import ids
+from zcactor.buggify import dawdle
 from zcactor.errors import (
     ActorDied,
     ConnectionLost,
@@ -311,6 +312,7 @@ class NodeAgent:
 
     async def constructed(self, actor_id: bytes, failure: str | None) -> None:
         """The constructor has returned; or `failure` tells why there is no actor, empty when its process was lost."""
+        await dawdle("constructed")
         actor = self._actors.get(actor_id)
         if actor is None or actor.state == "dead":
             return
@@ -367,6 +369,7 @@ class NodeAgent:
                 self.process.start_task(self._tell_holder(session, *change))
 
     async def _tell_holder(self, session: Session, *change: Any) -> None:
+        await dawdle("tell holder")
         try:
             await self.process.ask(session, "actor_changed", *change)
         except ZcactorError as error:  # it has ended, and its handles with it

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
+from zcactor.buggify import buggify, dawdle
 from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ZcactorError
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
@@ -129,7 +130,7 @@ class Locations:
     def known(self, region: Region) -> Part | None:
         """The part for an object whose bytes have come before and are still here."""
         kind, owner, object_id, offset, nbytes, *_, authenticate = region
-        if kind != RegionKind.ARRAY:
+        if kind != RegionKind.ARRAY or buggify("bring again"):
             return None
         holder = _for(self._here, (owner, object_id, offset, nbytes, authenticate))
         return None if holder is None else Part(kind, holder, holder.offset, nbytes, authenticate)
@@ -192,6 +193,7 @@ class Locations:
         while True:
             connection = session.connection
             block = process.placements.take(owner, nbytes)
+            await dawdle("pull")
             try:
                 await connection.pull(wanted, block.address, block)
                 break
@@ -223,7 +225,9 @@ class Locations:
                 break
             try:
                 region = Region(RegionKind.ARRAY, place, object_id, offset, lease.nbytes, 0, 0, 0, authenticate)
-                return await self._from_copy(lease, region, sealed)
+                if not buggify("copy lost"):
+                    return await self._from_copy(lease, region, sealed)
+                failed = place
             except OutOfMemory:
                 self._tell(lease, authenticate, None)
                 raise

@@ -18,6 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from zcactor import ids
+from zcactor.buggify import dawdle
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError, RemoteError, ZcactorError
 from zcactor.future import ObjectRef, OwnRef, RefHolder, failure_of
 from zcactor.marshal import Marshaller, arrays
@@ -285,6 +286,7 @@ class Process:
             session = self._start_session(ours, process)
         else:
             try:
+                await dawdle("connect")
                 connection = await self.endpoint.connect(process.hex())
             except (ConnectionLost, ProtocolError) as error:
                 theirs = self.sessions.get(process)  # the peer may have connected meanwhile

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from zcactor.buggify import dawdle
 from zcactor.errors import ZcactorError
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Twins:
         pause = _FIRST_LOOK
         while session.closed is None and session.is_replaced:
             if self._is_unused(session):
+                await dawdle("retire")
                 try:
                     agreed = await self._process.ask(session, "retire")
                 except ZcactorError:  # it has ended meanwhile

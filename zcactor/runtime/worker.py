@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor import context
 from zcactor.actor import declared_options
+from zcactor.buggify import dawdle
 from zcactor.config import Config
 from zcactor.errors import ConnectionLost
 from zcactor.handle import ActorHandle, ActorHold, RemoteActor
@@ -79,6 +80,7 @@ class Worker:
         remote.hold = ActorHold(process.agent, object_id, None)
         process.remotes[actor_id] = remote
         host.info = ActorInfo(actor_id, ActorHandle(remote), self.node, restarts)
+        await dawdle("construct")
         try:
             await host.construct(lambda: actor_class(*args, **kwargs))
         except BaseException as error:
@@ -125,6 +127,7 @@ class Worker:
         Raises:
             ConnectionLost: the agent is gone.
         """
+        await dawdle("worker ready")
         process = self.process
         node = bytes.fromhex(self.node)
         interface = agent_interface() if node == process.agent else member_interface()

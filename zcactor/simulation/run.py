@@ -11,6 +11,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor import ids
+from zcactor.buggify import decided_by
 from zcactor.runtime.failure import without_frames
 from zcactor.simulation import record as records
 from zcactor.simulation.cluster import Cluster
@@ -24,6 +25,7 @@ from zcactor.simulation.workloads.scene import Scene
 from zcactor.simulation.world import Overrun, World
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator
 
     from zcactor.runtime.process import Process
@@ -63,6 +65,7 @@ class Run:
         self.invariants = Invariants(self.cluster, self.record)
         self.cpu = 0.0
         self._drawn = self.world.random("run")
+        self._odds: dict[str, tuple[random.Random, float]] = {}
         self._phase = ""
         self._go: asyncio.Future[None] | None = None
         self._driver: SimLoop | None = None
@@ -95,7 +98,7 @@ class Run:
             logger.setLevel(logging.ERROR)
         records.current = self.record
         try:
-            with ids.drawn_from(self.world.random("ids")), without_frames():
+            with ids.drawn_from(self.world.random("ids")), without_frames(), decided_by(self._unlikely):
                 yield
         finally:
             for logger, (propagate, level) in zip(loggers, levels, strict=True):
@@ -106,6 +109,17 @@ class Run:
             gc.unfreeze()
             if enabled:
                 gc.enable()
+
+    def _unlikely(self, place: str) -> bool:
+        """Whether the unlikely is done at a place, see `zcactor.buggify`. In half of the runs it never is."""
+        if place not in self._odds:
+            drawn = self.world.random(f"buggify/{place}")
+            self._odds[place] = drawn, drawn.choice((0, 0, 0.05, 0.3))
+        drawn, odds = self._odds[place]
+        if drawn.random() >= odds:
+            return False
+        self.record.saw(f"unlikely: {place}")
+        return True
 
     # ---------------------------------------------------------------- phases
 
