@@ -87,7 +87,9 @@ class Run:
     def _alone(self) -> Iterator[None]:
         """Nothing outside of the run has a part in it, and nothing is left of it afterwards."""
         gc.collect()
-        gc.freeze()  # what was there before has no part in collections, and costs them nothing
+        frozen = gc.get_freeze_count() > 0
+        if not frozen:
+            gc.freeze()  # what was there before has no part in collections, and costs them nothing
         enabled = gc.isenabled()
         gc.disable()
         loggers = [logging.getLogger(name) for name in ("zcactor", "asyncio")]
@@ -106,7 +108,8 @@ class Run:
                 logger.propagate = propagate
                 logger.setLevel(level)
             del records.current
-            gc.unfreeze()
+            if not frozen:
+                gc.unfreeze()
             if enabled:
                 gc.enable()
 
