@@ -20,7 +20,7 @@ __all__ = ["Invariants"]
 
 POISON: Final = 0xDD
 """What free bytes of arenas are full of: who reads bytes that were given back finds them changed."""
-POISONED: Final = 0.6
+POISONED: Final = 0.3
 """Virtual seconds from one time to the next, on average, that a process's free bytes are filled."""
 _LOOKS: Final = 4
 """Looks at processes at rest, each a moment apart: what is there in all of them is no message on its way."""
