@@ -225,9 +225,7 @@ class Locations:
                 break
             try:
                 region = Region(RegionKind.ARRAY, place, object_id, offset, lease.nbytes, 0, 0, 0, authenticate)
-                if not buggify("copy lost"):
-                    return await self._from_copy(lease, region, sealed)
-                failed = place
+                return await self._from_copy(lease, region, sealed)
             except OutOfMemory:
                 self._tell(lease, authenticate, None)
                 raise
@@ -246,7 +244,7 @@ class Locations:
     async def _from_copy(self, lease: RemoteLease, region: Region, sealed: bool) -> Block | Lease:
         process = self._process
         session = await process.connect(region.owner)
-        if not await process.ask(session, "lease", region.id):
+        if buggify("copy lost") or not await process.ask(session, "lease", region.id):
             raise ObjectLost(f"{process.describe(region.owner)} has no copy of it any more")
         connection = session.connection
         if not connection.maps:
