@@ -6,15 +6,21 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from zcactor.context import current_host
+from zcactor.errors import RemoteError, ZcactorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.world import World
 
 __all__ = ["Broken", "Operation", "Record", "current"]
+
+PATIENCE = 120
+"""Virtual seconds in which a call that a method makes has ended."""
 
 
 class Broken:
@@ -124,6 +130,45 @@ class Record:
         self.world.note(self.place(), "end of call", op=operation.number, outcome=outcome)
         if operation.ended > 1:
             self.break_("I1", f"{self.name(operation)} has ended {operation.ended} times")
+
+    def fail(self, operation: Operation, error: BaseException) -> None:
+        """The call has ended with an error."""
+        if isinstance(error, RemoteError):  # the method has run, and raised
+            self.end(operation, f"remote {type(error.original or error).__name__}", maybe=True)
+        else:
+            self.end(operation, type(error).__name__, getattr(error, "maybe_executed", None))
+
+    async def called(self, kind: str, method: Callable[..., Awaitable[Any]], *args: Any) -> tuple[Operation, Any]:
+        """Make a call from within a method, and enter how it ends.
+
+        Args:
+            kind: of the call.
+            method: takes its number, and `args`.
+
+        Returns:
+            The call, and its value.
+
+        Raises:
+            ZcactorError: what the call has raised.
+            TimeoutError: it had no end, which breaks I1.
+        """
+        operation = self.begin(kind)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                value = await method(operation.number, *args)
+        except (ZcactorError, asyncio.CancelledError) as error:
+            self.fail(operation, error)
+            raise
+        except TimeoutError:
+            self.break_("I1", f"{self.name(operation)} had no end in {PATIENCE} s")
+            raise
+        self.end(operation, "ok")
+        return operation, value
+
+    def same(self, array: Any, value: float, what: str) -> None:
+        """Each element of an array is `value`, and the bytes have not changed since."""
+        if not (array == value).all():
+            self.break_("I5", f"{what} has an array of {np.unique(array)[:4]} instead of {value}")
 
     def name(self, operation: Operation) -> str:
         """How reports name a call."""

@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
+from zcactor.config import Config
 from zcactor.errors import ActorUnavailable, RemoteError, ZcactorError
+from zcactor.simulation.cluster import Cluster
+from zcactor.simulation.network import Network
 from zcactor.simulation.record import Record
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.workloads.scene import Scene
 from zcactor.simulation.world import World
+
+
+def scene_of() -> Scene:
+    world = World(1, Trace())
+    return Scene(Record(world), random.Random(1), 2, 1.0, Cluster(Network(world), Config(), {}))
 
 
 @pytest.mark.parametrize(
@@ -27,8 +35,8 @@ from zcactor.simulation.world import World
     ],
 )
 def test_outcomes(error: BaseException | None, outcome: str, maybe: bool | None) -> None:
-    record = Record(World(1, Trace()))
-    scene = Scene(record, random.Random(1), 2, 1.0)
+    scene = scene_of()
+    record = scene.record
     operation = record.begin("plain")
 
     async def call() -> int:
@@ -37,15 +45,14 @@ def test_outcomes(error: BaseException | None, outcome: str, maybe: bool | None)
         return 7
 
     async def main() -> Any:
-        return await scene.outcome(operation, call())
+        return await scene.outcome(operation, call)
 
     assert asyncio.run(main()) == (7 if error is None else None)
     assert (operation.outcome, operation.maybe, operation.ended) == (outcome, maybe, 1)
 
 
 def test_the_end_of_the_work() -> None:
-    record = Record(World(1, Trace()))
-    scene = Scene(record, random.Random(1), 2, 1.0)
+    scene = scene_of()
     assert not scene.over
     scene.end = 0.0
     assert scene.over

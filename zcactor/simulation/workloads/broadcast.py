@@ -31,16 +31,12 @@ class Reader:
     @zc.method
     async def look(self, number: int, array: np.ndarray, value: int, seconds: float) -> int:
         """Check an array, hold it for a while, and check it again."""
-        records.current.ran(number, self)
-        _check(array, value, f"call {number}")
+        record = records.current
+        record.ran(number, self)
+        record.same(array, value, f"call {number}")
         await asyncio.sleep(seconds)
-        _check(array, value, f"call {number}, after a while,")
+        record.same(array, value, f"call {number}, after a while,")
         return int(array[-1])
-
-
-def _check(array: np.ndarray, value: int, what: str) -> None:
-    if not (array == value).all():
-        records.current.break_("I5", f"{what} has an array of {np.unique(array)[:4]} instead of {value}")
 
 
 class Broadcasts:
@@ -98,11 +94,6 @@ class Broadcasts:
 
     async def _look(self, reader: Any, shown: Any, seconds: float) -> None:
         record, value = self._scene.record, self._value
-        operation = record.begin("look")
-
-        async def call() -> Any:
-            return await reader.look(operation.number, shown, value, seconds)
-
-        said = await self._scene.outcome(operation, call())
+        operation, said = await self._scene.ask("look", reader.look, shown, value, seconds)
         if operation.outcome == "ok" and said != value:
             record.break_("I3", f"{record.name(operation)} has seen {said} instead of {value}")

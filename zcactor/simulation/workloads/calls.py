@@ -12,8 +12,6 @@ from zcactor.errors import ZcactorError
 from zcactor.simulation import record as records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from zcactor.simulation.record import Operation
     from zcactor.simulation.workloads.scene import Scene
 
@@ -24,8 +22,7 @@ PATTERN = 251
 
 
 def _check(number: int, array: Any) -> None:
-    if not (array == number % PATTERN).all():
-        records.current.break_("I5", f"the bytes that belong to call {number} have changed: {np.unique(array)[:4]}")
+    records.current.same(array, number % PATTERN, f"call {number}")
 
 
 @zc.actor(concurrency_groups={"passed on": 1000})
@@ -68,20 +65,10 @@ class Register:
         """Have another actor keep an array that is somebody else's."""
         record = records.current
         record.ran(number, self)
-        inner = record.begin("inner")
         try:
-            async with asyncio.timeout(120):
-                await other.again(inner.number, number, array, seconds)
-        except ZcactorError as error:
-            record.end(inner, type(error).__name__, getattr(error, "maybe_executed", None))
+            await record.called("inner", other.again, number, array, seconds)
+        except (ZcactorError, TimeoutError):
             return False
-        except TimeoutError:
-            record.break_("I1", f"{record.name(inner)} had no end in 120 s")
-            return False
-        except asyncio.CancelledError:
-            record.end(inner, "CancelledError")
-            raise
-        record.end(inner, "ok")
         return True
 
     @zc.method(concurrency_group="passed on")  # two actors that wait for each other would wait for ever
@@ -160,26 +147,18 @@ class Calls:
             order = line, self._places[line]
         return self._scene.record.begin(kind, tries, order)
 
-    async def _made(self, operation: Operation, make: Callable[[], Any]) -> Any:
-        """Make a call and enter how it ends, also where it cannot be made at all."""
-
-        async def call() -> Any:
-            return await make()
-
-        return await self._scene.outcome(operation, call())
-
     async def _plain(self, which: int, handle: Any, kind: str) -> None:
         operation = self._begin(kind, which, ordered=True)
-        self._same(operation, await self._made(operation, lambda: handle.plain(operation.number)))
+        self._same(operation, await self._scene.outcome(operation, lambda: handle.plain(operation.number)))
 
     async def _glance(self, which: int, handle: Any, kind: str) -> None:
         operation = self._begin(kind, which, ordered=True)
-        self._same(operation, await self._made(operation, lambda: handle.glance(operation.number)))
+        self._same(operation, await self._scene.outcome(operation, lambda: handle.glance(operation.number)))
 
     async def _apply(self, which: int, handle: Any, kind: str) -> None:
         operation = self._begin(kind, which, ordered=True)
         seconds = self._scene.rng.choice((0.0, 0.0, 1e-4, 0.5))
-        self._same(operation, await self._made(operation, lambda: handle.apply(operation.number, seconds)))
+        self._same(operation, await self._scene.outcome(operation, lambda: handle.apply(operation.number, seconds)))
 
     def _same(self, operation: Operation, value: Any) -> None:
         if operation.outcome == "ok" and value != operation.number:
@@ -191,7 +170,7 @@ class Calls:
         operation = self._begin(kind, which)
         array[:] = operation.number % PATTERN
         seconds = rng.random()
-        value = await self._made(operation, lambda: handle.keep(operation.number, array, seconds))
+        value = await self._scene.outcome(operation, lambda: handle.keep(operation.number, array, seconds))
         if value is not None:
             del array
             await asyncio.sleep(rng.random())
@@ -203,7 +182,7 @@ class Calls:
         operation = self._begin(kind, which)
         array[:] = operation.number % PATTERN
         other, seconds = rng.choice(self._handles), rng.random()
-        await self._made(operation, lambda: handle.pass_on(operation.number, other, array, seconds))
+        await self._scene.outcome(operation, lambda: handle.pass_on(operation.number, other, array, seconds))
 
     def _array(self, count: int) -> Any:
         return zc.empty(count, np.float32)
@@ -213,7 +192,7 @@ class Calls:
         operation = self._begin(kind, which)
         timeout, seconds = rng.uniform(0.001, 0.5), rng.uniform(0, 0.5)
         method = handle.apply.options(timeout=timeout)
-        await self._made(operation, lambda: method(operation.number, seconds))
+        await self._scene.outcome(operation, lambda: method(operation.number, seconds))
 
     async def _cancel(self, which: int, handle: Any, kind: str) -> None:
         rng = self._scene.rng
@@ -225,7 +204,7 @@ class Calls:
             made.append(handle.apply(operation.number, seconds))
             return made[0]
 
-        task = asyncio.create_task(self._made(operation, make))
+        task = asyncio.create_task(self._scene.outcome(operation, make))
         await asyncio.sleep(wait)
         for reference in made:
             reference.cancel()
@@ -234,7 +213,7 @@ class Calls:
     async def _retry(self, which: int, handle: Any, kind: str) -> None:
         operation = self._begin(kind, which, tries=3)
         method = handle.apply.options(retries=2, idempotent=True)
-        await self._made(operation, lambda: method(operation.number, self._scene.rng.choice((0.0, 0.2))))
+        await self._scene.outcome(operation, lambda: method(operation.number, self._scene.rng.choice((0.0, 0.2))))
 
 
 _KINDS = ("plain", "plain", "glance", "apply", "apply", "keep", "keep", "pass_on", "deadline", "cancel", "retry")

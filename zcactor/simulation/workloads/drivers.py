@@ -36,11 +36,12 @@ class Guest:
     @zc.method
     async def keep(self, number: int, array: np.ndarray, value: int) -> None:
         """Keep an array, which may outlive the driver that made it; the one before is full of what it was."""
-        records.current.ran(number, self)
+        record = records.current
+        record.ran(number, self)
         before, self.kept = self.kept, array
         was, self.value = self.value, value
-        if before is not None and not (before == was).all():
-            records.current.break_("I5", f"an array of {was} of an earlier driver is {np.unique(before)[:4]} now")
+        if before is not None:
+            record.same(before, was, f"call {number}, of what an earlier one kept,")
 
     @zc.method
     async def drop(self, number: int) -> None:
@@ -71,12 +72,7 @@ class Drivers:
         """See `Workload.run`."""
         await asyncio.gather(*(self._visits() for _ in range(2)))
         while True:  # what an actor keeps of a driver that has ended lies in its own store
-            operation = self._scene.record.begin("drop")
-
-            async def call(number: int = operation.number) -> None:
-                await self._common.drop(number)
-
-            await self._scene.outcome(operation, call())
+            operation, _ = await self._scene.ask("drop", self._common.drop)
             if operation.outcome == "ok":
                 break
             await self._scene.pause(1.0)
@@ -113,18 +109,10 @@ class Drivers:
                 value = 100 * number + turn
                 array = zc.full(rng.choice((10, 30_000)), value, np.int32)
                 for actor in (common, *mine):
-                    await self._keep(actor, array, value)
+                    await self._scene.ask("keep", actor.keep, array, value)
                 await self._scene.pause(0.2)
             if rng.random() < 0.7:
                 await process.ask_members("leave_driver", GRACE)
                 self._scene.record.saw("driver left")
         except ZcactorError as error:
             self._scene.record.saw(f"a driver in trouble: {type(error).__name__}")
-
-    async def _keep(self, actor: Any, array: np.ndarray, value: int) -> None:
-        operation = self._scene.record.begin("keep")
-
-        async def call() -> Any:
-            return await actor.keep(operation.number, array, value)
-
-        await self._scene.outcome(operation, call())

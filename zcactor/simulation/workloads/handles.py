@@ -11,9 +11,6 @@ from zcactor.simulation import record as records
 from zcactor.simulation.workloads.names import Single
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from zcactor.simulation.record import Operation
     from zcactor.simulation.workloads.scene import Scene
 
 __all__ = ["DROPPED", "Handles", "Keeper"]
@@ -56,21 +53,14 @@ class Keeper:
         handle = self.held.get(name)
         if handle is None:
             return "not held"
-        inner = record.begin("through a kept handle")
         try:
-            async with asyncio.timeout(120):
-                said = await handle.who(inner.number)
+            inner, said = await record.called("through a kept handle", handle.who)
         except ZcactorError as error:
-            record.end(inner, type(error).__name__, getattr(error, "maybe_executed", None))
             check_held(name, error)
+            return type(error).__name__
         except TimeoutError:
-            record.break_("I1", f"{record.name(inner)} had no end in 120 s")
-        except asyncio.CancelledError:
-            record.end(inner, "CancelledError")
-            raise
-        else:
-            record.end(inner, "ok")
-            check_name(name, said)
+            return "no end"
+        check_name(name, said)
         return inner.outcome
 
 
@@ -133,19 +123,9 @@ class Handles:
                 scene.record.saw(f"no leaf: {type(error).__name__}")
             await scene.pause(0.6)
 
-    async def _ask(self, kind: str, make: Any) -> tuple[Operation, Any]:
-        """Make a call; the method is given the call's number."""
-        operation = self._scene.record.begin(kind)
-
-        async def call() -> Any:
-            awaitable: Awaitable[Any] = make(operation.number)
-            return await awaitable
-
-        return operation, await self._scene.outcome(operation, call())
-
     async def _one(self) -> None:
         """The life of one actor."""
-        rng, record = self._scene.rng, self._scene.record
+        rng, record, ask = self._scene.rng, self._scene.record, self._scene.ask
         self._count += 1
         name = f"leaf{self._count}"
         options: dict[str, Any] = {"node": rng.choice(("spread", "pack", None)), "max_restarts": rng.choice((0, 0, 2))}
@@ -156,24 +136,24 @@ class Handles:
             self._lasting.append(name)
         leaf: Any = await Single.options(**options).spawn(name)
         first, second = rng.sample(self._keepers, 2)
-        taken, _ = await self._ask("take", lambda number: first.take(number, name, leaf))
+        taken, _ = await ask("take", first.take, name, leaf)
         if rng.random() < 0.5:
             leaf = None  # the first keeper has the only handle
         if taken.outcome == "ok":
-            await self._ask("call", lambda number: first.call(number, name))
+            await ask("call", first.call, name)
             if rng.random() < 0.5:
-                _, given = await self._ask("give", lambda number: first.give(number, name))
+                _, given = await ask("give", first.give, name)
                 if given is not None:
-                    await self._ask("take", lambda number: second.take(number, name, given))
+                    await ask("take", second.take, name, given)
                     given = None
-                    await self._ask("drop", lambda number: first.drop(number, name))
+                    await ask("drop", first.drop, name)
                     await self._scene.pause(0.3)
-                    _, said = await self._ask("call", lambda number: second.call(number, name))
+                    _, said = await ask("call", second.call, name)
                     if said == "ok":
                         record.saw("a handle held by the third process that had it")
         if leaf is not None:
-            operation, said = await self._ask("who", lambda number: leaf.who(number))
+            operation, said = await ask("who", leaf.who)
             if operation.outcome == "ok":
                 check_name(name, said)
         for keeper in (first, second):
-            await self._ask("drop", lambda number, keeper=keeper: keeper.drop(number, name))
+            await ask("drop", keeper.drop, name)

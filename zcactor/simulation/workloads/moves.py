@@ -32,32 +32,14 @@ class Stage:
         """Write to an array, hand it on to the others, and hand back what comes from there."""
         record = records.current
         record.ran(number, self)
-        _check(array, expected, f"call {number}")
+        record.same(array, expected, f"call {number}")
         await asyncio.sleep(0.01)
         array += 1
-        _check(array, expected + 1, f"call {number}, which is its only owner,")
+        record.same(array, expected + 1, f"call {number}, which is its only owner,")
         if not onward:
             return zc.move(array)
-        inner = record.begin("move on")
-        try:
-            async with asyncio.timeout(120):
-                array = await onward[0].raised(inner.number, zc.move(array), expected + 1, onward[1:])
-        except ZcactorError as error:
-            record.end(inner, type(error).__name__, getattr(error, "maybe_executed", None))
-            raise
-        except TimeoutError:
-            record.break_("I1", f"{record.name(inner)} had no end in 120 s")
-            raise
-        except asyncio.CancelledError:
-            record.end(inner, "CancelledError")
-            raise
-        record.end(inner, "ok")
+        _, array = await record.called("move on", onward[0].raised, zc.move(array), expected + 1, onward[1:])
         return zc.move(array)
-
-
-def _check(array: np.ndarray, expected: int, what: str) -> None:
-    if not (array == expected).all():
-        records.current.break_("I5", f"{what} has an array of {np.unique(array)[:4]} instead of {expected}")
 
 
 class Moves:
@@ -109,16 +91,13 @@ class Moves:
         array[:] = first
         if rng.random() < 0.2:
             kept = array.copy()  # of the same bytes, and nobody else's
-        operation = record.begin("move")
-
-        async def call() -> Any:
-            return await stages[0].raised(operation.number, zc.move(array), first, stages[1:])
-
-        value = await self._scene.outcome(operation, call())
+        operation, value = await self._scene.ask(
+            "move", lambda number: stages[0].raised(number, zc.move(array), first, stages[1:])
+        )
         if value is not None:
-            _check(value, first + len(stages), record.name(operation))
+            record.same(value, first + len(stages), record.name(operation))
             await asyncio.sleep(rng.random())
             value += 1
-            _check(value, first + len(stages) + 1, f"the result of {record.name(operation)}")
+            record.same(value, first + len(stages) + 1, f"the result of {record.name(operation)}")
         if kept is not None:
-            _check(kept, first, f"the copy for {record.name(operation)}")
+            record.same(kept, first, f"the copy for {record.name(operation)}")

@@ -64,12 +64,7 @@ class Names:
             await scene.pause(0.3)
 
     async def _call(self, name: str, handle: Any) -> None:
-        operation = self._scene.record.begin("who")
-
-        async def call() -> Any:
-            return await handle.who(operation.number)
-
-        said = await self._scene.outcome(operation, call())
+        operation, said = await self._scene.ask("who", handle.who)
         if operation.outcome == "ok" and said != name:
             self._scene.record.break_("I3", f"an actor called {name} says that it is {said}")
 

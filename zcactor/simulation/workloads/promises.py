@@ -91,10 +91,10 @@ class Promises:
                 else:
                     value = handle.add(operation.number, value)
             except ZcactorError as error:
-                record.end(operation, type(error).__name__, getattr(error, "maybe_executed", None))
+                record.fail(operation, error)
                 break
             begun.append((operation, value))
         for place, (operation, reference) in enumerate(begun, 1):
-            found = await self._scene.outcome(operation, reference)
+            found = await self._scene.outcome(operation, lambda: reference)  # noqa: B023  # it is called at once
             if operation.outcome == "ok" and not np.all(found == place):
                 record.break_("I3", f"{record.name(operation)} gave {found!r:.80} and not {place}")

@@ -90,13 +90,7 @@ class Resources:
             worker: Any = await Worker.options(**options).spawn(name)
         if scene.record.world.now - asked > 1.0:
             scene.record.saw("a request waited")
-        operation = scene.record.begin("work")
-        seconds = scene.rng.expovariate(1 / 2.5)
-
-        async def call() -> Any:
-            return await worker.work(operation.number, seconds)
-
-        await scene.outcome(operation, call())
+        await scene.ask("work", worker.work, scene.rng.expovariate(1 / 2.5))
         if scene.rng.random() < 0.7:  # else its last handle is dropped
             await (zc.stop if scene.rng.random() < 0.5 else zc.kill)(worker)
 

@@ -88,24 +88,16 @@ class Restarts:
         handle: Any = await Phoenix.options(**options).spawn(name, rng.choice((0, 0, 2)))
         seen = (0, 0)
         for _ in range(rng.randint(1, 2 * restarts + 2)):
-            operation, said = await self._ask("count", handle.count)
+            operation, said = await scene.ask("count", handle.count)
             if said is not None:
                 if tuple(said) <= seen:
                     record.break_("I4", f"{name} has counted {said} after {seen}")
                 seen = tuple(said)
             if rng.random() < 0.6:
-                await self._ask("crash", handle.crash)
+                await scene.ask("crash", handle.crash)
             await scene.pause(0.3)
             if operation.outcome == "ActorDied":
                 break
         if record.lives(name) > restarts + 1:
             record.break_("I4", f"{name} has lived {record.lives(name)} times with max_restarts={restarts}")
         await zc.kill(handle)
-
-    async def _ask(self, kind: str, method: Any) -> Any:
-        operation = self._scene.record.begin(kind)
-
-        async def call() -> Any:
-            return await method(operation.number)
-
-        return operation, await self._scene.outcome(operation, call())

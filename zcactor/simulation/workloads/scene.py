@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from zcactor.errors import RemoteError, ZcactorError
+from zcactor.errors import ZcactorError
 
 if TYPE_CHECKING:
     import random
@@ -49,12 +49,10 @@ class Scene:
         rng: the workload's own.
         nodes: how many there are.
         duration: virtual seconds of work.
-        cluster: for workloads that start processes.
+        cluster: in which workloads start processes.
     """
 
-    def __init__(
-        self, record: Record, rng: random.Random, nodes: int, duration: float, cluster: Cluster | None = None
-    ) -> None:
+    def __init__(self, record: Record, rng: random.Random, nodes: int, duration: float, cluster: Cluster) -> None:
         self.record = record
         self.rng = rng
         self.nodes = nodes
@@ -75,7 +73,6 @@ class Scene:
     def start(self, name: str, program: Callable[[Process], Coroutine[Any, Any, None]]) -> Program:
         """Run `program` as a driver, to its end, on a host that is drawn, which may have no node at the moment."""
         cluster = self._cluster
-        assert cluster is not None
 
         async def whole(process: Process) -> None:
             await program(process)
@@ -86,16 +83,22 @@ class Scene:
         loop = cluster.start_driver(name, self.rng.choice(hosts), whole)
         return Program(cluster, loop)
 
-    async def outcome(self, operation: Operation, call: Awaitable[Any]) -> Any:
-        """Await a call and enter how it ended; its value, or None."""
+    async def ask(self, kind: str, method: Callable[..., Awaitable[Any]], *args: Any) -> tuple[Operation, Any]:
+        """Make a call and enter how it ends: the call, and its value or None.
+
+        Args:
+            kind: of the call.
+            method: takes its number, and `args`.
+        """
+        operation = self.record.begin(kind)
+        return operation, await self.outcome(operation, lambda: method(operation.number, *args))
+
+    async def outcome(self, operation: Operation, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Make a call that has begun and enter how it ends, also where it cannot be made at all; its value, or None."""
         try:
-            value = await call
-        except RemoteError as error:  # the method has run, and raised
-            self.record.end(operation, f"remote {type(error.original or error).__name__}", maybe=True)
-        except ZcactorError as error:
-            self.record.end(operation, type(error).__name__, getattr(error, "maybe_executed", None))
-        except asyncio.CancelledError:
-            self.record.end(operation, "CancelledError")
+            value = await make()
+        except (ZcactorError, asyncio.CancelledError) as error:
+            self.record.fail(operation, error)
         else:
             self.record.end(operation, "ok")
             return value

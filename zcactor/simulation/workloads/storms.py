@@ -85,12 +85,7 @@ class Storms:
             return
         if defective:
             scene.record.break_("I3", f"the constructor of {name} has raised, and it lives")
-        operation = scene.record.begin("once")
-
-        async def call() -> Any:
-            return await handle.once(operation.number)
-
-        said = await scene.outcome(operation, call())
+        operation, said = await scene.ask("once", handle.once)
         if operation.outcome == "ok" and said != name:
             scene.record.break_("I3", f"{name} says that it is {said}")
         if end is not None:

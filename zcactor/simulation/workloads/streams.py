@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import zcactor as zc
-from zcactor.errors import RemoteError, ZcactorError
+from zcactor.errors import ZcactorError
 from zcactor.simulation import record as records
 
 if TYPE_CHECKING:
@@ -104,9 +104,7 @@ class Streams:
             await stream.aclose()
             if wanted == items and got != items:
                 record.break_("I3", f"{record.name(operation)} gave {got} of {items} items and no error")
-        except RemoteError as error:
-            record.end(operation, f"remote {type(error.original or error).__name__}", maybe=True)
         except ZcactorError as error:
-            record.end(operation, type(error).__name__, getattr(error, "maybe_executed", None))
+            record.fail(operation, error)
         else:
             record.end(operation, "ok" if got or not items else "left")
