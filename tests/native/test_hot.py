@@ -541,7 +541,7 @@ class Slots:
     def full(self) -> None:
         with self.lock:
             self.fulls += 1
-            time.sleep(0)  # other threads run, and write
+            time.sleep(0)  # hand the interpreter's lock over: other threads run, and write
             view, self.view = self.view, memoryview(bytearray(self.NBYTES))
             self.written.append(bytes(view[16 : self.out.swap(self.view, 16)]))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -152,22 +151,22 @@ async def test_without_a_runtime() -> None:
 async def test_statistics_of_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Blocked:
         async def hold(self, began: str, path: str) -> None:
-            Path(began).touch()
-            while not os.path.exists(path):
-                time.sleep(0.001)
+            Path(began).write_text("")
+            Path(path).read_text()
 
     monkeypatch.setattr(inspection, "STATS_TIMEOUT", 0.1)
     async with asyncio.timeout(PATIENCE), zc.init():
         actor: Any = await zc.spawn(Blocked)
         began, go = tmp_path / "began", tmp_path / "go"
+        os.mkfifo(began)
+        os.mkfifo(go)
         held = actor.hold(str(began), str(go))
-        while not began.exists():
-            await asyncio.sleep(0)
+        await asyncio.to_thread(began.read_text)
         with pytest.raises(
             zc.DeadlineExceeded, match=r"the process of Blocked\(.*\) has not told .* within 0.1 s: one"
         ):
             await zc.stats(actor)
-        go.touch()
+        go.write_text("")
         await held
         monkeypatch.setattr(inspection, "STATS_TIMEOUT", PATIENCE)
         assert (await zc.stats(actor)).calls >= 0

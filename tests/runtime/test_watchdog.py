@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,15 +17,15 @@ BLOCKS = """
 class Blocks:
     async def pid(self): return os.getpid()
     async def hold(self, path):
-        while not os.path.exists(path): time.sleep(0.001)
+        open(path).close()
     @zc.method(inline=True)
     def inline(self, path):
-        while not os.path.exists(path): time.sleep(0.001)
+        open(path).close()
     async def wait(self, path):
         await asyncio.sleep(0)
         self.deeper(path)
     def deeper(self, path):
-        while not os.path.exists(path): time.sleep(0.001)
+        open(path).close()
 
 async def main():
     async with zc.init():
@@ -34,6 +36,12 @@ async def main():
             await getattr(actors[-1], name)("{directory}/" + name)
 zc.run(main())
 """
+
+
+def fifos(directory: Path, *names: str) -> None:
+    """Make FIFOs: opening one to read blocks until somebody opens it to write."""
+    for name in names:
+        os.mkfifo(directory / name)
 
 
 def line_of(program: Program, text: str, after: str) -> int:
@@ -53,20 +61,21 @@ def said(program: Program, text: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("process", "count"), [("own", 1), ("shared", 3)])
-def test_a_loop_that_is_blocked(tmp_path: Any, process: str, count: int) -> None:
+def test_a_loop_that_is_blocked(tmp_path: Path, process: str, count: int) -> None:
+    fifos(tmp_path, "hold", "inline", "wait")
     source = BLOCKS.format(directory=tmp_path, process=process, count=count)
     with Program(source, env={"ZCACTOR_WARN_AFTER": "0.2", "ZCACTOR_NUM_CPUS": "1"}) as program:
         lines = []
         for name in ("hold", "inline", "wait"):
             label, pid = program.told("actor")
-            number = line_of(program, "self.deeper" if name == "wait" else "while", f"def {name}")
+            number = line_of(program, "self.deeper" if name == "wait" else "open", f"def {name}")
             text = f"has not come back to its event loop for 0.2 s: in {name}, program.py:{number}"
             line = said(program, text)
             lines.append(line)
             if process == "own" or name != "inline":  # an inline call leaves no trace of whose it is
                 prefix = "Blocks" if process == "own" else "shared"
                 assert line == f"({prefix} pid={pid}) WARNING zcactor: {label} {text}"
-            (tmp_path / name).touch()
+            (tmp_path / name).open("w").close()
         assert program.status() == 0
         every = program.stderr().splitlines()
         assert [every.count(line) for line in lines] == [1, 1, 1]
@@ -77,12 +86,13 @@ class Mutual:
     async def pid(self): return os.getpid()
     def f(self, other, mine, others):
         async def wait(): return await other.g()
-        open(mine, "w").close()
-        while not os.path.exists(others): time.sleep(0.001)
-        return asyncio.run(wait())
+        with open(mine, "r+b", buffering=0) as here:
+            here.write(b"x")
+            with open(others, "rb", buffering=0) as there: there.read(1)
+            return asyncio.run(wait())
     def g(self): return "g"
     def slow(self, path):
-        while not os.path.exists(path): time.sleep(0.001)
+        open(path).close()
 
 async def main():
     async with zc.init():
@@ -101,13 +111,14 @@ zc.run(main())
 
 
 @pytest.mark.slow
-def test_plain_methods_that_wait_for_each_other(tmp_path: Any) -> None:
+def test_plain_methods_that_wait_for_each_other(tmp_path: Path) -> None:
+    fifos(tmp_path, "go", "one", "other")
     with Program(MUTUAL.format(directory=tmp_path), env={"ZCACTOR_WARN_AFTER": "0.2"}) as program:
         one, other = program.told("labels")
         program.told("slow")
-        number = line_of(program, "while", "def slow")
+        number = line_of(program, "open", "def slow")
         said(program, f"WARNING zcactor: Mutual.g has waited 0.2 s for Mutual.slow, which is at program.py:{number}")
-        (tmp_path / "go").touch()
+        (tmp_path / "go").open("w").close()
         _, there = program.told("pids")
         # One of them has been told of, and so once a minute; the other has not.
         line = said(program, "which waits for " + one + ".g")

@@ -35,7 +35,7 @@ class MainLoop(SimLoop):
             return task.done()
 
         while not self.world.run(there, limit=FOREVER):
-            time.sleep(0)  # a thread is about to wake one of the loops
+            time.sleep(0)  # hand the interpreter's lock to the thread that is about to wake one of the loops
         return task.result()
 
     async def shutdown_asyncgens(self) -> None:

@@ -167,11 +167,11 @@ def test_a_program_that_fails(
 def test_what_blocks_the_thread_is_named(tmp_path: Path) -> None:
     program = tmp_path / "blocks.py"
     program.write_text(
-        "import time\n"
+        "import threading\n"
         "from zcactor.simulation import command\n"
         "from zcactor.simulation.workloads.calls import Calls\n"
         "async def blocks(self):\n"
-        "    time.sleep(1000)\n"
+        "    threading.Event().wait()\n"
         "command.BLOCKED = 5.0\n"
         "Calls.run = blocks\n"
         "command.main(['--seed', '1', '--nodes', '2', '--duration', '1', '--workloads', 'calls'])\n"

@@ -120,7 +120,7 @@ class Parking:
                 all_watched = self._watch()
                 epoll = self._epoll
             if epoll is None:
-                time.sleep(_RETRY)
+                time.sleep(_RETRY)  # no descriptor is left to wait by
             else:
                 for fd, _ in epoll.poll(None if all_watched else _RETRY):
                     if fd == self._wake:
