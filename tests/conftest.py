@@ -20,7 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A failing assertion there shows its values, too.
-pytest.register_assert_rewrite("tests.conformance.connection", "tests.conformance.session")
+pytest.register_assert_rewrite("tests.conformance.connection", "tests.conformance.session", "tests.conformance.talk")
 
 LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,

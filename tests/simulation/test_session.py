@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.session import DEPTH, MappingSuite, SessionSuite
+from tests.conformance.session import MappingSuite, SessionSuite
+from tests.conformance.talk import DEPTH
 from tests.simulation.loops import LOOPS as LOOP_FACTORIES
 from tests.simulation.loops import MainLoop
 from zcactor.objectstore.store import Store
