@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.harness import Measurement, at_most, show, spread
 from benchmarks.machine import cores
-from benchmarks.paired import ROOT, Side, turns
+from benchmarks.paired import ROOT, Side, launches
 from benchmarks.program import options_of, report
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ ITEMS: Final[Mapping[str, tuple[str, int]]] = {
 }
 """What it is called, and how many there are in a round."""
 ROUNDS, QUICK_ROUNDS = 30, 20
+LAUNCHES: Final = 2
 TIMES_BASE, TIMES_PLAIN = 1.03, 1.3
 RDMA: Final[Mapping[str, object]] = {"transports": ["verbs"], "sealing": "off"}
 SEALED: Final[Mapping[str, object]] = {"transports": ["verbs"], "sealing": "on"}
@@ -43,26 +45,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--built", type=Path, required=True, metavar="FOLDER", help="where the base's package is")
     options = parser.parse_args(arguments)
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
-    core, told = cores()[-1], 0
+    core = cores()[-1]
+    sides = [
+        partial(Side, options.built, core, RDMA), partial(Side, ROOT, core, RDMA), partial(Side, ROOT, core, SEALED),
+    ]  # fmt: skip
     found: list[Measurement] = []
-    with Side(options.built, core, RDMA) as old, Side(ROOT, core, RDMA) as new, Side(ROOT, core, SEALED) as sealed:
-        for item, (name, count) in ITEMS.items():
-            sides = [old, new, sealed] if item == "sync" else [old, new]
-            figures = turns(sides, item, count, rounds)
-            before, after = map(min, figures[:2])
-            found.append(
-                Measurement("guest", name, after, "us", before, "the base", at_most(TIMES_BASE), rounds, "least",
-                            spread(figures[1]))
+    for item, (name, count) in ITEMS.items():
+        figures = launches(sides if item == "sync" else sides[:2], {item: count}, rounds, LAUNCHES)[item]
+        before, after = map(min, figures[:2])
+        told = [
+            Measurement("guest", name, after, "us", before, "the base", at_most(TIMES_BASE), rounds, "least",
+                        spread(figures[1]))
+        ]  # fmt: skip
+        if len(figures) == 3:
+            budget = at_most(TIMES_PLAIN)
+            told.append(
+                Measurement("guest", f"{name}, sealed", min(figures[2]), "us", after, "not sealed", budget, rounds,
+                            "least", spread(figures[2]))
             )  # fmt: skip
-            if len(figures) == 3:
-                budget = at_most(TIMES_PLAIN)
-                found.append(
-                    Measurement("guest", f"{name}, sealed", min(figures[2]), "us", after, "not sealed", budget, rounds,
-                                "least", spread(figures[2]))
-                )  # fmt: skip
-            for measurement in found[told:]:  # a guest that is ended keeps nothing else
-                print(json.dumps(measurement.plain()), flush=True)
-            told = len(found)
+        for measurement in told:  # a guest that is ended keeps nothing else
+            print(json.dumps(measurement.plain()), flush=True)
+        found += told
     show("By RDMA", found)
     return report(options, found)
 

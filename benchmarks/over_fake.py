@@ -8,12 +8,13 @@ import asyncio
 import contextlib
 import random
 import time
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.harness import Measurement, Scale, at_most, spread
 from benchmarks.machine import cores
-from benchmarks.paired import ROOT, Side, turns
+from benchmarks.paired import ROOT, Side, launches
 from tests.conformance.connection import Recorder
 from tests.transport.verbs.parts import EAGER, SLOT, engine_on
 from tests.transport.verbs.sides import Arena, device_of, engine_of, joined, verbs_side
@@ -41,16 +42,16 @@ def calls(scale: Scale, base: Path) -> list[Measurement]:
     """Calls between two runtimes of one process, next to those of the base."""
     core, found = cores()[-1], []
     rounds = 16 * scale.runs
-    with Side(base, core, {}, "paired_fake.py") as old, Side(ROOT, core, {}, "paired_fake.py") as new:
-        for item, name, count in (
-            ("async", "async call over the fake device", 500),
-            ("pipelined", "call over the fake device, 1,000 in flight", 3000),
-        ):
-            before, after = turns([old, new], item, count, rounds)
-            found.append(
-                Measurement("over_fake", name, min(after), "us", min(before), "the base", at_most(TIMES_BASE), rounds,
-                            "least", spread(after))
-            )  # fmt: skip
+    names = {
+        "async": "async call over the fake device",
+        "pipelined": "call over the fake device, 1,000 in flight",
+    }
+    sides = [partial(Side, tree, core, {}, "paired_fake.py") for tree in (base, ROOT)]
+    for item, (before, after) in launches(sides, {"async": 500, "pipelined": 3000}, rounds).items():
+        found.append(
+            Measurement("over_fake", names[item], min(after), "us", min(before), "the base", at_most(TIMES_BASE),
+                        rounds, "least", spread(after))
+        )  # fmt: skip
     return found
 
 
