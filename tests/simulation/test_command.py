@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from zcactor.native import hot
 from zcactor.rpc.messages import Kind
 from zcactor.simulation import command
 from zcactor.simulation.command import main
@@ -20,6 +21,7 @@ from zcactor.simulation.schedule import draw
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.workloads.calls import Calls
 
+needs_native = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
 SHORT = ("--nodes", "3", "--duration", "3")
 
 
@@ -60,9 +62,11 @@ def refusal(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--seeds", "1:2", "--chrome", "t"], "--chrome is for one run"),
         (["--seed", "1", "--trace", "/nowhere/t"], "--trace /nowhere/t: No such file or directory"),
         (["--seed", "1", "--chrome", "/nowhere/t"], "--chrome /nowhere/t: No such file or directory"),
-        (["--seed", "1", "--wire", "native"], "unrecognized arguments: --wire native"),
+        (["--seed", "1", "--wire", "copper"], "invalid choice: 'copper' (choose from 'mixed', 'python', 'native')"),
+        (["--seed", "1", "--speed", "2"], "unrecognized arguments: --speed 2"),
         (["--schedule", "/nowhere/s.toml"], "/nowhere/s.toml: No such file or directory"),
         (["--schedule", "s.toml", "--nodes", "4"], "--nodes is the schedule's own"),
+        (["--schedule", "s.toml", "--wire", "mixed"], "--wire is the schedule's own"),
     ],
 )
 def test_wrong_words_are_refused_in_one_line(
@@ -80,6 +84,7 @@ def test_wrong_words_are_refused_in_one_line(
         (lambda text: text.replace("nodes = 6", "nodes = 5000"), "nodes is 5000, 1 to 4096 are possible"),
         (lambda text: text.replace('["calls"]', '["dances"]'), "unknown workload 'dances'"),
         (lambda text: text.replace('kind = "', 'kind = "un'), "unknown fault 'un"),
+        (lambda text: text.replace('wire = "', 'wire = "un'), "unknown wire 'unpython'; there are python, native"),
         (lambda text: text.replace("recv_depth", "depth"), "unexpected keyword argument 'depth'"),
         (lambda text: text.replace("seed = ", "sed = "), "sed"),
         (lambda _: "\0", "no schedule"),
@@ -119,6 +124,24 @@ def test_a_line_for_a_seed_and_one_at_the_end(capsys: pytest.CaptureFixture[str]
     assert sum(event["ph"] != "M" for event in json.loads(chrome.read_text())) == len(events)
     frames = {frame.split()[0] for event in events for frame in event.get("frames", ())}
     assert {"HELLO", "CALL", "RESPONSE"} <= frames <= set(Kind.__members__)
+
+
+@needs_native
+def test_the_wire(capsys: pytest.CaptureFixture[str]) -> None:
+    played = []
+    for words in (["--wire", "native"], ["--wire", "native"], ["--wire", "python"], []):
+        assert main(["--seed", "7", *SHORT, "--workloads", "calls", "--json", *words]) == 0
+        played.append(lines(capsys)[0])
+    assert [line["config"]["wire"] for line in played] == ["native", "native", "python", "python"]
+    first, again, python, mixed = (line["digest"] for line in played)
+    assert first == again != python == mixed
+
+
+def test_without_a_native_part(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "hot", None)
+    assert "seed 20 takes the native wire, and the native part was not built: give --wire python" in refusal(
+        ["--seeds", "19:31"], capsys
+    )
 
 
 def test_seeds_bounds_included_and_a_budget(capsys: pytest.CaptureFixture[str]) -> None:

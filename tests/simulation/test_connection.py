@@ -12,6 +12,7 @@ from tests.conformance.connection import ARENA_NBYTES, MappingSuite, PullingSuit
 from tests.simulation.loops import LOOPS as LOOP_FACTORIES
 from tests.simulation.loops import MainLoop
 from zcactor.errors import ConnectionLost, ObjectLost
+from zcactor.native import hot
 from zcactor.runtime.place import Place
 from zcactor.simulation.endpoint import SimEndpoint
 from zcactor.simulation.network import Network
@@ -20,7 +21,10 @@ from zcactor.transport import RemoteRegion
 __all__ = ["LOOP_FACTORIES"]
 
 
-def two_sides(*hosts: str) -> tuple[Side, Side]:
+needs_native = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
+
+
+def two_sides(*hosts: str, native: bool = False) -> tuple[Side, Side]:
     main = asyncio.get_running_loop()
     assert isinstance(main, MainLoop)
     network = Network(main.world)
@@ -31,7 +35,9 @@ def two_sides(*hosts: str) -> tuple[Side, Side]:
         given: Any = loop  # what a receiver raises is for the loop that the suite looks at
         given.call_exception_handler = main.call_exception_handler
         address = ctypes.addressof(ctypes.c_char.from_buffer(arena))
-        endpoint = SimEndpoint(network, loop, process, Place(number, host), (address, ARENA_NBYTES), arena)
+        endpoint = SimEndpoint(
+            network, loop, process, Place(number, host), (address, ARENA_NBYTES), arena, native=native
+        )
         return Side(endpoint, process, arena)
 
     return side(1, hosts[0]), side(2, hosts[1])
@@ -41,6 +47,13 @@ class TestOneHost(MappingSuite):
     @pytest.fixture
     async def sides(self) -> tuple[Side, Side]:
         return two_sides("h1", "h1")
+
+
+@needs_native
+class TestOneHostNative(MappingSuite):
+    @pytest.fixture
+    async def sides(self) -> tuple[Side, Side]:
+        return two_sides("h1", "h1", native=True)
 
 
 class TestTwoHosts(PullingSuite):

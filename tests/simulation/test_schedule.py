@@ -18,6 +18,9 @@ def test_a_seed_is_one_schedule() -> None:
     assert {schedule.workloads for schedule in drawn} == {("calls",), ("streams",), ("calls", "streams")}
     assert {fault.kind for schedule in drawn for fault in schedule.faults} == set(KINDS)
     assert any(len({fault.kind for fault in schedule.faults}) < 3 for schedule in drawn)
+    assert [schedule.seed for schedule in drawn if schedule.wire == "native"] == list(range(0, 300, 10))
+    assert {draw(seed, 6, 30.0, (), KNOWN, "python").wire for seed in (10, 11)} == {"python"}
+    assert {draw(seed, 6, 30.0, (), KNOWN, "native").wire for seed in (10, 11)} == {"native"}
     for schedule in drawn:
         assert schedule.config.recv_depth == schedule.settings["recv_depth"]
         assert all(0 <= fault.at < 30 for fault in schedule.faults)

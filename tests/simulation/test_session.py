@@ -12,6 +12,7 @@ from tests.conformance.session import MappingSuite, SessionSuite
 from tests.conformance.talk import DEPTH
 from tests.simulation.loops import LOOPS as LOOP_FACTORIES
 from tests.simulation.loops import MainLoop
+from zcactor.native import hot
 from zcactor.objectstore.store import Store
 from zcactor.runtime.place import Place
 from zcactor.simulation.endpoint import SimEndpoint
@@ -21,7 +22,12 @@ from zcactor.simulation.network import Network
 __all__ = ["LOOP_FACTORIES"]
 
 
-async def two_ends(hosts: tuple[str, str], names: tuple[bytes, bytes], arenas: Any) -> tuple[Any, Any]:
+needs_native = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
+
+
+async def two_ends(
+    hosts: tuple[str, str], names: tuple[bytes, bytes], arenas: Any, *, native: bool = False
+) -> tuple[Any, Any]:
     """Two connected ends in processes of these names, which serve their sessions on the loop of the test."""
     main = asyncio.get_running_loop()
     assert isinstance(main, MainLoop)
@@ -30,7 +36,7 @@ async def two_ends(hosts: tuple[str, str], names: tuple[bytes, bytes], arenas: A
     endpoints = []
     for number, (host, name, arena) in enumerate(zip(hosts, names, arenas, strict=True)):
         loop = SimLoop(main.world, host, f"process{number}")
-        endpoint = SimEndpoint(network, loop, name, Place(number, host), arena, recv_depth=DEPTH)
+        endpoint = SimEndpoint(network, loop, name, Place(number, host), arena, recv_depth=DEPTH, native=native)
         await endpoint.start(accepted.append)
         endpoints.append(endpoint)
     near = await endpoints[0].connect(endpoints[1].address)
@@ -40,13 +46,28 @@ async def two_ends(hosts: tuple[str, str], names: tuple[bytes, bytes], arenas: A
 
 
 class TestOneHost(MappingSuite):
+    native = False
+
     @pytest.fixture
     async def connections(self, stores: tuple[Store, Store]) -> tuple[Any, Any]:
         arenas = [(store.arena.address, store.arena.nbytes) for store in stores]
-        return await two_ends(("h1", "h1"), (stores[0].process, stores[1].process), arenas)
+        return await two_ends(("h1", "h1"), (stores[0].process, stores[1].process), arenas, native=self.native)
 
 
 class TestTwoHosts(SessionSuite):
+    native = False
+
     @pytest.fixture
     async def connections(self) -> tuple[Any, Any]:
-        return await two_ends(("h1", "h2"), (secrets.token_bytes(16), secrets.token_bytes(16)), [(0, 0)] * 2)
+        names = secrets.token_bytes(16), secrets.token_bytes(16)
+        return await two_ends(("h1", "h2"), names, [(0, 0)] * 2, native=self.native)
+
+
+@needs_native
+class TestOneHostNative(TestOneHost):
+    native = True
+
+
+@needs_native
+class TestTwoHostsNative(TestTwoHosts):
+    native = True

@@ -66,11 +66,12 @@ class Cluster:
         config: the settings of every process.
         resources: of each node, amounts by name.
         heartbeat, hang_after: see `zcactor.runtime.agent.NodeAgent`.
+        native: whether every process takes the native wire.
     """
 
     def __init__(
         self, network: Network, config: Config, resources: dict[str, float], heartbeat: float = 1.0,
-        hang_after: float = 10.0,
+        hang_after: float = 10.0, *, native: bool = False,
     ) -> None:  # fmt: skip
         self.network = network
         self.world = network.world
@@ -78,6 +79,7 @@ class Cluster:
         self.resources = resources
         self.heartbeat = heartbeat
         self.hang_after = hang_after
+        self.native = native
         self.hosts: dict[str, Host] = {}
         self.head_host: Host | None = None
         self.head_id = b""
@@ -98,7 +100,7 @@ class Cluster:
         store = Store(0, process, arena=arena)
         endpoint = SimEndpoint(
             self.network, loop, process, place, (arena.address, arena.nbytes), arena.heap, self.config.recv_depth,
-            self.config.eager_limit,
+            self.config.eager_limit, self.native,
         )  # fmt: skip
         endpoint.authorize = may_read
         made: Any = loop

@@ -17,9 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from zcactor.native import hot
 from zcactor.simulation.chrome import ChromeFile
 from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import BadSchedule, Schedule, draw
+from zcactor.simulation.schedule import WIRES, BadSchedule, Schedule, draw
 from zcactor.simulation.shrink import shrink
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.workloads import WORKLOADS
@@ -91,6 +92,9 @@ def _parser() -> _Parser:
         "--duration", type=_number("the duration", float, 0.01, 1e6), help="virtual seconds (default: 30)"
     )
     parser.add_argument("--workloads", type=_workloads, metavar="NAME,...", help=f"of {', '.join(WORKLOADS)}")
+    parser.add_argument(
+        "--wire", choices=("mixed", *WIRES), help="of sessions (default: mixed, native at each tenth seed)"
+    )
     parser.add_argument("--jobs", type=_number("the number of jobs", int, 1, 256), default=1, help="runs at a time")
     parser.add_argument(
         "--budget", type=_number("the budget", float, 0.01, 1e9), help="wall seconds, then no more runs"
@@ -118,7 +122,7 @@ def _commit() -> str:
 def _repeat(schedule: Schedule) -> str:
     """The command that plays it again."""
     words = ["--seed", str(schedule.seed), "--nodes", str(schedule.nodes), "--duration", f"{schedule.duration:g}"]
-    words += ["--workloads", ",".join(schedule.workloads)]
+    words += ["--workloads", ",".join(schedule.workloads), "--wire", schedule.wire]
     return "python -m zcactor.simulation " + shlex.join(words)
 
 
@@ -269,7 +273,7 @@ def _shrunk(schedule: Schedule, line: dict[str, Any], *, quiet: bool) -> None:
 def _schedules(arguments: argparse.Namespace, parser: _Parser) -> list[Schedule]:
     """What is to be played."""
     if arguments.schedule is not None:
-        for name in ("nodes", "duration", "workloads"):
+        for name in ("nodes", "duration", "workloads", "wire"):
             if getattr(arguments, name) is not None:
                 parser.error(f"--{name} is the schedule's own: leave it out beside --schedule")
         try:
@@ -279,7 +283,8 @@ def _schedules(arguments: argparse.Namespace, parser: _Parser) -> list[Schedule]
     seeds = arguments.seeds if arguments.seeds is not None else (arguments.seed,)
     nodes = 6 if arguments.nodes is None else arguments.nodes
     duration = 30.0 if arguments.duration is None else arguments.duration
-    return [draw(seed, nodes, duration, arguments.workloads or (), list(WORKLOADS)) for seed in seeds]
+    wire = arguments.wire or "mixed"
+    return [draw(seed, nodes, duration, arguments.workloads or (), list(WORKLOADS), wire) for seed in seeds]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -297,6 +302,8 @@ def main(words: Sequence[str] | None = None) -> int:
     elif arguments.seeds is not None:
         parser.error(f"--{'chrome' if arguments.trace is None else 'trace'} is for one run: give --seed")
     schedules = _schedules(arguments, parser)
+    if hot is None and (native := [schedule.seed for schedule in schedules if schedule.wire == "native"]):
+        parser.error(f"seed {native[0]} takes the native wire, and the native part was not built: give --wire python")
     commit, began = _commit(), time.monotonic()
     failed: list[int] = []
     count = 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.rpc.codec import decode
 from zcactor.rpc.messages import Kind
+from zcactor.simulation.slot import Slot
 from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.loopback_connection import NO_FAULTS, LoopbackConnection
 
@@ -45,6 +46,7 @@ class SimConnection(LoopbackConnection):
         arena: address and bytes of the peer's arena.
         keeps: what keeps that arena's memory, as a mapping does in a real process.
         maps: whether both processes are on one host.
+        native: whether frames are written and read by the native part.
         authorize: ``authorize(receiver, object_id, offset, nbytes)`` of this end's endpoint: what keeps the bytes,
             where the peer may pull them, else None.
     """
@@ -53,13 +55,19 @@ class SimConnection(LoopbackConnection):
 
     def __init__(
         self, network: Network, loop: SimLoop, peer: PeerInfo, arena: tuple[int, int], keeps: Any, *, recv_depth: int,
-        eager_limit: int, maps: bool, authorize: Callable[[Any, int, int, int], object] = _anything,
+        eager_limit: int, maps: bool, native: bool = False,
+        authorize: Callable[[Any, int, int, int], object] = _anything,
     ) -> None:  # fmt: skip
         super().__init__(
             peer, arena, loop=loop, recv_depth=recv_depth, eager_limit=eager_limit, faults=NO_FAULTS,
             rng=network.world.random("no faults"), maps=maps,
         )  # fmt: skip
         self.kind = "sim"
+        self.native_out: Any = None
+        """The native send buffer, where there is one, see `zcactor.transport.stream_connection.StreamConnection`."""
+        if native:
+            slot = Slot(self.max_frame + LENGTH_PREFIX, self._take, self._leave)
+            self._out = self.native_out = slot.native
         self.integrity = "mapped" if maps else "none"
         self.loop = loop
         self.network = network
@@ -89,6 +97,19 @@ class SimConnection(LoopbackConnection):
         return self._lost
 
     # ---- sending
+
+    def flush(self) -> None:
+        """Send what is committed; it arrives in a later turn of the loop."""
+        if self.native_out is None:
+            super().flush()
+        else:
+            self.native_out.flush()  # which also sees to it that it leaves
+
+    def send_blocked(self) -> None:
+        """Never called by the native part: all that is written is taken."""
+
+    def send_failed(self, error: OSError) -> None:
+        """Never called by the native part, for the same reason."""
 
     def _transmit(self) -> None:
         while self._wire and not self._lost:

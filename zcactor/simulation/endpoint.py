@@ -37,13 +37,14 @@ class SimEndpoint(EndpointContext):
         keeps: what keeps the arena's memory.
         recv_depth: frames it can take in; a connection uses the smaller of both sides' numbers.
         eager_limit: bytes of the largest payload inside a frame; likewise.
+        native: whether its connections are native, see `zcactor.simulation.connection.SimConnection`.
     """
 
     kind = "sim"
 
     def __init__(
         self, network: Network, loop: SimLoop, process: bytes, place: Place, arena: tuple[int, int], keeps: Any = None,
-        recv_depth: int = 1024, eager_limit: int = 16384,
+        recv_depth: int = 1024, eager_limit: int = 16384, native: bool = False,
     ) -> None:  # fmt: skip
         self.network = network
         self.loop = loop
@@ -52,6 +53,7 @@ class SimEndpoint(EndpointContext):
         self.authorize: Callable[[Any, int, int, int], object] = lambda *_: True
         self.recv_depth = recv_depth
         self.eager_limit = eager_limit
+        self.native = native
         self.place = place
         self.arena = arena
         self.keeps = keeps
@@ -138,7 +140,7 @@ class SimEndpoint(EndpointContext):
         return SimConnection(
             self.network, self.loop, peer, other.arena, other.keeps,
             recv_depth=min(self.recv_depth, other.recv_depth), eager_limit=min(self.eager_limit, other.eager_limit),
-            maps=self.loop.host == other.loop.host, authorize=self.authorize,
+            maps=self.loop.host == other.loop.host, native=self.native, authorize=self.authorize,
         )  # fmt: skip
 
     def abandon(self) -> None:

@@ -59,7 +59,7 @@ class Run:
         self.world = World(schedule.seed, self.trace)
         self.record = Record(self.world)
         self.network = Network(self.world)
-        self.cluster = Cluster(self.network, schedule.config, {"CPU": 64.0})
+        self.cluster = Cluster(self.network, schedule.config, {"CPU": 64.0}, native=schedule.wire == "native")
         self.record.apart = self.cluster.is_apart
         self.record.crash = self.cluster.crash
         self.invariants = Invariants(self.cluster, self.record)
@@ -227,7 +227,7 @@ class Run:
             "seed": schedule.seed, "nodes": schedule.nodes, "ok": not record.broken, "digest": self.trace.digest,
             "events": world.events, "messages": self.network.frames, "calls": len(record.operations),
             "virtual_s": round(world.now, 6), "cpu_s": round(self.cpu, 3), "commit": commit,
-            "config": schedule.settings, "outcomes": dict(sorted(record.outcomes.items())),
+            "config": {**schedule.settings, "wire": schedule.wire}, "outcomes": dict(sorted(record.outcomes.items())),
             "sometimes": dict(sorted(record.sometimes.items())),
             "faults": [fault.plain() for fault in schedule.faults],
             "broken": [broken.plain() for broken in record.broken],

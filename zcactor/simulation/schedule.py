@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["KINDS", "VERSION", "BadSchedule", "Fault", "Schedule", "draw"]
+__all__ = ["KINDS", "VERSION", "WIRES", "BadSchedule", "Fault", "Schedule", "draw"]
 
 VERSION: Final = 1
 _OF_WORKERS: Final = ("kill", "exit", "stop", "full", "jump")
@@ -27,6 +27,12 @@ a clock that jumps ahead. Of a node: the SIGKILL of its agent, the loss of its z
 one that takes no new connections, and one whose handshakes get lost. Of two hosts: they do not reach each other, or one
 the other, or both by fits and starts; their connections are reset; the way between them is slow. Of several hosts: they
 are cut off from the others, or each from all, one after another, and come back in another order."""
+
+
+WIRES: Final = ("python", "native")
+"""What writes and reads plain frames: the Python path of a session, or the native part."""
+_NATIVE: Final = 10
+"""Each of so many seeds takes the native wire, unless told otherwise."""
 
 
 class BadSchedule(ValueError):
@@ -58,7 +64,17 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All that decides a run, beside the package itself."""
+    """All that decides a run, beside the package itself.
+
+    Attributes:
+        seed: of all that is drawn.
+        nodes: how many there are.
+        duration: virtual seconds of work and faults.
+        workloads: what the program does.
+        settings: of every process.
+        faults: what goes wrong.
+        wire: one of `WIRES`.
+    """
 
     seed: int
     nodes: int
@@ -66,6 +82,7 @@ class Schedule:
     workloads: tuple[str, ...]
     settings: dict[str, Any]
     faults: tuple[Fault, ...] = field(default=())
+    wire: str = "python"
 
     @property
     def config(self) -> Config:
@@ -78,7 +95,7 @@ class Schedule:
         """The TOML file of it."""
         lines = [
             f"version = {VERSION}", f"seed = {self.seed}", f"nodes = {self.nodes}", f"duration = {self.duration}",
-            f"workloads = {json.dumps(list(self.workloads))}", "", "[settings]",
+            f"workloads = {json.dumps(list(self.workloads))}", f"wire = {json.dumps(self.wire)}", "", "[settings]",
             *(f"{name} = {json.dumps(value)}" for name, value in self.settings.items()),
         ]  # fmt: skip
         for fault in self.faults:
@@ -120,6 +137,8 @@ def _check(schedule: Schedule, known: Sequence[str]) -> None:
     unknown = [name for name in schedule.workloads if name not in known]
     if unknown:
         raise ValueError(f"unknown workload {unknown[0]!r}; there are {', '.join(known)}")
+    if schedule.wire not in WIRES:
+        raise ValueError(f"unknown wire {schedule.wire!r}; there are {', '.join(WIRES)}")
     for name in ("seed", "nodes"):
         if type(getattr(schedule, name)) is not int:
             raise ValueError(f"{name} is {getattr(schedule, name)!r}, it must be a whole number")
@@ -143,7 +162,9 @@ def _check(schedule: Schedule, known: Sequence[str]) -> None:
             raise ValueError(f"number of a fault is {fault.number!r}, it must be a whole number")
 
 
-def draw(seed: int, nodes: int, duration: float, workloads: Sequence[str], known: Sequence[str]) -> Schedule:
+def draw(
+    seed: int, nodes: int, duration: float, workloads: Sequence[str], known: Sequence[str], wire: str = "mixed"
+) -> Schedule:
     """Draw what a seed stands for.
 
     Args:
@@ -152,7 +173,10 @@ def draw(seed: int, nodes: int, duration: float, workloads: Sequence[str], known
         duration: virtual seconds of work and faults.
         workloads: those that were asked for; empty for some of `known`, drawn.
         known: the workloads there are.
+        wire: one of `WIRES`; ``"mixed"`` for the native one at each tenth seed.
     """
+    if wire == "mixed":
+        wire = WIRES[seed % _NATIVE == 0]
     rng = random.Random(f"{seed}/workloads")
     if not workloads:
         workloads = [name for name in known if rng.random() < 0.5] or [rng.choice(known)]
@@ -172,6 +196,7 @@ def draw(seed: int, nodes: int, duration: float, workloads: Sequence[str], known
         tuple(workloads),
         settings,
         tuple(_faults(nodes, duration, random.Random(f"{seed}/faults"))),
+        wire,
     )
 
 

@@ -12,7 +12,7 @@ import ctypes
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -96,7 +96,7 @@ class LoopbackConnection(Delivering):
         self._faults = faults
         self._rng = rng
         self._frames_sent = 0
-        self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, self._take, _CHUNK)
+        self._out: Any = SendBuffer(self.max_frame + LENGTH_PREFIX, self._take, _CHUNK)
         self._wire: deque[bytes] = deque()  # flushed, not yet on its way
         self._incoming: deque[tuple[bytes | ConnectionLost, int]] = deque()  # a batch or the end, and turns to wait
         self._pumping = False
@@ -122,7 +122,8 @@ class LoopbackConnection(Delivering):
             ValueError: `nbytes` is larger than ``max_frame + LENGTH_PREFIX``.
             ConnectionLost: the connection is closed.
         """
-        return self._out.reserve(nbytes)
+        room: tuple[bytearray, int] = self._out.reserve(nbytes)
+        return room
 
     def commit(self, nbytes: int) -> None:
         """The last reserved room holds `nbytes` of frame, prefix included."""
@@ -131,6 +132,9 @@ class LoopbackConnection(Delivering):
     def flush(self) -> None:
         """Send what is committed; it arrives in a later turn of the loop."""
         self._out.flush()
+        self._leave()
+
+    def _leave(self) -> None:
         if not self._wire:
             return
         if threading.get_ident() == self._thread:
