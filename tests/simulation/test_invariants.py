@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 from typing import Any
 
 import numpy as np
+import pytest
 
 import zcactor as zc
 from tests.simulation.clusters import Bench, Keeper, bench
@@ -81,6 +83,48 @@ def test_credits_and_amounts_that_are_lost_are_found() -> None:
         invariants.at_rest(ended=True)
         assert "I7" in broken(made)
         assert "I9" in broken(made)
+
+
+def test_a_window_that_is_exceeded_is_found_at_once() -> None:
+    async def program(process: Process) -> None:
+        keeper: Any = await Keeper.spawn()
+        await keeper.keep("x")
+        (session,) = [each for each in process.all_sessions() if each.peer_process != process.agent]
+        session.credits.window = session.credits.available = 100
+        with pytest.raises(zc.ZcactorError):
+            await zc.get([keeper.keep("x") for _ in range(50)])
+
+    with bench(1, recv_depth=8) as made:
+        Invariants(made.cluster, made.record)
+        made.run(program)
+        assert "I7" in broken(made)
+        assert "frames outstanding, its window is 6" in made.record.broken[0].text
+
+
+def test_a_ledger_that_is_wrong_is_found_while_actors_live() -> None:
+    async def program(_: Process) -> tuple[Any, Any]:
+        keeper: Any = await Keeper.options(num_cpus=6).spawn()
+        waits = asyncio.ensure_future(Keeper.options(num_cpus=6).spawn())
+        await asyncio.sleep(1)
+        return keeper, waits
+
+    with bench(1) as made:
+        invariants = Invariants(made.cluster, made.record)
+        keeper, waits = made.run(program)
+        host = made.cluster.hosts["h0"]
+        assert host.agent is not None
+        invariants._count(host.agent)
+        made.wait(5)
+        assert not made.record.broken, [each.text for each in made.record.broken]
+        node: Any = host.node
+        (amounts,) = node._ledger._nodes.values()
+        amounts.free["CPU"] = 8.0
+        made.wait(5)
+        assert {each.text for each in made.record.broken} == {
+            "of 8 CPU 8 are free, and actors have 6", "a request for {'CPU': 6.0} waits, and there is room for it",
+        }  # fmt: skip
+        assert set(broken(made)) == {"I9"}
+        del keeper, waits
 
 
 def test_what_is_logged_or_caught_by_nobody() -> None:

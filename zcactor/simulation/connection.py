@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.rpc.codec import decode
-from zcactor.rpc.messages import Kind
+from zcactor.rpc.messages import UNCREDITED, Kind
 from zcactor.simulation.slot import Slot
 from zcactor.transport.base import LENGTH_PREFIX
+from zcactor.transport.credits import RESERVED
 from zcactor.transport.loopback_connection import NO_FAULTS, LoopbackConnection
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ class SimConnection(LoopbackConnection):
         self._keeps = keeps
         self._authorize = authorize
         self._greeted = False
+        self._outstanding = 0  # frames that took a credit, and that the other end has not reported consumed by now
+        self._returns: deque[int] = deque()  # credits in each batch that is on its way here
         network.connections[self] = None
         loop.connections[self] = None
 
@@ -126,8 +130,12 @@ class SimConnection(LoopbackConnection):
         if isinstance(item, bytes):
             network.batches += 1
             network.nbytes += len(item)
-            frames = self._frames(item)
+            frames, taken, returned = self._frames(item)
             network.frames += len(frames)
+            other._returns.append(returned)
+            self._outstanding += taken
+            if self._outstanding > self.recv_depth - RESERVED:
+                network.on_overrun(self.loop, self._outstanding, self.recv_depth - RESERVED)
             world.note(self.loop.label, "send", to=other.loop.label, nbytes=len(item), frames=frames)
         else:
             world.note(self.loop.label, "close", to=other.loop.label)
@@ -137,24 +145,32 @@ class SimConnection(LoopbackConnection):
         else:
             other.loop.at(at, other.arrive, item, 0)
 
-    def _frames(self, batch: bytes) -> list[str]:
-        """Of each frame of a batch its kind and its id, for the trace. What is no frame is the receiver's to refuse."""
+    def _frames(self, batch: bytes) -> tuple[list[str], int, int]:
+        """Of each frame of a batch its kind and its id, for the trace; how many of them take a credit, and how many
+        credits they return. What is no frame is the receiver's to refuse."""
         found: list[str] = []
-        position = 0
+        position = taken = returned = 0
         while position < len(batch):
             start = position + LENGTH_PREFIX
             position = start + int.from_bytes(batch[position:start], "little")
             if self._greeted:
                 try:
-                    kind, _, _, _, _, number, *_ = decode(batch, start, min(position, len(batch)))
+                    kind, _, _, credits, _, number, *_ = decode(batch, start, min(position, len(batch)))
                 except ProtocolError:
                     found.append("no frame")
                 else:
                     found.append(f"{_KINDS[kind]} {number}")
+                    taken += kind not in UNCREDITED
+                    returned += credits
             else:
                 self._greeted = True
                 found.append("HELLO")
-        return found
+                taken += 1
+        return found, taken, returned
+
+    def _deliver(self, batch: bytes) -> None:
+        self._outstanding -= self._returns.popleft()
+        super()._deliver(batch)
 
     # ---- the peer's arena
 

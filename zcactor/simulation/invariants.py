@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import OutOfMemory, ProtocolError
@@ -22,6 +23,8 @@ POISON: Final = 0xDD
 """What free bytes of arenas are full of: who reads bytes that were given back finds them changed."""
 POISONED: Final = 0.3
 """Virtual seconds from one time to the next, on average, that a process's free bytes are filled."""
+COUNTED: Final = 0.2
+"""Virtual seconds from one look to the next, on average, at what the head's ledger has given away."""
 _LOOKS: Final = 4
 """Looks at processes at rest, each a moment apart: what is there in all of them is no message on its way."""
 
@@ -40,8 +43,10 @@ class Invariants(logging.Handler):
         self._record = record
         self._world = cluster.world
         self._drawn = self._world.random("poison")
+        self._counted = self._world.random("count")
         cluster.on_process = self._born
         cluster.network.on_lost = self._lost
+        cluster.network.on_overrun = self._overrun
 
     # ---------------------------------------------------------------- always
 
@@ -55,9 +60,34 @@ class Invariants(logging.Handler):
         if isinstance(cause, ProtocolError):
             self._record.break_("I11", f"{loop.label} takes an honest peer for a broken one: {cause}")
 
+    def _overrun(self, loop: SimLoop, outstanding: int, window: int) -> None:
+        self._record.break_("I7", f"{loop.label} has {outstanding} frames outstanding, its window is {window}")
+
     def _born(self, process: Process, loop: SimLoop) -> None:
         if process.role != "agent":
             loop.at(self._world.now + self._drawn.uniform(0, POISONED), self._poison, process, loop)
+        elif process.process == self._cluster.head_id:
+            loop.at(self._world.now + COUNTED, self._count, loop)
+
+    def _count(self, loop: SimLoop) -> None:
+        """What is free of each node and what its actors have makes what it has, and no request waits that could be
+        served (I9)."""
+        loop.at(self._world.now + self._counted.expovariate(1 / COUNTED), self._count, loop)
+        head: Any = self._cluster.head_host
+        ledger = head.node._ledger
+        taken: dict[str, Counter[str]] = {}
+        for actor in head.node._actors.values():
+            if actor.node is not None:
+                taken.setdefault(actor.node.id, Counter()).update(actor.request)
+        for node, amounts in ledger._nodes.items():
+            for name, total in amounts.total.items():
+                free, used = amounts.free[name], taken.get(node, Counter())[name]
+                if abs(free + used - total) > 1e-6:
+                    self._record.break_("I9", f"of {total:g} {name} {free:g} are free, and actors have {used:g}")
+        if ledger.waiting:  # the first of them waits for no other
+            first = ledger._waiting[0]
+            if any(ledger._nodes[node].now(first.request) for node in first.order() if node in ledger._nodes):
+                self._record.break_("I9", f"a request for {first.request} waits, and there is room for it")
 
     def _poison(self, process: Process, loop: SimLoop) -> None:
         """Take free bytes of an arena, and leave them as nobody else does (I5)."""

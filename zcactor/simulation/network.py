@@ -82,6 +82,8 @@ class Network:
         """Both ends of every open connection."""
         self.on_lost: Callable[[SimLoop, Exception | None], None] = lambda *_: None
         """Told of the end of each connection, at each end that noticed it."""
+        self.on_overrun: Callable[[SimLoop, int, int], None] = lambda *_: None
+        """Told of a process that has more frames outstanding than its window, with both numbers."""
         self.frames = 0
         self.batches = 0
         self.nbytes = 0
