@@ -43,7 +43,7 @@ def refusal(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "--seed --seeds --schedule is required"),
+        ([], "--seed --seeds --schedule --capacity is required"),
         (["--seed", "x"], "'x', it must be a whole number"),
         (["--seed", "-1"], "-1, 0 to"),
         (["--seed", "1", "--seeds", "1:2"], "not allowed with"),
@@ -64,6 +64,10 @@ def refusal(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--seed", "1", "--chrome", "/nowhere/t"], "--chrome /nowhere/t: No such file or directory"),
         (["--seed", "1", "--wire", "copper"], "invalid choice: 'copper' (choose from 'mixed', 'python', 'native')"),
         (["--seed", "1", "--speed", "2"], "unrecognized arguments: --speed 2"),
+        (["--seed", "1", "--nodes", "4,5"], "--nodes takes one number, and several beside --capacity alone"),
+        (["--capacity", "flight"], "invalid choice: 'flight' (choose from 'spawn')"),
+        (["--capacity", "spawn", "--nodes", "4,0"], "0, 1 to 4096 are possible"),
+        (["--capacity", "spawn", "--wire", "native"], "--wire is for runs"),
         (["--schedule", "/nowhere/s.toml"], "/nowhere/s.toml: No such file or directory"),
         (["--schedule", "s.toml", "--nodes", "4"], "--nodes is the schedule's own"),
         (["--schedule", "s.toml", "--wire", "mixed"], "--wire is the schedule's own"),

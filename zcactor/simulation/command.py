@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from zcactor.native import hot
+from zcactor.simulation.capacity import STEPS
 from zcactor.simulation.chrome import ChromeFile
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import WIRES, BadSchedule, Schedule, draw
@@ -73,6 +74,13 @@ def _range(text: str) -> range:
     return range(low, high + 1)
 
 
+_nodes = _number("the number of nodes", int, 1, 4096)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_nodes(each) for each in text.split(","))
+
+
 def _workloads(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
@@ -87,7 +95,8 @@ def _parser() -> _Parser:
     what.add_argument("--seed", type=_seed, help="play one run")
     what.add_argument("--seeds", type=_range, metavar="FIRST:LAST", help="play these, both included")
     what.add_argument("--schedule", type=Path, metavar="FILE", help="play a schedule that --shrink has written")
-    parser.add_argument("--nodes", type=_number("the number of nodes", int, 1, 4096), help="of a cluster (default: 6)")
+    what.add_argument("--capacity", choices=tuple(STEPS), help="measure what one costs in clusters of --nodes N,...")
+    parser.add_argument("--nodes", type=_sizes, metavar="N", help="of a cluster (default: 6)")
     parser.add_argument(
         "--duration", type=_number("the duration", float, 0.01, 1e6), help="virtual seconds (default: 30)"
     )
@@ -281,10 +290,28 @@ def _schedules(arguments: argparse.Namespace, parser: _Parser) -> list[Schedule]
         except BadSchedule as error:
             parser.error(str(error))
     seeds = arguments.seeds if arguments.seeds is not None else (arguments.seed,)
-    nodes = 6 if arguments.nodes is None else arguments.nodes
+    nodes = 6 if arguments.nodes is None else arguments.nodes[0]
     duration = 30.0 if arguments.duration is None else arguments.duration
     wire = arguments.wire or "mixed"
     return [draw(seed, nodes, duration, arguments.workloads or (), list(WORKLOADS), wire) for seed in seeds]
+
+
+def _capacity(arguments: argparse.Namespace, parser: _Parser) -> int:
+    """Measure a step in clusters of several sizes."""
+    for name in ("duration", "workloads", "wire", "trace", "chrome", "budget"):
+        if getattr(arguments, name) is not None:
+            parser.error(f"--{name} is for runs: leave it out beside --capacity")
+    for nodes in arguments.nodes or (6,):
+        line = STEPS[arguments.capacity](nodes)
+        if arguments.json:
+            print(json.dumps(line), flush=True)
+        else:
+            print(
+                f"{line['what']} at {nodes} nodes: {line['head_us']} us of CPU at the head, {line['all_us']} us in "
+                f"all, of {line['spawns']}",
+                flush=True,
+            )
+    return 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -301,6 +328,10 @@ def main(words: Sequence[str] | None = None) -> int:
                 parser.error(f"--{name} says which events are written: give --trace FILE or --chrome FILE as well")
     elif arguments.seeds is not None:
         parser.error(f"--{'chrome' if arguments.trace is None else 'trace'} is for one run: give --seed")
+    if arguments.capacity is not None:
+        return _capacity(arguments, parser)
+    if arguments.nodes is not None and len(arguments.nodes) > 1:
+        parser.error("--nodes takes one number, and several beside --capacity alone")
     schedules = _schedules(arguments, parser)
     if hot is None and (native := [schedule.seed for schedule in schedules if schedule.wire == "native"]):
         parser.error(f"seed {native[0]} takes the native wire, and the native part was not built: give --wire python")
