@@ -110,7 +110,7 @@ class End:
             place = bytes.fromhex(other["name"]), other["index"]
             remote = RemoteActor(process, os.urandom(16), Interface.of(Taker), place, None, "default", 1000, 0)
             self._takers.append(ActorHandle(remote))
-            await process.connect(place[0])
+            await process.connections.connect(place[0])
 
     async def passed_on(self, wanted: bool) -> None:
         """Whether this reader asks who has the array; otherwise it takes it from its owner."""

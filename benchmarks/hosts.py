@@ -246,7 +246,7 @@ class End:
         """MiB a second of a bare socket, of pulls, and of calls that return the array."""
         nbytes = mib * MIB
         process = self.member.process
-        (session,) = process.all_sessions()
+        (session,) = process.sessions.all()
         pull, owner = session.connection.pull, self._owner
         target = process.store.allocate(nbytes)
         ctypes.memset(target.address, 1, nbytes)  # has its pages, as the bare one

@@ -508,7 +508,7 @@ class Echoer:
     async def reads(self) -> tuple[int, int]:
         """READs of arrays posted so far, and bytes of a piece."""
         found, piece = 0, PIECE_NBYTES
-        for session in context.current().all_sessions():
+        for session in context.current().sessions.all():
             connection = session.connection
             if isinstance(connection, VerbsConnection):
                 found += connection.puller.reads

@@ -47,7 +47,7 @@ async def switching(scale: Scale) -> list[Measurement]:
         maker: Any = await zc.spawn(Maker)
         await maker.set_interval(INTERVAL)
         sys.setswitchinterval(INTERVAL)
-        sessions = set(map(id, context.current().all_sessions()))
+        sessions = set(map(id, context.current().sessions.all()))
         try:
             end = time.monotonic() + SECONDS * min(1.0, scale.share)
             while time.monotonic() < end:
@@ -63,7 +63,7 @@ async def switching(scale: Scale) -> list[Measurement]:
                 del found, array
         finally:
             sys.setswitchinterval(interval)
-        lost += len(sessions - set(map(id, context.current().all_sessions())))
+        lost += len(sessions - set(map(id, context.current().sessions.all())))
     name = f"array results for {SECONDS:.0f} s with a switch interval of 1 us"
     return [
         Measurement("switching", f"{name}: connections lost and calls failed", lost, "", budget=exactly(0)),

@@ -293,7 +293,7 @@ class Faulty:
             vars(outgoing_module)["encode_into"] = failing(encode_into)
         elif step == "grant":
             LeaseTable.grant = failing(LeaseTable.grant)  # type: ignore[method-assign]
-        for session in process.all_sessions():
+        for session in process.sessions.all():
             if step in ("encode", "reserve"):
                 session._outgoing._wire = None  # which writes frames without these
             holder, name = {

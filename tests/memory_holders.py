@@ -119,7 +119,7 @@ class Holder:
     async def cut(self, other: Any) -> None:
         """End the connections to another holder's process, and open the next."""
         pid = await other.pid()
-        sessions = [one for one in context.current().all_sessions() if one.peer_hello and one.peer_hello.pid == pid]
+        sessions = [one for one in context.current().sessions.all() if one.peer_hello and one.peer_hello.pid == pid]
         for session in sessions:
             session.connection.abort()
         await self.reach(other)

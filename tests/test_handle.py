@@ -654,22 +654,23 @@ async def test_a_retry_that_cannot_be_sent_says_what_the_first_attempt_has_done(
     handle: Any = await Dying.spawn()
     await handle.ping()
     process = context.current()
-    connect = process.connect
+    connect = process.connections.connect
 
     async def to_the_agent_alone(peer: bytes) -> Any:
-        if peer != process.agent:
+        if peer != process.sessions.head:
             raise zc.ConnectionLost("there is no way")
         return await connect(peer)
 
     call = handle.die.options(retries=1, idempotent=True)()
-    monkeypatch.setattr(process, "connect", to_the_agent_alone)
+    monkeypatch.setattr(process.connections, "connect", to_the_agent_alone)
     with pytest.raises(zc.ActorUnavailable, match="there is no way") as failed:
         await call
     assert failed.value.maybe_executed
 
 
 async def test_a_connection_that_fails_when_nobody_waits_any_more_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    process, loop = context.current(), asyncio.get_running_loop()
+    process: Any = context.current()
+    loop = asyncio.get_running_loop()
     asked, answered = asyncio.Event(), asyncio.Event()
 
     async def connect(_: str) -> Any:
@@ -681,13 +682,13 @@ async def test_a_connection_that_fails_when_nobody_waits_any_more_is_no_error(mo
     told: list[Any] = []
     before = loop.get_exception_handler()
     loop.set_exception_handler(lambda _, what: told.append(what))
-    waiting = asyncio.create_task(process.connect(b"nobody has this "))
+    waiting = asyncio.create_task(process.connections.connect(b"nobody has this "))
     await asked.wait()
     waiting.cancel()
     await asyncio.wait([waiting])
     del waiting  # its traceback leads to what it has waited for
     answered.set()
-    while process._connecting:
+    while process.connections._connecting:
         await asyncio.sleep(0)
     gc.collect()
     loop.set_exception_handler(before)

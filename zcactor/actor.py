@@ -20,8 +20,8 @@ from zcactor.marshal.sealed import Sealed
 from zcactor.options import ActorDeclaration, MethodOptions, SpawnOptions, check_options, check_together
 
 if TYPE_CHECKING:
+    from zcactor.context import Runtime
     from zcactor.handle import RemoteActor
-    from zcactor.runtime.process import Process
     from zcactor.typed import Method, MethodDecorator, StreamMethod
 
 __all__ = [
@@ -261,16 +261,18 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     kept = recipe if merged.get("max_restarts") else None
     with _telling(process, name):
-        handle, existed, object_id = await process.ask_agent("reserve", plain, name, Interface.of(cls).wire(), kept)
+        handle, existed, object_id = await process.head.ask_agent(
+            "reserve", plain, name, Interface.of(cls).wire(), kept
+        )
     if existed:
         return handle
     remote = handle._remote
     host_process, index = remote.location
     failure = "its spawn was cancelled"
     try:
-        session = await process.connect(host_process)
-        await process.ask(session, "create", index, remote.actor_id, object_id, 0, plain, recipe)
-        await process.ask_agent("constructed", remote.actor_id, None)
+        session = await process.connections.connect(host_process)
+        await process.requests.ask(session, "create", index, remote.actor_id, object_id, 0, plain, recipe)
+        await process.head.ask_agent("constructed", remote.actor_id, None)
         failure = ""
     except RemoteError as error:
         failure = f"its constructor raised {error.type_name}"
@@ -278,16 +280,16 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     except ConnectionLost as error:
         failure = ""
         await _report(process, handle, "")
-        _, _, cause = await process.locate(remote.actor_id)
+        _, _, cause = await process.head.locate(remote.actor_id)
         raise ActorDied(remote.label, cause or str(error), True) from None
     finally:
         if failure:
-            process.start_task(_report(process, handle, failure))
+            process.tasks.start(_report(process, handle, failure))
     return handle
 
 
 @contextlib.contextmanager
-def _telling(process: Process, class_name: str) -> Iterator[None]:
+def _telling(process: Runtime, class_name: str) -> Iterator[None]:
     """Says for what a spawn waits, if it does so for long."""
     if not process.config.warn_after:
         yield
@@ -296,7 +298,7 @@ def _telling(process: Process, class_name: str) -> Iterator[None]:
     timers: list[asyncio.TimerHandle] = []
 
     def arm() -> None:
-        timers.append(loop.call_later(SPAWN_PATIENCE, lambda: process.start_task(_tell(process, class_name))))
+        timers.append(loop.call_later(SPAWN_PATIENCE, lambda: process.tasks.start(_tell(process, class_name))))
 
     def disarm() -> None:
         timers[0].cancel()
@@ -315,18 +317,18 @@ def _telling(process: Process, class_name: str) -> Iterator[None]:
             loop.call_soon_threadsafe(disarm)
 
 
-async def _tell(process: Process, class_name: str) -> None:
+async def _tell(process: Runtime, class_name: str) -> None:
     with contextlib.suppress(ConnectionLost):  # the agent is gone, which ends the spawn too
-        line = await process.ask_agent("waits", class_name)
+        line = await process.head.ask_agent("waits", class_name)
         if line:
             logger.warning("%s", line)
 
 
-async def _report(process: Process, handle: ActorHandle, failure: str) -> None:
+async def _report(process: Runtime, handle: ActorHandle, failure: str) -> None:
     """Tell the agent that there is no actor; see `zcactor.runtime.agent.NodeAgent.constructed`. Keeps the handle until
     then, or the agent would take its release for a spawn that was given up."""
     with contextlib.suppress(ConnectionLost):  # the agent is gone, and the actor with it
-        await process.ask_agent("constructed", handle._remote.actor_id, failure)
+        await process.head.ask_agent("constructed", handle._remote.actor_id, failure)
 
 
 # ---------------------------------------------------------------- ending and finding
@@ -354,7 +356,7 @@ async def stop(handle: object) -> None:
     remote = _checked(handle, "stop")._remote
     host = current_host.get()
     if host is not None and host.info is not None and host.info.actor_id == remote.actor_id:
-        process.start_task(_stop_later(process, remote))
+        process.tasks.start(_stop_later(process, remote))
         return
     if threading.get_ident() != process.thread:  # a sync method's own loop
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stop(handle), process.loop))
@@ -362,16 +364,16 @@ async def stop(handle: object) -> None:
     await _request_stop(process, remote)
 
 
-async def _request_stop(process: Process, remote: RemoteActor) -> None:
+async def _request_stop(process: Runtime, remote: RemoteActor) -> None:
     with contextlib.suppress(ConnectionLost):  # it has ended, or is being restarted: nothing of ours is on the way
         # The request goes through the agent, and would overtake calls that still wait for credit or for a connection.
         # The answer to a ping comes when the actor's process has them.
         await remote.connected.wait()
-        await process.ask(await process.connect(remote.location[0]), "ping")
-    await process.ask_agent("stop", remote.actor_id)
+        await process.requests.ask(await process.connections.connect(remote.location[0]), "ping")
+    await process.head.ask_agent("stop", remote.actor_id)
 
 
-async def _stop_later(process: Process, remote: RemoteActor) -> None:
+async def _stop_later(process: Runtime, remote: RemoteActor) -> None:
     with contextlib.suppress(ConnectionLost):  # the node ends, and the actor with it
         await _request_stop(process, remote)
 
@@ -382,7 +384,7 @@ async def kill(handle: object) -> None:
     Raises:
         NoSuchActor: the node does not know the actor.
     """
-    await current().ask_agent("kill", _checked(handle, "kill")._remote.actor_id)
+    await current().head.ask_agent("kill", _checked(handle, "kill")._remote.actor_id)
 
 
 async def get_actor(name: str, *, namespace: str | None = None) -> Any:
@@ -392,7 +394,7 @@ async def get_actor(name: str, *, namespace: str | None = None) -> Any:
         NoSuchActor: there is none; the message lists the names there are.
     """
     process = current()
-    return await process.ask_agent("get_actor", name, namespace or process.namespace)
+    return await process.head.ask_agent("get_actor", name, namespace or process.namespace)
 
 
 @dataclass(frozen=True, slots=True)

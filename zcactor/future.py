@@ -363,7 +363,7 @@ class OwnRef:
         """A lease for the session's peer."""
         call = self.call
         process = current()
-        object_id = process.export_call(call)
+        object_id = process.promises.export(call)
         session.leases.grant(object_id, call)
         return process.process, object_id, 0
 
@@ -386,7 +386,7 @@ def lift_ref(unpacking: Any, data: memoryview) -> Any:
     part = unpacking.part(fields[0])
     if part.kind != RegionKind.REF:
         raise ProtocolError(f"part {fields[0]} of a message is not a reference")
-    return ObjectRef(current().call_of(part.holder, str(fields[1])))
+    return ObjectRef(current().promises.call_of(part.holder, str(fields[1])))
 
 
 register(ObjectRef, Code.REF, lower_ref, lift_ref)

@@ -35,9 +35,9 @@ from zcactor.rpc.protocol import CallState
 from zcactor.rpc.stream import Stream
 
 if TYPE_CHECKING:
+    from zcactor.context import Runtime
     from zcactor.rpc.parts import Granting
     from zcactor.rpc.session import Session
-    from zcactor.runtime.process import Process
 
 __all__ = ["ActorHandle", "RemoteActor", "RemoteMethod", "RemoteStream"]
 
@@ -63,7 +63,7 @@ class RemoteActor:
     """
 
     def __init__(
-        self, process: Process, actor_id: bytes, interface: Interface, location: tuple[bytes, int], name: str | None,
+        self, process: Runtime, actor_id: bytes, interface: Interface, location: tuple[bytes, int], name: str | None,
         namespace: str, max_pending: int, max_retries: int,
     ) -> None:  # fmt: skip
         self.process = process
@@ -214,7 +214,7 @@ class RemoteActor:
                 if not self._opening:
                     self._opening = True
                     self.connected.clear()
-                    self.process.start_task(self._open())
+                    self.process.tasks.start(self._open())
                 return
             session = self.session
         call, code, flags, timeout_ns, payload, parts = unsent
@@ -229,7 +229,7 @@ class RemoteActor:
         cause, begun, pause, attempt = "it could not be reached", loop.time(), _FIRST_PAUSE, 0
         while True:
             if self._left or buggify("locate"):
-                state, self.location, why = await self.process.locate(self.actor_id)
+                state, self.location, why = await self.process.head.locate(self.actor_id)
                 if state == "dead":
                     self.die(why)
                     return
@@ -237,7 +237,7 @@ class RemoteActor:
             attempt += 1
             try:
                 async with asyncio.timeout_at(None if attempt == 1 else begun + REACH):
-                    session = await self.process.connect(self.location[0])
+                    session = await self.process.connections.connect(self.location[0])
             except TimeoutError:
                 break
             except ConnectionLost as error:
@@ -245,7 +245,7 @@ class RemoteActor:
             else:
                 if self._drain(session):
                     return
-            state, location, why = await self.process.locate(self.actor_id)
+            state, location, why = await self.process.head.locate(self.actor_id)
             if state == "dead":
                 self.die(why)
                 return
@@ -268,7 +268,7 @@ class RemoteActor:
         if not ours:  # no other host is reached from here
             return cause
         try:
-            silence, theirs = await process.silence_of(self.location[0])
+            silence, theirs = await process.head.silence_of(self.location[0])
         except ConnectionLost:
             return f"{cause}; the cluster's head is not reached either"
         if not 0 <= silence < _SIGN_OF_LIFE:
@@ -296,7 +296,7 @@ class RemoteActor:
             self.session = session
             self._opening = False
             self.connected.set()
-            self.process.watch(session, self)
+            self.process.sessions.watch(session, self)
             return True
 
     async def change(self, old: Session, new: Session) -> None:
@@ -309,8 +309,8 @@ class RemoteActor:
             self.connected.clear()
         try:
             # Another thread may have been about to send by `old`, and has by the time of the second answer.
-            await self.process.ask(old, "ping")
-            await self.process.ask(old, "ping")
+            await self.process.requests.ask(old, "ping")
+            await self.process.requests.ask(old, "ping")
         except ZcactorError:  # `old` is lost, and what was open on it has failed
             await self._open()
             return
@@ -353,14 +353,14 @@ class RemoteActor:
             self._left = True
             if state == "dead":
                 self.die(cause)
-            session = self.process.sessions.get(old[0])
+            session = self.process.sessions.used.get(old[0])
             if session is not None:
                 session.give_up(cause)
 
     async def lost(self, calls: Sequence[Call], cause: str) -> None:
         """The connection to the actor's process ended with `calls` open: find out what became of the actor."""
         self.session = None
-        state, location, why = await self.process.locate(self.actor_id, calls_wait=True)
+        state, location, why = await self.process.head.locate(self.actor_id, calls_wait=True)
         if state == "dead":
             self.die(why or cause)
             for call in calls:
@@ -563,14 +563,14 @@ def lift_handle(unpacking: Any, data: memoryview) -> ActorHandle:
         if part.kind != RegionKind.ACTOR:
             raise ProtocolError(f"part {index} of a message is not a handle's lease")
         hold = part.holder
-    remote = process.remotes.get(actor_id)
+    remote = process.sessions.remotes.get(actor_id)
     if remote is None:
         remote = RemoteActor(
             process, actor_id, Interface.from_wire(interface), (process_id, actor_index), name, namespace, max_pending,
             max_retries,
         )  # fmt: skip
         remote.hold = hold
-        process.remotes[actor_id] = remote
+        process.sessions.remotes[actor_id] = remote
     elif remote.hold is None:
         remote.hold = hold
     return ActorHandle(remote)

@@ -150,7 +150,7 @@ class Member:
         config = zc.Config(eager_limit=EAGER_LIMIT, recv_depth=RECV_DEPTH)
         by_name: Any = _ByName(self.endpoint, self.addresses)
         self.process = Process(self.name, "worker", config, asyncio.get_running_loop(), store, by_name)
-        self.process.on_session_lost = self._session_lost
+        self.process.connections.on_lost = self._session_lost
         self.probe = Probe()
         self.index = self.process.take_index()
         self.process.add_host(self.index, Probe, "Probe").adopt(self.probe)
@@ -159,7 +159,7 @@ class Member:
 
     async def start(self) -> None:
         """Listen."""
-        await self.endpoint.start(self.process.accepted)
+        await self.endpoint.start(self.process.connections.accepted)
 
     def be_current(self) -> None:
         """What is unpacked in this context belongs to this process."""
@@ -176,7 +176,7 @@ class Member:
 
     async def alone(self) -> None:
         """Return when there is no session any more."""
-        while list(self.process.all_sessions()):
+        while list(self.process.sessions.all()):
             self._changed.clear()
             await self._changed.wait()
 

@@ -91,7 +91,7 @@ class Two:
 
     async def part(self) -> None:
         """End the connection."""
-        for session in list(self.caller.process.all_sessions()):
+        for session in list(self.caller.process.sessions.all()):
             await session.aclose()
         await self.parted()
 

@@ -121,5 +121,5 @@ async def test_nothing_of_a_stranger_is_unpickled(recorded: Recorded, attempt: C
         assert not answer or answer.startswith(refusal(Status.OK)[:PREAMBLE_NBYTES])
     assert not recorded.mark.exists()
     assert recorded.owner.probe.noted == [0], "only the peer's"
-    assert len(list(recorded.owner.process.all_sessions())) == 1
+    assert len(list(recorded.owner.process.sessions.all())) == 1
     assert await recorded.call("add", 1, 1) == 2

@@ -102,7 +102,7 @@ class SharingMachine(RuleBasedStateMachine):
             endpoint = LoopbackEndpoint(network, name, (store.arena.address, store.arena.nbytes), 64, EAGER_LIMIT)
             config = zc.Config(eager_limit=EAGER_LIMIT, recv_depth=64)
             process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
-            await endpoint.start(process.accepted)
+            await endpoint.start(process.connections.accepted)
             process.add_host(process.take_index(), Desk, "Desk").adopt(desk := Desk())
             self.processes.append(process)
             self.desks.append(desk)
@@ -226,7 +226,7 @@ class SharingMachine(RuleBasedStateMachine):
                 gc.collect()
                 for process in self.processes:
                     process.placements.clear()  # what is kept for the next pull
-                    for session in process.all_sessions():
+                    for session in process.sessions.all():
                         session._send_releases()  # those of what was pulled wait a second for a frame
                 await asyncio.sleep(0)
         for process in self.processes:
@@ -235,7 +235,7 @@ class SharingMachine(RuleBasedStateMachine):
     # ---------------------------------------------------------------- what the rules are made of
 
     def _leases(self, process: Process) -> int:
-        return sum(len(session.leases) for session in process.all_sessions())
+        return sum(len(session.leases) for session in process.sessions.all())
 
     def _is_in_store(self, held: Held) -> bool:
         store = self.processes[held.side].store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from zcactor.errors import ConnectionLost
@@ -31,14 +32,16 @@ class FakeProcess:
         self.loop = asyncio.get_running_loop()
         self.process = self.agent = HEAD
         self.asked: list[tuple[Any, ...]] = []
-        self.sessions: dict[bytes, FakeSession] = {}
-        self.closing = False
-        self.on_session_lost: Callable[[Any], None] | None = None
-        self.tasks: list[asyncio.Task[Any]] = []
+        used: dict[bytes, FakeSession] = {}
+        self.sessions = SimpleNamespace(used=used, head=HEAD)
+        self.tasks = SimpleNamespace(closing=False, start=self.start)
+        self.system = SimpleNamespace(revive=None)
+        self.requests = self.head = self
+        self.begun: list[asyncio.Task[Any]] = []
         self._answer = answer
 
-    def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self.tasks.append(self.loop.create_task(coroutine))
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self.begun.append(self.loop.create_task(coroutine))
 
     async def _asked(self, *what: Any) -> Any:
         self.asked.append(what)

@@ -20,8 +20,8 @@ from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
 from zcactor.runtime import adoption
 from zcactor.runtime.adoption import Adoptions
+from zcactor.runtime.connections import Connections
 from zcactor.runtime.locations import LostPart
-from zcactor.runtime.process import Process
 from zcactor.transport.mapping import Mapping
 
 pytestmark = pytest.mark.slow
@@ -269,16 +269,16 @@ async def test_the_owner_ends_while_the_reference_is_on_its_way(
     """Whoever gets it finds nobody, and asks who passed it on, whose pin holds it until then."""
     maker, holder = await spawn(Holder), await spawn(Holder)
     await holder.keep(zc.move(await maker.moved(LARGE)) if how == "moved" else maker.made(LARGE))
-    connect = Process.connect
+    connect = Connections.connect
     met: list[bytes] = []
 
-    async def meet(process: Process, peer: bytes) -> Any:
-        if process is node.process and not met and peer == maker._remote.location[0]:
+    async def meet(connections: Connections, peer: bytes) -> Any:
+        if connections is node.process.connections and not met and peer == maker._remote.location[0]:
             met.append(peer)
             await zc.kill(maker)
-        return await connect(process, peer)
+        return await connect(connections, peer)
 
-    monkeypatch.setattr(Process, "connect", meet)
+    monkeypatch.setattr(Connections, "connect", meet)
     array = await holder.give(how)
     assert met
     assert array.sum() == expected(LARGE, "array")
@@ -314,10 +314,10 @@ async def test_what_nobody_holds_is_lost_to_whoever_awaits_it(node: zc.Node) -> 
 async def test_what_was_not_passed_on_is_not_given(node: zc.Node) -> None:
     """The pin says who may have it."""
     process, holder = node.process, await spawn(Holder)
-    session = await process.connect(holder._remote.location[0])
+    session = await process.connections.connect(holder._remote.location[0])
     for pin in (0, 5, 1 << 63, 1 << 63 | 2):
         with pytest.raises(zc.ObjectLost, match="no value under that name"):
-            await process.ask(session, "adopt", pin, int(RegionKind.ARRAY), 0, 8)
+            await process.requests.ask(session, "adopt", pin, int(RegionKind.ARRAY), 0, 8)
 
 
 # ---------------------------------------------------------------- the memory of an owner that has ended

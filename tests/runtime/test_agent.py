@@ -331,7 +331,7 @@ async def test_killing_and_stopping_beat_restarting(node: zc.Node, tmp_path: Pat
     await zc.stop(actor)
     other = await logs.options(max_restarts=-1).spawn(str(tmp_path / "log"))
     blocked = other.block()
-    stopping = asyncio.ensure_future(current().ask_agent("stop", other._remote.actor_id))
+    stopping = asyncio.ensure_future(current().head.ask_agent("stop", other._remote.actor_id))
     await asyncio.sleep(0)
     await zc.nodes()  # the agent has the request, which was sent before by the same connection
     os.kill((await _pid_of(other)), signal.SIGKILL)
@@ -574,7 +574,7 @@ async def test_a_named_actor_whose_handle_nobody_got_is_no_more(node: zc.Node) -
     total = await free()
     process = current()
     options = {"namespace": process.namespace, "name": "lost", "num_cpus": 1}
-    call = process.ask_agent("reserve", options, "Raises", Interface.of(Raises).wire(), None)
+    call = process.head.ask_agent("reserve", options, "Raises", Interface.of(Raises).wire(), None)
     handle, existed, _ = await call
     assert not existed and await free() != total
     del handle, call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,11 +10,11 @@ import pytest
 from tests.runtime.agents import FakePool, FakeProcess
 from zcactor.runtime.agent import NodeAgent
 from zcactor.runtime.assembly import assemble_agent
+from zcactor.runtime.head import AGENT_INDEX, MEMBERSHIP_INDEX
 from zcactor.runtime.member import NodeMember
 from zcactor.runtime.membership import Membership
 from zcactor.runtime.nodes import facts_of
 from zcactor.runtime.place import Place
-from zcactor.runtime.process import AGENT_INDEX, MEMBERSHIP_INDEX
 
 
 class Host:
@@ -31,6 +32,8 @@ class AgentProcess(FakeProcess):
 
     def __init__(self) -> None:
         super().__init__()
+        self.promises = SimpleNamespace(exports={})
+        self.connections = SimpleNamespace(on_lost=None)
         self.added: dict[int, Host] = {}
 
     def add_host(self, index: int, *_: Any) -> Host:
@@ -42,12 +45,14 @@ class AgentProcess(FakeProcess):
 @pytest.mark.parametrize("is_head", [True, False])
 async def test_actors_of_an_agent(is_head: bool) -> None:
     process = AgentProcess()
-    process.agent = process.process if is_head else b"another process "
+    process.sessions.head = process.process if is_head else b"another process "
     facts = facts_of("a@h:1", ("local",), "machine", Place(7, "h"))
     assert (facts["pid"], facts["host"]) == (7, "h")
     node = assemble_agent(process, FakePool(), facts, {"CPU": 2.0}, 1.0, 10.0)  # type: ignore[arg-type]
     kinds = {index: type(host.instance) for index, host in process.added.items()}
+    assert process.connections.on_lost == node.session_lost
     if is_head:
+        assert isinstance(node, NodeAgent) and process.system.revive == node.revive
         assert kinds == {AGENT_INDEX: NodeAgent, MEMBERSHIP_INDEX: Membership}
     else:
         assert kinds == {AGENT_INDEX: NodeMember}

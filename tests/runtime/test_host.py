@@ -550,7 +550,7 @@ async def test_a_call_that_comes_while_the_process_leaves_is_answered_by_who_kno
     actor: Any = await Slow.spawn()
     pid = await actor.pid()
     process = context.current()
-    leaving = process.ask(process.sessions[actor._remote.location[0]], "leave", 20.0)
+    leaving = process.requests.ask(process.sessions.used[actor._remote.location[0]], "leave", 20.0)
     while not (tmp_path / "closing").exists():
         await asyncio.sleep(0.001)
     late = actor.pid()

@@ -34,10 +34,10 @@ async def test_workers_leave_in_order_or_are_killed(monkeypatch: pytest.MonkeyPa
     for name in (WILLING, DEAF, SLOW, GONE, STRANGE):
         pool.start("Shard", {}, DRIVER, shared=False, process=name)
         if name != STRANGE:  # which has not connected yet
-            process.sessions[name] = FakeSession(name)
-    process.sessions[GONE].closed = None
+            process.sessions.used[name] = FakeSession(name)
+    process.sessions.used[GONE].closed = None
     records = dict(pool.by_process)
-    await end_workers(process, pool, 0.05, "the node was shut down")  # type: ignore[arg-type]
+    await end_workers(process.sessions, process, pool, 0.05, "the node was shut down")  # type: ignore[arg-type]
     assert not pool.by_process
     assert records[WILLING].ended.result() == "left"
     assert {record.ended.result() for name, record in records.items() if name != WILLING} == {"the node was shut down"}
@@ -50,6 +50,6 @@ async def test_workers_leave_in_order_or_are_killed(monkeypatch: pytest.MonkeyPa
 async def test_without_grace_nobody_is_asked() -> None:
     process, pool = FakeProcess(), FakePool()
     pool.start("Shard", {}, DRIVER, shared=False, process=WILLING)
-    process.sessions[WILLING] = FakeSession(WILLING)
-    await end_workers(process, pool, 0.0, "killed")  # type: ignore[arg-type]
+    process.sessions.used[WILLING] = FakeSession(WILLING)
+    await end_workers(process.sessions, process, pool, 0.0, "killed")  # type: ignore[arg-type]
     assert (process.asked, pool.by_process, pool.drained) == ([], {}, 1)

@@ -98,7 +98,7 @@ class _Endpoint(LoopbackEndpoint):
     async def connect(self, address: str) -> LoopbackConnection:
         if address not in self.peers.by_name:
             raise ConnectionLost(f"nobody knows {address}")
-        ours, theirs = (self.peers.by_name[process].machine for process in (self.address, address))
+        ours, theirs = (self.peers.by_name[process].locations.machine for process in (self.address, address))
         self._network.maps = bool(ours) and ours == theirs
         return self.peers.watched(await super().connect(address))
 
@@ -126,7 +126,7 @@ class Peers:
             endpoint.peers = self
             config = zc.Config(eager_limit=4096, recv_depth=64)
             process = Process(process_name, "worker", config, asyncio.get_running_loop(), store, endpoint)
-            process.machine = machine
+            process.locations.machine = machine
             await endpoint.start(partial(self.accepted, process))
             self.by_name[process_name.hex()] = process
         self.owner, *self.others = self.by_name.values()
@@ -144,7 +144,7 @@ class Peers:
         return RemoteActor(caller, os.urandom(16), Interface.of(Keeper), place, None, "default", 100, 0)
 
     def accepted(self, process: Process, connection: Any) -> None:
-        process.accepted(self.watched(connection))
+        process.connections.accepted(self.watched(connection))
 
     def watched(self, connection: LoopbackConnection) -> LoopbackConnection:
         """The connection, whose pulls are noted from now on."""
@@ -208,7 +208,7 @@ async def test_what_is_wanted_several_times_at_once_comes_once(nbytes: int) -> N
         await until(lambda: not peers.others[0].store.stats().used - peers.others[0].placements.idle_nbytes)
         assert await call(peers.actors[0], "total", array) == nbytes / 8
         assert peers.received() == [2 * nbytes + nbytes // 2]
-        await until(lambda: sum(session.leases.total for session in peers.owner.all_sessions()) == 0)
+        await until(lambda: sum(session.leases.total for session in peers.owner.sessions.all()) == 0)
 
 
 async def test_a_moved_array_is_each_receivers_own() -> None:
@@ -235,7 +235,7 @@ async def test_results_and_what_third_processes_pass_on_are_the_same_copy() -> N
 async def test_a_waiter_that_is_cancelled_leaves_the_transfer_to_the_others() -> None:
     async with asyncio.timeout(PATIENCE), Peers("") as peers:
         (reader,) = peers.others
-        session = await reader.connect(peers.owner.process)
+        session = await reader.connections.connect(peers.owner.process)
         array = peers.array(SMALL)
         found = peers.owner.store.block_of(array)
         assert found is not None
@@ -246,7 +246,7 @@ async def test_a_waiter_that_is_cancelled_leaves_the_transfer_to_the_others() ->
         peers.gate = lambda _: opened.wait()
 
         async def read() -> Any:
-            assert await reader.ask(session, "lease", block.id)
+            assert await reader.requests.ask(session, "lease", block.id)
             region = Region(RegionKind.ARRAY, peers.owner.process, block.id, block.offset, SMALL, 0)
             return await reader.locations.read(reader.locations.remote(session, region))
 
@@ -334,7 +334,7 @@ async def test_any_error_on_the_way_to_a_third_process_is_the_outcome_too(error:
             raise error("the ledger broke")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(third, "connect", fail)
+            patch.setattr(third.connections, "connect", fail)
             with pytest.raises(ObjectLost, match="the ledger broke"):
                 await call(peers.actors[1], "keep", made)
         assert not peers.keepers[1].kept and not unhandled
@@ -372,8 +372,8 @@ async def test_an_array_whose_name_was_passed_on_cannot_be_written_to_again() ->
         assert block is not None
         peers.owner.store.export(block)
         array.flags.writeable = True
-        session = await reader.connect(peers.owner.process)
-        assert await reader.ask(session, "lease", block.id)
+        session = await reader.connections.connect(peers.owner.process)
+        assert await reader.requests.ask(session, "lease", block.id)
         assert not array.flags.writeable
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
@@ -397,7 +397,7 @@ async def test_memory_that_another_library_writes_to_is_another_object_each_time
         for number in (1.0, 2.0):
             memory[:] = number
             assert await call(peers.actors[0], "keep", np.asarray(foreign)) == number * (SMALL / 8)
-            await until(lambda: sum(session.leases.total for session in peers.owner.all_sessions()) == 0)
+            await until(lambda: sum(session.leases.total for session in peers.owner.sessions.all()) == 0)
 
 
 @pytest.mark.slow
@@ -536,14 +536,14 @@ async def test_results_keep_on_their_way_that_they_are_to_be_authenticated(pickl
 async def test_what_is_made_our_own_for_others_is_authenticated() -> None:
     async with asyncio.timeout(PATIENCE), Peers("") as peers:
         (reader,) = peers.others
-        session = await reader.connect(peers.owner.process)
+        session = await reader.connections.connect(peers.owner.process)
         array = peers.array(SMALL)
         found = peers.owner.store.block_of(array)
         assert found is not None
         block = found[0]
         peers.owner.store.seal(block, found[1])
         peers.owner.store.export(block)
-        assert await reader.ask(session, "lease", block.id)
+        assert await reader.requests.ask(session, "lease", block.id)
         region = Region(RegionKind.ARRAY, peers.owner.process, block.id, block.offset, SMALL, 0)
         part = reader.locations.remote(session, region)
         adopted, offset = await reader.adoptions.adopt(part.holder, part.kind)
@@ -591,7 +591,7 @@ async def test_a_location_that_dies_costs_time_and_nothing_else() -> None:
 
         async def die(source: bytes) -> None:
             if source == first.process:
-                for session in list(first.all_sessions()):
+                for session in list(first.sessions.all()):
                     session.connection.abort()
                 await asyncio.sleep(0)
 
@@ -612,7 +612,7 @@ async def test_readers_that_die_give_their_places_back() -> None:
         assert len(peers.sources) == 2, "it waits"
         peers.gate = None
         for process in peers.others[:2]:
-            for session in list(process.all_sessions()):
+            for session in list(process.sessions.all()):
                 session.connection.abort()
         assert await last == LARGE / 8
         stuck.set()
@@ -631,7 +631,7 @@ async def test_a_reader_finishes_though_the_owner_has_died() -> None:
         ending = call(peers.actors[2], "keep", array)
         await until(lambda: len(peers.sources) == 3)
         assert peers.sources[2] != peers.owner.process
-        for session in list(peers.owner.all_sessions()):
+        for session in list(peers.owner.sessions.all()):
             session.connection.abort()
         await asyncio.gather(ending, return_exceptions=True)
         opened.set()
@@ -643,7 +643,7 @@ async def test_an_owner_that_lost_track_serves_by_itself() -> None:
         array = peers.array()
         for actor in peers.actors[:2]:
             await call(actor, "keep", array)
-        peers.owner.origins = Origins()
+        peers.owner.system._origins = peers.owner.origins = Origins()
         assert await call(peers.actors[2], "keep", array) == LARGE / 8
         assert peers.sources == [peers.owner.process] * 3
 
@@ -687,7 +687,7 @@ async def test_by_rdma_a_copy_is_read_as_the_object_is(monkeypatch: pytest.Monke
         endpoint.addresses = addresses
         config = zc.Config(eager_limit=4096, recv_depth=64)
         process = Process(process_name, "worker", config, asyncio.get_running_loop(), store, endpoint)
-        await endpoint.start(process.accepted)
+        await endpoint.start(process.connections.accepted)
         addresses[process_name.hex()] = endpoint.address
         made.append(process)
     owner, *others = made
@@ -710,7 +710,7 @@ async def test_by_rdma_a_copy_is_read_as_the_object_is(monkeypatch: pytest.Monke
             monkeypatch.setattr(locations, "LOCATED_READ_NBYTES", LARGE)
         assert spread is not None and spread.direct == 2 and set(spread.copies) == {p.process for p in others}
         assert [process.counters.bytes_read for process in others] == [2 * LARGE] * 3
-        assert others[2].sessions[others[0].process].connection.kind == "verbs"
+        assert others[2].sessions.used[others[0].process].connection.kind == "verbs"
         context.clear_current()
         for process in made:
             await process.close()

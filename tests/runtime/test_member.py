@@ -27,10 +27,9 @@ class Bench:
         return [what[1:] for what in self.process.asked]
 
     def lose(self, peer: bytes) -> None:
-        assert self.process.on_session_lost is not None
         session = FakeSession(peer)
         session.closed = ConnectionLost("cut")
-        self.process.on_session_lost(session)
+        self.member.session_lost(session)  # type: ignore[arg-type]
 
 
 async def test_a_worker_from_start_to_end() -> None:
@@ -82,11 +81,11 @@ async def test_without_its_head_a_node_ends(caplog: pytest.LogCaptureFixture) ->
     bench.lose(OTHER)  # somebody else
     await bench.process.settle()
     assert not bench.member.finished.done()
-    bench.process.sessions[HEAD] = FakeSession(HEAD)
+    bench.process.sessions.used[HEAD] = FakeSession(HEAD)
     bench.lose(HEAD)  # one of two connections
     await bench.process.settle()
     assert not bench.member.finished.done()
-    del bench.process.sessions[HEAD]
+    del bench.process.sessions.used[HEAD]
     bench.lose(HEAD)
     async with asyncio.timeout(20):
         await bench.member.finished
@@ -108,10 +107,10 @@ async def test_a_head_that_has_given_the_node_up_does_not_keep_it_from_ending() 
 async def test_a_worker_that_cannot_be_reached_is_killed() -> None:
     bench = Bench()
     await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
-    bench.process.closing = True
+    bench.process.tasks.closing = True
     bench.lose(WORKER)  # its own end: everything is lost
     assert WORKER in bench.pool.by_process
-    bench.process.closing = False
+    bench.process.tasks.closing = False
     bench.lose(WORKER)
     assert not bench.pool.by_process
 

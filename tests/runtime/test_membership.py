@@ -70,7 +70,7 @@ class Head:
 
     async def end(self) -> None:
         """End what the test leaves running."""
-        for task in self.process.tasks:
+        for task in self.process.begun:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task

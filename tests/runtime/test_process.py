@@ -13,7 +13,6 @@ import warnings
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ import zcactor as zc
 from tests.runtime.programs import PRELUDE, Program, processes, until
 from zcactor import context, handle
 from zcactor.errors import ConnectionLost
-from zcactor.future import ObjectRef, RefHolder
+from zcactor.future import ObjectRef
 from zcactor.handle import RemoteActor
 from zcactor.interface import Interface
 from zcactor.marshal.arrays import root_of
@@ -285,7 +284,7 @@ class Keeper(Echo):
 
 
 def _sessions_to(pid: int) -> list[Any]:
-    return [s for s in context.current().all_sessions() if s.peer_hello is not None and s.peer_hello.pid == pid]
+    return [s for s in context.current().sessions.all() if s.peer_hello is not None and s.peer_hello.pid == pid]
 
 
 @pytest.mark.slow
@@ -376,7 +375,7 @@ class Pair:
             )
             config = zc.Config(eager_limit=1024, recv_depth=64)
             process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
-            await endpoint.start(process.accepted)
+            await endpoint.start(process.connections.accepted)
             made.append(process)
         self.made = caller, owner = made
         context.set_current(caller)  # both: what is unpacked does not ask whose it is
@@ -409,7 +408,7 @@ async def test_arrays_are_pulled_where_nothing_is_mapped(turns: int) -> None:
         assert owner.counters.bytes_received >= view.nbytes and owner.counters.bytes_mapped == 0
         kept = owner.hosts[max(owner.hosts)].instance.kept
         assert owner.store.block_of(kept) is not None, "a copy of its own, in its own arena"
-        await _settled(lambda: [s.leases.total for s in caller.all_sessions()], [0])
+        await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
         assert sum(c.nbytes for c in (*caller.copies.snapshot().values(), *owner.copies.snapshot().values())) == 0
 
 
@@ -434,7 +433,7 @@ async def test_a_pull_that_finds_no_room_is_out_of_memory_and_leaks_nothing() ->
             await _call(actor, "total", array)
         del filling
         assert (await _call(actor, "total", array[:1000]))[1:] == (False, True)
-        await _settled(lambda: [s.leases.total for s in caller.all_sessions()], [0])
+        await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
 
 
 async def test_a_pull_from_a_peer_that_is_gone_is_lost() -> None:
@@ -443,29 +442,11 @@ async def test_a_pull_from_a_peer_that_is_gone_is_lost() -> None:
         waiting = asyncio.ensure_future(_call(actor, "total", array))
         while not owner.store.stats().blocks:
             await asyncio.sleep(0)
-        for session in list(caller.all_sessions()):
+        for session in list(caller.sessions.all()):
             session.connection.abort()
         with pytest.raises(zc.ZcactorError):
             await waiting
         await _settled(lambda: owner.store.stats().used, 0)
-
-
-@pytest.mark.parametrize("error", [zc.ObjectLost("not here"), UnpicklingError("cut off")])
-async def test_a_promise_whose_value_cannot_be_brought_fails(
-    node: zc.Node, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    async def ask(*_: object) -> None:
-        raise error
-
-    released: list[int] = []
-    holder = RefHolder(node.process.process, 7, released.append)
-    with monkeypatch.context() as patch:
-        patch.setattr(Process, "ask", ask)
-        promise: ObjectRef[Any] = ObjectRef(node.process.call_of(holder, "a value"))
-        with pytest.raises(type(error), match=str(error)):
-            await promise
-    del promise, holder
-    await _settled(lambda: gc.collect() * 0 + len(released), 1)
 
 
 # ---- an actor that cannot be reached
@@ -502,9 +483,9 @@ async def test_all_attempts_together_are_bounded_and_the_error_says_who_reaches_
         return silence, "you@10.0.0.2:2"
 
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actors):
-        monkeypatch.setattr(caller, "connect", connect)
-        monkeypatch.setattr(caller, "locate", locate)
-        monkeypatch.setattr(caller, "silence_of", silence_of)
+        monkeypatch.setattr(caller.connections, "connect", connect)
+        monkeypatch.setattr(caller.head, "locate", locate)
+        monkeypatch.setattr(caller.head, "silence_of", silence_of)
         monkeypatch.setattr(Process, "address", "me@10.0.0.1:1")
         with pytest.raises(zc.ActorUnavailable) as caught:
             await _call(actors, "total", np.zeros(1))
@@ -522,41 +503,6 @@ async def test_a_place_that_an_actor_has_left_is_not_tried_again(monkeypatch: py
         async def locate(_: bytes) -> tuple[str, tuple[bytes, int], str]:
             return "alive", place, ""
 
-        monkeypatch.setattr(caller, "locate", locate)
+        monkeypatch.setattr(caller.head, "locate", locate)
         assert (await _call(actor, "total", np.ones(3)))[0] == 3.0
         assert actor.location == place == (owner.process, place[1])
-
-
-# ---------------------------------------------------------------- what messages call a process
-
-
-async def test_processes_are_named_by_what_they_are(node: zc.Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = context.current()
-    echo: Any = await zc.spawn(Echo)
-    pid = await echo.pid()
-    place = echo._remote.location[0]
-    label = echo._remote.label
-    assert process.describe(place) == f"the process of {label}"
-    host = socket.gethostname()
-    assert process.describe(process.agent) == f"agent {process.agent.hex()[:8]}, pid {node._agent.pid} on {host}"  # type: ignore[attr-defined]
-    digits = place.hex()
-    for text, named in [
-        (f"process {digits} does not listen", f"the process of {label} does not listen"),
-        (
-            f"process {digits}@10.0.0.1:2 cannot be reached: x",
-            f"the process of {label} at 10.0.0.1:2 cannot be reached: x",
-        ),
-        (f"at {digits}@[::1]:2: refused", f"at the process of {label} at [::1]:2: refused"),
-        (f"/run/{digits}.sock is missing", f"/run/{digits}.sock is missing"),
-        (f"process {'a' * 32}, too", "process aaaaaaaa, too"),
-    ]:
-        assert process._named(text) == named
-    await zc.kill(echo)
-    with pytest.raises(zc.ConnectionLost) as lost:
-        await process.connect(place)
-    assert label in str(lost.value)
-    assert digits not in str(lost.value)
-    monkeypatch.setattr(process, "remotes", {})
-    assert process.describe(place) == f"process {digits[:8]}, pid {pid} on {host}", "as it said itself, while it lived"
-    with pytest.raises(zc.ConnectionLost, match=f"process {'b' * 8} "):
-        await process.connect(bytes.fromhex("b" * 32))

@@ -93,7 +93,7 @@ class Pair:
             endpoint.addresses = addresses
             config = zc.Config(eager_limit=4096, recv_depth=64)
             process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
-            await endpoint.start(process.accepted)
+            await endpoint.start(process.connections.accepted)
             addresses[name.hex()] = endpoint.address
             made.append(process)
         self.made = caller, owner = made
@@ -117,7 +117,7 @@ def frames(process: Process) -> int:
 async def ready(caller: Process, actor: RemoteActor) -> Any:
     """The connection over RDMA, with what is registered in the background registered."""
     await _call(actor, "total", caller.store.empty(4096))
-    (session,) = (s for s in caller.all_sessions() if s.peer_process == actor.location[0])
+    (session,) = (s for s in caller.sessions.all() if s.peer_process == actor.location[0])
     return session.connection
 
 
@@ -129,7 +129,7 @@ async def test_an_array_is_one_frame_each_way_and_one_list_of_reads(nbytes: int)
         assert connection.kind == "verbs"
         array = caller.store.empty(nbytes // 8)
         array[...] = 2
-        (theirs,) = (s.connection for s in owner.all_sessions())
+        (theirs,) = (s.connection for s in owner.sessions.all())
         before = frames(caller), theirs.puller.reads, pair.fabric.statistics()
         assert await _call(actor, "total", array) == (nbytes / 4, False, True)
         seal = 1
@@ -141,7 +141,7 @@ async def test_an_array_is_one_frame_each_way_and_one_list_of_reads(nbytes: int)
         assert not caller.copies.snapshot() and not owner.copies.snapshot(), "no byte was touched"
         assert pair.fabric.statistics().rnr == pair.fabric.statistics().retries == 0
         owner.hosts[max(owner.hosts)].instance.kept = None
-        await _settled(lambda: [s.leases.total for s in caller.all_sessions()], [0])
+        await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
 
 
 class Labelled(np.ndarray[Any, Any]):
@@ -288,13 +288,13 @@ async def test_a_port_that_goes_down_moves_calls_and_arrays_to_tcp_and_explain_s
         nic = pair.fabric.nics["fake0"]
         nic.set_active(False)
         nic.tell(EventType.PORT_ERR)
-        await _settled(lambda: len([*caller.all_sessions(), *owner.all_sessions()]), 0)
+        await _settled(lambda: len([*caller.sessions.all(), *owner.sessions.all()]), 0)
         read = owner.counters.bytes_read
         array = caller.store.empty(MIB)
         array[...] = 2
         assert (await _call(actor, "total", array))[0] == 2 * MIB
         assert owner.counters.bytes_read == read and owner.counters.bytes_received >= array.nbytes
-        for (session,), who in ((caller.all_sessions(), ""), (owner.all_sessions(), "the peer cannot use RDMA: ")):
+        for (session,), who in ((caller.sessions.all(), ""), (owner.sessions.all(), "the peer cannot use RDMA: ")):
             assert session.connection.kind == "tcp"
             why = session.connection.rejected["verbs"]  # which `zc.explain` shows
             assert why.startswith(f"{who}queue pairs cannot be made: fake0 port 1 is DOWN, not ACTIVE; connect the")
@@ -312,7 +312,7 @@ async def test_a_key_that_is_revoked_loses_the_array_and_nothing_else() -> None:
         region.revoke()
         with pytest.raises(zc.ObjectLost, match="rkey"):
             await _call(actor, "total", array)
-        (theirs,) = (s.connection for s in owner.all_sessions())
+        (theirs,) = (s.connection for s in owner.sessions.all())
         await _settled(lambda: theirs.generation, 1)
         region.device.regions[region.lkey] = region  # as it was
         assert (await _call(actor, "total", array))[0] == MIB
@@ -324,8 +324,8 @@ async def test_peers_are_told_of_what_they_hold_a_lease_on_and_no_more(rdma: tup
     async with asyncio.timeout(PATIENCE), Pair(rdma, sealing=sealing) as (caller, owner, actor):
         connection = await ready(caller, actor)
         assert connection.kind == ("verbs" if rdma[0] else "tcp")
-        (session,) = owner.all_sessions()
-        (ours,) = (s for s in caller.all_sessions() if s.peer_process == owner.process)
+        (session,) = owner.sessions.all()
+        (ours,) = (s for s in caller.sessions.all() if s.peer_process == owner.process)
         array = caller.store.empty(100_000)
         array[...] = 3
         found = caller.store.block_of(array)
@@ -367,7 +367,7 @@ async def test_arrays_whose_owner_cannot_register_them_come_by_the_socket() -> N
         assert (await _call(actor, "total", array))[0] == 2 * MIB
         (counted,) = owner.copies.snapshot().items()
         assert counted == ("owner cannot register its memory", CopyCount(1, array.nbytes))
-        (theirs,) = (s.connection for s in owner.all_sessions())
+        (theirs,) = (s.connection for s in owner.sessions.all())
         assert "ulimit -l" in theirs.describe() and "ulimit -l" in connection.describe()
 
 
@@ -379,7 +379,7 @@ async def test_arrays_that_cannot_be_registered_come_with_a_counted_copy() -> No
         array[...] = 1
         assert (await _call(actor, "total", array))[0] == MIB
         assert not owner.copies.snapshot()
-        (theirs,) = (s.connection for s in owner.all_sessions())
+        (theirs,) = (s.connection for s in owner.sessions.all())
         for region in theirs.extents._regions.values():
             region.close()
         theirs.extents._regions.clear()

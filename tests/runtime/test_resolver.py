@@ -129,7 +129,7 @@ async def test_what_a_process_sends_to_itself_is_freed(node: zc.Node, kind: str)
             assert await _call(actor, "first", [zc.put(np.full(1 << 17, 5.0))]) == 5.0
         else:
             assert await _call(actor, "total", zc.put(np.full(1 << 17, 5.0))) == 5.0 * (1 << 17)
-    own = [session for session in process.all_sessions() if session.peer_process == process.process]
+    own = [session for session in process.sessions.all() if session.peer_process == process.process]
     await _settled(lambda: [session.leases.total for session in own], [0, 0])
     await _settled(lambda: process.store.stats().used, before)
 

@@ -88,9 +88,9 @@ async def test_the_owner_dies_first(node: zc.Node) -> None:
 async def test_an_object_nobody_knows(node: zc.Node) -> None:
     """A peer can ask for any number: what is not ours to give is refused, by name and not by address."""
     process = node.process
-    session = await process.connect(process.agent)
-    assert await process.ask(session, "lease", 1 << 60) is False
+    session = await process.connections.connect(process.agent)
+    assert await process.requests.ask(session, "lease", 1 << 60) is False
     with pytest.raises(zc.ObjectLost):
-        await process.ask(session, "fetch", 12345)
-    assert await process.ask(session, "ping") == (await zc.nodes())[0].pid
+        await process.requests.ask(session, "fetch", 12345)
+    assert await process.requests.ask(session, "ping") == (await zc.nodes())[0].pid
     assert await zc.nodes()

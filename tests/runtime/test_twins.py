@@ -92,7 +92,7 @@ class Two:
     def deliver(self) -> None:
         arrived, self._arrived = self._arrived, []
         for process, connection in arrived:
-            process.accepted(connection)
+            process.connections.accepted(connection)
 
     async def opened(self, count: int) -> None:
         """Wait until so many have connected and each has sent by its own connection."""
@@ -110,7 +110,7 @@ class Two:
         return [stats_of(process).connections for process in self.processes]
 
     def leases(self) -> list[int]:
-        return [sum(session.leases.total for session in process.all_sessions()) for process in self.processes]
+        return [sum(session.leases.total for session in process.sessions.all()) for process in self.processes]
 
 
 async def calls_of(actor: RemoteActor, gap: int) -> None:
@@ -212,11 +212,12 @@ async def test_one_of_them_is_lost_and_the_other_goes_on(lost: int) -> None:
         two.deliver()
         assert two.connections() == [2, 2]
         assert await holding == 5000.0
-        session = sorted(caller.all_sessions(), key=lambda session: session.is_replaced)[lost]
+        session = sorted(caller.sessions.all(), key=lambda session: session.is_replaced)[lost]
         session.connection.abort()
         for log in two.logs:
             log.go.set()
         await asyncio.wait(waiting)
         await _settled(two.connections, [1, 1])
-        assert sum(each.leases.total for each in caller.all_sessions()) == 1
-        assert await two.processes[0].ask(await caller.connect(two.processes[1].process), "ping") == os.getpid()
+        assert sum(each.leases.total for each in caller.sessions.all()) == 1
+        session = await caller.connections.connect(two.processes[1].process)
+        assert await caller.requests.ask(session, "ping") == os.getpid()

@@ -59,7 +59,7 @@ class Three:
             )
             config = zc.Config(eager_limit=4096, recv_depth=64)
             process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
-            await endpoint.start(process.accepted)
+            await endpoint.start(process.connections.accepted)
             self.made.append(process)
         caller, *owners = self.made
         context.set_current(caller)
@@ -160,10 +160,10 @@ async def test_dropping_it_unread_ends_the_lease_and_keeping_it_keeps_the_actor(
         ref = call(one, "made")
         await known(ref)
         assert ref._call.target is one
-        assert [s.leases.total for s in owners[0].all_sessions()] == [1]
+        assert [s.leases.total for s in owners[0].sessions.all()] == [1]
         del ref
         gc.collect()
-        await _settled(lambda: [s.leases.total for s in owners[0].all_sessions()], [0])
+        await _settled(lambda: [s.leases.total for s in owners[0].sessions.all()], [0])
         assert caller.counters.bytes_received == 0
 
 
@@ -171,9 +171,9 @@ async def test_a_result_whose_owner_is_gone_is_lost() -> None:
     async with asyncio.timeout(PATIENCE), Three() as (caller, _, (one, _other)):
         ref = call(one, "made")
         await known(ref)
-        for session in list(caller.all_sessions()):
+        for session in list(caller.sessions.all()):
             session.connection.abort()
-        await _settled(lambda: len(list(caller.all_sessions())), 0)
+        await _settled(lambda: len(list(caller.sessions.all())), 0)
         with pytest.raises(zc.ObjectLost, match="could not be brought here"):
             await ref
 

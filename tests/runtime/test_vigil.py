@@ -17,6 +17,7 @@ from zcactor.handle import RemoteActor
 from zcactor.rpc.session import Session
 from zcactor.runtime import vigil
 from zcactor.runtime.process import Process
+from zcactor.runtime.tasks import Tasks
 
 
 class Stopped:
@@ -32,7 +33,7 @@ class Stopped:
         self.ago: float | None = 100.0
         self.asked = 0
         self._kept: list[tuple[Any, bytes]] = []
-        monkeypatch.setattr(caller, "silence_of", self._silence_of)
+        monkeypatch.setattr(caller.head, "silence_of", self._silence_of)
 
     async def _silence_of(self, process: bytes) -> tuple[float, str]:
         assert process == self.owner.process
@@ -44,12 +45,12 @@ class Stopped:
     @property
     def session(self) -> Session:
         """The caller's."""
-        (session,) = self.caller.all_sessions()
+        (session,) = self.caller.sessions.all()
         return session
 
     def stop(self) -> None:
         """Whatever comes to the peer is taken by its kernel and by nobody else."""
-        for session in self.owner.all_sessions():
+        for session in self.owner.sessions.all():
             connection = session.connection
             connection._deliver = lambda batch, c=connection: self._kept.append((c, bytes(batch)))
 
@@ -67,16 +68,14 @@ class Stopped:
 
 
 class Looks:
-    """A process as its vigil sees it: a second passes with each look, however long this machine takes for that."""
+    """The tasks and the loop of a process as its vigil sees them: a second passes with each look, however long this
+    machine takes for that."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, tasks: Tasks) -> None:
+        self.start = tasks.start
         self.loop = self
-        self.call_later = process.loop.call_later
+        self.call_later = tasks.loop.call_later
         self._now = 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._process, name)
 
     def time(self) -> float:
         self._now += 1.0
@@ -90,7 +89,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stopped]:
         monkeypatch.setattr(vigil, name, seconds)
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
         assert caller.vigil is not None
-        monkeypatch.setattr(caller.vigil, "_process", Looks(caller))
+        monkeypatch.setattr(caller.vigil, "_tasks", Looks(caller.tasks))
         assert (await _call(actor, "total", np.ones(3)))[0] == 3.0
         yield Stopped(caller, owner, actor, monkeypatch)
 
@@ -116,7 +115,7 @@ async def test_what_comes_late_is_dropped(bench: Stopped) -> None:
     with pytest.raises(zc.ActorUnavailable):
         await _call(bench.actor, "total", array)
     bench.go_on()
-    await _settled(lambda: [len(list(process.all_sessions())) for process in (bench.caller, bench.owner)], [0, 0])
+    await _settled(lambda: [len(list(process.sessions.all())) for process in (bench.caller, bench.owner)], [0, 0])
     assert (await _call(bench.actor, "total", array))[0] == 10000.0
     bench.owner.hosts[max(bench.owner.hosts)].instance.kept = None
     await _settled(lambda: bench.session.leases.total, 0)
@@ -183,9 +182,10 @@ async def test_nothing_is_sent_while_nothing_is_owed(bench: Stopped, monkeypatch
 
 
 async def test_a_process_that_knows_no_other_host_never_looks(bench: Stopped) -> None:
-    alone = vigil.Vigil(bench.caller)
-    await bench.caller.connect(bench.caller.process)
-    alone.begun(bench.caller.sessions[bench.caller.process])
+    caller = bench.caller
+    alone = vigil.Vigil(caller.sessions, caller.tasks, caller.requests, caller.head)
+    await caller.connections.connect(caller.process)
+    alone.begun(caller.sessions.used[caller.process])
     assert alone._timer is None
     alone.close()
 
@@ -194,7 +194,7 @@ async def test_a_process_that_knows_no_other_host_never_looks(bench: Stopped) ->
 
 
 async def test_a_holder_is_told_that_the_node_was_lost(bench: Stopped, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.caller.remotes[bench.actor.actor_id] = bench.actor
+    bench.caller.sessions.remotes[bench.actor.actor_id] = bench.actor
     bench.stop()
     place = bench.actor.location
     waiting = asyncio.ensure_future(_call(bench.actor, "total", np.ones(3)))
@@ -205,7 +205,7 @@ async def test_a_holder_is_told_that_the_node_was_lost(bench: Stopped, monkeypat
     async def locate(_: bytes) -> Any:
         return await located
 
-    monkeypatch.setattr(bench.caller, "locate", locate)
+    monkeypatch.setattr(bench.caller.head, "locate", locate)
     tell = bench.caller.system.actor_changed
     tell(bench.actor.actor_id, "restarting", *place, "its node was lost")
     with pytest.raises(zc.ActorUnavailable, match="its node was lost") as caught:
@@ -214,7 +214,7 @@ async def test_a_holder_is_told_that_the_node_was_lost(bench: Stopped, monkeypat
     later = asyncio.ensure_future(_call(bench.actor, "total", np.ones(4)))
     for _ in range(10):
         await asyncio.sleep(0)
-    assert not list(bench.caller.all_sessions()), "it is known not to be there"
+    assert not list(bench.caller.sessions.all()), "it is known not to be there"
     located.set_result(("alive", place, ""))
     assert (await later)[0] == 4.0
     tell(bench.actor.actor_id, "alive", b"n" * 16, 5, "")
@@ -223,7 +223,7 @@ async def test_a_holder_is_told_that_the_node_was_lost(bench: Stopped, monkeypat
 
 
 async def test_a_holder_is_told_that_the_actor_is_dead(bench: Stopped) -> None:
-    bench.caller.remotes[bench.actor.actor_id] = bench.actor
+    bench.caller.sessions.remotes[bench.actor.actor_id] = bench.actor
     bench.stop()
     waiting = asyncio.ensure_future(_call(bench.actor, "total", np.ones(3)))
     while not bench.session.pending:

@@ -147,10 +147,13 @@ class Fakes:
         )
         self.session = SimpleNamespace(incoming={})
         self.loop = SimpleNamespace(call_soon_threadsafe=self.call_soon, is_closed=lambda: False)
-        self.process: Any = SimpleNamespace(
-            hosts={2: self.host}, last_system_index=0, all_sessions=lambda: [self.session], loop=self.loop, thread=0,
-            counters=SimpleNamespace(frames_received=0), remotes={},
-        )  # fmt: skip
+        self.sessions: Any = SimpleNamespace(all=lambda: [self.session], remotes={})
+        self.counters: Any = SimpleNamespace(frames_received=0)
+
+    def watchdog(self, after: float = 5.0) -> Watchdog:
+        tasks: Any = SimpleNamespace(loop=self.loop, thread=0)
+        hosts: Any = {2: self.host}
+        return Watchdog(hosts, self.sessions, self.counters, tasks, 0, after)
 
     def call_soon(self, callback: Any) -> None:
         self.asked += 1
@@ -166,11 +169,11 @@ class Fakes:
 
 def test_nothing_wakes_an_idle_loop() -> None:
     fakes = Fakes()
-    watchdog = Watchdog(fakes.process, 5.0)
+    watchdog = fakes.watchdog()
     for second in range(1000):
         watchdog.look(float(second))
     assert fakes.asked == 0
-    fakes.process.counters.frames_received = 1
+    fakes.counters.frames_received = 1
     watchdog.look(1000.0)
     watchdog.look(1001.0)
     assert fakes.asked == 1
@@ -178,7 +181,7 @@ def test_nothing_wakes_an_idle_loop() -> None:
 
 def test_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     fakes = Fakes()
-    watchdog = Watchdog(fakes.process, 5.0)
+    watchdog = fakes.watchdog()
     fakes.alive = False
     fakes.call(1, started=True)
     for number in range(2, 50):
@@ -205,8 +208,8 @@ def test_what_a_method_waits_for_is_named(caplog: pytest.LogCaptureFixture) -> N
         SimpleNamespace(label=f"Other.m{number}", waiter=waiter)
         for number, waiter in enumerate([None, *[fakes.waiter] * 4, SimpleNamespace(get_loop=lambda: fakes.loop)])
     ]
-    fakes.process.remotes = {b"": SimpleNamespace(label="Other(b)", unfinished=calls)}
-    watchdog = Watchdog(fakes.process, 5.0)
+    fakes.sessions.remotes = {b"": SimpleNamespace(label="Other(b)", unfinished=calls)}
+    watchdog = fakes.watchdog()
     for second in range(6):
         watchdog.look(float(second))
     (record,) = caplog.records
@@ -217,7 +220,7 @@ def test_what_a_method_waits_for_is_named(caplog: pytest.LogCaptureFixture) -> N
 
 def test_time_in_which_the_process_was_stopped_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
     fakes = Fakes()
-    watchdog = Watchdog(fakes.process, 5.0)
+    watchdog = fakes.watchdog()
     fakes.alive = False
     fakes.call(1, started=True)
     fakes.call(2, started=False)
@@ -229,7 +232,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count(caplog: pytest.Log
 
 
 def test_the_thread_ends() -> None:
-    watchdog = Watchdog(Fakes().process, 0.01)
+    watchdog = Fakes().watchdog(0.01)
     watchdog.start()
     watchdog.start()
     watchdog.close()

@@ -72,7 +72,7 @@ def test_at_rest_nothing_is_left() -> None:
 
 def test_credits_and_amounts_that_are_lost_are_found() -> None:
     async def program(process: Process) -> None:
-        next(iter(process.all_sessions())).credits.available -= 1
+        next(iter(process.sessions.all())).credits.available -= 1
 
     with bench(1) as made:
         invariants = Invariants(made.cluster, made.record)
@@ -89,7 +89,7 @@ def test_a_window_that_is_exceeded_is_found_at_once() -> None:
     async def program(process: Process) -> None:
         keeper: Any = await Keeper.spawn()
         await keeper.keep("x")
-        (session,) = [each for each in process.all_sessions() if each.peer_process != process.agent]
+        (session,) = [each for each in process.sessions.all() if each.peer_process != process.agent]
         session.credits.window = session.credits.available = 100
         with pytest.raises(zc.ZcactorError):
             await zc.get([keeper.keep("x") for _ in range(50)])

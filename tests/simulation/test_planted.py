@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from zcactor.rpc.leasing import Releasing
+from zcactor.runtime.connections import Connections
 from zcactor.runtime.mailbox import Lane, Mailbox
-from zcactor.runtime.process import Process
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import Schedule, draw
 from zcactor.simulation.shrink import shrink
@@ -53,12 +53,12 @@ def start_the_second_first(patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def forget_a_call(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """P3: the loss of a connection forgets one of its calls."""
-    lost = Process.session_lost
+    lost = Connections.session_lost
 
-    def forgetting(self: Process, session: Any, cause: Exception | None, calls: list[Any]) -> None:
+    def forgetting(self: Connections, session: Any, cause: Exception | None, calls: list[Any]) -> None:
         lost(self, session, cause, [call for call in calls if call.target is None] + _but_one(calls))
 
-    patch.setattr(Process, "session_lost", forgetting)
+    patch.setattr(Connections, "session_lost", forgetting)
     return lambda: None
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.objectstore.copies import CopyCount
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zcactor.runtime.process import Process
+    from zcactor.objectstore.copies import CopyCounter
+    from zcactor.objectstore.placement import Placements
+    from zcactor.objectstore.store import Store
+    from zcactor.rpc.counters import Counters
 
-__all__ = ["Stats", "stats_of"]
+__all__ = ["Measured", "Stats", "stats_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,25 @@ class Stats:
         return cls(**{**plain, "copies": copies})
 
 
-def stats_of(process: Process) -> Stats:
+class Measured(Protocol):
+    """The parts of a process that have figures."""
+
+    process: bytes
+    copies: CopyCounter
+    counters: Counters
+    store: Store
+    placements: Placements
+    registrar: Any
+    adoptions: Any
+    sessions: Any
+
+
+def stats_of(process: Measured) -> Stats:
     """The figures of `process` now."""
     copies = process.copies.snapshot()
     counters = process.counters
     store = process.store.stats()
-    sessions = list(process.all_sessions())
+    sessions = list(process.sessions.all())
     return Stats(
         calls=counters.calls,
         frames_sent=counters.frames_sent,

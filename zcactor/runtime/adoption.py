@@ -37,9 +37,13 @@ from zcactor.rpc.parts import Part
 from zcactor.runtime.locations import LostPart
 
 if TYPE_CHECKING:
-    from zcactor.objectstore.store import Block
+    from zcactor.objectstore.copies import CopyCounter
+    from zcactor.objectstore.store import Block, Store
     from zcactor.rpc.session import Session
-    from zcactor.runtime.process import Process
+    from zcactor.runtime.connections import Connections
+    from zcactor.runtime.locations import Locations
+    from zcactor.runtime.requests import Requests
+    from zcactor.runtime.tasks import Tasks
     from zcactor.transport.mapping import Mapping
     from zcactor.transport.os_process import OsProcess
 
@@ -90,12 +94,29 @@ class _Taking:
 
 
 class Adoptions:
-    """What one process has made its own. On the loop's thread."""
+    """What one process has made its own. On the loop's thread.
 
-    def __init__(self, process: Process) -> None:
+    Args:
+        tasks: of the process.
+        connections: to those of whose objects something is held.
+        requests: tell them what.
+        store: where copies lie.
+        copies: are counted.
+        locations: bring bytes that cannot be mapped.
+    """
+
+    def __init__(
+        self, tasks: Tasks, connections: Connections, requests: Requests, store: Store, copies: CopyCounter,
+        locations: Locations,
+    ) -> None:  # fmt: skip
         self.count = 0
         """Objects adopted, ever."""
-        self._process = process
+        self._tasks = tasks
+        self._connections = connections
+        self._requests = requests
+        self._store = store
+        self._copies = copies
+        self._locations = locations
         self._watched: dict[bytes, int] = {}  # pidfds by peer
         self._taking: dict[Mapping, _Taking] = {}
         """Those that a thread replaces the pages of."""
@@ -131,14 +152,13 @@ class Adoptions:
     def met(self, session: Session) -> None:
         """There is a connection to a peer: it is told what we hold of what it had leased by others."""
         if session.peer_process in self._outlived:
-            self._process.start_task(self._tell(session))
+            self._tasks.start(self._tell(session))
 
     def let_go(self, peer: bytes) -> None:
         """Something that a peer had leased by a connection that has ended is not held any more."""
-        process = self._process
-        if not process.closing and (peer in self._outlived or peer in self._moved) and peer not in self._late:
+        if not self._tasks.closing and (peer in self._outlived or peer in self._moved) and peer not in self._late:
             self._late.add(peer)
-            process.loop.call_later(_DELAY, lambda: process.start_task(self._tell_again(peer)))
+            self._tasks.loop.call_later(_DELAY, lambda: self._tasks.start(self._tell_again(peer)))
 
     async def _tell_again(self, peer: bytes) -> None:
         self._late.discard(peer)
@@ -146,7 +166,7 @@ class Adoptions:
             await self._punch(peer)
         elif peer in self._outlived:
             with contextlib.suppress(ZcactorError):  # it has ended, and keeps nothing
-                await self._tell(await self._process.connect(peer))
+                await self._tell(await self._connections.connect(peer))
 
     async def _tell(self, session: Session) -> None:
         peer = session.peer_process
@@ -156,7 +176,7 @@ class Adoptions:
         held = {lease.id for mappings in outlived.values() for each in mappings for lease in _leases_of(each())}
         await dawdle("hold")
         try:
-            await self._process.ask(session, "hold", ended, sorted(held))
+            await self._requests.ask(session, "hold", ended, sorted(held))
         except ZcactorError:  # lost again: the next connection tells
             return
         for number in done:
@@ -166,24 +186,23 @@ class Adoptions:
             self._unwatch(peer)
 
     def _watch(self, peer: bytes, owner: OsProcess) -> None:
-        process = self._process
-        if process.closing or not owner.pid or peer in self._watched or peer not in self._outlived:
+        if self._tasks.closing or not owner.pid or peer in self._watched or peer not in self._outlived:
             return
         try:
             fd = owner.open()
         except OSError:  # no descriptor is left
-            process.loop.call_later(_RETRY, self._watch, peer, owner)
+            self._tasks.loop.call_later(_RETRY, self._watch, peer, owner)
             return
         if fd is None:
             self._gone(peer, owner)
         else:
             self._watched[peer] = fd
-            process.loop.add_reader(fd, self._gone, peer, owner)
+            self._tasks.loop.add_reader(fd, self._gone, peer, owner)
 
     def _unwatch(self, peer: bytes) -> None:
         fd = self._watched.pop(peer, None)
         if fd is not None:
-            self._process.loop.remove_reader(fd)
+            self._tasks.loop.remove_reader(fd)
             os.close(fd)
 
     def _gone(self, peer: bytes, owner: OsProcess) -> None:
@@ -191,11 +210,11 @@ class Adoptions:
         for mapping, *writable in self._outlived.pop(peer, {}).values():
             found = mapping()
             if found is not None and found.leases:
-                self._process.start_task(self._take_over(found, owner))
+                self._tasks.start(self._take_over(found, owner))
             if writable:
                 self._moved.setdefault(peer, []).extend(writable)
         if peer in self._moved:
-            self._process.start_task(self._punch(peer))
+            self._tasks.start(self._punch(peer))
 
     async def _punch(self, peer: bytes) -> None:
         """Punch what is not held out of the memory of a peer that is gone, as soon as nobody else maps it."""
@@ -205,25 +224,25 @@ class Adoptions:
         elif all(mapping.is_the_only_one() for mapping in left):
             await asyncio.to_thread(_punch_others, left)
         else:
-            self._process.loop.call_later(_RETRY, self._punch_again, peer)
+            self._tasks.loop.call_later(_RETRY, self._punch_again, peer)
 
     def _punch_again(self, peer: bytes) -> None:
-        if not self._process.closing:
-            self._process.start_task(self._punch(peer))
+        if not self._tasks.closing:
+            self._tasks.start(self._punch(peer))
 
     async def _take_over(self, mapping: Mapping, owner: OsProcess) -> None:
         if self._coming:  # nothing is copied twice
             await asyncio.wait(list(self._coming.values()))
         found = [lease for lease in _leases_of(mapping) if lease.nbytes]
         if found:
-            taking = self._taking[mapping] = _Taking(self._process.loop)
+            taking = self._taking[mapping] = _Taking(self._tasks.loop)
             work = threading.Thread(target=self._work, args=(mapping, owner, found, taking), name="zcactor-adopting")
             work.daemon = True
             work.start()
 
     def _work(self, mapping: Mapping, owner: OsProcess, leases: list[Lease], taking: _Taking) -> None:
         """In a thread: all of it or, where there is no room, nothing."""
-        loop, runs = self._process.loop, _runs(leases)
+        loop, runs = self._tasks.loop, _runs(leases)
         try:
             blocks = self._copy_runs(mapping, owner, runs, taking)
             if blocks is not None:
@@ -246,7 +265,7 @@ class Adoptions:
 
     def _copy_runs(self, mapping: Mapping, owner: OsProcess, runs: list[_Run], taking: _Taking) -> list[Block] | None:
         """Blocks with the bytes of `runs`; None where there is no room."""
-        store = self._process.store
+        store = self._store
         try:
             blocks = [_same_pages(run) or store.allocate(run.nbytes, mmap.PAGESIZE) for run in runs]
         except ZcactorError as error:
@@ -260,7 +279,7 @@ class Adoptions:
         for run, block in zip(runs, blocks, strict=True):
             if not block.sealed:
                 taking.copy(block.address, mapping.address + run.low, run.nbytes)
-                self._process.copies.count(_REASON, run.nbytes)
+                self._copies.count(_REASON, run.nbytes)
                 block.sealed = True
         return blocks
 
@@ -277,7 +296,7 @@ class Adoptions:
 
     def _replace(self, mapping: Mapping, owner: OsProcess, runs: list[_Run], blocks: list[Block]) -> None:
         """Map the blocks in the place of what was copied, and let go of the rest."""
-        fd = self._process.store.arena.fd
+        fd = self._store.arena.fd
         try:
             for run, block in zip(runs, blocks, strict=True):
                 for lease in run.leases:
@@ -309,7 +328,7 @@ class Adoptions:
         """
         if isinstance(lease, RemoteLease):
             # Authenticated in any case: whoever asks may want them for a pickle, and knows of this transfer nothing.
-            part = await self._process.locations.read(Part(kind, lease, lease.offset, lease.nbytes, authenticate=1))
+            part = await self._locations.read(Part(kind, lease, lease.offset, lease.nbytes, authenticate=1))
             if isinstance(part.holder, LostPart):
                 part.holder.raise_error()
             if not isinstance(part.holder, Lease):
@@ -328,7 +347,7 @@ class Adoptions:
             if found is None:
                 task = self._coming.get(key)
                 if task is None:
-                    task = self._coming[key] = self._process.begin(self._copy(lease))
+                    task = self._coming[key] = self._tasks.begin(self._copy(lease))
                     task.add_done_callback(partial(self._arrived, key))
                 found = self._made[key] = await asyncio.shield(task)
                 found.sealed = True
@@ -340,15 +359,14 @@ class Adoptions:
 
     async def _copy(self, lease: Lease) -> Block:
         """The pages that a lease lies in, in a block that begins at a page: the bytes lie in theirs as they did."""
-        process = self._process
         low = lease.address - lease.address % mmap.PAGESIZE
         nbytes = -(-(lease.address + lease.nbytes - low) // mmap.PAGESIZE) * mmap.PAGESIZE
-        block = process.store.allocate(nbytes, mmap.PAGESIZE)
+        block = self._store.allocate(nbytes, mmap.PAGESIZE)
         if nbytes < _IN_THREAD_NBYTES:
             memmove(block.address, low, nbytes)
         else:
-            await process.loop.run_in_executor(None, _copy_pages, block, lease, low, nbytes)
-        process.copies.count(_REASON, nbytes)
+            await self._tasks.loop.run_in_executor(None, _copy_pages, block, lease, low, nbytes)
+        self._copies.count(_REASON, nbytes)
         self.count += 1
         return block
 

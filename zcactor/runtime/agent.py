@@ -39,13 +39,13 @@ from zcactor.runtime.output import Printers
 from zcactor.runtime.records import ActorRecord, ActorToken
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
+    from zcactor.context import Runtime
     from zcactor.marshal.sealed import Sealed
     from zcactor.rpc.session import Session
     from zcactor.runtime.nodes import OwnWorkers
     from zcactor.runtime.pool import WorkerRecord
-    from zcactor.runtime.process import Process
 
 __all__ = ["NodeAgent", "agent_interface"]
 
@@ -91,6 +91,7 @@ class NodeAgent:
 
     Args:
         process: the agent's own.
+        exports: its promises, among which actors are for those who hold them.
         pool: starts workers on its node.
         facts: what it tells of its node; see `zcactor.runtime.nodes.facts_of`.
         total: its node's resources.
@@ -102,10 +103,11 @@ class NodeAgent:
     """
 
     def __init__(
-        self, process: Process, pool: OwnWorkers, facts: Mapping[str, Any], total: Mapping[str, float],
-        heartbeat: float = 1.0, hang_after: float = 10.0,
+        self, process: Runtime, exports: MutableMapping[int, Any], pool: OwnWorkers, facts: Mapping[str, Any],
+        total: Mapping[str, float], heartbeat: float = 1.0, hang_after: float = 10.0,
     ) -> None:  # fmt: skip
         self.process = process
+        self._exports = exports
         self._pool = pool
         self._nodes = Nodes(NodeRecord(process.process, pool, facts), total)
         self._ledger = self._nodes.ledger
@@ -119,11 +121,9 @@ class NodeAgent:
         self._hang_after = hang_after
         self.closing = False
         self._ending: asyncio.Task[None] | None = None
-        self._printers = Printers(self._show, process.start_task)
+        self._printers = Printers(self._show, process.tasks.start)
         self.driver: bytes = b""
         self.finished: asyncio.Future[None] = process.loop.create_future()
-        process.revive = self._revive
-        process.on_session_lost = self._session_lost
 
     # ---------------------------------------------------------------- workers
 
@@ -144,16 +144,16 @@ class NodeAgent:
             self._actor_lost(actor, cause)
         self.end_owned(record.process)
 
-    def _session_lost(self, session: Session) -> None:
+    def session_lost(self, session: Session) -> None:
         peer = session.peer_process
         self._printers.forget(peer)
-        if self.process.sessions.get(peer) is not None:  # there is another connection to it
+        if self.process.sessions.used.get(peer) is not None:  # there is another connection to it
             return
         self.members.session_lost(session)
         if self.closing:
             return
         if peer == self.driver:
-            self.process.start_task(self.shutdown(0.0))
+            self.process.tasks.start(self.shutdown(0.0))
         found = self._nodes.worker(peer)
         if found is not None and not found[1].leaving:
             found[1].kill()  # it has ended, or cannot be reached any more; its node reports its end
@@ -332,7 +332,7 @@ class NodeAgent:
             actor.displaced = False
             self._tell_holders(actor)
         if actor.options.get("on_hang") == "kill":
-            self.process.start_task(self._watch_for_hang(actor, actor.restarts))
+            self.process.tasks.start(self._watch_for_hang(actor, actor.restarts))
 
     # ---------------------------------------------------------------- ends and restarts
 
@@ -356,22 +356,22 @@ class NodeAgent:
         actor.set_state("restarting", cause)
         if actor.displaced:
             self._tell_holders(actor)
-        self.process.start_task(self._restart(actor, actor.restarts, delay))
+        self.process.tasks.start(self._restart(actor, actor.restarts, delay))
 
     def _tell_holders(self, actor: ActorRecord) -> None:
         """Its node was lost, or it lives elsewhere now: tell those who hold a lease on it. The connections that they
         have to its old place may not end by themselves."""
         if self.closing:
             return
-        for session in list(self.process.all_sessions()):
+        for session in list(self.process.sessions.all()):
             if session.closed is None and session.leases.get(actor.object_id) is not None:
                 change = (actor.actor_id, actor.state, *actor.location, actor.cause)
-                self.process.start_task(self._tell_holder(session, *change))
+                self.process.tasks.start(self._tell_holder(session, *change))
 
     async def _tell_holder(self, session: Session, *change: Any) -> None:
         await dawdle("tell holder")
         try:
-            await self.process.ask(session, "actor_changed", *change)
+            await self.process.requests.ask(session, "actor_changed", *change)
         except ZcactorError as error:  # it has ended, and its handles with it
             logger.debug("a holder was not told where an actor is: %s", error)
 
@@ -387,8 +387,8 @@ class NodeAgent:
                 self._give_back(actor)
                 await self._acquire(actor)
             worker = await self._worker_for(actor)
-            session = await self.process.connect(worker.process)
-            await self.process.ask(
+            session = await self.process.connections.connect(worker.process)
+            await self.process.requests.ask(
                 session, "create", actor.index, actor.actor_id, actor.object_id, turn, actor.options, recipe
             )
         except RemoteError as error:
@@ -420,11 +420,11 @@ class NodeAgent:
             self._nodes.unshare(worker)
             worker.kill()
         elif worker.shared:
-            self.process.start_task(self._discard(worker, actor.index))
+            self.process.tasks.start(self._discard(worker, actor.index))
 
     async def _discard(self, worker: WorkerRecord, index: int) -> None:
         try:
-            await self.process.ask(await self.process.connect(worker.process), "discard", index)
+            await self.process.requests.ask(await self.process.connections.connect(worker.process), "discard", index)
         except ConnectionLost:
             logger.debug("worker %d ended before its actor could be discarded", worker.pid)
 
@@ -475,7 +475,9 @@ class NodeAgent:
         worker = actor.worker
         if worker is not None and actor.state == "alive":
             try:
-                await self.process.ask(await self.process.connect(worker.process), "stop", actor.index)
+                await self.process.requests.ask(
+                    await self.process.connections.connect(worker.process), "stop", actor.index
+                )
             except (ConnectionLost, RemoteError) as error:
                 logger.debug("%s ended while it was being stopped: %s", actor.label, error)
         self._retire(actor, cause)
@@ -488,7 +490,7 @@ class NodeAgent:
             worker = actor.worker
             try:
                 async with asyncio.timeout(limit):
-                    await self.process.ask(await self.process.connect(worker.process), "ping")
+                    await self.process.requests.ask(await self.process.connections.connect(worker.process), "ping")
             except TimeoutError:
                 logger.warning("%s has not responded for %g s and is killed (on_hang='kill')", actor.label, limit)
                 worker.kill(f"its process did not respond for {limit:g} s and was killed (on_hang='kill')")
@@ -508,10 +510,12 @@ class NodeAgent:
                 functools.partial(self.process.loop.call_soon_threadsafe, self._unheld, actor),
             )  # fmt: skip
             actor.token = weakref.ref(token)
-            self.process.exports[actor.object_id] = token
+            self._exports[actor.object_id] = token
         return token
 
-    def _revive(self, object_id: int) -> Any:
+    def revive(self, object_id: int) -> Any:
+        """What those who hold the actor of that object id share; None where there is no such actor. Nobody may hold it
+        at the moment."""
         actor = self._by_object.get(object_id)
         return None if actor is None else self.token_of(actor)
 
@@ -527,7 +531,7 @@ class NodeAgent:
     # ---------------------------------------------------------------- questions
 
     async def locate(self, actor_id: bytes, calls_wait: bool) -> tuple[str, bytes, int, str]:
-        """Where an actor is; see `zcactor.runtime.process.Process.locate`."""
+        """Where an actor is; see `zcactor.runtime.head.HeadLink.locate`."""
         actor = self._actors.get(actor_id)
         if actor is None:
             return "dead", b"", 0, "it is unknown to its node"
@@ -584,7 +588,7 @@ class NodeAgent:
 
     def show(self, driver: bytes, stream: str, prefix: str, lines: list[str]) -> None:
         """Show lines, each with `prefix` before it, at a program; where it is gone, in our own log."""
-        session = self.process.sessions.get(driver)
+        session = self.process.sessions.used.get(driver)
         if session is not None and session.closed is None:
             if self.process.config.log_to_driver:
                 self._printers.write(driver, stream, prefix, lines)
@@ -594,10 +598,10 @@ class NodeAgent:
             file.flush()
 
     async def _show(self, driver: bytes, stream: str, text: str) -> None:
-        session = self.process.sessions.get(driver)
+        session = self.process.sessions.used.get(driver)
         if session is None or session.closed is not None:
             raise ConnectionLost("the driver is gone")
-        await self.process.ask(session, "log", stream, text)
+        await self.process.requests.ask(session, "log", stream, text)
 
     async def shutdown(self, grace: float) -> None:
         """End every actor and then the node. Idle actors are closed first, within `grace` seconds; those with calls
@@ -611,7 +615,8 @@ class NodeAgent:
 
     async def _shutdown(self, grace: float) -> None:
         await asyncio.gather(
-            self.members.end(grace), end_workers(self.process, self._pool, grace, "the node was shut down")
+            self.members.end(grace),
+            end_workers(self.process.sessions, self.process.requests, self._pool, grace, "the node was shut down"),
         )
         if grace > 0:
             await self.show_all()

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.runtime.agent import NodeAgent
+from zcactor.runtime.head import AGENT_INDEX, MEMBERSHIP_INDEX
 from zcactor.runtime.member import NodeMember
 from zcactor.runtime.membership import Membership
-from zcactor.runtime.process import AGENT_INDEX, MEMBERSHIP_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ def assemble_agent(
     process: Process, workers: OwnWorkers, facts: Mapping[str, Any], resources: Mapping[str, float],
     heartbeat: float, hang_after: float,
 ) -> NodeAgent | NodeMember:  # fmt: skip
-    """Give `process` the actors of a node agent: of the head where `Process.agent` is its own id, else of a node that
+    """Give `process` the actors of a node agent: of the head where that is its own process, else of a node that
     is about to join.
 
     Args:
@@ -38,11 +38,13 @@ def assemble_agent(
         resources: of the head's node, amounts by name.
         heartbeat, hang_after: seconds; see `NodeAgent`.
     """
-    if process.agent == process.process:
-        head = NodeAgent(process, workers, facts, resources, heartbeat, hang_after)
+    if process.sessions.head == process.process:
+        head = NodeAgent(process, process.promises.exports, workers, facts, resources, heartbeat, hang_after)
+        process.system.revive, process.connections.on_lost = head.revive, head.session_lost
         process.add_host(AGENT_INDEX, NodeAgent, "node agent", _OPTIONS).adopt(head)
         process.add_host(MEMBERSHIP_INDEX, Membership, "membership", _OPTIONS).adopt(head.members)
         return head
     member = NodeMember(process, workers)
+    process.connections.on_lost = member.session_lost
     process.add_host(AGENT_INDEX, NodeMember, "node agent", _OPTIONS).adopt(member)
     return member

@@ -88,7 +88,7 @@ class Node(ABC):
         """
         process = self.process
         process.unseen.close()
-        process.closing = True  # actors end from here on: nobody asks the agent what became of them
+        process.tasks.closing = True  # actors end from here on: nobody asks the agent what became of them
         grace = self.config.shutdown_timeout
         ending = asyncio.ensure_future(self._end_actors(grace))
         telling = process.loop.call_later(_END_PATIENCE, self._tell_waiting, grace, asyncio.current_task())
@@ -116,7 +116,7 @@ class Node(ABC):
         running = list(
             dict.fromkeys(
                 f"{call.label} in {call.target.label if call.target is not None else call.actor_label}"
-                for session in self.process.all_sessions()
+                for session in self.process.sessions.all()
                 for call in session.pending.values()
                 if call.target is not None or call.actor_label
             )
@@ -131,7 +131,7 @@ class Node(ABC):
         process = self.process
         try:
             async with asyncio.timeout(RESPONSE):
-                await process.ask(await process.connect(process.agent), "ping")
+                await process.requests.ask(await process.connections.connect(process.agent), "ping")
         except (TimeoutError, ZcactorError):
             return False
         return True
@@ -150,7 +150,7 @@ class Node(ABC):
 
     def _let_go(self) -> None:
         context.clear_current()
-        self.process.closing = True
+        self.process.tasks.closing = True
         shell, self._shell = self._shell, None
         if shell is not None:
             shell.events.unregister("pre_run_cell", self._before_cell)
@@ -190,11 +190,11 @@ class EmbeddedNode(Node):
     def _agent_ended(self) -> None:
         self.process.loop.remove_reader(self._pidfd)
         self._gone.set_result(None)
-        if not self.process.closing:  # it was killed, and its zygote may have been as well
-            self.process.start_task(asyncio.to_thread(self._last_resort.end))
+        if not self.process.tasks.closing:  # it was killed, and its zygote may have been as well
+            self.process.tasks.start(asyncio.to_thread(self._last_resort.end))
 
     async def _end_actors(self, grace: float) -> None:
-        await self.process.ask_agent("shutdown", grace)
+        await self.process.head.ask_agent("shutdown", grace)
 
     def _give_up(self) -> None:
         logger.warning("the node agent, pid %d, does not end and is killed", self._agent.pid)
@@ -243,7 +243,7 @@ class JoinedCluster(Node):
         return f"<zcactor cluster at {self._address}, head {self.node_id[:8]}>"
 
     async def _end_actors(self, grace: float) -> None:
-        await self.process.ask_members("leave_driver", grace)
+        await self.process.head.ask_members("leave_driver", grace)
 
     def _give_up(self) -> None:
         """The cluster's head notices that we are gone."""
@@ -432,13 +432,13 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Node:
         undo.callback(store.close)
         endpoint = make_endpoint(config, directory.path, driver, secret, store)
         process = Process(driver, "driver", config, loop, store, endpoint)
-        process.agent = agent_id
-        process.machine = own_machine(config, directory.path)
+        process.sessions.head = agent_id
+        process.locations.machine = own_machine(config, directory.path)
         process.system.print_log = _print_log
         try:
-            await endpoint.start(process.accepted)
+            await endpoint.start(process.connections.accepted)
             await _agent_is_ready(loop, control, agent, config.spawn_timeout)
-            await process.connect(agent_id)
+            await process.connections.connect(agent_id)
         except BaseException:
             control.close()
             await process.close()
@@ -483,14 +483,14 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Node
         if problem:
             raise ConnectionLost(f"zc.init: {address} cannot be joined: {problem}")
         process = Process(driver, "driver", config, loop, store, endpoint)
-        process.agent = head.process
-        process.machine = own_machine(config, directory.path)
+        process.sessions.head = head.process
+        process.locations.machine = own_machine(config, directory.path)
         process.system.print_log = _print_log
-        find_through(endpoint, process, head.address)
+        find_through(endpoint, process.head, head.address)
         context.set_current(process)  # the answers to what is asked below are opened in it
         try:
-            await endpoint.start(process.accepted)
-            await process.ask_members("join_driver", address_of(endpoint), machine_of(directory.path))
+            await endpoint.start(process.connections.accepted)
+            await process.head.ask_members("join_driver", address_of(endpoint), machine_of(directory.path))
         except BaseException:
             context.clear_current()
             await process.close()

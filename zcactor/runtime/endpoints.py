@@ -14,7 +14,7 @@ from zcactor.transport.sealing import REMEDY, Integrity, can_seal
 if TYPE_CHECKING:
     from zcactor.config import Config
     from zcactor.objectstore.store import Store
-    from zcactor.runtime.process import Process
+    from zcactor.runtime.head import HeadLink
     from zcactor.transport.base import Endpoint
     from zcactor.transport.tcp import TcpEndpoint
     from zcactor.transport.tls import Tls
@@ -79,12 +79,12 @@ def make_endpoint(
     return SelectingEndpoint(directory, process, ways, config.require or "")
 
 
-def find_through(endpoint: Endpoint, process: Process, head_address: str) -> None:
+def find_through(endpoint: Endpoint, head: HeadLink, head_address: str) -> None:
     """Have an endpoint that reaches other hosts ask the cluster's head for the addresses of processes.
 
     Args:
-        endpoint: of `process`; one that reaches its own host only needs none.
-        process: whose `agent` is the head.
+        endpoint: one that reaches its own host only needs none.
+        head: of the same process; it is asked.
         head_address: where the head listens; empty where there are no other hosts.
     """
     if not head_address:
@@ -92,9 +92,9 @@ def find_through(endpoint: Endpoint, process: Process, head_address: str) -> Non
 
     async def find(name: str) -> str:
         wanted = bytes.fromhex(name)
-        if wanted == process.agent:
+        if wanted == head.process:
             return head_address
-        found: str = await process.ask_members("find", wanted)
+        found: str = await head.ask_members("find", wanted)
         return found
 
     endpoint.find_by(find)

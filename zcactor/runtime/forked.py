@@ -36,7 +36,7 @@ def watch_forks() -> None:
 
 
 def _let_go() -> None:
-    process = context.current_or_none()
+    process: Any = context.current_or_none()
     if process is not None:
         abandon(process)
         context.mark_forked(os.getppid())
@@ -66,16 +66,16 @@ def abandon(process: Process) -> None:
         coroutine.close()
         raise error
 
-    process.start_task = refuse  # type: ignore[method-assign]
+    process.tasks.start = refuse  # type: ignore[method-assign]
     process.endpoint.abandon()
     process.trimmer.abandon()
     if process.registrar is not None:
         process.registrar.abandon()
     refusal: Any = _Refusal(error)
-    for actor in list(process.remotes.values()):
+    for actor in list(process.sessions.remotes.values()):
         actor._lock = threading.Lock()
         actor.session = refusal
-    for session in list(process.all_sessions()):
+    for session in list(process.sessions.all()):
         session.lock = threading.Lock()
         session.closed = error
         session.connection.abort()

@@ -8,9 +8,9 @@ import inspect
 import logging
 import threading
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from zcactor.context import call_deadline, current_host
+from zcactor.context import Runtime, call_deadline, current_host
 from zcactor.errors import ConnectionLost
 from zcactor.future import Unresolved
 from zcactor.interface import Interface, MethodKind, MethodSpec, method_options
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from zcactor.rpc.session import Session
-    from zcactor.runtime.process import Process
+    from zcactor.runtime.threads import Runner, Threads
 
 __all__ = ["ActorHost", "current_call"]
 
@@ -45,6 +45,18 @@ _SYNC = int(MethodKind.SYNC)
 _GENERATOR = int(MethodKind.GENERATOR)
 
 
+class Home(Runtime, Protocol):
+    """What a host needs of its process beside that."""
+
+    crew: Runner | None
+    threads: Threads
+    last_system_index: int
+    leaving: bool
+
+    async def delivered(self) -> None:
+        """Return once every peer has taken in what was sent to it."""
+
+
 class ActorHost:
     """One actor: its instance, its mailboxes, and how each kind of method runs.
 
@@ -59,7 +71,7 @@ class ActorHost:
     """
 
     def __init__(
-        self, process: Process, index: int, actor_class: type, label: str, options: Mapping[str, Any], info: Any = None,
+        self, process: Home, index: int, actor_class: type, label: str, options: Mapping[str, Any], info: Any = None,
         interface: Interface | None = None,
     ) -> None:  # fmt: skip
         self.process = process
@@ -207,7 +219,7 @@ class ActorHost:
         """End at once: tasks are cancelled, queued calls are refused, a running sync method is left to finish."""
         self.stopping = self._closed = True
         self._plain = ()
-        for session in list(self.process.all_sessions()):
+        for session in list(self.process.sessions.all()):
             for incoming in list(session.incoming.values()):
                 if incoming.host is self:
                     incoming.cancelled = True
@@ -563,7 +575,7 @@ class ActorHost:
         """Whether a call is open here."""
         return any(
             incoming.host is self
-            for session in self.process.all_sessions()
+            for session in self.process.sessions.all()
             for incoming in list(session.incoming.values())
         )
 

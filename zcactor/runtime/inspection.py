@@ -11,7 +11,7 @@ from zcactor.config import TRANSPORTS
 from zcactor.context import current
 from zcactor.errors import DeadlineExceeded
 from zcactor.handle import ActorHandle
-from zcactor.observe.stats import Stats, stats_of
+from zcactor.observe.stats import Stats
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
@@ -96,23 +96,23 @@ class PeerPath:
 
 async def nodes() -> list[NodeInfo]:
     """Every node of the cluster."""
-    return [NodeInfo(**plain) for plain in await current().ask_agent("nodes")]
+    return [NodeInfo(**plain) for plain in await current().head.ask_agent("nodes")]
 
 
 async def actors() -> list[ActorInfo]:
     """Every actor that lives, and those whose death is remembered."""
-    return [ActorInfo(**plain) for plain in await current().ask_agent("actors")]
+    return [ActorInfo(**plain) for plain in await current().head.ask_agent("actors")]
 
 
 async def cluster_resources() -> dict[str, float]:
     """Resources of all nodes, by name, in use or not."""
-    total, _ = await current().ask_agent("resources")
+    total, _ = await current().head.ask_agent("resources")
     return total  # type: ignore[no-any-return]
 
 
 async def available_resources() -> dict[str, float]:
     """Resources that are free now, by name."""
-    _, free = await current().ask_agent("resources")
+    _, free = await current().head.ask_agent("resources")
     return free  # type: ignore[no-any-return]
 
 
@@ -129,7 +129,7 @@ def stats(handle: object = None) -> Stats | Awaitable[Stats]:
         DeadlineExceeded: its process has not answered within 5 s, because its event loop is blocked, say.
     """
     if handle is None:
-        return stats_of(current())
+        return current().stats()
     return _stats_at(_checked(handle, "stats"))
 
 
@@ -141,14 +141,14 @@ def _checked(handle: object, what: str) -> ActorHandle:
 
 async def _session_to(handle: ActorHandle) -> Session:
     process = current()
-    host = await process.ask_agent("process_of", handle._remote.actor_id)
-    return await process.connect(host)
+    host = await process.head.ask_agent("process_of", handle._remote.actor_id)
+    return await process.connections.connect(host)
 
 
 async def _stats_at(handle: ActorHandle) -> Stats:
     try:
         async with asyncio.timeout(STATS_TIMEOUT):
-            return Stats.from_plain(await current().ask(await _session_to(handle), "stats"))
+            return Stats.from_plain(await current().requests.ask(await _session_to(handle), "stats"))
     except TimeoutError:
         raise DeadlineExceeded(
             f"the process of {handle._remote.label} has not told its statistics within {STATS_TIMEOUT:g} s: one of its "
@@ -168,7 +168,7 @@ async def explain(handle: object) -> PeerPath:
     times = []
     for _ in range(_PINGS):
         before = time.perf_counter()
-        await process.ask(session, "ping")
+        await process.requests.ask(session, "ping")
         times.append(time.perf_counter() - before)
     connection = session.connection
     rejected = _not_tried(connection.kind, process.config.transports.split(",")) | connection.rejected

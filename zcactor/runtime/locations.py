@@ -19,14 +19,20 @@ from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ZcactorError
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
 from zcactor.rpc.parts import Part
+from zcactor.runtime.holders import granted, reached
 from zcactor.transport.base import RemoteRegion
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from zcactor.objectstore.store import Block
+    from zcactor.objectstore.placement import Placements
+    from zcactor.objectstore.store import Block, Store
+    from zcactor.rpc.counters import Counters
     from zcactor.rpc.session import Session
-    from zcactor.runtime.process import Process
+    from zcactor.runtime.connections import Connections
+    from zcactor.runtime.requests import Requests
+    from zcactor.runtime.sessions import Sessions
+    from zcactor.runtime.tasks import Tasks
 
 __all__ = ["LOCATED_NBYTES", "LOCATED_READ_NBYTES", "Locations", "LostPart", "outcome"]
 
@@ -108,10 +114,31 @@ class Locations:
     Where arrays are not authenticated and what belongs to a pickle is, bytes that have come for an array do for no
     pickle; the other way they do.
     Arrays that were moved to us take no part: each is somebody's to write to.
+
+    Args:
+        tasks: bring them.
+        sessions: of the process.
+        connections: to those who have copies.
+        requests: ask owners where these are.
+        store: where the bytes come to lie.
+        placements: room for them.
+        counters: of what was brought.
     """
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(
+        self, tasks: Tasks, sessions: Sessions, connections: Connections, requests: Requests, store: Store,
+        placements: Placements, counters: Counters,
+    ) -> None:  # fmt: skip
+        self.machine = ""
+        """What names this host for those who may map our arena, see `zcactor.runtime.nodes.own_machine`; empty
+        where nobody is to."""
+        self._tasks = tasks
+        self._sessions = sessions
+        self._connections = connections
+        self._requests = requests
+        self._store = store
+        self._placements = placements
+        self._counters = counters
         self._here: WeakValueDictionary[_Key, Any] = WeakValueDictionary()
         self._coming: dict[_Key, asyncio.Task[Part]] = {}
 
@@ -143,7 +170,7 @@ class Locations:
         if type(lease) is not RemoteLease:
             return part
         if part.kind != RegionKind.ARRAY:
-            return self._process.begin(outcome(part.kind, self._bring, part))
+            return self._tasks.begin(outcome(part.kind, self._bring, part))
         if lease.session.connection.integrity != "frames" and not sealed:  # an array's bytes come as a pickle's do
             part = part._replace(authenticate=1)
         key = lease.owner, lease.id, part.offset, part.nbytes, _SEALED if sealed else part.authenticate
@@ -152,7 +179,7 @@ class Locations:
             return Part(part.kind, holder, holder.offset, part.nbytes, part.authenticate)
         task = _for(self._coming, key)
         if task is None:
-            task = self._coming[key] = self._process.begin(outcome(part.kind, self._bring, part, sealed))
+            task = self._coming[key] = self._tasks.begin(outcome(part.kind, self._bring, part, sealed))
             task.add_done_callback(partial(self._arrived, key))
         return task
 
@@ -188,11 +215,11 @@ class Locations:
 
     async def _pull(self, kind: int, owner: bytes, lease: RemoteLease, authenticate: int, sealed: bool) -> Block:
         """An object of ours with the bytes of a lease, which is on one of the process `owner` or on a copy of it."""
-        process, session, nbytes = self._process, lease.session, lease.nbytes
+        session, nbytes = lease.session, lease.nbytes
         wanted = RemoteRegion(lease.id, lease.offset, nbytes, lease.seal, lease.rkey, bool(authenticate), sealed)
         while True:
             connection = session.connection
-            block = process.placements.take(owner, nbytes)
+            block = self._placements.take(owner, nbytes)
             await dawdle("pull")
             try:
                 await connection.pull(wanted, block.address, block)
@@ -202,21 +229,21 @@ class Locations:
                     raise
                 session = session.successor  # of two connections to one process this one stays, and has the lease, too
         if connection.kind == "verbs":
-            process.counters.bytes_read += nbytes
+            self._counters.bytes_read += nbytes
         else:
-            process.counters.bytes_received += nbytes
+            self._counters.bytes_received += nbytes
         if (connection.integrity == "arrays" and not sealed) or (authenticate and connection.integrity == "frames"):
-            process.counters.bytes_authenticated += nbytes
+            self._counters.bytes_authenticated += nbytes
         block.sealed = kind != RegionKind.MOVED
         return block
 
     async def _from_anywhere(self, lease: RemoteLease, authenticate: int, sealed: bool) -> Block | Lease:
         """The bytes from where their owner says; from the owner itself where that leads nowhere."""
-        process, failed = self._process, b""
+        failed = b""
         for _ in range(ATTEMPTS):
             try:
-                place, object_id, offset = await process.ask(
-                    lease.session, "source", lease.id, lease.offset, lease.nbytes, process.machine, failed, authenticate
+                place, object_id, offset = await self._requests.ask(
+                    lease.session, "source", lease.id, lease.offset, lease.nbytes, self.machine, failed, authenticate
                 )
             except ZcactorError:  # the owner is gone, or has no such object: pulling from it says so
                 break
@@ -242,32 +269,29 @@ class Locations:
         return block
 
     async def _from_copy(self, lease: RemoteLease, region: Region, sealed: bool) -> Block | Lease:
-        process = self._process
-        session = await process.connect(region.owner)
-        if buggify("copy lost") or not await process.ask(session, "lease", region.id):
-            raise ObjectLost(f"{process.describe(region.owner)} has no copy of it any more")
+        session = await self._connections.connect(region.owner)
+        if buggify("copy lost") or not await self._requests.ask(session, "lease", region.id):
+            raise ObjectLost(f"{self._sessions.describe(region.owner)} has no copy of it any more")
         connection = session.connection
         if not connection.maps:
             copied = self.remote(session, region).holder
             block = await self._pull(RegionKind.ARRAY, lease.owner, copied, region.authenticate, sealed)
             self._tell(lease, region.authenticate, block)
             return block
-        copy: Any = process.resolver.reached(session, region, process.resolver.granted(session, region)).holder
+        ours = self._sessions.process
+        copy: Any = reached(session, region, granted(ours, session, region)).holder
         # It stands for the owner's object: when the process with the copy is gone it can be passed on all the same.
         near = _Near(lease, copy)
-        return Lease(
-            lease.owner, lease.id, lease.offset, lease.nbytes, copy.address, near, _returned, False, process.process
-        )
+        return Lease(lease.owner, lease.id, lease.offset, lease.nbytes, copy.address, near, _returned, False, ours)
 
     def _tell(self, lease: RemoteLease, authenticate: int, block: Block | None, failed: bytes = b"") -> None:
         """Tell the owner that a transfer has ended, and how."""
         copy_id, copy_offset = 0, 0
         if block is not None:
-            copy_id, copy_offset = self._process.store.export(block), block.offset
-        machine = self._process.machine
-        facts = lease.id, lease.offset, lease.nbytes, copy_id, copy_offset, machine, failed, authenticate
-        self._process.start_task(self._told(lease.session, facts))
+            copy_id, copy_offset = self._store.export(block), block.offset
+        facts = lease.id, lease.offset, lease.nbytes, copy_id, copy_offset, self.machine, failed, authenticate
+        self._tasks.start(self._told(lease.session, facts))
 
     async def _told(self, owner: Session, facts: tuple[Any, ...]) -> None:
         with contextlib.suppress(ZcactorError):  # it is gone, or forgets the transfer after a while
-            await self._process.ask(owner, "located", *facts)
+            await self._requests.ask(owner, "located", *facts)

@@ -18,10 +18,10 @@ from zcactor.runtime.leaving import end_workers
 from zcactor.runtime.output import Printers
 
 if TYPE_CHECKING:
+    from zcactor.context import Runtime
     from zcactor.rpc.session import Session
     from zcactor.runtime.nodes import OwnWorkers
     from zcactor.runtime.pool import WorkerRecord
-    from zcactor.runtime.process import Process
 
 __all__ = ["NodeMember", "member_interface"]
 
@@ -34,18 +34,17 @@ class NodeMember:
     """Index 1 of the process of such an agent. Its callers are the head and this node's workers.
 
     Args:
-        process: the agent's own; its `agent` is the head.
+        process: the agent's own.
         pool: starts workers here.
     """
 
-    def __init__(self, process: Process, pool: OwnWorkers) -> None:
+    def __init__(self, process: Runtime, pool: OwnWorkers) -> None:
         self._process = process
         self._pool = pool
         self._ending: asyncio.Task[None] | None = None
         self._reports: dict[asyncio.Task[None], None] = {}
-        self._printers = Printers(self._show, process.start_task)
+        self._printers = Printers(self._show, process.tasks.start)
         self.finished: asyncio.Future[None] = process.loop.create_future()
-        process.on_session_lost = self._session_lost
 
     async def start_worker(self, worker: bytes, label: str, env: dict[str, str], driver: bytes, shared: bool) -> None:
         """Start a worker, which is called `worker` from now on; what becomes of it is reported."""
@@ -68,7 +67,7 @@ class NodeMember:
         record = self._pool.by_process.get(worker)
         if record is not None and not record.ready.done():
             record.ready.set_result(None)
-            await self._process.ask_members("worker_ready", worker, pid, address)
+            await self._process.head.ask_members("worker_ready", worker, pid, address)
 
     async def end(self, grace: float) -> None:
         """End every worker and then this node; does not wait for that."""
@@ -79,7 +78,7 @@ class NodeMember:
 
     async def _end(self, grace: float) -> None:
         self._report("leave_node")  # before workers end: nothing is to be started here in their place
-        await end_workers(self._process, self._pool, grace, "the node was shut down")
+        await end_workers(self._process.sessions, self._process.requests, self._pool, grace, "the node was shut down")
         with contextlib.suppress(TimeoutError):  # the head does not take it in, and is told nothing more
             async with asyncio.timeout(_LAST_REPORT):
                 await self._printers.flush()
@@ -102,20 +101,20 @@ class NodeMember:
         self._printers.write(record.driver, stream, f"({record.label} pid={record.pid}) ", lines)
 
     async def _show(self, driver: bytes, stream: str, text: str) -> None:
-        await self._process.ask_members("worker_said", driver, stream, text)
+        await self._process.head.ask_members("worker_said", driver, stream, text)
 
     def zygote_lost(self) -> None:
         """No worker can be started any more, and those there were have ended: so does the node."""
         self._process.loop.call_soon(self.finish)
 
-    def _session_lost(self, session: Session) -> None:
+    def session_lost(self, session: Session) -> None:
         peer = session.peer_process
-        if self._process.closing:
+        if self._process.tasks.closing:
             return
-        if peer == self._process.agent and self._process.sessions.get(peer) is None:
+        if peer == self._process.sessions.head and self._process.sessions.used.get(peer) is None:
             if self._ending is None:
                 logger.warning("the cluster's head is lost (%s); this node ends", session.closed)
-            self._process.start_task(self.end(0.0))
+            self._process.tasks.start(self.end(0.0))
         worker = self._pool.by_process.get(peer)
         if worker is not None and not worker.leaving:
             worker.kill()
@@ -127,7 +126,7 @@ class NodeMember:
 
     async def _tell_head(self, method: str, args: tuple[Any, ...]) -> None:
         try:
-            await self._process.ask_members(method, *args)
+            await self._process.head.ask_members(method, *args)
         except ZcactorError as error:  # it is gone, or has given us up: what we have to tell is of no use to it
             logger.debug("the head was not told of %s: %s", method, error)
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.interface import Interface
+from zcactor.runtime.head import AGENT_INDEX
 from zcactor.runtime.host import current_call
 from zcactor.runtime.member import member_interface
 from zcactor.runtime.nodes import DriverRecord, NodeRecord, Nodes, RemotePool
-from zcactor.runtime.process import AGENT_INDEX
 
 if TYPE_CHECKING:
+    from zcactor.context import Runtime
     from zcactor.rpc.session import Session
-    from zcactor.runtime.agent import NodeAgent
+    from zcactor.runtime.pool import WorkerRecord
 
 __all__ = ["Membership", "membership_interface"]
 
@@ -26,6 +27,32 @@ FENCE = 8.0
 `zcactor.transport.tcp`, and time to act. Until then its actors do not start elsewhere, nor are their names free."""
 _LAST_WORD = 1.0
 """Seconds beyond their grace that nodes get to tell that their workers have ended."""
+
+
+class Agent(Protocol):
+    """What it needs of the head's `zcactor.runtime.agent.NodeAgent`."""
+
+    process: Runtime
+    driver: bytes
+    closing: bool
+
+    async def worker_ready(self, process: bytes, pid: int, address: str) -> None:
+        """A worker of another node serves."""
+
+    def worker_ended(self, record: WorkerRecord) -> None:
+        """One has ended."""
+
+    def show(self, driver: bytes, stream: str, prefix: str, lines: list[str]) -> None:
+        """It has printed something."""
+
+    async def show_all(self) -> None:
+        """Show what is left of that."""
+
+    def stop_owned(self, driver: bytes) -> list[asyncio.Task[None]]:
+        """A program is about to go."""
+
+    def end_owned(self, driver: bytes) -> None:
+        """It has gone."""
 
 
 class Membership:
@@ -38,7 +65,7 @@ class Membership:
         hang_after: seconds without an answer until it counts as lost.
     """
 
-    def __init__(self, agent: NodeAgent, nodes: Nodes, heartbeat: float, hang_after: float) -> None:
+    def __init__(self, agent: Agent, nodes: Nodes, heartbeat: float, hang_after: float) -> None:
         self._agent = agent
         self._process = agent.process
         self._nodes = nodes
@@ -68,7 +95,7 @@ class Membership:
         self._none_left.clear()
         self._nodes.add(node, resources)
         logger.info("%s has joined at %s", node.label, facts["address"])
-        self._process.start_task(self._watch(node, session))
+        self._process.tasks.start(self._watch(node, session))
 
     def _refuse_if_embedded(self) -> None:
         if self._agent.driver:
@@ -77,11 +104,11 @@ class Membership:
             raise ConnectionLost("the cluster is shutting down")
 
     def _tell(self, session: Session, method: str, *args: Any) -> None:
-        self._process.start_task(self._ask(session, method, *args))
+        self._process.tasks.start(self._ask(session, method, *args))
 
     async def _ask(self, session: Session, method: str, *args: Any) -> None:
         try:
-            await self._process.ask_of(session, AGENT_INDEX, member_interface(), method, args)
+            await self._process.requests.ask_of(session, AGENT_INDEX, member_interface(), method, args)
         except ConnectionLost as error:  # the node is being taken for lost, and all that it should do with it
             logger.debug("a node was not told to %s: %s", method, error)
 
@@ -90,7 +117,7 @@ class Membership:
         while session.closed is None:
             try:
                 async with asyncio.timeout(self._hang_after):
-                    await self._process.ask(session, "ping")
+                    await self._process.requests.ask(session, "ping")
             except TimeoutError:
                 self._unreachable(node, f"it did not respond for {self._hang_after:g} s")
                 await session.aclose()
@@ -114,7 +141,7 @@ class Membership:
         self._fenced[node] = None
         if self._nodes.by_id.get(node.id) is node:
             self._nodes.remove(node)
-        self._process.start_task(self._fence(node, cause))
+        self._process.tasks.start(self._fence(node, cause))
 
     async def _fence(self, node: NodeRecord, cause: str) -> None:
         if not self._agent.closing:

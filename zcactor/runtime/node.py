@@ -246,20 +246,20 @@ async def _serve(
         config, directory, setup["agent"], setup["token"], store, clustered=setup["clustered"], port=setup["port"]
     )
     process = Process(setup["agent"], "agent", config, loop, store, endpoint)
-    process.agent = head
-    process.machine = own_machine(config, directory)
+    process.sessions.head = head
+    process.locations.machine = own_machine(config, directory)
     context.set_current(process)
     problem = problem_of(endpoint)
     if problem:
         _tell(control, b"e" + problem.encode())
         return
     try:
-        await endpoint.start(process.accepted)
+        await endpoint.start(process.connections.accepted)
     except OSError as error:
         _tell(control, b"e" + f"cannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
         return
     address = address_of(endpoint)
-    find_through(endpoint, process, head_address or address)
+    find_through(endpoint, process.head, head_address or address)
     every_worker = {
         **setup["worker"], "directory": setup["directory"], "token": setup["token"], "agent": head,
         "loop": setup["loop"], "config": setup["config"], "node": setup["agent"].hex(),
@@ -276,7 +276,7 @@ async def _serve(
     end = node.shutdown if isinstance(node, NodeAgent) else node.end
 
     def told_to_end(grace: float = 0.0) -> None:
-        process.start_task(end(grace))
+        process.tasks.start(end(grace))
 
     def launcher_gone() -> None:
         loop.remove_reader(control.fileno())
@@ -289,7 +289,7 @@ async def _serve(
         loop.add_signal_handler(number, told_to_end, 0.0 if setup["driver"] else config.shutdown_timeout)
     try:
         if isinstance(node, NodeMember):
-            await process.ask_members("join_node", facts, setup["resources"])
+            await process.head.ask_members("join_node", facts, setup["resources"])
     except ZcactorError as error:
         _tell(control, b"e" + f"cannot join: {error}".encode())
     else:

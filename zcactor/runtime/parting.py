@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import asyncio
 
     from zcactor.rpc.session import Session
-    from zcactor.runtime.process import Process
+    from zcactor.runtime.requests import Requests
+    from zcactor.runtime.sessions import Sessions
+    from zcactor.runtime.tasks import Tasks
 
 __all__ = ["Parting"]
 
@@ -23,60 +25,63 @@ class Parting:
     """Looks at the connections by RDMA from time to time. On the loop's thread.
 
     Args:
-        process: whose connections.
+        sessions: of the process.
+        tasks: its own.
+        requests: propose to peers to part.
         timeout: seconds without a message until one is idle.
     """
 
-    def __init__(self, process: Process, timeout: float) -> None:
-        self._process = process
+    def __init__(self, sessions: Sessions, tasks: Tasks, requests: Requests, timeout: float) -> None:
+        self._sessions = sessions
+        self._tasks = tasks
+        self._requests = requests
         self._timeout = timeout
         self._seen: dict[Session, int] = {}
-        self._timer: asyncio.TimerHandle = process.loop.call_later(timeout, self.look)
+        self._timer: asyncio.TimerHandle = tasks.loop.call_later(timeout, self.look)
 
     def look(self) -> None:
         """Propose to part where nothing has happened since the last look."""
-        process, before = self._process, self._seen
+        before = self._seen
         self._seen = {}
-        for session in process.all_sessions():
+        for session in self._sessions.all():
             if session.connection.kind == "verbs" and session.closed is None:
                 activity = self._seen[session] = session.connection.activity
                 if before.get(session) == activity and self.is_idle(session):
-                    process.start_task(self._propose(session))
-        self._timer = process.loop.call_later(self._timeout, self.look)
+                    self._tasks.start(self._propose(session))
+        self._timer = self._tasks.loop.call_later(self._timeout, self.look)
 
     def is_idle(self, session: Session, serving: int = 0) -> bool:
         """Whether nothing of ours needs `session`, but for `serving` calls of the peer's."""
-        process = self._process
         return (
             session.closed is None
             and not session.pending
             and len(session.incoming) <= serving
             and session.leases.total == 0
-            and not process.watched(session)
-            and process.agent not in (session.peer_process, process.process)
+            and not self._sessions.watched(session)
+            and self._sessions.head not in (session.peer_process, self._sessions.process)
         )
 
     async def _propose(self, session: Session) -> None:
         """Stop using `session`, ask the peer to do the same, and close it; use it again if the peer needs it."""
-        process = self._process
-        if process.sessions.get(session.peer_process) is session:
-            del process.sessions[session.peer_process]  # whoever needs the peer now gets a connection of its own
+        used = self._sessions.used
+        if used.get(session.peer_process) is session:
+            del used[session.peer_process]  # whoever needs the peer now gets a connection of its own
         try:
-            agreed = await process.ask(session, "part")
+            agreed = await self._requests.ask(session, "part")
         except ZcactorError:  # it has ended meanwhile
             return
         if agreed:
             await session.aclose()
         else:
-            process.sessions.setdefault(session.peer_process, session)
+            used.setdefault(session.peer_process, session)
 
     def agree(self, session: Session) -> bool:
         """The peer proposes to part: whether we do, too. Then `session` is not used from here any more."""
         if not self.is_idle(session, serving=1):
             return False
-        process = self._process
-        if process.sessions.get(session.peer_process) is session:
-            del process.sessions[session.peer_process]
+        used = self._sessions.used
+        if used.get(session.peer_process) is session:
+            del used[session.peer_process]
         return True
 
     def close(self) -> None:

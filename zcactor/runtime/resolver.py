@@ -11,18 +11,24 @@ from typing import TYPE_CHECKING, Any
 from zcactor.errors import ObjectLost, OutOfMemory, ProtocolError, RemoteError, ZcactorError
 from zcactor.future import OwnRef, RefHolder
 from zcactor.handle import ActorHold
-from zcactor.objectstore.lease import Lease
-from zcactor.objectstore.ref import Region, RegionKind, check_bounds
+from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.rpc.call import Call
 from zcactor.rpc.parts import Part
+from zcactor.runtime.holders import granted, reached
 from zcactor.runtime.locations import LostPart, outcome
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
+    from zcactor.objectstore.lease import Lease
+    from zcactor.objectstore.store import Store
     from zcactor.rpc.session import Session
-    from zcactor.runtime.process import Process
+    from zcactor.runtime.connections import Connections
+    from zcactor.runtime.locations import Locations
+    from zcactor.runtime.requests import Requests
+    from zcactor.runtime.sessions import Sessions
+    from zcactor.runtime.tasks import Tasks
 
 __all__ = ["Resolver"]
 
@@ -34,11 +40,27 @@ class Resolver:
     """Makes parts of regions. On the loop's thread.
 
     Args:
-        process: that receives them.
+        tasks: of the process that receives them.
+        sessions: its own.
+        connections: to third processes.
+        requests: ask these for leases.
+        store: its objects.
+        exports: promises and actors of ours, by object id.
+        locations: bring bytes that cannot be mapped.
     """
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(
+        self, tasks: Tasks, sessions: Sessions, connections: Connections, requests: Requests, store: Store,
+        exports: Mapping[int, Any], locations: Locations,
+    ) -> None:  # fmt: skip
+        self._tasks = tasks
+        self._sessions = sessions
+        self._connections = connections
+        self._requests = requests
+        self._store = store
+        self._exports = exports
+        self._locations = locations
+        self._process = sessions.process
 
     def import_region(
         self, session: Session, region: Region, unread: bool, sealed: bool
@@ -49,17 +71,16 @@ class Resolver:
             ProtocolError: it is outside the memory that it names.
         """
         kind, owner, object_id, offset, nbytes, *_ = region
-        process = self._process
-        if owner == process.process:
+        if owner == self._process:
             holder: Any
             if kind <= RegionKind.MOVED:
-                holder = process.store.lookup(object_id)
+                holder = self._store.lookup(object_id)
                 if holder is not None:
                     low = offset - holder.offset
                     if low < 0 or low + nbytes > holder.nbytes:
                         raise ProtocolError(f"a reference to object {object_id} lies outside its {holder.nbytes} bytes")
             else:
-                holder = process.exports.get(object_id)
+                holder = self._exports.get(object_id)
                 if holder is not None:
                     holder = OwnRef(holder) if isinstance(holder, Call) else holder
             if holder is None:
@@ -71,13 +92,13 @@ class Resolver:
             return Part(kind, holder, offset, nbytes, region.authenticate), None
         if owner == session.peer_process:
             if kind <= RegionKind.MOVED and nbytes and not session.connection.maps:
-                part = process.locations.remote(session, region)
-                found = part if unread else process.locations.bring(part, sealed=sealed)
+                part = self._locations.remote(session, region)
+                found = part if unread else self._locations.bring(part, sealed=sealed)
                 return (found, None) if isinstance(found, Part) else (_COMING, found)
             if kind == RegionKind.MOVED and session.connection.writable_mapping is None:
-                return self._later(kind, self._open_writable, session, region, self.granted(session, region))
-            return self.reached(session, region, self.granted(session, region)), None
-        known = process.locations.known(region)
+                return self._later(kind, self._open_writable, session, region, granted(self._process, session, region))
+            return reached(session, region, granted(self._process, session, region)), None
+        known = self._locations.known(region)
         if known is not None:
             if region.pin:
                 session.release(region.pin)
@@ -87,36 +108,12 @@ class Resolver:
     def _later(
         self, kind: int, bring: Callable[..., Coroutine[Any, Any, Part]], *args: object
     ) -> tuple[Part, asyncio.Future[Part]]:
-        return _COMING, self._process.begin(outcome(kind, bring, *args))
-
-    def granted(self, session: Session, region: Region) -> Lease | RefHolder | ActorHold:
-        """The holder of the lease that the peer of `session`, its owner, has granted us. It is made before anything
-        else is tried: when it is lost the lease goes back, and so it does where what follows fails. For `reached`."""
-        kind, owner, object_id, offset, nbytes, *_ = region
-        if kind <= RegionKind.MOVED:
-            moved = kind == RegionKind.MOVED
-            return Lease(owner, object_id, offset, nbytes, 0, None, session.release, moved, self._process.process)
-        if kind == RegionKind.REF:
-            return RefHolder(owner, object_id, session.release)
-        return ActorHold(owner, object_id, session.release)
-
-    def reached(self, session: Session, region: Region, holder: Lease | RefHolder | ActorHold) -> Part:
-        """The part for an object of the peer of `session`: what `granted` gave, with its bytes in place.
-
-        Raises:
-            ProtocolError: they do not lie in the peer's arena.
-        """
-        if isinstance(holder, Lease):
-            connection = session.connection
-            check_bounds(region, connection.peer.arena_nbytes)
-            address = connection.map(region.offset, region.nbytes, writable=holder.writable)
-            holder.place(address, connection.writable_mapping if holder.writable else connection.mapping)
-        return Part(region.kind, holder, region.offset, region.nbytes, region.authenticate)
+        return _COMING, self._tasks.begin(outcome(kind, bring, *args))
 
     async def _open_writable(self, session: Session, region: Region, holder: Lease | RefHolder | ActorHold) -> Part:
         try:
             await session.connection.open_writable()
-            return self.reached(session, region, holder)
+            return reached(session, region, holder)
         except (ZcactorError, OSError) as error:
             return Part(region.kind, LostPart(f"write access to a moved array could not be had: {error}"), 0, 0)
 
@@ -124,17 +121,17 @@ class Resolver:
         """Get a lease of our own from the owner, a third process, then let go of the sender's pin. The bytes are read
         as well where they cannot be mapped, unless they are to stay `unread`."""
         try:
-            owner = await self._process.connect(region.owner)
-            if not await self._process.ask(owner, "lease", region.id):
-                place = self._process.describe(region.owner)
+            owner = await self._connections.connect(region.owner)
+            if not await self._requests.ask(owner, "lease", region.id):
+                place = self._sessions.describe(region.owner)
                 raise ObjectLost(f"object {region.id:x} is no longer held by its owner, {place}")
             if region.kind <= RegionKind.MOVED and region.nbytes and not owner.connection.maps:
-                part = self._process.locations.remote(owner, region)
-                return part if unread else await self._process.locations.read(part, sealed=sealed)
-            holder = self.granted(owner, region)
+                part = self._locations.remote(owner, region)
+                return part if unread else await self._locations.read(part, sealed=sealed)
+            holder = granted(self._process, owner, region)
             if region.kind == RegionKind.MOVED:
                 await owner.connection.open_writable()
-            return self.reached(owner, region, holder)
+            return reached(owner, region, holder)
         except (ZcactorError, OSError) as error:
             if region.kind == RegionKind.ACTOR and region.pin:  # held by the passer for us, as long as it keeps the pin
                 pin, region = region.pin, region._replace(pin=0)
@@ -151,15 +148,15 @@ class Resolver:
         try:
             if not region.pin or region.kind > RegionKind.REF:
                 raise ObjectLost("nobody else has it")
-            place = await self._process.ask(session, "adopt", region.pin, region.kind, region.offset, region.nbytes)
+            place = await self._requests.ask(session, "adopt", region.pin, region.kind, region.offset, region.nbytes)
             ours = region._replace(owner=session.peer_process, id=place[0], offset=place[1], pin=0, seal=0, rkey=0)
             if ours.kind <= RegionKind.MOVED and ours.nbytes and not session.connection.maps:
-                part = self._process.locations.remote(session, ours)
-                return part if unread else await self._process.locations.read(part, sealed=sealed)
-            holder = self.granted(session, ours)
+                part = self._locations.remote(session, ours)
+                return part if unread else await self._locations.read(part, sealed=sealed)
+            holder = granted(self._process, session, ours)
             if ours.kind == RegionKind.MOVED:
                 await session.connection.open_writable()
-            return self.reached(session, ours, holder)
+            return reached(session, ours, holder)
         except (ZcactorError, OSError) as error:
             found = error.original if isinstance(error, RemoteError) else error
             full = found.with_traceback(None) if isinstance(found, OutOfMemory) else None

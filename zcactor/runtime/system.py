@@ -18,7 +18,16 @@ from zcactor.runtime.host import current_call
 from zcactor.runtime.origins import Copy
 
 if TYPE_CHECKING:
-    from zcactor.runtime.process import Process
+    from collections.abc import Callable
+
+    from zcactor.objectstore.store import Store
+    from zcactor.observe.stats import Stats
+    from zcactor.runtime.adoption import Adoptions
+    from zcactor.runtime.origins import Origins
+    from zcactor.runtime.parting import Parting
+    from zcactor.runtime.promises import Promises
+    from zcactor.runtime.sessions import Sessions
+    from zcactor.runtime.twins import Twins
 
 __all__ = ["SystemActor", "system_interface"]
 
@@ -35,10 +44,34 @@ def _settle(done: asyncio.Future[None], _: Call) -> None:
 
 
 class SystemActor:
-    """Hosted at index 0 of every process. Its callers are authenticated peers."""
+    """Hosted at index 0 of every process. Its callers are authenticated peers.
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    Args:
+        pid: of the process.
+        store: its objects.
+        sessions: to its peers.
+        promises: that these may hold.
+        adoptions: what it has made its own.
+        origins: where copies of its objects are.
+        twins, parting: agree that connections are closed; the latter gives None where none are when idle.
+        stats: gives its figures.
+    """
+
+    def __init__(
+        self, pid: int, store: Store, sessions: Sessions, promises: Promises, adoptions: Adoptions, origins: Origins,
+        twins: Twins, parting: Callable[[], Parting | None], stats: Callable[[], Stats],
+    ) -> None:  # fmt: skip
+        self._pid = pid
+        self._store = store
+        self._sessions = sessions
+        self._promises = promises
+        self._adoptions = adoptions
+        self._origins = origins
+        self._twins = twins
+        self._parting = parting
+        self._stats = stats
+        self.revive: Callable[[int], Any] = lambda _: None
+        """The agent's way to find an actor that nobody holds at the moment."""
         self.worker: Any = None
         """The `zcactor.runtime.worker.Worker` in a worker process."""
         self.print_log: Any = None
@@ -46,10 +79,9 @@ class SystemActor:
 
     async def lease(self, object_id: int) -> bool:
         """Give the caller a lease on an object of ours that a third process told it of; False when it is gone."""
-        process = self._process
-        holder: Any = process.store.lookup(object_id)
+        holder: Any = self._store.lookup(object_id)
         if holder is None:
-            holder = process.exports.get(object_id) or process.revive(object_id)
+            holder = self._promises.exports.get(object_id) or self.revive(object_id)
         if holder is None:
             return False
         session = current_call.get().session
@@ -68,15 +100,15 @@ class SystemActor:
             ended: its numbers of them.
             held: ids of objects.
         """
-        process, session = self._process, current_call.get().session
-        for other in list(process.all_sessions()):
+        session = current_call.get().session
+        for other in list(self._sessions.all()):
             hello = other.peer_hello
             if other.peer_process == session.peer_process and hello is not None and hello.session in ended:
                 other.connection.abort()  # we have not heard of its end yet; what it has leased is parked then
                 await other.connection.aclose()
         reader = session.connection.reader
         if reader is not None:
-            process.store.parking.hold(reader, [(session.peer_process, number) for number in ended], set(held))
+            self._store.parking.hold(reader, [(session.peer_process, number) for number in ended], set(held))
 
     async def adopt(self, pin: int, kind: int, offset: int, nbytes: int) -> tuple[int, int]:
         """Make an object ours that we passed on to the caller, who cannot lease it from its owner, and lease it to the
@@ -92,7 +124,7 @@ class SystemActor:
             ObjectLost: we have no more of it than its name, or the caller has not been given it.
             OutOfMemory: there is no room for it here.
         """
-        process, session = self._process, current_call.get().session
+        session = current_call.get().session
         holder = session.leases.get(pin) if pin >> 63 else None
         own: OwnRef | Block
         if isinstance(holder, BorrowedRef) and kind == RegionKind.REF and holder.call.known:
@@ -101,10 +133,10 @@ class SystemActor:
             low = offset - holder.offset
             if low < 0 or low + nbytes > holder.nbytes:
                 raise ObjectLost(f"bytes {low} to {low + nbytes} of an object of {holder.nbytes} bytes")
-            own, first = await process.adoptions.adopt(holder, kind)
+            own, first = await self._adoptions.adopt(holder, kind)
             place = first + low
         else:
-            raise ObjectLost(f"pid {self._process.place.pid} has no value under that name")
+            raise ObjectLost(f"pid {self._pid} has no value under that name")
         with session.lock:
             _, object_id, _ = own.grant(session)
         return object_id, place
@@ -118,38 +150,37 @@ class SystemActor:
         Raises:
             ObjectLost: there is no such object.
         """
-        process = self._process
-        block = process.store.lookup(object_id)
+        block = self._store.lookup(object_id)
         if block is None:
-            raise ObjectLost(f"object {object_id:x} is no longer held by its owner, pid {self._process.place.pid}")
+            raise ObjectLost(f"object {object_id:x} is no longer held by its owner, pid {self._pid}")
         reader = current_call.get().session.peer_process
-        return (await process.origins.source(reader, block, offset, nbytes, machine, failed, authenticate))[:3]
+        return (await self._origins.source(reader, block, offset, nbytes, machine, failed, authenticate))[:3]
 
     async def located(
         self, object_id: int, offset: int, nbytes: int, copy_id: int, copy_offset: int, machine: str, failed: bytes,
         authenticate: int,
     ) -> None:  # fmt: skip
         """The caller's transfer of an object of ours is over, and it has a copy of that id, or with 0 none."""
-        block = self._process.store.lookup(object_id)
+        block = self._store.lookup(object_id)
         if block is not None:
             reader = current_call.get().session.peer_process
             copy = Copy(reader, copy_id, copy_offset, machine) if copy_id else None
-            self._process.origins.ended(reader, block, offset, nbytes, copy, failed, authenticate)
+            self._origins.ended(reader, block, offset, nbytes, copy, failed, authenticate)
 
     async def part(self) -> bool:
         """Whether the caller may close its connection to us, which we do not need either."""
-        parting = self._process.parting
+        parting = self._parting()
         return parting is not None and parting.agree(current_call.get().session)
 
     async def retire(self) -> bool:
         """Whether the caller may close this connection, beside which there is another one."""
-        return self._process.twins.agree(current_call.get().session)
+        return self._twins.agree(current_call.get().session)
 
     async def fetch(self, object_id: int) -> Sealed:
         """The outcome of a promise of ours, when it is known, without opening it."""
-        call = self._process.exports.get(object_id)
+        call = self._promises.exports.get(object_id)
         if not isinstance(call, Call):
-            raise ObjectLost(f"promise {object_id:x} is no longer held by its owner, pid {self._process.place.pid}")
+            raise ObjectLost(f"promise {object_id:x} is no longer held by its owner, pid {self._pid}")
         if not call.known:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             call.when_known(functools.partial(_settle, done))
@@ -161,9 +192,7 @@ class SystemActor:
 
     async def stats(self) -> Any:
         """This process's `zcactor.observe.stats.Stats`, as a plain mapping."""
-        from zcactor.observe.stats import stats_of
-
-        return stats_of(self._process).plain()
+        return self._stats().plain()
 
     async def create(
         self, index: int, actor_id: bytes, object_id: int, restarts: int, options: dict[str, Any], recipe: Sealed
@@ -194,7 +223,7 @@ class SystemActor:
             index: in that process.
             cause: why it is not there any more.
         """
-        remote = self._process.remotes.get(actor_id)
+        remote = self._sessions.remotes.get(actor_id)
         if remote is not None:
             remote.changed(state, (process, index), cause)
 
@@ -207,7 +236,7 @@ class SystemActor:
     @inline
     def ping(self) -> int:
         """The process id; answers on the loop."""
-        return self._process.place.pid
+        return self._pid
 
 
 @functools.cache

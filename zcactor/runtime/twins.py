@@ -17,7 +17,9 @@ from zcactor.errors import ZcactorError
 
 if TYPE_CHECKING:
     from zcactor.rpc.session import Session
-    from zcactor.runtime.process import Process
+    from zcactor.runtime.requests import Requests
+    from zcactor.runtime.sessions import Sessions
+    from zcactor.runtime.tasks import Tasks
 
 __all__ = ["Twins"]
 
@@ -29,16 +31,20 @@ class Twins:
     """Keeps one connection for each peer. On the loop's thread.
 
     Args:
-        process: whose connections.
+        sessions: of the process.
+        tasks: its own.
+        requests: ask peers whether a connection can go.
     """
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, sessions: Sessions, tasks: Tasks, requests: Requests) -> None:
+        self._sessions = sessions
+        self._tasks = tasks
+        self._requests = requests
 
     def other(self, peer: bytes, opener: bytes) -> Session | None:
         """The connection to `peer` that lives already and was opened by the other end than `opener`; None without."""
-        found = self._process.sessions.get(peer)
-        if found is None or found.closed is not None or found.opener == opener or peer == self._process.process:
+        found = self._sessions.used.get(peer)
+        if found is None or found.closed is not None or found.opener == opener or peer == self._sessions.process:
             return None
         return found
 
@@ -48,16 +54,15 @@ class Twins:
         if twin is None or twin.closed is not None:
             return
         stays, goes = (session, twin) if session.opener < twin.opener else (twin, session)
-        process = self._process
-        process.sessions[stays.peer_process] = stays
+        self._sessions.used[stays.peer_process] = stays
         goes.successor = stays
-        for actor in process.unwatch(goes):
-            process.start_task(actor.change(goes, stays))
-        if goes.opener == process.process:
-            process.start_task(self._close(goes))
+        for actor in self._sessions.unwatch(goes):
+            self._tasks.start(actor.change(goes, stays))
+        if goes.opener == self._sessions.process:
+            self._tasks.start(self._close(goes))
 
     def _is_unused(self, session: Session, serving: int = 0) -> bool:
-        return not session.pending and len(session.incoming) <= serving and not self._process.watched(session)
+        return not session.pending and len(session.incoming) <= serving and not self._sessions.watched(session)
 
     async def _close(self, session: Session) -> None:
         """Close `session` once neither side needs it."""
@@ -66,7 +71,7 @@ class Twins:
             if self._is_unused(session):
                 await dawdle("retire")
                 try:
-                    agreed = await self._process.ask(session, "retire")
+                    agreed = await self._requests.ask(session, "retire")
                 except ZcactorError:  # it has ended meanwhile
                     return
                 if agreed and not session.pending:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     import asyncio
 
     from zcactor.rpc.session import Session
-    from zcactor.runtime.process import Process
+    from zcactor.runtime.head import HeadLink
+    from zcactor.runtime.requests import Requests
+    from zcactor.runtime.sessions import Sessions
+    from zcactor.runtime.tasks import Tasks
 
 __all__ = ["Vigil"]
 
@@ -48,26 +51,32 @@ class Vigil:
     """Looks at the connections to other hosts, once there are any. On the loop's thread.
 
     Args:
-        process: whose connections. It is no node agent: those watch each other in their own way.
+        sessions: of the process, which is no node agent: those watch each other in their own way.
+        tasks: its own.
+        requests: ask peers for a sign of life.
+        head: is asked of those who give none.
     """
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, sessions: Sessions, tasks: Tasks, requests: Requests, head: HeadLink) -> None:
+        self._sessions = sessions
+        self._tasks = tasks
+        self._requests = requests
+        self._head = head
         self._silent: dict[Session, _Silence] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def begun(self, session: Session) -> None:
         """There is a new connection."""
         if self._timer is None and session.connection.heard is not None:
-            self._timer = self._process.loop.call_later(_RESTING, self.look)
+            self._timer = self._tasks.loop.call_later(_RESTING, self.look)
 
     def look(self) -> None:
         """See who owes an answer, and what has come from them since the last look."""
-        process, before = self._process, self._silent
-        now = process.loop.time()
+        before, loop = self._silent, self._tasks.loop
+        now = loop.time()
         self._silent = {}
         far = False
-        for session in process.all_sessions():
+        for session in self._sessions.all():
             heard = session.connection.heard if session.closed is None else None
             if heard is None:
                 continue
@@ -80,29 +89,29 @@ class Vigil:
             self._silent[session] = silence
             if now - silence.since >= PING_AFTER and not silence.pinged:
                 silence.pinged = True
-                process.start_task(self._ping(session))
+                self._tasks.start(self._ping(session))
             if now - silence.since >= ASK_AFTER and not silence.asking:
                 silence.asking = True
-                process.start_task(self._ask(session, silence))
+                self._tasks.start(self._ask(session, silence))
         pause = _WATCHING if self._silent else _RESTING
-        self._timer = process.loop.call_later(pause, self.look) if far else None
+        self._timer = loop.call_later(pause, self.look) if far else None
 
     async def _ping(self, session: Session) -> None:
         try:
-            await self._process.ask(session, "ping")
+            await self._requests.ask(session, "ping")
         except ZcactorError:  # the connection has ended, and all that was open on it
             return
 
     async def _ask(self, session: Session, silence: _Silence) -> None:
         """Ask the head of a peer that is silent, and give it up if the head has not heard from its node either."""
         peer = session.peer_process
-        if peer != self._process.agent:  # of which nobody else knows
+        if peer != self._sessions.head:  # of which nobody else knows
             try:
-                ago, _ = await self._process.silence_of(peer)
+                ago, _ = await self._head.silence_of(peer)
             except ConnectionLost:
                 ago = 0.0  # the head is silent as well: the cluster may be about to end, and nothing is known
             if self._silent.get(session) is silence and not 0.0 <= ago < HEARD_WITHIN:
-                quiet = self._process.loop.time() - silence.since
+                quiet = self._tasks.loop.time() - silence.since
                 session.give_up(f"its host is silent: nothing has come from it for {quiet:.1f} s, nor to the head")
                 return
         silence.asking = False

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Final
 from zcactor.interface import MethodKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import FrameType
 
+    from zcactor.rpc.counters import Counters
     from zcactor.rpc.incoming import Incoming
     from zcactor.runtime.host import ActorHost
-    from zcactor.runtime.process import Process
+    from zcactor.runtime.sessions import Sessions
+    from zcactor.runtime.tasks import Tasks
 
 __all__ = ["Watchdog"]
 
@@ -47,12 +49,23 @@ class Watchdog:
     """Looks after the actors of one process.
 
     Args:
-        process: theirs.
+        hosts: by index; those up to `last_system_index` are system actors.
+        sessions: of the process.
+        counters: its own.
+        tasks: whose loop is looked after.
+        last_system_index: of `hosts`.
         after: seconds, more than 0; see `zcactor.config.Config.warn_after`.
     """
 
-    def __init__(self, process: Process, after: float) -> None:
-        self._process = process
+    def __init__(
+        self, hosts: Mapping[int, ActorHost], sessions: Sessions, counters: Counters, tasks: Tasks,
+        last_system_index: int, after: float,
+    ) -> None:  # fmt: skip
+        self._hosts = hosts
+        self._sessions = sessions
+        self._counters = counters
+        self._tasks = tasks
+        self._last_system_index = last_system_index
         self._after = after
         self._asked: float | None = None
         """When the loop was asked for a sign of life that it has not given."""
@@ -80,7 +93,7 @@ class Watchdog:
             try:
                 self.look(time.monotonic())
             except RuntimeError:  # what it went through was changed meanwhile; or the loop has been closed
-                if self._process.loop.is_closed():
+                if self._tasks.loop.is_closed():
                     return
 
     def look(self, now: float) -> None:
@@ -89,26 +102,25 @@ class Watchdog:
         Args:
             now: seconds on a clock that does not jump.
         """
-        process = self._process
         if self._looked is not None and now - self._looked > self._after / 2:
             # This thread did not run either: the process was stopped, or the machine suspended. Time begins anew.
             self._asked = None if self._asked is None else now
             self._waiting.clear()
         self._looked = now
-        hosts = [host for index, host in list(process.hosts.items()) if index > process.last_system_index]
+        hosts = [host for index, host in list(self._hosts.items()) if index > self._last_system_index]
         calls = [
             incoming
-            for session in list(process.all_sessions())
+            for session in list(self._sessions.all())
             for incoming in list(islice(session.incoming.values(), _CALLS))
-            if incoming.host is not None and incoming.actor > process.last_system_index
+            if incoming.host is not None and incoming.actor > self._last_system_index
         ]
         if self._asked is not None:
             if now - self._asked >= self._after:
                 self._blocked(now, hosts, calls)
-        elif calls or process.counters.frames_received != self._frames:
+        elif calls or self._counters.frames_received != self._frames:
             self._asked = now
-            process.loop.call_soon_threadsafe(self._alive)
-        self._frames = process.counters.frames_received
+            self._tasks.loop.call_soon_threadsafe(self._alive)
+        self._frames = self._counters.frames_received
         seen, self._waiting = self._waiting, {}
         for incoming in calls:
             if incoming.started or incoming.cancelled or incoming.blockers:
@@ -131,7 +143,7 @@ class Watchdog:
     # ---------------------------------------------------------------- the loop
 
     def _blocked(self, now: float, hosts: list[ActorHost], calls: list[Incoming]) -> None:
-        place = _method_in(sys._current_frames().get(self._process.thread))
+        place = _method_in(sys._current_frames().get(self._tasks.thread))
         host = hosts[0] if len(hosts) == 1 else self._blocker(calls, place[0])
         if not self._may_say(now, 0 if host is None else host.index, "loop"):
             return
@@ -140,7 +152,7 @@ class Watchdog:
 
     def _blocker(self, calls: list[Incoming], method: str) -> ActorHost | None:
         """Whose method runs on the loop, of several actors in the process; None where that cannot be told."""
-        task = asyncio.current_task(self._process.loop)
+        task = asyncio.current_task(self._tasks.loop)
         found = set()
         for incoming in calls:
             if incoming.task is not None and incoming.task is task:
@@ -188,10 +200,10 @@ class Watchdog:
 
     def _awaited(self) -> Iterator[str]:
         """The calls out of this process that a plain method waits for: it does so on a loop of its own."""
-        for remote in list(self._process.remotes.values()):
+        for remote in list(self._sessions.remotes.values()):
             for call in list(remote.unfinished):
                 waiter = call.waiter
-                if waiter is not None and waiter.get_loop() is not self._process.loop:
+                if waiter is not None and waiter.get_loop() is not self._tasks.loop:
                     yield f"{remote.label}.{call.label.rpartition('.')[2]}"
 
 

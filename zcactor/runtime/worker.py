@@ -23,10 +23,11 @@ from zcactor.rpc.messages import Flags
 from zcactor.runtime.agent import agent_interface
 from zcactor.runtime.endpoints import address_of, find_through, make_endpoint
 from zcactor.runtime.forked import watch_forks
+from zcactor.runtime.head import AGENT_INDEX
 from zcactor.runtime.loops import new_event_loop
 from zcactor.runtime.member import member_interface
 from zcactor.runtime.nodes import own_machine
-from zcactor.runtime.process import AGENT_INDEX, Process
+from zcactor.runtime.process import Process
 
 if TYPE_CHECKING:
     from zcactor.marshal.sealed import Sealed
@@ -78,7 +79,7 @@ class Worker:
             merged.get("max_pending_calls") or process.config.max_pending_calls, merged.get("max_retries") or 0,
         )  # fmt: skip
         remote.hold = ActorHold(process.agent, object_id, None)
-        process.remotes[actor_id] = remote
+        process.sessions.remotes[actor_id] = remote
         host.info = ActorInfo(actor_id, ActorHandle(remote), self.node, restarts)
         await dawdle("construct")
         try:
@@ -131,8 +132,8 @@ class Worker:
         process = self.process
         node = bytes.fromhex(self.node)
         interface = agent_interface() if node == process.agent else member_interface()
-        session = await process.connect(node)
-        await process.ask_of(
+        session = await process.connections.connect(node)
+        await process.requests.ask_of(
             session, AGENT_INDEX, interface, "worker_ready", (process.process, process.place.pid, address)
         )
 
@@ -169,9 +170,9 @@ async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
         config, Path(setup["directory"]), setup["process"], setup["token"], store, clustered=setup["clustered"]
     )
     process = Process(setup["process"], "worker", config, loop, store, endpoint)
-    process.agent = setup["agent"]
-    process.machine = own_machine(config, Path(setup["directory"]))
-    find_through(endpoint, process, setup["head_address"])
+    process.sessions.head = setup["agent"]
+    process.locations.machine = own_machine(config, Path(setup["directory"]))
+    find_through(endpoint, process.head, setup["head_address"])
     process.namespace = setup["namespace"]
     context.set_current(process)
     process.use_numpy()
@@ -187,8 +188,8 @@ async def serve(process: Process, node: str) -> None:
     """
     worker = Worker(process, node)
     process.system.worker = worker
-    await process.endpoint.start(process.accepted)
-    process.on_session_lost = worker.session_lost
+    await process.endpoint.start(process.connections.accepted)
+    process.connections.on_lost = worker.session_lost
     try:
         await worker.report(address_of(process.endpoint))
     except ConnectionLost:

@@ -108,9 +108,9 @@ class Cluster:
         loop.process = made_process
         if role == "agent" and not self.head_id:
             self.head_id = process
-        made_process.agent = self.head_id
-        made_process.machine = host.machine
-        find_through(endpoint, made_process, self.head_id.hex())
+        made_process.sessions.head = self.head_id
+        made_process.locations.machine = host.machine
+        find_through(endpoint, made_process.head, self.head_id.hex())
         self.on_process(made_process, loop)
         return made_process
 
@@ -163,7 +163,7 @@ class Cluster:
 
     async def _agent(self, loop: SimLoop, host: Host, *, is_head: bool) -> None:
         process = self._process(loop, "agent", host, ids.token())
-        await process.endpoint.start(process.accepted)
+        await process.endpoint.start(process.connections.accepted)
         node: NodeAgent | NodeMember
         workers = host.workers = SimWorkers(
             loop, lambda record: self._fork(host, record), lambda victim, cause: self.kill(victim, cause),
@@ -173,7 +173,7 @@ class Cluster:
         node = host.node = assemble_agent(process, workers, facts, self.resources, self.heartbeat, self.hang_after)
         if not is_head:
             try:
-                await process.ask_members("join_node", facts, self.resources)
+                await process.head.ask_members("join_node", facts, self.resources)
             except ZcactorError as error:
                 self.world.note(loop.label, "refused", why=type(error).__name__)
                 self.kill(loop, "it could not join")
@@ -209,9 +209,9 @@ class Cluster:
 
     async def _driver(self, loop: SimLoop, host: Host, program: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
         process = self._process(loop, "driver", host, ids.token())
-        await process.endpoint.start(process.accepted)
+        await process.endpoint.start(process.connections.accepted)
         try:
-            await process.ask_members("join_driver", process.address, host.machine)
+            await process.head.ask_members("join_driver", process.address, host.machine)
         except ZcactorError as error:
             self.world.note(loop.label, "refused", why=type(error).__name__)
             self.kill(loop, "it could not join")

@@ -120,7 +120,7 @@ class Invariants(logging.Handler):
         head = self._cluster.head_id
         for loop, process in self._processes():
             recipes = 0
-            for session in process.all_sessions():
+            for session in process.sessions.all():
                 peer = session.peer_process.hex()[:8]
                 for number, call in list(session.pending.items()):
                     found[loop.label, session.number, "pending", number] = f"an open call to {peer}, {call.label}"
@@ -162,7 +162,7 @@ class Invariants(logging.Handler):
     def _credits(self) -> dict[tuple[Any, ...], str]:
         """Where what one end may send is not what the other end's window has room for (I7)."""
         found: dict[tuple[Any, ...], str] = {}
-        by_end = {session.connection: session for _, process in self._processes() for session in process.all_sessions()}
+        by_end = {session.connection: session for _, process in self._processes() for session in process.sessions.all()}
         for end, session in by_end.items():
             other = by_end.get(getattr(end, "other", None))
             if other is None or session.closed is not None or other.closed is not None:

@@ -112,7 +112,7 @@ class Drivers:
                     await self._scene.ask("keep", actor.keep, array, value)
                 await self._scene.pause(0.2)
             if rng.random() < 0.7:
-                await process.ask_members("leave_driver", GRACE)
+                await process.head.ask_members("leave_driver", GRACE)
                 self._scene.record.saw("driver left")
         except ZcactorError as error:
             self._scene.record.saw(f"a driver in trouble: {type(error).__name__}")
