@@ -206,7 +206,7 @@ def _value(call: Call) -> Any:
     cycle, and what the frames of those who await hold, arrays among it, would wait for the collector of cycles.
     """
     call.retrieved = True
-    if call.error is None and not call.decoded:
+    if not call.decoded and call.error is None:
         if call.status > Status.ERROR:
             raise _status_error(call)
         value = current().marshaller.unpack(call.payload, call.parts, call.flags)
@@ -216,8 +216,9 @@ def _value(call: Call) -> Any:
             call.value = value
             call.decoded = True
         del value
-    if call.error is not None:
-        error = call.error.with_traceback(None)
+    error = call.error
+    if error is not None:
+        error = error.with_traceback(None)
         try:
             raise error
         finally:

@@ -1418,10 +1418,10 @@ static int judge(Wire *self, int credits, const unsigned char *releases, uint64_
     }
     return 0;
 }
-/* The call that waits under `id` has its result, unless what ran meanwhile has ended it. */
-static int complete(Wire *self, PyObject *id, PyObject *call, PyObject *value) {
-    PyObject *pending = self->given[PENDING], *waits = PyDict_GetItemWithError(pending, id);
-    if (waits != call) return PyErr_Occurred() ? -1 : 0;
+/* The call that waits under `id` has its result, unless what ran meanwhile has ended it; `ran`: whether anything may have. */
+static int complete(Wire *self, PyObject *id, PyObject *call, PyObject *value, int ran) {
+    PyObject *pending = self->given[PENDING];
+    if (ran && PyDict_GetItemWithError(pending, id) != call) return PyErr_Occurred() ? -1 : 0;
     if (PyDict_DelItem(pending, id) < 0) return -1;
     Py_INCREF(value);
     PyObject *done = PyObject_CallMethodOneArg(call, str_complete_plain, value);
@@ -1483,12 +1483,12 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length) {
     Values values;
     values.list = NULL;
     values.nfound = 0;
-    int taken = 1;
-    if (kind == KIND_RESPONSE && !(call = Py_XNewRef(PyDict_GetItemWithError(self->given[PENDING], id)))) taken = PyErr_Occurred() ? -1 : 0;
-    if (taken > 0) taken = read_values(self, &values, p, end, count, regions, arrays);
+    int taken = read_values(self, &values, p, end, count, regions, arrays);
+    if (taken > 0 && kind == KIND_RESPONSE && !(call = Py_XNewRef(PyDict_GetItemWithError(self->given[PENDING], id))))
+        taken = PyErr_Occurred() ? -1 : 0;
     if (taken > 0 && (judge(self, GET(uint16_t, frame + AT_CREDITS), releases, nreleases) < 0 || lease_values(self, &values, regions) < 0))
         taken = -1;
-    if (taken > 0 && (call ? complete(self, id, call, PyList_GET_ITEM(values.list, 0)) : deliver(self, frame, id, &values.list)) < 0)
+    if (taken > 0 && (call ? complete(self, id, call, PyList_GET_ITEM(values.list, 0), nreleases || values.nfound) : deliver(self, frame, id, &values.list)) < 0)
         taken = -1;
     drop_values(&values);
     Py_XDECREF(call);
