@@ -53,8 +53,11 @@ _REASON: Final = "owner ended"
 _IN_THREAD_NBYTES: Final = 1 << 20
 """Bytes from which on a thread copies: 1 MiB keeps the loop for up to 0.3 ms."""
 
-_STEP_NBYTES: Final = 16 << 20
-"""Bytes copied between two rests: 5 ms."""
+_STEP_NBYTES: Final = 4 << 20
+"""Bytes copied between two rests, 1 ms: so long somebody who wants the copies waits until several threads make them."""
+_ANSWER: Final = 0.01
+"""Seconds in which an answer leaves that has waited for the copies: mapping them takes milliseconds, and no page of the
+process can be touched for the first time meanwhile."""
 _SHARE_NBYTES: Final = 4 << 20
 """Bytes that one of several threads copies at a time: 1 ms, next to which taking a share is nothing."""
 _DELAY: Final = 1.0
@@ -249,6 +252,8 @@ class Adoptions:
                 count = self._name(runs, blocks)
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._copied, count, taking)
+                if taking.wanted.is_set():
+                    time.sleep(_ANSWER)
                 self._replace(mapping, owner, runs, blocks)
         finally:
             with contextlib.suppress(RuntimeError):
