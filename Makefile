@@ -77,6 +77,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check
 	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/layout.py
 
 check: lint
 	$(BIN)/python -m pytest -q -n 2 $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)

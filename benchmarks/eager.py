@@ -29,7 +29,7 @@ from benchmarks.actors import SyncAdder
 from zcactor.transport.cost import CostModel, Line, crossover
 from zcactor.transport.verbs.calibration import calibrate
 from zcactor.transport.verbs.load import NAMES, Absent, bindings
-from zcactor.transport.verbs.pair import MAX_VERBS_EAGER_LIMIT
+from zcactor.transport.verbs.sizing import MAX_VERBS_EAGER_LIMIT
 from zcactor.transport.verbs.viability import NotViable, viability
 
 if TYPE_CHECKING:

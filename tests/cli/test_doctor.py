@@ -27,9 +27,8 @@ from zcactor.cli.doctor import (
 from zcactor.config import Config, load_config
 from zcactor.objectstore.groups import default_capacity
 from zcactor.transport.verbs.base import Gid, LinkLayer, PortState
-from zcactor.transport.verbs.engine import CQE_OF_PEER
 from zcactor.transport.verbs.fake import FakeFabric
-from zcactor.transport.verbs.pair import pinned_nbytes
+from zcactor.transport.verbs.sizing import CQE_OF_PEER, pinned_nbytes
 
 
 def transport(report: Report, name: str) -> Transport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,7 @@ async def hub() -> Hub:
 @pytest.fixture
 async def arrivals(hub: Hub) -> Arrivals:
     session: Any = SimpleNamespace(hub=hub, peer_process=PEER, loop=asyncio.get_running_loop())
-    return Arrivals(session)
+    return Arrivals(partial(hub.import_region, session))
 
 
 def region(object_id: int, owner: bytes = PEER) -> Region:

@@ -20,6 +20,8 @@ TURN = 1e-4
 class MainLoop(SimLoop):
     """The loop of a test: running it lets the whole world go on, and threads of the test in between."""
 
+    world: World
+
     def __init__(self) -> None:
         super().__init__(World(1, Trace()), "test", "test")
         self.world.loops[self.name] = self

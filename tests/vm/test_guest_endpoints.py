@@ -35,8 +35,8 @@ from tests.vm.phases import counters
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.transport import RemoteRegion
 from zcactor.transport.verbs.connection import VerbsConnection
-from zcactor.transport.verbs.engine import DEPTH
 from zcactor.transport.verbs.load import NAMES
+from zcactor.transport.verbs.sizing import DEPTH
 
 pytestmark = guest_only
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,24 @@ from zcactor.marshal.sharing import share
 
 if TYPE_CHECKING:
     import pickle
+    from collections.abc import Sequence
 
-    from zcactor.marshal.marshaller import Packing
+    from zcactor.objectstore.store import Store
 
-__all__ = ["Buffers"]
+__all__ = ["Buffers", "Lowering"]
+
+
+class Lowering(Protocol):
+    """What refers to arrays; see `zcactor.marshal.marshaller.Packing`."""
+
+    store: Store
+    eager_limit: int
+
+    def lower_array(self, array: Any, *, seal: bool = True) -> Any:
+        """One by reference, or within the payload."""
+
+    def lower_groups(self, groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Those of which groups overlap."""
 
 
 class Buffers:
@@ -25,7 +39,7 @@ class Buffers:
     Only when all buffers are known can the overlapping ones be copied together.
     """
 
-    def __init__(self, packing: Packing) -> None:
+    def __init__(self, packing: Lowering) -> None:
         self._packing = packing
         self._arrays: list[npt.NDArray[np.uint8]] = []
 

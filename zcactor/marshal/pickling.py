@@ -12,22 +12,42 @@ import pickle
 import sys
 import threading
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakSet, ref
 
 import numpy as np
 
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.arrow import reduce_array
-from zcactor.marshal.buffers import Buffers
+from zcactor.marshal.buffers import Buffers, Lowering
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
 from zcactor.marshal.values import Code, registered
 
-if TYPE_CHECKING:
-    from zcactor.marshal.marshaller import Packing, Unpacking
-
 __all__ = ["dumps", "loads"]
+
+
+class Pickling(Lowering, Protocol):
+    """The message that a pickle is part of; see `zcactor.marshal.marshaller.Packing`."""
+
+    authenticate: int
+
+    def lower_moved(self, move: Any) -> Any:
+        """An array that is handed over."""
+
+    def allocate(self, count: int, dtype: Any) -> Any:
+        """Memory that a reduction writes anew."""
+
+
+class Unpickling(Protocol):
+    """The same on its way in; see `zcactor.marshal.marshaller.Unpacking`."""
+
+    def lift(self, code: int, data: memoryview) -> Any:
+        """The value of one extension."""
+
+    def writable_view(self, array: Any) -> Any:
+        """An array for a library that knows no read-only ones."""
+
 
 _active = threading.local()
 _complete: WeakSet[Any] = WeakSet()
@@ -107,7 +127,7 @@ def _reduce_torch(tensor: Any) -> Any:
     return _torch_tensor, (array, name, tensor.requires_grad)
 
 
-def _reduce_foreign(packing: Packing, value: Any, module: str) -> Any:
+def _reduce_foreign(packing: Pickling, value: Any, module: str) -> Any:
     """The reduction of an array type that does not pickle out of band by itself, or takes along what it does not show;
     NotImplemented for all others."""
     arrow = sys.modules.get("pyarrow")
@@ -123,13 +143,13 @@ def _reduce_foreign(packing: Packing, value: Any, module: str) -> Any:
     return NotImplemented
 
 
-def _close(packing: Packing, array: Any) -> None:
+def _close(packing: Pickling, array: Any) -> None:
     """Make `array` read-only if its elements go by reference."""
     if array.nbytes >= packing.eager_limit:
         array.setflags(write=False)
 
 
-def _reduce_subclass(packing: Packing, value: Any, cls: type[Any]) -> Any:
+def _reduce_subclass(packing: Pickling, value: Any, cls: type[Any]) -> Any:
     """The reduction of an instance of a subclass of ndarray, by way of the plain array; NotImplemented where the
     subclass has its own idea of pickling.
 
@@ -161,7 +181,7 @@ def _pickler_class() -> type[Any]:
     class_setstate = cloudpickle.cloudpickle._class_setstate
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        packing: Packing
+        packing: Pickling
 
         def reducer_override(self, value: Any) -> Any:
             cls = type(value)
@@ -199,7 +219,7 @@ def _pickler_class() -> type[Any]:
 _Pickler: type[Any] | None = None
 
 
-def dumps(packing: Packing, value: Any) -> tuple[bytes, list[bytes]]:
+def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
     """Pickle `value`: the stream, and one encoded extension per out-of-band buffer.
 
     Raises:
@@ -220,7 +240,7 @@ def dumps(packing: Packing, value: Any) -> tuple[bytes, list[bytes]]:
         packing.authenticate = outer
 
 
-def loads(unpacking: Unpacking, stream: Any, buffers: list[bytes]) -> Any:
+def loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
     """The inverse of `dumps`. The peer was authenticated before: unpickling runs its code.
 
     A class that came by value is not made again, only to be dropped for the one that is there (see `_fill_class`): a
@@ -238,7 +258,7 @@ def loads(unpacking: Unpacking, stream: Any, buffers: list[bytes]) -> Any:
     return value
 
 
-def _loads(unpacking: Unpacking, stream: Any, buffers: list[bytes]) -> Any:
+def _loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
     previous = getattr(_active, "unpacking", None)
     _active.unpacking = unpacking
     try:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from zcactor.objectstore.store import Block
 
 __all__ = ["Lease", "RemoteLease", "close_array"]
 
@@ -106,11 +105,11 @@ class Lease(_Granted):
         self.writable = writable
         self.reader = reader
         """Process id (16 bytes) that it was granted to: a runtime started later can pass nothing on under it."""
-        self.adopted: tuple[Block, int] | None = None
-        """An object of ours with the same bytes, once the owner has ended, and their offset in our arena: what is
-        passed on in its place. See `zcactor.runtime.adoption`."""
-        self.pages: Block | None = None
-        """What the bytes are mapped from, where it is our own arena."""
+        self.adopted: tuple[Any, int] | None = None
+        """A `zcactor.objectstore.store.Block` of ours with the same bytes, once the owner has ended, and their offset
+        in our arena: what is passed on in its place. See `zcactor.runtime.adoption`."""
+        self.pages: Any = None
+        """The block that the bytes are mapped from, where it is our own arena."""
         self.array: ref[NDArray[Any]] | None = None
         """The array made of what was moved to us: sharing a part of it makes it read-only as well."""
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from zcactor.objectstore.ref import Region
     from zcactor.rpc.incoming import Incoming
     from zcactor.rpc.parts import Part
-    from zcactor.rpc.session import Session
 
 __all__ = ["Arrivals", "hold_back", "when"]
 
@@ -29,11 +28,11 @@ class Arrivals:
     """Makes parts of the regions in a session's frames. On the loop's thread.
 
     Args:
-        session: its hub imports the regions.
+        bring: ``bring(region, unread, sealed)`` is the session's `zcactor.rpc.hub.Hub.import_region`.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, bring: Callable[[Region, bool, bool], tuple[Part, asyncio.Future[Part] | None]]) -> None:
+        self._bring = bring
         self.carried: dict[tuple[int, int], list[tuple[Part, asyncio.Future[Part] | None]]] = {}
         """Those of REGIONS frames, by kind and id of the message that they belong to. Frames of other messages may come
         before it."""
@@ -41,8 +40,7 @@ class Arrivals:
     def carry(self, regions: Sequence[Region], kind: int, message_id: int) -> None:
         """Keep what the regions of a REGIONS frame stand for, until `take` is asked for that message. Raises what
         `zcactor.rpc.hub.Hub.import_region` does."""
-        session = self._session
-        found = [session.hub.import_region(session, region, False, False) for region in regions]
+        found = [self._bring(region, False, False) for region in regions]
         self.carried.setdefault((kind, message_id), []).extend(found)
 
     def take(
@@ -52,13 +50,12 @@ class Arrivals:
         futures of those that come later: each takes its place in the parts before callbacks added here are called.
         `unread`: see `zcactor.rpc.hub.Hub.import_region`, whose exceptions this raises; what has parts that went ahead
         is always read. `sealed`: the same for the message's first part."""
-        session = self._session
         ahead = self.carried.pop((kind, message_id), None) if self.carried else None
-        bring = session.hub.import_region
+        bring = self._bring
         if ahead is not None:
-            found = ahead + [bring(session, region, False, False) for region in regions]
+            found = ahead + [bring(region, False, False) for region in regions]
         else:
-            found = [bring(session, region, unread, sealed and region is regions[0]) for region in regions]
+            found = [bring(region, unread, sealed and region is regions[0]) for region in regions]
         blocked = []
         parts = []
         for part, future in found:

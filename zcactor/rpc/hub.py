@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from zcactor.rpc.incoming import Incoming
     from zcactor.rpc.messages import Hello
     from zcactor.rpc.parts import Part
-    from zcactor.rpc.session import Session
     from zcactor.transport.os_process import OsProcess
 
 __all__ = ["Hub"]
 
 
 class Hub(Protocol):
-    """What a session asks of its process."""
+    """What a `zcactor.rpc.session.Session` asks of its process; it names itself in most questions."""
 
     process: bytes
     counters: Counters
@@ -52,7 +51,7 @@ class Hub(Protocol):
         """The caller cancelled, or is gone."""
 
     def import_region(
-        self, session: Session, region: Region, unread: bool, sealed: bool
+        self, session: Any, region: Region, unread: bool, sealed: bool
     ) -> tuple[Part, asyncio.Future[Part] | None]:
         """The part that a region of the peer's stands for; a future where a third process must lease it first, or its
         bytes have to be read. With `unread` that is left for later: the part's holder is a `RemoteLease`. `sealed`: the
@@ -61,12 +60,12 @@ class Hub(Protocol):
     def read_result(self, call: Call) -> None:
         """Read the bytes of a result that has arrived without them, then complete `call`."""
 
-    def park(self, reader: OsProcess, session: Session, blocks: Mapping[int, Block]) -> None:
+    def park(self, reader: OsProcess, session: Any, blocks: Mapping[int, Block]) -> None:
         """Keep blocks of ours, by id, that `reader` maps and had leased by `session`: until it is gone, or says that
         it does not hold them any more."""
 
-    def outlived(self, session: Session) -> None:
+    def outlived(self, session: Any) -> None:
         """A lease that the peer of `session` had granted us has ended after the connection."""
 
-    def session_lost(self, session: Session, cause: Exception | None, calls: list[Call]) -> None:
+    def session_lost(self, session: Any, cause: Exception | None, calls: list[Call]) -> None:
         """The connection is gone, with `calls` of ours unanswered."""

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
     from zcactor.rpc.parts import Part
-    from zcactor.rpc.session import Session
+    from zcactor.transport.base import Connection
 
 __all__ = ["Incoming"]
+
+
+class Answering(Protocol):
+    """The way back to the caller; see `zcactor.rpc.session.Session`."""
+
+    wire: Any
+    connection: Connection
+    peer_process: bytes
+
+    def respond(
+        self, incoming: Incoming, status: int, payload: Any, parts: Sequence[Part], flags: int, *, more: bool = False
+    ) -> None:
+        """Answer a call."""
+
+    def send_item(self, incoming: Incoming, index: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
+        """One item of a stream."""
+
+    def hold_releases(self) -> bool:
+        """Promise that a frame follows at once."""
+
+    def unhold_releases(self) -> None:
+        """It has not."""
+
+    def fail(self, error: Exception) -> None:
+        """End the connection."""
 
 
 class Incoming:
@@ -35,7 +60,7 @@ class Incoming:
     host: Any = None
     """The actor that took the call."""
 
-    def __init__(self, session: Session, call_id: int, actor: int, code: int, payload: Any) -> None:
+    def __init__(self, session: Answering, call_id: int, actor: int, code: int, payload: Any) -> None:
         self.session = session
         self.id = call_id
         self.actor = actor

@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.errors import ConnectionLost
 from zcactor.rpc.codec import encode_into, frame_size
 from zcactor.rpc.messages import Kind
 
 if TYPE_CHECKING:
+    import threading
     from collections import deque
     from collections.abc import Callable, Sequence
 
     from zcactor.objectstore.ref import Region
     from zcactor.rpc.grants import Grants
     from zcactor.rpc.parts import Part
-    from zcactor.rpc.session import Session
+    from zcactor.transport.base import Connection
 
 __all__ = ["Outgoing"]
 
 _MAX_REGIONS = 128
 """Regions in one frame: 7 KiB of its room. A message with more sends them ahead in REGIONS frames."""
 _CALL, _REGIONS = int(Kind.CALL), int(Kind.REGIONS)
+
+
+class Sending(Protocol):
+    """What writing needs of a `zcactor.rpc.session.Session`."""
+
+    hub: Any
+    lock: threading.Lock
+    pending: dict[int, Any]
+    credits: Any
+    wire: Any
+    connection: Connection
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether leases wait to be given back."""
+
+    def take_releases(self) -> list[tuple[int, int]]:
+        """Leases to give back with the next frame."""
+
+    def put_releases_back(self, releases: Sequence[tuple[int, int]]) -> None:
+        """It was not written."""
+
+    def fail(self, error: Exception) -> None:
+        """End the connection."""
 
 
 class Outgoing:
@@ -37,7 +62,7 @@ class Outgoing:
 
     def __init__(
         self,
-        session: Session,
+        session: Sending,
         backlog: deque[tuple[Any, ...]],
         grants: Grants,
         schedule_flush: Callable[[], None],

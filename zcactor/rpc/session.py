@@ -122,7 +122,7 @@ class Session(Releasing):
         # Bound here: a method in between would cost a call for each message.
         self._send = self._outgoing.send
         self._credits_returned = self._outgoing.credits_returned
-        self._arrivals = Arrivals(self)
+        self._arrivals = Arrivals(partial(hub.import_region, self))
         self._flush_now = connection.flush
         self._max_frame = connection.max_frame
         self._call_received = hub.call_received

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.store import Store
     from zcactor.rpc.call import Call
     from zcactor.rpc.hub import Hub
-    from zcactor.runtime.sessions import Sessions, Watcher
+    from zcactor.runtime.sessions import Sessions, StandIn
     from zcactor.runtime.tasks import Tasks
     from zcactor.runtime.twins import Twins
     from zcactor.transport.base import Connection, Endpoint
@@ -137,7 +137,7 @@ class Connections:
         # Of a ConnectionLost the bare message: what is raised for the calls says by itself whether they may have run.
         text = str(cause.args[0] if isinstance(cause, ConnectionLost) else cause or "the connection was closed")
         text = session.given_up or text
-        by_actor: dict[Watcher, list[Call]] = {actor: [] for actor in self._sessions.unwatch(session)}
+        by_actor: dict[StandIn, list[Call]] = {actor: [] for actor in self._sessions.unwatch(session)}
         for call in calls:
             if call.target is not None:
                 by_actor.setdefault(call.target, []).append(call)

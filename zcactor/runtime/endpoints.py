@@ -119,7 +119,7 @@ def preload(transports: str, *, clustered: bool = False) -> None:
     if clustered or not transports.startswith("local"):
         import zcactor.transport.select
         import zcactor.transport.verbs.endpoint
-        from zcactor.transport.verbs.load import has_device
+        from zcactor.transport.verbs.presence import has_device
 
         if has_device():
             import zcactor.transport.verbs.joining  # noqa: F401

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.messages import Hello
     from zcactor.rpc.session import Session
 
-__all__ = ["Sessions", "Watcher"]
+__all__ = ["Sessions", "StandIn"]
 
 _ID: Final = re.compile(r"(?:process )?(?<![/\w])([0-9a-f]{32})(?![.\w])(?:@([^\s,;]*[^\s,;:.]))?")
 """How transports name a process in their messages."""
@@ -23,7 +23,7 @@ _REMEMBERED: Final = 1_000
 """Processes of which is remembered what they said of themselves."""
 
 
-class Watcher(Protocol):
+class StandIn(Protocol):
     """What stands for an actor of another process: told of the end of the connection to it."""
 
     label: str
@@ -63,7 +63,7 @@ class Sessions:
         """Actors that handles in this process stand for, by actor id."""
         self._all: dict[Session, None] = {}
         self._gone: dict[bytes, Hello] = {}  # what processes said of themselves whose connections have ended
-        self._watchers: dict[Session, weakref.WeakKeyDictionary[Watcher, None]] = {}
+        self._watchers: dict[Session, weakref.WeakKeyDictionary[StandIn, None]] = {}
 
     def all(self) -> Iterable[Session]:
         """Every open connection."""
@@ -91,11 +91,11 @@ class Sessions:
 
     # ---------------------------------------------------------------- those who are told of an end
 
-    def watch(self, session: Session, actor: Watcher) -> None:
+    def watch(self, session: Session, actor: StandIn) -> None:
         """Tell `actor` when `session` is lost."""
         self._watchers.setdefault(session, weakref.WeakKeyDictionary())[actor] = None
 
-    def unwatch(self, session: Session) -> list[Watcher]:
+    def unwatch(self, session: Session) -> list[StandIn]:
         """Tell no actor any more when `session` is lost. Returns those that were to be told."""
         return list(self._watchers.pop(session, ()))
 

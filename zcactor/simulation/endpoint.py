@@ -86,7 +86,7 @@ class SimEndpoint(EndpointContext):
         Raises:
             ConnectionLost: there is none.
         """
-        other = self.network.listening.get(name)
+        other: SimEndpoint | None = self.network.listening.get(name)
         if other is None or other.loop.dead:
             raise ConnectionLost(f"process {name} cannot be reached: nobody listens there")
         if other.loop.host in self.network.refusing and other.loop.host != self.loop.host:

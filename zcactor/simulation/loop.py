@@ -5,15 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Coroutine
 
     from zcactor.runtime.process import Process
-    from zcactor.simulation.world import World
 
 __all__ = ["SimLoop"]
+
+
+class Clock(Protocol):
+    """What a loop needs of its `zcactor.simulation.world.World`."""
+
+    now: float
+    runnable: list[SimLoop]
+
+    def enter(self, when: float, loop: SimLoop, handle: asyncio.Handle) -> None:
+        """Run `handle` at `when`."""
+
+    def random(self, name: str) -> random.Random:
+        """The generator of that name."""
+
+    def trouble(self, loop: SimLoop, message: str, error: BaseException | None) -> None:
+        """Nobody caught something."""
 
 
 _Base: Any = asyncio.AbstractEventLoop
@@ -30,7 +46,7 @@ class SimLoop(_Base):  # type: ignore[misc]  # what a loop must have is less tha
         rate: seconds of its clock in one of the world's.
     """
 
-    def __init__(self, world: World, host: str, name: str, skew: float = 0.0, rate: float = 1.0) -> None:
+    def __init__(self, world: Clock, host: str, name: str, skew: float = 0.0, rate: float = 1.0) -> None:
         self.world = world
         self.host = host
         self.name = name

@@ -9,7 +9,7 @@ Processes of one host reach each other always.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from zcactor.errors import ConnectionLost
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from zcactor.simulation.connection import SimConnection
-    from zcactor.simulation.endpoint import SimEndpoint
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.world import World
 
@@ -59,6 +57,28 @@ class Delay:
         return delay
 
 
+class End(Protocol):
+    """One end of a connection; see `zcactor.simulation.connection.SimConnection`."""
+
+    loop: SimLoop
+    held: list[bytes | ConnectionLost]
+    not_before: float
+
+    @property
+    def other(self) -> End:
+        """The other one."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is over."""
+
+    def lose(self, cause: ConnectionLost) -> None:
+        """The system reports that the connection is broken."""
+
+    def carry(self, item: bytes | ConnectionLost) -> None:
+        """Send something on its way."""
+
+
 class Network:
     """The ways between the hosts of one world.
 
@@ -76,9 +96,9 @@ class Network:
         """Hosts that take no new connections from others."""
         self.losing: dict[str, None] = {}
         """Hosts with which no handshake comes to its end."""
-        self.listening: dict[str, SimEndpoint] = {}
-        """By the hexadecimal name of the process."""
-        self.connections: dict[SimConnection, None] = {}
+        self.listening: dict[str, Any] = {}
+        """The `zcactor.simulation.endpoint.SimEndpoint` of each process, by its hexadecimal name."""
+        self.connections: dict[End, None] = {}
         """Both ends of every open connection."""
         self.on_lost: Callable[[SimLoop, Exception | None], None] = lambda *_: None
         """Told of the end of each connection, at each end that noticed it."""
@@ -163,7 +183,7 @@ class Network:
                 end.loop.at(self.world.now + wait, end.lose, reset())
         self._send_again()
 
-    def _watch(self, end: SimConnection, what: dict[_Key, int], key: _Key) -> None:
+    def _watch(self, end: End, what: dict[_Key, int], key: _Key) -> None:
         """Have the system at one end give up, unless something comes through again before its patience is over."""
         begun = what[key]
 

@@ -16,7 +16,7 @@ from tests.transport.verbs.sides import Arena
 from zcactor.transport.verbs.base import Completion, PathAttributes, QpAddress
 from zcactor.transport.verbs.engine import Engine
 from zcactor.transport.verbs.fake import FakeCompletionQueue, FakeDevice, FakeFabric
-from zcactor.transport.verbs.pair import slot_nbytes_for
+from zcactor.transport.verbs.sizing import slot_nbytes_for
 from zcactor.transport.verbs.viability import Viable
 
 MIB = 1 << 20

@@ -50,10 +50,9 @@ from zcactor.transport.verbs import bounce, bulk, connection, engine, joining, r
 from zcactor.transport.verbs.base import CompletionStatus, Send
 from zcactor.transport.verbs.bootstrap import BROUGHT_NBYTES, Ask, Brought, Exported, Message
 from zcactor.transport.verbs.connection import LINGER, PATIENCE, VerbsConnection
-from zcactor.transport.verbs.engine import DEPTH
 from zcactor.transport.verbs.extents import ExtentTable
 from zcactor.transport.verbs.fake import FakeFabric, FakeSharedReceiveQueue
-from zcactor.transport.verbs.pair import pinned_nbytes
+from zcactor.transport.verbs.sizing import DEPTH, pinned_nbytes
 from zcactor.transport.verbs.viability import viability
 
 

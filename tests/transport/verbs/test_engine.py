@@ -19,9 +19,10 @@ from tests.transport.verbs.parts import EAGER, SLOT, engine_on
 from zcactor.transport.verbs import fake
 from zcactor.transport.verbs.base import Completion, CompletionStatus, Read, Receive, Send
 from zcactor.transport.verbs.bootstrap import agree
-from zcactor.transport.verbs.engine import DEPTH, PROOF_NBYTES, Engine
+from zcactor.transport.verbs.engine import Engine
 from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeSharedReceiveQueue
 from zcactor.transport.verbs.pair import QueuePairs
+from zcactor.transport.verbs.sizing import DEPTH, PROOF_NBYTES
 
 SEND = 1 << 62
 

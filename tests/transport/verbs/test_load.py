@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.transport.verbs.load import Absent, bindings, has_device
+from zcactor.transport.verbs.load import Absent, bindings
 
 Importer = Callable[[str], ModuleType]
 
@@ -124,12 +124,6 @@ def test_nothing_is_imported_where_the_kernel_lists_no_device(tmp_path: Path) ->
         assert f"it lists no RDMA device in {root}" in reason.cause
     (tmp_path / "mlx5_0").touch()
     assert len(absent(bindings(quick=True, importer=missing, root=tmp_path)).reasons) == 2
-
-
-def test_has_device(tmp_path: Path) -> None:
-    assert not has_device(tmp_path) and not has_device(tmp_path / "none")
-    (tmp_path / "mlx5_0").mkdir()
-    assert has_device(tmp_path)
 
 
 def test_next_binding_is_tried() -> None:

@@ -12,15 +12,13 @@ from tests.transport.verbs.parts import EAGER, SLOT, engine_on
 from zcactor.errors import ProtocolError
 from zcactor.transport.verbs.base import QpState, Read, VerbsError
 from zcactor.transport.verbs.bootstrap import agree
-from zcactor.transport.verbs.engine import DEPTH, SEND_DEPTH, Engine
+from zcactor.transport.verbs.engine import Engine
 from zcactor.transport.verbs.fake import FakeDevice, FakeFabric, FakeQueuePair
 from zcactor.transport.verbs.ledger import Kind
-from zcactor.transport.verbs.pair import (
-    MAX_VERBS_EAGER_LIMIT,
-    QueuePairs,
-    peers_of,
-    pinned_nbytes,
-    slot_nbytes_for,
+from zcactor.transport.verbs.pair import QueuePairs
+from zcactor.transport.verbs.sizing import (
+    DEPTH,
+    SEND_DEPTH,
 )
 
 
@@ -43,27 +41,6 @@ def reads(left: QueuePairs) -> bool:
     return left.engine.cq.poll(8)[0].status == 0
 
 
-async def test_peers_that_there_is_room_for(fabric: FakeFabric) -> None:
-    """As many as an engine takes: by its queues, and by what may be pinned."""
-    attributes = fabric.add_nic("a").attributes
-    with engine_on(fabric, "a", 64) as engine:
-        while not engine.room:
-            engine.join()
-        assert engine.connections == peers_of(attributes, engine.arena.nbytes, None)
-        while engine.connections:
-            engine.leave()
-    for peers in (0, 1, 3):
-        with engine_on(fabric, "a", slot_nbytes_for(MAX_VERBS_EAGER_LIMIT)) as engine:
-            limit = pinned_nbytes(engine.arena.nbytes, peers)
-            engine.found = replace(engine.found, memlock=limit)
-            while not engine.room:
-                engine.join()
-            assert engine.connections == peers == peers_of(attributes, engine.arena.nbytes, limit)
-            assert peers_of(attributes, engine.arena.nbytes, limit - 1) == max(0, peers - 1)
-            while engine.connections:
-                engine.leave()
-
-
 async def test_offer(engines: tuple[Engine, Engine]) -> None:
     engine = engines[0]
     pairs = QueuePairs(engine, EAGER)
@@ -76,12 +53,6 @@ async def test_offer(engines: tuple[Engine, Engine]) -> None:
     assert ours.arena_address == engine.arena.address
     assert pairs.control.state() == pairs.bulk.state() == QpState.RESET
     pairs.close()
-
-
-def test_slots_hold_the_largest_frame() -> None:
-    for eager_limit in (64, 1024, 16384, 1 << 20):
-        assert slot_nbytes_for(eager_limit) % 64 == 0
-        assert eager_limit < slot_nbytes_for(eager_limit) <= 1 << 21
 
 
 async def test_connect(engines: tuple[Engine, Engine]) -> None:

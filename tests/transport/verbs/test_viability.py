@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from zcactor.transport.verbs.base import CompletionStatus, Gid, LinkLayer, PortState
-from zcactor.transport.verbs.engine import DEPTH
 from zcactor.transport.verbs.fake import FakeBinding, FakeFabric
 from zcactor.transport.verbs.load import Absent, Reason
-from zcactor.transport.verbs.pair import MAX_VERBS_EAGER_LIMIT, pinned_nbytes
 from zcactor.transport.verbs.seals import SEALS_NBYTES
+from zcactor.transport.verbs.sizing import DEPTH, MAX_VERBS_EAGER_LIMIT, pinned_nbytes
 from zcactor.transport.verbs.viability import NotViable, Viable, choose_gid, look_again, memlock_limit, viability
 
 ARENA = 1 << 30

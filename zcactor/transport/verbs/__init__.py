@@ -12,7 +12,8 @@ From the top, module for module:
 - `engine`: what all connections of a process share, and the loop's eye on completions; `extents`: the registered arena;
 - `bounce`: registered memory for what comes to where none can be registered;
 - `calibration`: from which size on an array is read rather than sent;
-- `viability`: whether a device works, proven by one READ; `load`: which binding can be used here, and why not.
+- `viability`: whether a device works, proven by one READ; `load`: which binding can be used here, and why not;
+  `presence`: whether the kernel has a device.
 
 Below that, verbs behind a small interface of our own:
 

@@ -36,12 +36,12 @@ from zcactor.transport.verbs.bootstrap import (
     Resume,
 )
 from zcactor.transport.verbs.bulk import BulkPair, Proving
-from zcactor.transport.verbs.engine import PROOF_NBYTES, SEND_DEPTH
 from zcactor.transport.verbs.link import Link
 from zcactor.transport.verbs.pulling import LAST
 from zcactor.transport.verbs.reaching import Reach
 from zcactor.transport.verbs.records import Records
 from zcactor.transport.verbs.sending import SEND_ID, SlotSender
+from zcactor.transport.verbs.sizing import PROOF_NBYTES, SEND_DEPTH
 from zcactor.transport.verbs.slots import BYE, DATA, HEADER_NBYTES, PROBE, read_header
 
 if TYPE_CHECKING:

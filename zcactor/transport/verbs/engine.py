@@ -27,11 +27,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from zcactor.transport.verbs.base import MAX_U32, QpState, Receive
-from zcactor.transport.verbs.bounce import BOUNCE_NBYTES, Bounce
+from zcactor.transport.verbs.bounce import Bounce
 from zcactor.transport.verbs.events import DeviceEvents
 from zcactor.transport.verbs.extents import ExtentTable, PinnableArena
 from zcactor.transport.verbs.pulling import MAX_READS
-from zcactor.transport.verbs.seals import SEALS_NBYTES, Seals
+from zcactor.transport.verbs.seals import Seals
+from zcactor.transport.verbs.sizing import (
+    DEPTH,
+    FIXED_NBYTES,
+    MAX_CQE,
+    MAX_RECEIVES,
+    PROOF_NBYTES,
+    SEND_DEPTH,
+    SEND_REQUESTS,
+)
 from zcactor.transport.verbs.slots import SLOT_UNIT, SlotArea
 
 if TYPE_CHECKING:
@@ -41,28 +50,8 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.base import Completion, Device, QueuePair
     from zcactor.transport.verbs.viability import Viable
 
-__all__ = [
-    "CQE_OF_PEER", "DEPTH", "FIXED_NBYTES", "MAX_CQE", "MAX_RECEIVES", "PROOF_NBYTES", "SEND_DEPTH", "Completions",
-    "Engine",
-]  # fmt: skip
+__all__ = ["Completions", "Engine"]
 
-DEPTH: Final = 34
-"""Messages that a peer may send before it hears of credits, with the two that take none. More than one loop's turn
-brings: several frames share a message."""
-SEND_DEPTH: Final = 32
-"""Messages of one connection that may be under way."""
-SEND_REQUESTS: Final = SEND_DEPTH + 4
-"""Requests of a control queue pair: its messages, and those that end it."""
-PROOF_NBYTES: Final = 4096
-"""Bytes that prove a path."""
-FIXED_NBYTES: Final = PROOF_NBYTES + SEALS_NBYTES + BOUNCE_NBYTES
-"""Bytes that are registered for all connections, besides the arena."""
-_PEERS: Final = 1024
-"""Connections that the queues are made for, where the device has queues that long."""
-CQE_OF_PEER: Final = DEPTH + SEND_REQUESTS + MAX_READS
-"""Completions that one connection may leave in the queue."""
-MAX_CQE: Final = _PEERS * CQE_OF_PEER
-MAX_RECEIVES: Final = _PEERS * DEPTH
 MIN_AVOIDED: Final = 1.0
 MAX_AVOIDED: Final = 60.0
 """Seconds for which a path that is dead is not tried again, the first time and at most."""

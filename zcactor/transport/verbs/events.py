@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from weakref import proxy
 
 from zcactor.transport.verbs.base import EventType, describe_event
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable
 
-    from zcactor.transport.verbs.engine import Engine
+    from zcactor.transport.verbs.base import Device
+    from zcactor.transport.verbs.viability import Viable
 
 __all__ = ["DeviceEvents"]
 
@@ -43,6 +44,24 @@ LOOK_SECONDS: Final = 1.0
 logger = logging.getLogger("zcactor")
 
 
+class Affected(Protocol):
+    """What is told of events; see `zcactor.transport.verbs.engine.Engine`."""
+
+    device: Device
+    loop: asyncio.AbstractEventLoop
+    found: Viable
+    connections: int
+
+    def gone(self, error: OSError) -> None:
+        """The device is of no use any more."""
+
+    def path_lost(self, why: str) -> None:
+        """Nobody can be reached by it for now."""
+
+    def look_at_queue_pairs(self, why: str) -> None:
+        """Some may have failed."""
+
+
 class DeviceEvents:
     """Those of one engine's device. On the loop's thread.
 
@@ -50,10 +69,10 @@ class DeviceEvents:
         engine: to be told; its `found` is kept up to date.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Affected) -> None:
         self.problem = ""
         """Why nobody can be reached through the port now; empty while it works."""
-        self._engine: Engine = proxy(engine)  # so that the arena of a closed one goes without the garbage collector
+        self._engine: Affected = proxy(engine)  # so that the arena of a closed one goes without the garbage collector
         self._device = engine.device
         self._fd = engine.device.async_fd
         self._unknown: set[int] = set()

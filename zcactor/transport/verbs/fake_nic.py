@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from zcactor.transport.verbs.base import DeviceAttributes, Gid, PortAttributes, PortState
-
-if TYPE_CHECKING:
-    from zcactor.transport.verbs.fake import FakeDevice
 
 __all__ = ["ATTRIBUTES", "EventFd", "FakeNic"]
 
@@ -40,8 +37,8 @@ class FakeNic:
     pin_limit: int | None = None
     """Bytes that may be registered by all its devices together, None for any number."""
     pinned: int = 0
-    devices: list[FakeDevice] = field(default_factory=list, repr=False)
-    """What processes have opened of it."""
+    devices: list[Any] = field(default_factory=list, repr=False)
+    """What processes have opened of it; see `zcactor.transport.verbs.fake.FakeDevice`."""
 
     def tell(self, kind: int) -> None:
         """An asynchronous event, told to all who have opened it. Nothing else raises one, so that they can be lost."""

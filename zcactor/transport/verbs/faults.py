@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zcactor.transport.verbs.base import Receive, Send
-    from zcactor.transport.verbs.fake import FakeQueuePair, FakeSharedReceiveQueue
 
 __all__ = ["FAILING", "Faults", "Watcher"]
 
@@ -30,18 +29,19 @@ class _Failure:
 
 
 class Watcher(Protocol):
-    """Sees every message, and every receive that is posted, when it is."""
+    """Sees every message, and every receive that is posted, when it is. Queues are those of
+    `zcactor.transport.verbs.fake`."""
 
-    def sent(self, qp: FakeQueuePair, send: Send) -> None:
+    def sent(self, qp: Any, send: Send) -> None:
         """`qp` posts `send`, which the fabric has not touched yet."""
 
-    def took(self, qp: FakeQueuePair, peer: FakeQueuePair, send: Send, receive: Receive) -> None:
+    def took(self, qp: Any, peer: Any, send: Send, receive: Receive) -> None:
         """`send` of `qp` arrives at `peer`, in `receive`."""
 
-    def posted(self, srq: FakeSharedReceiveQueue, receives: Sequence[Receive]) -> None:
+    def posted(self, srq: Any, receives: Sequence[Receive]) -> None:
         """`receives` are in the queue."""
 
-    def missed(self, qp: FakeQueuePair, peer: FakeQueuePair) -> None:
+    def missed(self, qp: Any, peer: Any) -> None:
         """A message of `qp` found no receive at `peer`."""
 
 

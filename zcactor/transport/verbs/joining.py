@@ -18,7 +18,8 @@ from zcactor.transport.verbs.bootstrap import Offer, Verdict, agree
 from zcactor.transport.verbs.calibration import calibrate
 from zcactor.transport.verbs.connection import VerbsConnection
 from zcactor.transport.verbs.engine import Engine
-from zcactor.transport.verbs.pair import MAX_VERBS_EAGER_LIMIT, QueuePairs, slot_nbytes_for
+from zcactor.transport.verbs.pair import QueuePairs
+from zcactor.transport.verbs.sizing import MAX_VERBS_EAGER_LIMIT, slot_nbytes_for
 from zcactor.transport.verbs.viability import NotViable, Viable, viability
 
 if TYPE_CHECKING:

@@ -7,23 +7,23 @@ case; they get an answer, not an exception.
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from zcactor.transport.verbs.presence import ROOT, has_device
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from types import ModuleType
 
     from zcactor.transport.verbs.base import Binding
 
-__all__ = ["NAMES", "ROOT", "Absent", "Reason", "bindings", "has_device"]
+__all__ = ["NAMES", "Absent", "Reason", "bindings"]
 
 NAMES: Final = ("pyverbs", "ibverbs")
 """In the order of preference."""
-ROOT: Final = Path("/sys/class/infiniband")
-"""Where the kernel lists its RDMA devices."""
 
 _INSTALL: Final = {
     "pyverbs": "apt install python3-pyverbs (its CPython must be this one's: Debian's is for Debian's python3)",
@@ -98,11 +98,6 @@ def _why_no_device(name: str, error: OSError | None, root: Path) -> Reason:
     if any(root.iterdir()):
         return Reason(name, f"the kernel has RDMA devices that libibverbs cannot use{suffix}", _NO_ACCESS)
     return Reason(name, f"the kernel has RDMA and no device{suffix}", _NO_KERNEL)
-
-
-def has_device(root: Path = ROOT) -> bool:
-    """Whether the kernel lists an RDMA device."""
-    return root.is_dir() and any(root.iterdir())
 
 
 def bindings(

@@ -6,64 +6,24 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ProtocolError
-from zcactor.transport.base import LENGTH_PREFIX
-from zcactor.transport.framing import max_frame_for
 from zcactor.transport.verbs.base import Gid, PathAttributes, QpAddress, VerbsError
 from zcactor.transport.verbs.bootstrap import Agreement, Offer, QpName
 from zcactor.transport.verbs.checks import new_psn
-from zcactor.transport.verbs.engine import (
-    CQE_OF_PEER,
-    DEPTH,
-    FIXED_NBYTES,
-    MAX_CQE,
-    MAX_RECEIVES,
-    SEND_DEPTH,
-    SEND_REQUESTS,
-    Engine,
-)
 from zcactor.transport.verbs.pulling import MAX_READS
-from zcactor.transport.verbs.records import RECORD_NBYTES
 from zcactor.transport.verbs.seals import SEAL_NBYTES
-from zcactor.transport.verbs.slots import HEADER_NBYTES, SLOT_UNIT, SlotArea
+from zcactor.transport.verbs.sizing import DEPTH, SEND_DEPTH, SEND_REQUESTS, slot_nbytes_for
+from zcactor.transport.verbs.slots import SlotArea
 
 if TYPE_CHECKING:
-    from zcactor.transport.verbs.base import DeviceAttributes, QueuePair
+    from zcactor.transport.verbs.base import QueuePair
+    from zcactor.transport.verbs.engine import Engine
 
-__all__ = ["MAX_VERBS_EAGER_LIMIT", "QueuePairs", "peers_of", "pinned_nbytes", "slot_nbytes_for"]
+__all__ = ["QueuePairs"]
 
-MAX_VERBS_EAGER_LIMIT: Final = 32768
-"""Bytes; slots have room for that and for the rest of a frame, and each peer takes 68 of them."""
 _MAX_INLINE: Final = 256
 """Bytes wished for: a small call and its answer fit. What the driver grants is used."""
 _MAX_RD_ATOMIC: Final = 16
 """READs under way at a time on one queue pair; more gain nothing, and cost the responder resources."""
-
-
-def slot_nbytes_for(eager_limit: int) -> int:
-    """Bytes of a slot that holds the largest frame, sealed or not."""
-    return (RECORD_NBYTES + HEADER_NBYTES + LENGTH_PREFIX + max_frame_for(eager_limit) + SLOT_UNIT - 1) & -SLOT_UNIT
-
-
-def pinned_nbytes(arena_nbytes: int, peers: int = 1) -> int:
-    """Bytes that a process has registered at most, with the largest slots: its arena, what all connections share, and
-    what each of so many needs."""
-    slots = (DEPTH + SEND_DEPTH + 2) * slot_nbytes_for(MAX_VERBS_EAGER_LIMIT)
-    return arena_nbytes + FIXED_NBYTES + peers * (slots + MAX_READS * SLOT_UNIT)
-
-
-def peers_of(limits: DeviceAttributes, arena_nbytes: int, memlock: int | None) -> int:
-    """Connections that a process has room for at a time.
-
-    Args:
-        limits: of the device, for its queues.
-        arena_nbytes: bytes of the arena.
-        memlock: bytes that may be pinned, None for any number.
-    """
-    peers = min(min(MAX_CQE, limits.max_cqe) // CQE_OF_PEER, min(MAX_RECEIVES, limits.max_srq_wr) // DEPTH)
-    if memlock is None:
-        return peers
-    fixed = pinned_nbytes(arena_nbytes, 0)
-    return max(0, min(peers, (memlock - fixed) // (pinned_nbytes(arena_nbytes) - fixed)))
 
 
 class QueuePairs:

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from zcactor.transport.verbs.base import Gid
-from zcactor.transport.verbs.load import ROOT
+from zcactor.transport.verbs.presence import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -312,7 +312,7 @@ def viability(
         return NotViable(f"there is no RDMA device {device!r}", f"use one of {', '.join(names)}")
     limit = memlock()
     # with all that drives a device, which there is by now
-    from zcactor.transport.verbs.pair import peers_of, pinned_nbytes
+    from zcactor.transport.verbs.sizing import peers_of, pinned_nbytes
 
     needed = pinned_nbytes(arena_nbytes)
     if limit is not None and needed > limit:
