@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from zcactor.marshal.move import restore, retire
 from zcactor.marshal.sharing import protect, share
 from zcactor.objectstore.heap import use_handler
 from zcactor.objectstore.store import Store
@@ -49,6 +51,29 @@ def test_an_array_that_numpy_allocated_is_found_by_its_address(store: Store) -> 
     del block, again
     afresh = share(store, array.T)
     assert afresh is not None and afresh.id == number, "the memory keeps its id when nobody holds a block"
+
+
+def test_an_array_that_was_moved_since_keeps_what_it_has_instead(store: Store) -> None:
+    """Its memory is found by a view, and the array with it, which has two elements outside of the store now."""
+    array = np.ones(10_000)
+    view = array[::2]
+    block = share(store, array)
+    assert block is not None
+    retire(array)
+    assert share(store, view) is block
+    store.take_over(block.offset)  # as granting the view to a peer of another host does
+    assert array.flags.owndata and array.nbytes == 16
+    assert (view == 1).all() and not view.flags.writeable
+    restore([array])
+    assert (array == 1).all() and array.flags.owndata
+    store.take_over(block.offset)
+    assert not array.flags.owndata
+    del array, block
+    gc.collect()
+    assert (view == 1).all() and store.stats().used
+    del view
+    gc.collect()
+    assert not store.stats().used
 
 
 def test_another_librarys_object_over_the_memory_is_found_too(store: Store) -> None:

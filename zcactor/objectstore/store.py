@@ -319,11 +319,14 @@ class Store:
         block for good, as arrays of `empty` are once sealed.
 
         For a peer that does not map the arena and keeps a copy under the block's id. An array that owns its memory can
-        be made writable by its flags and read-only again, which leaves no trace.
+        be made writable by its flags and read-only again, which leaves no trace. One that was moved since has other
+        memory, and stays as it is: nobody can write to what it had.
         """
         kept = self._kept.get(offset)
         array = None if kept is None else kept[0]()
-        if kept is not None and array is not None and LAYOUT_IS_KNOWN:
+        if kept is None or array is None or not LAYOUT_IS_KNOWN:
+            return
+        if array.flags.owndata and array.ctypes.data == kept[1].address:
             disown(array, kept[1])
             self._kept.pop(offset, None)  # the array keeps the block itself
 
