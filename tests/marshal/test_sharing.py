@@ -55,7 +55,7 @@ def test_an_array_that_numpy_allocated_is_found_by_its_address(store: Store) -> 
 
 def test_an_array_that_was_moved_since_keeps_what_it_has_instead(store: Store) -> None:
     """Its memory is found by a view, and the array with it, which has two elements outside of the store now."""
-    array = np.ones(10_000)
+    array: Any = np.ones(10_000)
     view = array[::2]
     block = share(store, array)
     assert block is not None
