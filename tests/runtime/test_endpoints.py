@@ -176,7 +176,7 @@ def test_what_drives_a_device_is_loaded_where_the_kernel_lists_one(tmp_path: Pat
         (tmp_path / "mlx5_0").mkdir()
     program = (
         "import sys; from pathlib import Path; from zcactor.runtime import endpoints\n"
-        "from zcactor.transport.verbs import load\n"
+        "from zcactor.transport.verbs import presence\n"
         f"presence.has_device.__defaults__ = (Path({str(tmp_path)!r}),)\n"
         "endpoints.preload('local,verbs,tcp', clustered=True)\n"
         "print([name in sys.modules for name in ('zcactor.transport.tcp', 'zcactor.transport.verbs.base')])"
