@@ -1,30 +1,35 @@
 """zcactor: actors whose large arrays travel by reference.
 
-Decorate a class with `@zc.actor`, spawn it, await its methods. Arrays that are passed lie in shared memory and are
-mapped by the receiver: nothing is encoded and nothing is copied that is not counted.
+Decorate a class with `@zc.actor`, spawn it, await its methods. Arrays that are passed lie in shared memory, and the
+receiver maps them: nothing is encoded, and every copy is counted.
 
-The map, from the top layer down to the wire:
+The packages, from the top floor down:
 
-- ``cli`` (the command line), ``cluster`` (nodes that outlive a command)
-- ``runtime`` (driver, node agent, zygote, workers; hosts and mailboxes)
-- ``actor`` (decorators, spawning), ``handle`` (what stands for an actor), ``future`` (references and streams),
-  ``arrays`` (arrays in the store), ``loading`` (from files)
-- ``marshal`` (values to payloads and parts)
-- ``rpc`` (frames, credits, sessions)
-- ``objectstore`` (arena, allocator, blocks, leases)
-- ``transport`` (connections between processes)
-- ``errors``, ``config``
+- ``testing`` (fixtures and suites for tests; nothing else imports it)
+- ``cli`` (the command line), ``simulation`` (a cluster in one process), ``cluster`` (nodes that outlive the command
+  that starts them), ``driver`` (the runtime of a program), ``node`` (the programs of a node's processes)
+- ``assembly`` (the composition root of a process), ``control`` (head and node agents), ``workers`` (worker processes),
+  ``execution`` (mailboxes, threads, runs), ``collectives`` (groups of actors), ``graphs`` (calls along fixed edges),
+  ``objects`` (where objects are, and how a process gets them), ``peers`` (connections to other processes)
+- ``shuffling`` (shuffles between actors), ``topology`` (networks as graphs, orders of ranks)
+- ``api`` (actors, handles, references, arrays), ``loading`` (files as arrays)
+- ``process`` (the context of the running process), ``marshal`` (values to payloads and parts), ``observe`` (statistics)
+- ``rpc`` (frames, credits, sessions), ``objectstore`` (arena, allocator, blocks, leases), ``transport`` (connections
+  between processes)
+- ``hooks`` (gradient compression), ``interface``, ``options``, ``native``, ``config``, ``errors`` and other modules on
+  the lowest floor
 
-Each module imports only from layers below its own; ``docs/architecture.md`` tells the rest.
+Each module imports only from floors below its own; see ``docs/explanation/architecture.md``.
 """
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from zcactor import errors
-from zcactor.actor import (
+from zcactor.api.actor import (
     Actor,
     CurrentActor,
     actor,
@@ -35,7 +40,11 @@ from zcactor.actor import (
     spawn,
     stop,
 )
-from zcactor.arrays import asarray, empty, full, in_store, numpy_allocator, ones, zeros
+from zcactor.api.arrays import asarray, empty, full, in_store, numpy_allocator, ones, zeros
+from zcactor.api.future import ObjectRef, put
+from zcactor.api.handle import ActorHandle
+from zcactor.api.stream import ObjectStream
+from zcactor.api.waiting import get, wait
 from zcactor.config import Config
 from zcactor.errors import (
     ActorDied,
@@ -44,6 +53,9 @@ from zcactor.errors import (
     AuthenticationError,
     ConnectionLost,
     DeadlineExceeded,
+    GroupBroken,
+    GroupMismatch,
+    GroupTimeout,
     InsufficientResources,
     MailboxFull,
     NameTaken,
@@ -56,16 +68,13 @@ from zcactor.errors import (
     VersionMismatch,
     ZcactorError,
 )
-from zcactor.future import ObjectRef, ObjectStream, get, put, wait
-from zcactor.handle import ActorHandle
 from zcactor.marshal import move
-from zcactor.runtime.loops import run
+from zcactor.process.loops import run
 
 if TYPE_CHECKING:
-    from zcactor.loading import load
-    from zcactor.observe.stats import Stats
-    from zcactor.runtime.driver import Node, init, shutdown
-    from zcactor.runtime.inspection import (
+    from zcactor import hooks, topology
+    from zcactor.api.binding import GraphNode
+    from zcactor.api.inspection import (
         ActorInfo,
         NodeInfo,
         PeerPath,
@@ -76,6 +85,19 @@ if TYPE_CHECKING:
         nodes,
         stats,
     )
+    from zcactor.collectives.cost import GroupPlan
+    from zcactor.collectives.group import Group, group
+    from zcactor.collectives.reducer import Reducer
+    from zcactor.driver.driver import init, shutdown
+    from zcactor.driver.runtimes import Runtime
+    from zcactor.graphs.compiled import CompiledGraph
+    from zcactor.graphs.explaining import GraphPlan
+    from zcactor.graphs.graph import Graph, graph
+    from zcactor.loading import load
+    from zcactor.observe.stats import Stats
+    from zcactor.shuffling import shuffle
+
+    Node = Runtime
 
 __version__ = "0.1.0"
 
@@ -87,15 +109,23 @@ __all__ = [
     "ActorUnavailable",
     "AlreadyInitialized",
     "AuthenticationError",
+    "CompiledGraph",
     "Config",
     "ConnectionLost",
     "CurrentActor",
     "DeadlineExceeded",
+    "Graph",
+    "GraphNode",
+    "GraphPlan",
+    "Group",
+    "GroupBroken",
+    "GroupMismatch",
+    "GroupPlan",
+    "GroupTimeout",
     "InsufficientResources",
     "MailboxFull",
     "NameTaken",
     "NoSuchActor",
-    "Node",
     "NodeInfo",
     "NotInitialized",
     "ObjectLost",
@@ -104,7 +134,9 @@ __all__ = [
     "OutOfMemory",
     "PeerPath",
     "ProtocolError",
+    "Reducer",
     "RemoteError",
+    "Runtime",
     "Stats",
     "VersionMismatch",
     "ZcactorError",
@@ -121,6 +153,9 @@ __all__ = [
     "full",
     "get",
     "get_actor",
+    "graph",
+    "group",
+    "hooks",
     "in_store",
     "init",
     "kill",
@@ -132,35 +167,56 @@ __all__ = [
     "ones",
     "put",
     "run",
+    "shuffle",
     "shutdown",
     "spawn",
     "stats",
     "stop",
+    "topology",
     "wait",
     "zeros",
 ]
 
-_DRIVER, _INSPECTION = "zcactor.runtime.driver", "zcactor.runtime.inspection"
+_DRIVER, _INSPECTION = "zcactor.driver.driver", "zcactor.api.inspection"
+_COLLECTIVES = "zcactor.collectives.group"
 _LATER = {
     "ActorInfo": _INSPECTION,
-    "Node": _DRIVER,
+    "CompiledGraph": "zcactor.graphs.compiled",
+    "Graph": "zcactor.graphs.graph",
+    "GraphNode": "zcactor.api.binding",
+    "GraphPlan": "zcactor.graphs.explaining",
+    "Group": _COLLECTIVES,
+    "GroupPlan": "zcactor.collectives.cost",
     "NodeInfo": _INSPECTION,
     "PeerPath": _INSPECTION,
+    "Reducer": "zcactor.collectives.reducer",
+    "Runtime": "zcactor.driver.runtimes",
     "Stats": "zcactor.observe.stats",
     "actors": _INSPECTION,
     "available_resources": _INSPECTION,
     "cluster_resources": _INSPECTION,
     "explain": _INSPECTION,
+    "graph": "zcactor.graphs.graph",
+    "group": _COLLECTIVES,
     "init": _DRIVER,
     "load": "zcactor.loading",
     "nodes": _INSPECTION,
+    "shuffle": "zcactor.shuffling",
     "shutdown": _DRIVER,
     "stats": _INSPECTION,
 }
-"""Names whose modules are imported when they are first used: a fifth of the import time, which an actor never needs."""
+"""Names whose modules are imported at first use: these take a fifth of the import time, and an actor never needs
+them."""
+_SUBMODULES = {"hooks", "topology"}
+"""Public modules, imported at first use too."""
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Node":
+        warnings.warn("zcactor.Node is zcactor.Runtime now", DeprecationWarning, stacklevel=2)
+        return __getattr__("Runtime")
+    if name in _SUBMODULES:
+        return import_module(f"zcactor.{name}")
     module = _LATER.get(name)
     if module is None:
         raise AttributeError(f"module 'zcactor' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``python -m zcactor``, and the script ``zcactor``: the command line, or how to install what it needs."""
+"""``python -m zcactor`` and the script ``zcactor``: the command line, or a hint how to install its dependencies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXTRA = frozenset({"click", "rich"})
 
 
 def main() -> None:
-    """Run the command line; ends the process with its exit status, 2 where the ``cli`` extra is not installed."""
+    """Run the command line, then end the process with its exit status: 2 where the ``cli`` extra is not installed."""
     try:
         from zcactor.cli.main import app
     except ModuleNotFoundError as error:
@@ -30,9 +30,9 @@ def main() -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """End the process without taking the interpreter apart, which takes longer than some commands do: a node that was
-    forked from this process shares its memory, and what is freed here the kernel has to copy first."""
-    with contextlib.suppress(BrokenPipeError):  # whoever read our output has seen enough
+    """End the process without finalizing the interpreter, which takes longer than some commands. A node that was forked
+    from this process shares its memory, and the kernel would first have to copy the pages that finalizing writes to."""
+    with contextlib.suppress(BrokenPipeError):  # the reader of our output has closed it
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)

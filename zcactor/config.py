@@ -1,7 +1,7 @@
-"""The configuration: one frozen `Config`, and `load_config`, which fills it and remembers where each value came from.
+"""The configuration: one frozen `Config`, and `load_config`, which fills it and records the source of each value.
 
 Precedence, weakest first: the default, ``zcactor.toml`` of the user, ``zcactor.toml`` of the working directory, the
-environment (``ZCACTOR_`` and the field's name in capitals), arguments. Nothing is read when this module is imported.
+environment (``ZCACTOR_`` and the field's name in capitals), arguments. Importing this module reads nothing.
 """
 
 from __future__ import annotations
@@ -16,83 +16,102 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FILE_NAME", "NOT_BY_TLS", "PREFIX", "RESERVED", "TRANSPORTS", "Config", "load_config"]
+__all__ = ["FILE_NAME", "MINIMUM", "NOT_BY_TLS", "PREFIX", "RESERVED", "TRANSPORTS", "Config", "load_config"]
 
 FILE_NAME = "zcactor.toml"
 """Name of the configuration file, in the working directory and in the user's directory."""
 
 PREFIX = "ZCACTOR_"
-"""What the name of each environment variable that is read begins with."""
+"""Prefix of every environment variable that is read."""
 
 TRANSPORTS = ("local", "verbs", "tcp")
-"""The ways to reach a peer, in the default order of preference."""
+"""The transports, in the default order of preference."""
 
 NOT_BY_TLS = "tls is set, and bytes by RDMA cannot be encrypted"
-"""Why there is no RDMA where `Config.tls` is set."""
+"""The reason why RDMA is off where `Config.tls` is set."""
 
-RESERVED = frozenset({"ZCACTOR_FAIL", "ZCACTOR_NATIVE", "ZCACTOR_NODE", "ZCACTOR_TOKEN", "ZCACTOR_TOKEN_FILE"})
-"""Variables with the prefix that are no field: the fault injection of tests, the switch of the native part (read when
-the package is imported), the mark of a node's processes, and the cluster's token, which is kept out of `Config` so that
-printing the configuration never shows it."""
+RESERVED: Mapping[str, str] = MappingProxyType(
+    {
+        "ZCACTOR_FAIL": "fault injection of zcactor's own tests; programs do not set it",
+        "ZCACTOR_NODE": "mark of a node's processes, by which a later start finds what a killed node has left",
+        "ZCACTOR_TOKEN": "the cluster's token as 64 hexadecimal digits; readers of the environment have it",
+        "ZCACTOR_TOKEN_FILE": "path of the file with the cluster's token; it is looked at before `ZCACTOR_TOKEN`",
+    }
+)
+"""Variables that have the prefix and are not fields, each with its meaning. The cluster's token is kept out of `Config`
+so that printing the configuration never shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Every setting of one process. A value outside its range is a `ValueError`, one that is no number a `TypeError`.
+    """Every setting of one process. Immutable.
 
     Attributes:
-        store_capacity: bytes one process's arena may grow to; None means 30 % of memory, the machine's or what the
-            process's control groups allow, whichever is least, so that a driver and one busy actor can both fill theirs
-            and a third is left for everything else. Too small: `OutOfMemory`.
-        store_min_nbytes: bytes from which on NumPy's own arrays are allocated in the store. Smaller ones ride in frames
-            or cost a copy of a few microseconds, and would fill the store with crumbs.
-        store_keep_nbytes: bytes of free memory that a process keeps ready in its store; above twice as much it goes
-            back to the system after some seconds. 128 MiB make a loop over arrays of some MiB free of page faults and
-            are bearable times the number of actors.
-        eager_limit: bytes of the largest payload that rides in a frame; larger ones go by reference. 16 KiB copies in
-            about the time that resolving one reference takes. Larger frames delay the calls queued behind them.
-        recv_depth: frames a peer may have outstanding towards this process. 1,024 frames of `eager_limit` bytes bound
-            the memory a peer can take at 16 MiB; too small, and senders wait for credits at high call rates.
-        max_pending_calls: unfinished calls one caller may have to one actor before `MailboxFull`. 131,072 calls of
-            about 1 KiB of bookkeeping are 128 MiB: past that the caller has outrun the actor.
-        max_concurrency_async: coroutines of one actor that run at once, where the actor does not say. 1,000 is far
-            above what one core overlaps usefully; it exists to bound memory.
-        spawn_timeout: seconds until a spawn fails whose process has not reported. 60 covers importing a large
-            framework from a cold disk. The constructor itself is not counted.
-        shutdown_timeout: seconds that processes get to end on their own before they are killed. 5 lets a running
-            method of ordinary length finish.
-        warn_after: seconds after which what waits is told of, once: a blocked event loop, a call behind a plain method.
-            5 is above what ordinary work takes and below what somebody bears. 0 switches all such lines off, those
-            about spawns that wait and about the end of a program, too.
-        log_to_driver: whether what actors print and log appears at the driver.
-        loop: the event loop of this process and its actors: ``"uvloop"``, the faster, or ``"asyncio"``.
+        store_capacity: bytes that one process's arena may grow to. None means 30 % of memory (the machine's, or the
+            limit of the process's control groups where that is less): a driver and one busy actor can both fill their
+            arenas, and a third is left for everything else. An arena that is too small raises `OutOfMemory`.
+        store_min_nbytes: least size in bytes at which NumPy's own arrays are allocated in the store. Smaller arrays
+            travel in frames or cost a copy of a few microseconds, and would fragment the store.
+        store_keep_nbytes: bytes of free memory that a process keeps ready in its store. Free memory above twice that
+            goes back to the system after some seconds. With 128 MiB a loop over arrays of some MiB has no page faults,
+            and the sum over all actors stays bearable.
+        eager_limit: bytes of the largest payload that travels in a frame; larger payloads go by reference. Copying 16
+            KiB takes about as long as resolving one reference. Larger frames delay the calls queued behind them.
+        recv_depth: frames that a peer may have outstanding towards this process. 1,024 frames of `eager_limit` bytes
+            bound the memory that a peer can take to 16 MiB. With a smaller number senders wait for credits at high call
+            rates.
+        max_pending_calls: unfinished calls that one caller may have to one actor; the next call raises `MailboxFull`.
+            131,072 calls take about 1 KiB of bookkeeping each, 128 MiB together: a caller that reaches this has outrun
+            the actor.
+        max_concurrency_async: coroutines of one actor that run at once, unless the actor sets ``max_concurrency``.
+            1,000 is far more than one core overlaps usefully; the limit bounds memory.
+        spawn_timeout: seconds that the process of a new actor has to report before the spawn fails. 60 covers importing
+            a large framework from a cold disk. The time of the constructor is not counted.
+        shutdown_timeout: seconds that processes have to end on their own before they are killed. A running method of
+            ordinary length finishes within 5.
+        warn_after: seconds after which a wait is logged, once: a blocked event loop, a call behind a plain method. 5 is
+            longer than ordinary work takes and shorter than a person waits patiently. 0 switches all such log lines
+            off, including the lines about spawns that wait and about the end of a program.
+        log_to_driver: whether the output and the log records of actors appear at the driver.
+        loop: the event loop of this process and its actors: ``"uvloop"``, which is faster, or ``"asyncio"``.
         address: ``"host:port"`` of the cluster to join as a driver; None starts an embedded node.
-        namespace: where actor names of this program live; programs of different namespaces do not see each other's.
-        num_cpus: CPUs this node offers to actors that ask for some; None counts those this process may run on.
-        num_gpus: GPUs this node offers; None counts the visible ones.
-        transports: which ways to a peer are allowed, separated by commas, the preferred one first: ``local`` (the same
+        namespace: the namespace of this program's actor names. Programs with different namespaces do not see each
+            other's names.
+        num_cpus: CPUs that this node offers to actors that ask for CPUs; None counts the CPUs that this process may run
+            on.
+        num_gpus: GPUs that this node offers; None counts the visible GPUs.
+        transports: the transports that are allowed, separated by commas, the preferred one first: ``local`` (the same
             host), ``verbs`` (RDMA) and ``tcp``.
-        require: the transport that connections to other hosts must have; one that comes about in another way is an
-            error instead of a slower connection. None takes any of `transports`.
-        host: the IP address at which this process listens for peers of other transports than ``local``. The default is
-            reached from this host only.
-        sealing: whether frames that go to other hosts are encrypted: ``"auto"`` does where `host` is not a loopback
-            address, ``"on"`` and ``"off"`` always or never. One side's wish is enough. The bytes of arrays are not.
-        integrity: what besides frames is authenticated where frames are encrypted, so that nobody on the way can change
-            it unnoticed: ``"arrays"``, every byte of every array that is pulled; ``"frames"``, only what belongs to a
-            pickle, plain arrays travel bare; ``"auto"``, arrays over TCP and not by RDMA. The stricter wish of two ends
-            holds. It means nothing where bytes are mapped, or with `tls`, which protects all.
+        require: the transport that connections to other hosts must have. A peer that cannot be reached by it is an
+            error, instead of a slower connection. None takes any of `transports`.
+        host: the IP address at which this process listens for peers by transports other than ``local``. Only this host
+            reaches the default.
+        sealing: whether frames to other hosts are encrypted: ``"on"`` always, ``"off"`` never, ``"auto"`` where `host`
+            is not a loopback address. Frames are encrypted when either side asks for it. The bytes of arrays are not
+            encrypted.
+        integrity: the data besides frames that is authenticated where frames are encrypted, so that a change on the way
+            is detected. ``"arrays"``: every byte of every array that is pulled. ``"frames"``: only the data of a
+            pickle, while plain arrays travel without authentication. ``"auto"``: arrays over TCP, and not by RDMA. The
+            stricter setting of the two ends holds. The setting has no effect where bytes are mapped, or with `tls`,
+            which protects everything.
         tls: absolute path of a folder with ``ca.pem``, ``cert.pem`` and ``key.pem`` of this host (``~`` is the user's
-            home). Everything that goes to other hosts then passes through TLS 1.3, arrays included, and only processes
-            with a certificate of that CA are let in; all hosts need it. It excludes RDMA, and `sealing` means nothing.
-        verbs_binding: which Python binding of libibverbs to use; ``"none"`` switches RDMA off.
-        verbs_device: name of the only RDMA device to use, as in /sys/class/infiniband; None takes the first that works.
-        verbs_port: number of the only port to use of it; None tries all.
-        verbs_gid_index: the entry of the port's GID table to use; None takes the one that stands for `host`.
-        verbs_idle_timeout: seconds after which a connection by RDMA that nobody uses, and to whose process no handle is
-            held at either end, is closed: cards slow down with thousands of them. 0 keeps all.
-        verbs_eager_limit: like `eager_limit`, towards peers that are reached by RDMA; None measures at start where a
-            READ becomes faster than a copy through a frame.
+            home). All traffic with other hosts then passes through TLS 1.3, arrays included, and only processes with a
+            certificate of that CA are admitted. All hosts must set it. With `tls` there is no RDMA, and `sealing` has
+            no effect.
+        verbs_binding: the Python binding of libibverbs to use; ``"none"`` switches RDMA off.
+        verbs_device: name of the only RDMA device to use, as in /sys/class/infiniband; None takes the first device that
+            works.
+        verbs_port: number of the only port of the device to use; None tries all ports.
+        verbs_gid_index: index of the entry of the port's GID table to use; None takes the entry that stands for `host`.
+        idle_timeout: seconds after which an unused connection is closed, because it takes descriptors at both ends; the
+            next call opens it again. The connection to the agent of the own node stays open. 0 keeps all connections.
+        verbs_idle_timeout: like `idle_timeout`, for connections by RDMA: cards slow down with thousands of connections.
+        verbs_eager_limit: like `eager_limit`, towards peers that are reached by RDMA, in bytes. None measures at start
+            the size from which a READ is faster than a copy through a frame.
+
+    Raises:
+        ValueError: a value is outside its range, or contradicts another value.
+        TypeError: a value that must be a number is not one.
     """
 
     store_capacity: int | None = None
@@ -123,9 +142,10 @@ class Config:
     verbs_gid_index: int | None = None
     verbs_eager_limit: int | None = None
     verbs_idle_timeout: float = 300.0
+    idle_timeout: float = 300.0
 
     def __post_init__(self) -> None:
-        for name, minimum in _MINIMUM.items():
+        for name, minimum in MINIMUM.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
@@ -167,7 +187,7 @@ def _is_address(text: str) -> bool:
     return False
 
 
-_MINIMUM: Mapping[str, float] = {
+MINIMUM: Mapping[str, float] = {
     "store_capacity": 1 << 20,  # an arena's first pages and tables must fit
     "store_min_nbytes": 4096,  # a page: below, an entry of the allocator costs more than the array
     "store_keep_nbytes": 0,
@@ -184,8 +204,9 @@ _MINIMUM: Mapping[str, float] = {
     "verbs_gid_index": 0,
     "verbs_eager_limit": 64,
     "verbs_idle_timeout": 0,
+    "idle_timeout": 0,
 }
-"""The least value of each numeric field, in the field's own unit."""
+"""The least value of each numeric field, in the unit of the field."""
 
 _OPTIONAL = frozenset({"store_capacity", "num_cpus", "num_gpus", "verbs_port", "verbs_gid_index", "verbs_eager_limit"})
 
@@ -202,10 +223,12 @@ def load_config(
     """Read every source and return the configuration with the source of each value.
 
     Args:
-        arguments: values by field name; one that is None counts as not given.
-        environ: the environment; None means this process's. A variable that is set but empty counts as not set.
-        directory: where the program's ``zcactor.toml`` may lie; None means the working directory.
-        user_directory: where the user's may lie; None means ``$XDG_CONFIG_HOME/zcactor``, or ``~/.config/zcactor``.
+        arguments: values by field name; None counts as not given.
+        environ: the environment; None means the environment of this process. A variable that is set but empty counts as
+            not set.
+        directory: folder of the program's ``zcactor.toml``, which may be missing; None means the working directory.
+        user_directory: folder of the user's file, likewise; None means ``$XDG_CONFIG_HOME/zcactor``, or
+            ``~/.config/zcactor``.
 
     Returns:
         The `Config`, and for each field ``"default"``, ``"argument"``, the variable's name or the file's path.
@@ -213,7 +236,7 @@ def load_config(
     Raises:
         ValueError: a key or a ``ZCACTOR_`` variable that does not exist, a value out of its range, or a file that is
             not TOML. The message names the source, the key, the value, what is expected and the valid keys.
-        TypeError: a value of the wrong type, named likewise; an argument that does not exist.
+        TypeError: a value of the wrong type, with the same message, or an argument that does not exist.
         OSError: a file exists and cannot be read.
     """
     environ = os.environ if environ is None else environ
@@ -221,7 +244,7 @@ def load_config(
         base = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
         user_directory = os.path.join(base, "zcactor")
 
-    values: dict[str, Any] = {}  # each of its field's type, by `_convert`
+    values: dict[str, Any] = {}  # each has its field's type, by `_convert`
     sources = dict.fromkeys(_names(), "default")
     for folder in (user_directory, directory if directory is not None else "."):
         path = Path(folder, FILE_NAME)
@@ -254,12 +277,12 @@ def _unknown(source: str, name: str, valid: tuple[str, ...]) -> str:
 
 
 def _read_file(path: Path) -> dict[str, object]:
-    """The keys and values of a file; none where it does not exist."""
+    """The keys and values of a file; empty where the file does not exist."""
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    import tomllib  # here and in _convert: programs without a file should not pay for the import
+    import tomllib  # here and in `_convert`: programs without a file do not pay for the import
 
     try:
         table: dict[str, object] = tomllib.loads(text.decode())
@@ -273,7 +296,7 @@ def _read_file(path: Path) -> dict[str, object]:
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The values by field name."""
+    """The values of the environment's variables, by field name."""
     valid = {PREFIX + name.upper(): name for name in _names()}
     found = {}
     for variable, value in environ.items():
@@ -287,11 +310,12 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _convert(name: str, value: object, source: str, *, lax: bool) -> object:
-    """`value` as the field's type. `lax` reads numbers and booleans from text, as the environment needs.
+    """Convert `value` to the field's type. With `lax`, numbers and booleans are read from text, as the environment
+    needs.
 
     Raises:
-        TypeError: it is not of the field's type.
-        ValueError: it is out of the field's range.
+        TypeError: the value is not of the field's type.
+        ValueError: the value is out of the field's range.
     """
     import typing
 
@@ -304,11 +328,11 @@ def _convert(name: str, value: object, source: str, *, lax: bool) -> object:
         converted: object = msgspec.convert(value, kind, strict=not lax)
     except msgspec.ValidationError as error:
         text = f"{where} must be {expected} ({error}). Valid keys: {', '.join(sorted(_names()))}"
-        # A text where one of a few is expected has the right type and the wrong value
+        # A str where one of a few literals is expected has the right type and the wrong value
         literals = [one for one in (kind, *typing.get_args(kind)) if typing.get_origin(one) is Literal]
         one_of_a_few = bool(literals) and isinstance(value, str)
         raise (ValueError if one_of_a_few else TypeError)(text) from error
-    minimum = _MINIMUM.get(name)
+    minimum = MINIMUM.get(name)
     if minimum is not None and isinstance(converted, (int, float)) and not minimum <= converted < float("inf"):
         raise ValueError(
             f"{where} must be {expected}, finite and at least {minimum}. Valid keys: {', '.join(sorted(_names()))}"

@@ -1,17 +1,20 @@
-"""Every exception zcactor raises, in one tree.
+"""Every exception that zcactor raises, in one tree.
 
 ::
 
     ZcactorError
     ├── ActorError
     │   ├── ActorDied(actor, cause, maybe_executed)
+    │   │   └── GroupBroken(rank, actor, cause, epoch)
     │   ├── ActorUnavailable(actor, cause, maybe_executed)
     │   ├── MailboxFull
     │   ├── NameTaken
     │   ├── NoSuchActor
     │   └── InsufficientResources
     ├── RemoteError                  also an instance of the original exception's type when that type can be pickled
+    ├── GroupMismatch(ranks, signatures)
     ├── DeadlineExceeded             also a TimeoutError
+    │   └── GroupTimeout(what, seconds, missing)
     ├── ObjectLost
     ├── OutOfMemory(requested, used, capacity, largest_free)   also a MemoryError
     ├── ConnectionLost(maybe_executed)                         also a ConnectionError
@@ -22,8 +25,8 @@
     │   └── ForkedProcess
     └── AlreadyInitialized
 
-Each message says what happened, where, the limit and the value, and the next step. The exceptions pickle, because they
-travel between actors like any other.
+Each message names the event, the place, the limit and the value, and the next step. The exceptions can be pickled,
+because they travel between actors.
 """
 
 from __future__ import annotations
@@ -41,6 +44,9 @@ __all__ = [
     "ConnectionLost",
     "DeadlineExceeded",
     "ForkedProcess",
+    "GroupBroken",
+    "GroupMismatch",
+    "GroupTimeout",
     "InsufficientResources",
     "MailboxFull",
     "NameTaken",
@@ -59,15 +65,21 @@ __all__ = [
 
 
 class ZcactorError(Exception):
-    """The base of everything zcactor raises on its own account."""
+    """The base class of every exception that zcactor raises on its own account."""
 
 
 class ActorError(ZcactorError):
-    """Something about one actor: it is dead, unreachable, full, unnamed or cannot be placed."""
+    """An error about one actor: it is dead, unreachable, full, not found, or cannot be placed."""
 
 
 class _ActorGone(ActorError):
-    """What `ActorDied` and `ActorUnavailable` share: the actor, the cause, and whether the call may have run."""
+    """The common base of `ActorDied` and `ActorUnavailable`: the actor, the cause, and whether the call may have run.
+
+    Attributes:
+        actor: label of the actor.
+        cause: why the actor is gone; empty where no cause is known.
+        maybe_executed: whether the call may have run.
+    """
 
     _what = "is gone"
 
@@ -88,28 +100,66 @@ class _ActorGone(ActorError):
 class ActorDied(_ActorGone):
     """The actor's process ended, or the actor was stopped or killed. It does not come back.
 
-    `maybe_executed` is False only when the call certainly never started.
+    Attributes:
+        actor: label of the actor.
+        cause: why the actor died; empty where no cause is known.
+        maybe_executed: whether the call may have run; False only when the call certainly never started.
     """
 
     _what = "died"
 
 
 class ActorUnavailable(_ActorGone):
-    """The actor is being restarted or cannot be reached now; a later call may succeed."""
+    """The actor is being restarted or cannot be reached now; a later call may succeed.
+
+    Attributes:
+        actor: label of the actor.
+        cause: why the actor is not available; empty where no cause is known.
+        maybe_executed: whether the call may have run.
+    """
 
     _what = "is not available now"
 
 
+class GroupBroken(ActorDied):
+    """A member of the group is gone, or the group was formed anew: this value of it takes no further collectives.
+
+    ``await group.reform()`` or ``await group.without(rank)`` makes a group that works.
+
+    Attributes:
+        rank: rank of the member that is gone; -1 where a later epoch has superseded the group.
+        actor: label of that member; empty where the group was superseded.
+        cause: why the group is broken.
+        epoch: epoch of the group that is broken.
+    """
+
+    def __init__(self, rank: int, actor: str, cause: str, epoch: int) -> None:
+        super().__init__(actor, cause, True)
+        self.args = (rank, actor, cause, epoch)
+        self.rank = rank
+        self.epoch = epoch
+
+    def _said(self, maybe_executed: bool) -> str:
+        del maybe_executed
+        if self.rank < 0:
+            return f"the group of epoch {self.epoch} is broken: {self.cause}; use the value that the new group has"
+        return (
+            f"the group of epoch {self.epoch} is broken: rank {self.rank}, actor {self.actor}, is gone: "
+            f"{self.cause or 'no cause is known'}; await group.reform() or group.without({self.rank})"
+        )
+
+
 class MailboxFull(ActorError):
-    """One caller has `max_pending_calls` unfinished calls to one actor; await some before sending more."""
+    """A caller already has `max_pending_calls` unfinished calls to the actor; await some of them before sending
+    more."""
 
 
 class NameTaken(ActorError):
-    """An actor of that name lives in the namespace already; use ``get_if_exists=True`` or another name."""
+    """A living actor in the namespace has that name; use ``get_if_exists=True`` or another name."""
 
 
 class NoSuchActor(ActorError):
-    """No living actor has that name in the namespace, or the handle's actor is unknown to the node."""
+    """No living actor in the namespace has that name, or the node does not know the actor of the handle."""
 
 
 class InsufficientResources(ActorError):
@@ -117,22 +167,24 @@ class InsufficientResources(ActorError):
 
 
 class RemoteError(ZcactorError):
-    """A method raised. `except ValueError` works too when the original exception was a picklable ``ValueError``.
+    """A method raised an exception. It is also an instance of the original exception's type, so ``except ValueError``
+    catches a ``ValueError``, when that type can be pickled.
 
-    ``str()`` of it is ``str()`` of the original exception, led by the type's name where it could not be rebuilt as that
-    type. Where it was raised and the remote traceback are a note (PEP 678), which printed tracebacks show.
+    ``str()`` gives the text of the original exception, preceded by the name of its type where the exception could not
+    be rebuilt as that type. A note (PEP 678), which printed tracebacks show, names the actor, the process id, the host
+    and the remote traceback.
 
-    An `ActorDied`, `ActorUnavailable` or `ConnectionLost` that comes out of a method has ``maybe_executed=True`` here,
-    because that method ran; what the inner call's own error said is ``original.maybe_executed``.
+    An `ActorDied`, `ActorUnavailable` or `ConnectionLost` that a method raised has ``maybe_executed=True`` here,
+    because that method ran; ``original.maybe_executed`` is the value of the inner call's own error.
 
     Attributes:
         type_name: qualified name of the original type.
         message: ``str()`` of the original exception.
         remote_traceback: the traceback as text, as the actor's process saw it.
         actor: label of the actor that raised.
-        host: its host name.
-        pid: its process id.
-        original: the exception as it was rebuilt here, None when it could not be.
+        host: name of the host on which that actor runs.
+        pid: process id of that actor's process.
+        original: the original exception as rebuilt in this process; None when it could not be rebuilt.
     """
 
     type_name: str = ""
@@ -157,21 +209,68 @@ _REMOTE_FIELDS = ("type_name", "message", "remote_traceback", "actor", "host", "
 
 
 class DeadlineExceeded(ZcactorError, TimeoutError):
-    """The call's timeout passed before its result came. The call was told to cancel and may have had effects."""
+    """The call's timeout passed before its result came. The actor was asked to cancel the call, which may have had
+    effects."""
+
+
+class GroupMismatch(ZcactorError):
+    """The members of a group made different calls in the same place of their order. Each of them raises this. The
+    operation counts as done, and the group stays usable.
+
+    Attributes:
+        ranks: two ranks whose calls differ.
+        signatures: their calls: operation, dtype, shape and what else has to agree.
+    """
+
+    def __init__(self, ranks: tuple[int, int], signatures: tuple[str, str]) -> None:
+        super().__init__(ranks, signatures)
+        self.ranks = ranks
+        self.signatures = signatures
+
+    def __str__(self) -> str:
+        first, second = self.ranks
+        return (
+            f"the members of a group made different calls: rank {first} called {self.signatures[0]}, and rank {second} "
+            f"called {self.signatures[1]}; all members make the same calls in the same order"
+        )
+
+
+class GroupTimeout(DeadlineExceeded):
+    """The timeout of a collective passed while members were missing. The operation goes on, its place in the order is
+    kept, and the group stays usable.
+
+    Attributes:
+        missing: ranks that had not made the call, or not finished their part of it.
+    """
+
+    def __init__(self, what: str, seconds: float, missing: tuple[int, ...]) -> None:
+        super().__init__()
+        self.args = (what, seconds, missing)  # given to it, OSError would keep two
+        self.what = what
+        self.seconds = seconds
+        self.missing = missing
+
+    def __str__(self) -> str:
+        ranks = ", ".join(map(str, self.missing)) or "none, only bytes are on their way"
+        return (
+            f"{self.what} did not finish within its {self.seconds:.6g} s; missing ranks: {ranks}; the operation goes "
+            "on, and the next call is the next in the order"
+        )
 
 
 class ObjectLost(ZcactorError):
-    """The process that owned the object ended, or the object is unknown to it; compute the value again."""
+    """The process that owned the object ended, or does not know the object; compute the value again."""
 
 
 class OutOfMemory(ZcactorError, MemoryError):
-    """The store has no free block that large.
+    """The store has no free block of the requested size.
 
     Args:
-        requested: bytes asked for.
-        used: bytes allocated now.
-        capacity: bytes the store may grow to; 0 where there can be none, for the reason in `note`.
-        largest_free: bytes of the largest block that could still be had.
+        requested: bytes that were requested.
+        used: bytes that are allocated now.
+        capacity: bytes that the store may grow to; 0 where no store is possible, for the reason in `note`.
+        largest_free: bytes of the largest block that could still be allocated.
+        note: text that the message shows in addition.
     """
 
     def __init__(self, requested: int, used: int, capacity: int, largest_free: int, note: str = "") -> None:
@@ -194,7 +293,11 @@ class OutOfMemory(ZcactorError, MemoryError):
 
 
 class ConnectionLost(ZcactorError, ConnectionError):
-    """The connection to a process ended. `maybe_executed` is False only when the call was never sent."""
+    """The connection to a process ended.
+
+    Attributes:
+        maybe_executed: whether the call may have run; False only when the call was never sent.
+    """
 
     def __init__(self, message: str = "", maybe_executed: bool = False) -> None:
         super().__init__(message, maybe_executed)
@@ -212,16 +315,20 @@ _TELLING = (_ActorGone, ConnectionLost)
 
 
 class ProtocolError(ZcactorError):
-    """The peer sent something that is not valid; its connection is closed and no other is touched."""
+    """The peer sent invalid data; its connection is closed, and other connections are not affected."""
 
 
 class VersionMismatch(ProtocolError):
-    """The peer speaks another protocol version or runs another Python minor version; both are named."""
+    """The peer speaks another protocol version or runs another Python minor version; the message names both
+    versions."""
 
 
 class AuthenticationError(ProtocolError):
-    """The peer is another user's process, does not hold this cluster's token, or has no certificate that is accepted;
-    or what this process was to show is not there or not safe."""
+    """The peer could not be authenticated, or this process has no credentials of its own that are safe.
+
+    The peer is a process of another user, does not hold this cluster's token, or has no certificate that is accepted;
+    or the token or certificate of this process is missing, or other users can read it.
+    """
 
 
 class NotInitialized(ZcactorError):
@@ -233,30 +340,31 @@ class ForkedProcess(NotInitialized):
 
 
 class AlreadyInitialized(ZcactorError):
-    """`zc.init` was called twice without `zc.shutdown` between."""
+    """`zc.init` was called twice without `zc.shutdown` in between."""
 
 
 def _restore(parts: Any, fields: dict[str, Any]) -> RemoteError:
-    """The inverse of ``RemoteError.__reduce__``."""
+    """Rebuild a pickled `RemoteError`: the inverse of ``RemoteError.__reduce__``."""
     return make_remote_error(None if parts is None else put_together(parts), fields)
 
 
 _HEAP_TYPE = 1 << 9
-"""Bit of ``type.__flags__``: the class was made at run time, unlike Python's own."""
+"""Bit of ``type.__flags__`` that marks a class made at run time, unlike Python's own."""
 _REDUCTIONS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _PLAIN = (StopIteration, StopAsyncIteration)
-"""Raised at the caller they would mean something else: the end of an iteration there."""
+"""Types that are not rebuilt, because raised at the caller they would end an iteration there."""
 _NOT_CARRIED = frozenset({"args", "obj", "characters_written"})
-"""Fields that are set otherwise, hold the object an attribute was missing from, or are there in some instances only."""
+"""Fields that are set in another way, refer to the object that lacked an attribute, or exist in some instances only."""
 
 
 def _own_bases(cls: type) -> list[type]:
-    """The classes of `cls` that are Python's own, nearest first."""
+    """The base classes of `cls` that are Python's own exceptions, nearest first."""
     return [base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE and issubclass(base, BaseException)]
 
 
 def _native_state(error: BaseException) -> dict[str, Any]:
-    """The fields that Python's own exceptions keep outside ``__dict__``: ``errno``, ``reason``, ``lineno`` and such."""
+    """The fields that Python's own exceptions keep outside ``__dict__``, such as ``errno``, ``reason`` and
+    ``lineno``."""
     return {
         name: value
         for base in _own_bases(type(error))
@@ -268,8 +376,11 @@ def _native_state(error: BaseException) -> dict[str, Any]:
 
 
 def take_apart(error: BaseException) -> Any:
-    """`error` in a form that can be pickled whatever its constructor takes: its parts, or itself when its class says
-    how it is pickled."""
+    """Take `error` apart into a form that can be pickled, with any signature of its constructor.
+
+    Returns:
+        Its class, arguments and state; or `error` itself when its class defines how it is pickled.
+    """
     cls = type(error)
     if any(name in vars(base) for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE for name in _REDUCTIONS):
         return error
@@ -277,10 +388,10 @@ def take_apart(error: BaseException) -> Any:
 
 
 def put_together(parts: Any) -> BaseException:
-    """The inverse of `take_apart`. Neither ``__init__`` nor a ``__new__`` of the class's own is run.
+    """Rebuild an exception from the result of `take_apart`. Neither ``__init__`` nor a ``__new__`` of its class runs.
 
     Raises:
-        TypeError: `parts` is something else, or none of Python's own constructors accepts the class.
+        TypeError: `parts` has another form, or none of Python's own constructors accepts the class.
     """
     if isinstance(parts, BaseException):
         return parts
@@ -288,7 +399,7 @@ def put_together(parts: Any) -> BaseException:
     for base in _own_bases(cls):
         try:
             error: BaseException = base.__new__(cls, *args)
-        except TypeError:  # not the base that decides the layout
+        except TypeError:  # another base decides the layout
             continue
         BaseException.__setattr__(error, "args", args)
         for name, value in native.items():
@@ -308,11 +419,13 @@ def _dual_class(cls: Any) -> type[Exception]:
 
 
 def make_remote_error(original: BaseException | None, fields: dict[str, Any]) -> RemoteError:
-    """Build the `RemoteError` for `fields`, of `original`'s own type as well where Python allows such a class.
+    """Build the `RemoteError` for `fields`, which is also an instance of `original`'s type where Python allows such a
+    class.
 
     The original's ``__init__`` is not run again: its ``args`` and ``__dict__`` are carried over, so exceptions with
     unusual constructors keep their state. Types outside ``Exception`` (``SystemExit``, ``KeyboardInterrupt``) stay
-    plain, because they would end the caller, and so do those that would end an iteration there.
+    plain, because they would end the caller, and so do ``StopIteration`` and ``StopAsyncIteration``, because they would
+    end an iteration there.
     """
     error: Any = None
     stranger = ""
@@ -322,8 +435,8 @@ def make_remote_error(original: BaseException | None, fields: dict[str, Any]) ->
             dual = _dual_class(cls)
             error = put_together((dual, original.args, _native_state(original), original.__dict__))
         except Exception as failure:
-            # Deriving from a stranger's class runs its code (``__init_subclass__``, a metaclass), which may raise
-            # anything. The call has failed by its own error, which must get through: as a plain `RemoteError`.
+            # Deriving from a foreign class runs its code (``__init_subclass__``, a metaclass), which may raise
+            # anything. The call has failed with its own error, which must reach the caller: as a plain `RemoteError`.
             stranger = type(failure).__name__
     if error is None:
         error = RemoteError(fields["type_name"], fields["message"])
@@ -331,12 +444,12 @@ def make_remote_error(original: BaseException | None, fields: dict[str, Any]) ->
             error.add_note(f"it is not an instance of its own type: deriving from that raised {stranger}")
     error.__dict__.update(fields)
     error.__dict__["original"] = original
-    if isinstance(error, _TELLING):  # it comes out of a method, which has run, whatever the call inside it did
+    if isinstance(error, _TELLING):  # a method raised it, which has run, with or without the call inside
         error.__dict__["maybe_executed"] = True
     where = f"raised in actor {fields['actor']}, pid {fields['pid']}, host {fields['host']}"
     trace = fields["remote_traceback"].rstrip()
     notes = error.__dict__.get("__notes__")
-    # A list of its own: the one that is there is the original's, too.
+    # A new list: the existing one belongs to the original, too.
     error.__dict__["__notes__"] = [
         *(notes if isinstance(notes, list) else ()), f"{where}\n{trace}" if trace else where
     ]  # fmt: skip

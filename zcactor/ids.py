@@ -1,27 +1,49 @@
-"""Where ids of processes, actors and objects come from: random numbers that a peer cannot guess.
+"""The source of the ids of processes, actors and objects: random numbers that a peer cannot guess.
 
-Everything that is named at random is named here, so that one number can decide all names of a simulated run
-(`zcactor.simulation`). Keys, nonces and tokens are no names: they are drawn from the system where they are used.
+Every random name comes from this module, so that one number can decide all names of a simulated run
+(`zcactor.simulation`). Keys, nonces and tokens are not names: they are drawn from the system where they are used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NewType, Protocol
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Iterator
 
-__all__ = ["bits", "drawn_from", "token"]
+__all__ = ["ActorId", "ProcessId", "bits", "drawn_from", "new_actor", "new_process", "token"]
 
-_source: random.Random = secrets.SystemRandom()
+ProcessId = NewType("ProcessId", bytes)
+"""The 16 bytes that name a process to its peers."""
+ActorId = NewType("ActorId", bytes)
+"""The 16 bytes that name an actor, the same in all of its lives."""
+
+
+class BitSource(Protocol):
+    """A generator of random numbers, such as `random.Random`."""
+
+    def getrandbits(self, k: int, /) -> int:
+        """A number of `k` random bits."""
+
+
+_source: BitSource = secrets.SystemRandom()
 
 
 def token(nbytes: int = 16) -> bytes:
     """`nbytes` random bytes."""
     return _source.getrandbits(8 * nbytes).to_bytes(nbytes, "little")
+
+
+def new_process() -> ProcessId:
+    """The id of a new process."""
+    return ProcessId(token())
+
+
+def new_actor() -> ActorId:
+    """The id of a new actor."""
+    return ActorId(token())
 
 
 def bits(count: int) -> int:
@@ -30,8 +52,8 @@ def bits(count: int) -> int:
 
 
 @contextlib.contextmanager
-def drawn_from(source: random.Random) -> Iterator[None]:
-    """Draw from `source` inside the block, in every thread: for simulations alone, whose ids anybody may foretell."""
+def drawn_from(source: BitSource) -> Iterator[None]:
+    """Draw from `source` inside the block, in every thread. For simulations only: anybody may foretell such ids."""
     global _source
     before, _source = _source, source
     try:

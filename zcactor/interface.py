@@ -1,6 +1,7 @@
-"""What a handle must know of an actor's class: its public methods, how each runs, and which arguments it takes.
+"""The interface of an actor's class, as a handle needs it: its public methods, how each runs, and its parameters.
 
-A process that holds a handle need not be able to import the class: the interface travels with it as plain values.
+A process that holds a handle need not be able to import the class: the interface travels with the handle as plain
+values.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ ADDED = frozenset({"spawn", "options"})
 
 
 REMEMBERED: Final = 256
-"""Interfaces and constructors that a process remembers, of each kind."""
+"""Number of interfaces, and of constructors, that a process remembers."""
 SHOWN_LENGTH = 80
-"""Characters of a name that messages show."""
+"""Characters of a name that messages show, at most."""
 
 
 def shown(name: str, length: int = SHOWN_LENGTH) -> str:
-    """`name` as messages, prefixes and processes show it: what is not printable is escaped, and at most `length`
-    characters are left. A class may be called anything, and terminals and logs take orders from what they show."""
+    """`name` as messages, prefixes and process titles show it: unprintable characters are escaped, and at most `length`
+    characters stay. A class may have any name, and terminals and logs obey control characters."""
     text = name if name.isprintable() else repr(name)[1:-1]
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 class MethodKind(IntEnum):
-    """How a method runs."""
+    """The way in which a method runs."""
 
     SYNC = 0
-    """In the actor's own thread, or in one of its shared process; one at a time."""
+    """In the actor's own thread, or in a thread of its shared process; one at a time."""
     ASYNC = 1
     """As a task on the actor's loop."""
     GENERATOR = 2
@@ -57,7 +58,7 @@ class MethodKind(IntEnum):
 
 
 def method_options(function: Any) -> Mapping[str, Any]:
-    """The options given to `@zc.method`, empty when there was none."""
+    """The options given to `@zc.method`; empty without that decorator."""
     return getattr(function, MARK, {})
 
 
@@ -83,12 +84,12 @@ class MethodSpec:
         self, code: int, class_name: str, name: str, kind: int, parameters: list[Any], options: Mapping[str, Any]
     ) -> None:
         self.code = code
-        """Index in the interface; what a CALL frame names the method by."""
+        """Index in the interface, by which a CALL frame names the method."""
         self.name = name
         self.label = f"{shown(class_name)}.{shown(name)}"
         self.kind = int(kind)
         self.parameters = parameters
-        """``[name, inspect kind, has default]`` each, without ``self``."""
+        """``[name, inspect kind, has default]`` of each parameter, without ``self``."""
         self.timeout: float | None = options.get("timeout")
         self.retries: int | None = options.get("retries")
         self.idempotent: bool = bool(options.get("idempotent", False))
@@ -102,10 +103,10 @@ class MethodSpec:
         self._signature: inspect.Signature | None = None
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Check a call's arguments as a local call would.
+        """Check a call's arguments against the signature, as a local call does.
 
         Raises:
-            TypeError: count or names do not fit the signature.
+            TypeError: the number or the names of the arguments do not fit the signature.
         """
         if not kwargs and self.low <= len(args) <= self.high:
             return
@@ -122,7 +123,7 @@ class MethodSpec:
             raise TypeError(f"{self.label}(): {error}") from None
 
     def plain(self) -> list[Any]:
-        """The plain form."""
+        """The method as plain values, for the wire."""
         return [self.name, int(self.kind), self.parameters, self.timeout, self.retries, self.idempotent, self.group]
 
 
@@ -144,13 +145,15 @@ class Interface:
         self.class_name = shown(class_name)
         self.methods = methods
         self.is_async = is_async
-        """Whether any method is ``async``: then calls whose arguments are not there yet do not hold up later ones."""
+        """Whether any method is ``async``: then a call whose arguments have not arrived does not hold up later
+        calls."""
         self.by_name = {spec.name: spec for spec in methods}
         self._wire = b""
 
     @classmethod
     def of(cls, actor_class: type) -> Interface:
-        """The interface of a class, read once until an attribute of it or of a base is set. Not to be changed."""
+        """The interface of a class, read once until an attribute of the class or of a base is set. Callers must not
+        change it."""
         return _remembered(_interfaces, actor_class, cls._read)
 
     @classmethod
@@ -171,7 +174,7 @@ class Interface:
                 function = static.func
             if not callable(function) or isinstance(function, type):
                 continue
-            if name in ADDED and getattr(function, "__module__", "") == "zcactor.actor":
+            if name in ADDED and getattr(function, "__module__", "") == "zcactor.api.actor":
                 continue
             kind = _kind_of(static.func if isinstance(static, partialmethod) else function)
             is_async = is_async or kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR)
@@ -183,7 +186,7 @@ class Interface:
         """The method called `name`.
 
         Raises:
-            AttributeError: there is none, or the name is private. Lists what there is.
+            AttributeError: no method has that name, or the name is private. The message lists the public methods.
         """
         spec = self.by_name.get(name)
         if spec is not None:
@@ -200,7 +203,7 @@ class Interface:
         )
 
     def wire(self) -> bytes:
-        """The encoded form, for `from_wire`."""
+        """The encoded form, which `from_wire` decodes."""
         if not self._wire:
             self._wire = _encode((self.class_name, self.is_async, [spec.plain() for spec in self.methods]))
         return self._wire
@@ -208,10 +211,11 @@ class Interface:
     @staticmethod
     @lru_cache(REMEMBERED)
     def from_wire(data: bytes) -> Interface:
-        """The inverse of `wire`; one object for the same bytes, as most handles of a process are of few classes.
+        """Decode the result of `wire`. Equal bytes give the same object, because most handles of a process are of few
+        classes.
 
         Raises:
-            ProtocolError: `data` is not what `wire` gives.
+            ProtocolError: `data` is not in the form that `wire` gives.
         """
         try:
             class_name, is_async, methods = _decode(data)
@@ -230,7 +234,7 @@ _constructors: dict[int, MethodSpec] = {}
 
 
 def constructor_of(actor_class: type) -> MethodSpec:
-    """What a class is called with, as `MethodSpec.check` needs it; remembered like `Interface.of`."""
+    """The signature of a class's constructor, for `MethodSpec.check`; remembered like `Interface.of`."""
     return _remembered(_constructors, actor_class, _read_constructor)
 
 
@@ -242,13 +246,12 @@ def _read_constructor(actor_class: type) -> MethodSpec:
 
 
 def _remembered(known: dict[int, R], actor_class: type, read: Callable[[type], R]) -> R:
-    """What ``read(actor_class)`` gives, from `known` where the class has not changed since.
+    """The result of ``read(actor_class)``, taken from `known` where the class has not changed since.
 
     The interpreter numbers the states of all classes for its cache of attributes, and gives no number twice
-    (Objects/typeobject.c, ``tp_version_tag``). 0 stands for a class without one, which is read each time, as all are
-    without the native part.
+    (Objects/typeobject.c, ``tp_version_tag``). 0 stands for a class without one, which is read each time.
     """
-    version = hot.type_version(actor_class) if hot is not None else 0
+    version = hot.type_version(actor_class)
     found = known.get(version)
     if found is None:
         found = read(actor_class)
@@ -272,7 +275,7 @@ def _kind_of(function: Callable[..., Any]) -> MethodKind:
 def _parameters(function: Callable[..., Any], skip_first: bool) -> list[Any]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some builtins have no signature: anything goes, the actor will judge
+    except (TypeError, ValueError):  # some builtins have no signature: the actor checks the arguments
         return [["args", _VAR_POSITIONAL, False], ["kwargs", int(inspect.Parameter.VAR_KEYWORD), False]]
     if skip_first and parameters and parameters[0].kind in (_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD):
         parameters = parameters[1:]

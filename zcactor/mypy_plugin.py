@@ -1,11 +1,11 @@
-"""The mypy plugin: gives classes decorated with `zcactor.actor` the classmethods ``spawn`` and ``options``.
+"""The mypy plugin, which gives classes decorated with `zcactor.actor` the classmethods ``spawn`` and ``options``.
 
 mypy ignores what a class decorator returns, so without help ``Shard.spawn(3)`` is an error for it. Enable with::
 
     [tool.mypy]
     plugins = ["zcactor.mypy_plugin"]
 
-The plugin builds no signature of its own: it enters `zcactor.actor.Actor`'s two methods, whose first parameter is
+The plugin builds no signature of its own: it enters `zcactor.api.actor.Actor`'s two methods, whose first parameter is
 ``Callable[P, T]``, into the decorated class. mypy then derives the constructor's signature at each use, so inherited,
 generated (dataclass) and overloaded constructors are as exact as a call of the class itself.
 """
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ActorPlugin", "plugin"]
 
-_DECORATORS = frozenset({"zcactor.actor", "zcactor.actor.actor"})
-"""`zcactor.actor` as mypy may name it: by the package's own name for it, and by the module that defines it."""
+_DECORATORS = frozenset({"zcactor.actor", "zcactor.api.actor.actor"})
+"""The names that mypy may know `zcactor.actor` by: in the package, and in the module that defines it."""
 
-_BASE = "zcactor.actor.Actor"
+_BASE = "zcactor.api.actor.Actor"
 _METHODS = ("spawn", "options")
 
 
 class ActorPlugin(Plugin):
-    """Hooks the decorator, bare (``@zc.actor``) and with options (``@zc.actor(...)``)."""
+    """The plugin's hooks for the decorator, bare (``@zc.actor``) and with options (``@zc.actor(...)``)."""
 
     def get_class_decorator_hook_2(self, fullname: str) -> Callable[[ClassDefContext], bool] | None:
         """The hook for `zcactor.actor`, None for every other decorator."""
@@ -38,7 +38,8 @@ class ActorPlugin(Plugin):
 
 
 def _add_methods(context: ClassDefContext) -> bool:
-    """Enter the methods into the decorated class. False asks mypy to come again, when the base is not known yet."""
+    """Enter the methods into the decorated class. The result is False where the base is not known yet: mypy then calls
+    again."""
     base = context.api.lookup_fully_qualified_or_none(_BASE)
     if base is None or not isinstance(base.node, TypeInfo):
         return False
@@ -54,6 +55,6 @@ def _add_methods(context: ClassDefContext) -> bool:
 
 
 def plugin(version: str) -> type[Plugin]:
-    """Entry point that mypy calls with its own version."""
+    """The plugin class; mypy calls this entry point with its own version."""
     del version  # the hook is the same in every mypy this package is tested with
     return ActorPlugin

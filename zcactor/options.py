@@ -1,4 +1,4 @@
-"""The options of actors, methods and calls: their types, their limits, and the errors that teach them."""
+"""The options of actors, methods and calls: their types, their limits, and errors that name the valid options."""
 
 from __future__ import annotations
 
@@ -6,68 +6,80 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
-__all__ = ["ActorDeclaration", "CallOptions", "MethodOptions", "SpawnOptions", "check_options", "check_together"]
+__all__ = [
+    "ActorDeclaration",
+    "CallOptions",
+    "MethodOptions",
+    "SpawnOptions",
+    "accepted",
+    "check_options",
+    "check_together",
+]
 
 
 class SpawnOptions(TypedDict, total=False):
     """Options of one actor: ``Shard.options(...)``."""
 
     name: str | None
-    """Under which `zc.get_actor` finds it; unique in its namespace."""
+    """Name by which `zc.get_actor` finds the actor; unique in its namespace. Default: None, no name."""
     namespace: str | None
-    """Default: that of `zc.init`."""
+    """Namespace of the name. Default: the namespace of `zc.init`."""
     get_if_exists: bool
-    """Return the living actor of that name instead of raising `NameTaken`."""
+    """Return the living actor of that name instead of raising `NameTaken`. Default: False."""
     lifetime: Literal["owned", "detached"]
-    """``"owned"`` (default) ends with the process that spawned it, or when an unnamed one's last handle is dropped."""
+    """``"owned"`` (default): the actor ends with the process that spawned it, and an unnamed actor also ends when its
+    last handle is dropped. ``"detached"``: it outlives them."""
     num_cpus: float
-    """CPUs reserved until the actor ends; default 0."""
+    """CPUs that are reserved until the actor ends. Default: 0."""
     num_gpus: float
+    """GPUs that are reserved until the actor ends. Default: 0."""
     resources: Mapping[str, float]
-    """Custom resources reserved, by name."""
+    """Amounts of custom resources that are reserved until the actor ends, by name."""
     node: str | None
-    """Node id, ``"spread"`` or ``"pack"``."""
+    """Placement: a node id, ``"spread"`` or ``"pack"``."""
     process: Literal["own", "shared"]
-    """A process of its own (default), or one that it shares with other such actors."""
+    """``"own"`` (default): a process of its own. ``"shared"``: a process that the actor shares with other such
+    actors."""
     max_concurrency: int
-    """Calls that run at the same time: default 1 for sync methods, 1 000 for async ones."""
+    """Number of calls that run at the same time. Default: 1 for sync methods, 1 000 for async methods."""
     max_pending_calls: int
-    """Unfinished calls of one caller; one more raises `MailboxFull`."""
+    """Number of unfinished calls that one caller may have; one more raises `MailboxFull`."""
     max_restarts: int
-    """How often a dead actor is started again; -1 always. Default 0."""
+    """Number of times that a dead actor is started again; -1: always. Default: 0."""
     max_retries: int
-    """Default of its idempotent methods' ``retries``."""
+    """Default for the ``retries`` of the actor's idempotent methods."""
     env: Mapping[str, str]
-    """Environment variables of its process."""
+    """Environment variables of the actor's process."""
     on_hang: Literal["none", "kill"]
-    """What to do when its process stops responding."""
+    """``"kill"``: kill the actor's process when it stops responding. ``"none"``: let it be."""
 
 
 class ActorDeclaration(SpawnOptions, total=False):
-    """What only the class itself can say besides: ``@zc.actor(...)``."""
+    """Options of an actor class, ``@zc.actor(...)``: the options of its actors, and those that only the class can
+    set."""
 
     concurrency_groups: Mapping[str, int]
-    """Groups of methods with concurrency limits of their own."""
+    """Groups of methods, by name, each with its own number of calls that run at the same time."""
 
 
 class CallOptions(TypedDict, total=False):
     """Options of one call: ``handle.method.options(...)``."""
 
     timeout: float | None
-    """Seconds until `DeadlineExceeded`; None waits for ever."""
+    """Seconds until the call raises `DeadlineExceeded`; None waits for ever."""
     retries: int
-    """How often a call whose actor was lost is sent again; needs ``idempotent=True``."""
+    """Number of times that a call whose actor was lost is sent again; needs ``idempotent=True``."""
     idempotent: bool
-    """Running the call twice does what running it once does."""
+    """Whether running the call twice has the same effect as running it once."""
 
 
 class MethodOptions(CallOptions, total=False):
     """Options of one method: ``@zc.method(...)``."""
 
     concurrency_group: str
-    """One of the actor's ``concurrency_groups``."""
+    """Name of one of the actor's ``concurrency_groups``."""
     inline: bool
-    """Run a short sync method on the actor's loop, saving the hand-over to its thread."""
+    """Run a short sync method on the actor's loop, which saves the hand-over to its thread."""
 
 
 def _is_number(value: Any) -> bool:
@@ -116,15 +128,24 @@ _METHOD: dict[str, _Check] = _CALL | {
 _TABLES = {"spawn": _SPAWN, "declaration": _DECLARATION, "call": _CALL, "method": _METHOD}
 
 
-def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
-    """Check names and types of `options`.
+def accepted(table: str) -> Mapping[str, str]:
+    """The values that each option takes, in words.
 
     Args:
         table: ``"spawn"``, ``"declaration"``, ``"call"`` or ``"method"``.
-        where: how the error names the place, for instance ``"Shard.options"``.
+    """
+    return {name: expected for name, (expected, _) in _TABLES[table].items()}
+
+
+def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
+    """Check the names of `options` and the types of their values.
+
+    Args:
+        table: ``"spawn"``, ``"declaration"``, ``"call"`` or ``"method"``.
+        where: the place that the error names, for instance ``"Shard.options"``.
 
     Raises:
-        TypeError: an unknown option (with the closest known one and all there are), or a value of the wrong type.
+        TypeError: an unknown option, or a value of the wrong type. The message lists all options, and the closest one.
     """
     known = _TABLES[table]
     for name, value in options.items():
@@ -144,10 +165,10 @@ def check_options(table: str, where: str, options: Mapping[str, Any]) -> None:
 
 
 def check_together(where: str, options: Mapping[str, Any]) -> None:
-    """Check that `options`, all that apply, do not contradict each other.
+    """Check that `options`, which are all that apply to one actor, method or call, do not contradict each other.
 
     Raises:
-        ValueError: they do.
+        ValueError: two options contradict each other.
     """
     if options.get("retries") and not options.get("idempotent"):
         raise ValueError(f"{where}: retries needs idempotent=True, because a retried call may run twice")

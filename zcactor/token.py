@@ -1,10 +1,11 @@
-"""The cluster's token: 32 bytes that every process of it holds, and where they are found.
+"""The cluster's token, 32 bytes that every process of the cluster holds, and the places where it is found.
 
-In this order: the argument ``token`` of `zcactor.init`, the file that ``ZCACTOR_TOKEN_FILE`` names, the variable
-``ZCACTOR_TOKEN``, the file ``token`` beside the user's ``zcactor.toml``. Written it is 64 hexadecimal digits. It is
-never taken from a command line and never logged: command lines can be read by every user of a host.
+The places, in this order: the argument ``token`` of `zcactor.init`, the file that ``ZCACTOR_TOKEN_FILE`` names, the
+variable ``ZCACTOR_TOKEN``, the file ``token`` beside the user's ``zcactor.toml``. Its written form is 64 hexadecimal
+digits. The token is never taken from a command line and never logged: every user of a host can read command lines.
 
-Whoever holds it may run code in every process of the cluster. So a file that others can read is refused, not warned of.
+A holder of the token can run code in every process of the cluster. So a file that others can read is refused, not
+warned about.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["TOKEN_NBYTES", "default_file", "find_token", "make_token_file", "parse_token", "read_token_file"]
 
 TOKEN_NBYTES: Final = 32
-"""As many as the digest of the HMAC that proves it, beyond which a key adds no strength (RFC 2104, 3)."""
+"""Bytes of a token: as many as the digest of the HMAC that proves it, beyond which a key adds no strength (RFC 2104,
+3)."""
 
 
 def default_file(environ: Mapping[str, str]) -> Path:
-    """Where the user's token lies when nothing else is said: ``$XDG_CONFIG_HOME/zcactor/token``."""
+    """The path of the user's token when no other place is given: ``$XDG_CONFIG_HOME/zcactor/token``."""
     base = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return Path(base, "zcactor", "token")
 
 
 def parse_token(text: str, source: str) -> bytes:
-    """The token that `text` writes.
+    """Parse the written form of a token.
 
     Raises:
-        AuthenticationError: it is not 64 hexadecimal digits. The message names `source`, and not the text.
+        AuthenticationError: `text` is not 64 hexadecimal digits. The message names `source`, and not the text.
     """
     text = text.strip()
     try:
@@ -52,15 +54,15 @@ def parse_token(text: str, source: str) -> bytes:
 
 
 def read_token_file(path: Path) -> bytes:
-    """The token in `path`.
+    """Read the token in `path`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        AuthenticationError: it is a link, belongs to somebody else, can be read or written by others, cannot be read,
-            or holds no token.
+        FileNotFoundError: the file does not exist.
+        AuthenticationError: the file is a link, belongs to another user, can be read or written by others, cannot be
+            read, or holds no token.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe must not make us wait
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # opening a pipe must not block
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -77,16 +79,16 @@ def read_token_file(path: Path) -> bytes:
 
 
 def check_private(what: str, path: Path, status: os.stat_result, remedy: str) -> None:
-    """Make sure that a file with a secret is ours, and that nobody else may read or write it.
+    """Check that a file with a secret belongs to this user, and that no other user may read or write it.
 
     Args:
-        what: the file, for the message.
-        path: where it lies, likewise.
-        status: of the open file.
-        remedy: what to do about it.
+        what: description of the file, for the message.
+        path: path of the file, for the message.
+        status: status of the open file.
+        remedy: the next step for the user, for the message.
 
     Raises:
-        AuthenticationError: it belongs to another user, or its mode gives others access.
+        AuthenticationError: the file belongs to another user, or its mode gives others access.
     """
     if status.st_uid != os.geteuid():
         raise AuthenticationError(
@@ -103,8 +105,8 @@ def make_token_file(path: Path) -> bytes:
     """Make a new token and write it to `path`, which only this user can read.
 
     Raises:
-        FileExistsError: there is one already.
-        OSError: it cannot be written.
+        FileExistsError: `path` exists already.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     token = secrets.token_bytes(TOKEN_NBYTES)
@@ -113,21 +115,25 @@ def make_token_file(path: Path) -> bytes:
     try:
         with open(fd, "w", encoding="ascii") as file:
             file.write(token.hex() + "\n")
-        os.link(part, path)  # fails where it exists, and nobody ever reads half of it
+        os.link(part, path)  # fails where the file exists, and a reader never sees half of it
     finally:
         part.unlink()
     return token
 
 
 def find_token(argument: str | None, environ: Mapping[str, str]) -> tuple[bytes, str] | None:
-    """The token and where it came from; None where there is none anywhere.
+    """Find the token in the places that the module's docstring lists.
 
     Args:
-        argument: the one that was passed in the program; comes first.
+        argument: the token that the program passed, in its written form; it comes first.
         environ: the environment.
 
+    Returns:
+        The token and the name of its place; None where no place has one.
+
     Raises:
-        AuthenticationError: what was found is no token, or not safe; or ``ZCACTOR_TOKEN_FILE`` names no file.
+        AuthenticationError: the text or file that was found is not a token or is not safe, or ``ZCACTOR_TOKEN_FILE``
+            names a file that does not exist.
     """
     if argument is not None:
         return parse_token(argument, "the argument token"), "the argument token"

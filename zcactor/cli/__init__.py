@@ -1,12 +1,13 @@
-"""What is run from a shell: ``python -m zcactor``, with the packages of the ``cli`` extra.
+"""The shell commands: ``python -m zcactor``, with the packages of the ``cli`` extra.
 
 ::
 
     main      the commands and their options
-    doctor    what this host has and which transports work, as data
+    nodes     the commands that start, stop and show nodes
+    doctor    this host's means and which transports work, as data
     render    that data as text
 
-Nothing else of the package imports any of this.
+No other part of the package imports this one.
 """
 
 __all__: list[str] = []

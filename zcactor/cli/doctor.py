@@ -1,7 +1,7 @@
-"""What ``python -m zcactor doctor`` finds: the settings, the store's limits, RDMA, and which transports can work.
+"""The findings of ``python -m zcactor doctor``: the settings, the store's limits, RDMA, and which transports can work.
 
-`examine` looks and returns plain data; nothing is printed here, and nothing that is found wrong is raised. It opens
-RDMA devices and one listening socket, and closes them again.
+`examine` looks and returns plain data; it prints nothing, and raises no finding. It opens RDMA devices and one
+listening socket, and closes them again.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 import zcactor
+from zcactor.assembly.endpoints import tls_of
 from zcactor.config import NOT_BY_TLS, TRANSPORTS
 from zcactor.errors import AuthenticationError
 from zcactor.objectstore.groups import default_capacity, memory_of_machine, own_groups, smallest
-from zcactor.runtime.directory import base_directory
-from zcactor.runtime.endpoints import tls_of
-from zcactor.transport.verbs import load
-from zcactor.transport.verbs.base import DeviceAttributes, LinkLayer, PortState
-from zcactor.transport.verbs.load import Absent, Reason
-from zcactor.transport.verbs.viability import NotViable, memlock_limit, viability
+from zcactor.transport.verbs.device.viability import NotViable, memlock_limit, viability
+from zcactor.transport.verbs.driver import bindings as drivers
+from zcactor.transport.verbs.driver.bindings import Absent, Reason
+from zcactor.transport.verbs.driver.codes import LinkLayer, PortState
+from zcactor.workers.run_directory import base_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from zcactor.config import Config
     from zcactor.objectstore.groups import MemoryGroup
-    from zcactor.transport.verbs.base import Binding, Gid, PortAttributes
+    from zcactor.transport.verbs.driver.base import Binding, DeviceAttributes, Gid, PortAttributes
 
 __all__ = [
     "DeviceInfo",
@@ -45,7 +45,7 @@ __all__ = [
     "Rdma",
     "Report",
     "Setting",
-    "Store",
+    "StoreReport",
     "Transport",
     "Verdict",
     "bytecode_fix",
@@ -67,15 +67,15 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
-    """What bounds the store of one process."""
+class StoreReport:
+    """The bounds of one process's store."""
 
     memory: int
-    """Bytes of the machine."""
+    """The memory of the machine, in bytes."""
     group: int | None
     """Bytes that this process's control groups allow at most; None where they set no limit."""
     group_from: str
-    """The file that sets it; empty where there is none."""
+    """The file that sets the limit; empty without one."""
     capacity: int
     """Bytes one arena may grow to."""
     capacity_from: str
@@ -83,7 +83,7 @@ class Store:
     huge_pages: str
     """The kernel's choice for shared memory (``"advise"``); empty where it has no such setting."""
     huge_pages_fix: str
-    """What switches them on; empty where they are."""
+    """The remedy that switches huge pages on; empty where they are on."""
     descriptors: int | None
     """RLIMIT_NOFILE, None for any number; `zc.init` raises it towards `descriptors_hard`."""
     descriptors_hard: int | None
@@ -100,7 +100,7 @@ class GidInfo:
     kind: str
     """``"RoCE v1"``, ``"RoCE v2"`` or ``"InfiniBand"``."""
     interface: str
-    """The network interface, empty where there is none."""
+    """The network interface; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class PortInfo:
 
     number: int
     state: str
-    """As `PortState` spells it, or the number of another."""
+    """The name of the state in `PortState`, or the number of another state."""
     link_layer: str
     mtu: int
     """Bytes."""
@@ -126,42 +126,43 @@ class DeviceInfo:
 
     name: str
     attributes: DeviceAttributes | None
-    """None where it cannot be opened."""
+    """None where the device cannot be opened."""
     ports: tuple[PortInfo, ...]
     problem: str
-    """What failed when it was looked at; empty otherwise."""
+    """The error of looking at the device; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether RDMA works here."""
+    """The verdict on whether RDMA works here."""
 
     works: bool
-    """A READ through the port was done and its bytes compared."""
+    """Whether a READ through the port was done and its bytes were right."""
     device: str
     port: int
-    """0 where nothing works."""
+    """0 where no port works."""
     gid_index: int | None
-    """None where nothing works, and on InfiniBand, where the LID is used."""
+    """None where no port works, and on InfiniBand, where the LID is used."""
     address: str
-    """Of that GID."""
+    """The address of that GID."""
     reason: str
-    """Why not."""
+    """The reason why RDMA does not work; empty where it works."""
     fix: str
     needed: int = 0
-    """Bytes that a process pins with one peer: its arena, what all connections share, and the peer's slots."""
+    """Bytes that a process pins with one peer: its arena, the parts that all connections share, and the peer's
+    slots."""
     peers: int = 0
-    """Peers that a process reaches by RDMA at a time; further ones it reaches by the next transport that is allowed."""
+    """Peers that a process reaches by RDMA at a time; it reaches further ones by the next allowed transport."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rdma:
-    """What there is of RDMA."""
+    """The RDMA devices and the verdict on them."""
 
     binding: str
-    """Of libibverbs; empty where none can be used."""
+    """The binding of libibverbs; empty where none can be used."""
     missing: tuple[Reason, ...]
-    """Then, why each of those that were tried cannot."""
+    """The reason against each of the bindings that were tried, where no binding can be used."""
     devices: tuple[DeviceInfo, ...]
     verdict: Verdict
 
@@ -172,41 +173,41 @@ class Transport:
 
     name: str
     usable: bool
-    """It is configured, and this host has what it needs."""
+    """Whether the transport is configured, and this host has the means for it."""
     reason: str
-    """What was found, or why it is not usable."""
+    """The finding, or why the transport is not usable."""
     fix: str
     """Empty where it is usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it."""
+    """The whole report."""
 
     version: str
     python: str
     system: str
     settings: tuple[Setting, ...]
-    store: Store
+    store: StoreReport
     rdma: Rdma
     transports: tuple[Transport, ...]
-    """Those configured, in their order, then the others."""
+    """The configured ones, in their order, then the others."""
     same_host: str
-    """What a peer on this host gets; empty for nothing."""
+    """The transport to a peer on this host; empty for none."""
     other_host: str
-    """What a peer on another host gets, if it has it too; empty for nothing."""
+    """The transport to a peer on another host, if that host has it too; empty for none."""
     other_host_fix: str
-    """What would let peers on other hosts in; empty where they are."""
+    """The remedy that would let peers on other hosts in; empty where they come in."""
     bytecode_fix: str
-    """What would spare each process the compiling of the package; empty where its modules are compiled."""
+    """The command that spares each process the compiling of the package; empty where its modules are compiled."""
 
     @property
     def usable(self) -> bool:
-        """Whether any transport is."""
+        """Whether any transport is usable."""
         return any(transport.usable for transport in self.transports)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it: numbers, strings, lists and dictionaries, with the attributes' names."""
+        """The report in the types of JSON: numbers, strings, lists and dictionaries, with the attributes' names."""
         return {**msgspec.to_builtins(self), "usable": self.usable}
 
 
@@ -220,7 +221,7 @@ def _limit(value: int) -> int | None:
 
 def _store(
     config: Config, source: str, huge_pages: Path, memlock: Callable[[], int | None], groups: Sequence[MemoryGroup]
-) -> Store:
+) -> StoreReport:
     tightest = smallest(groups)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -228,7 +229,7 @@ def _store(
     except OSError:  # a kernel without transparent huge pages, or a container that hides them
         chosen = ""
     fix = "" if chosen in _WITH_HUGE_PAGES else f"echo advise > {huge_pages}" if chosen else "a kernel that has them"
-    return Store(
+    return StoreReport(
         memory_of_machine(),
         None if tightest is None else tightest.limit,
         "" if tightest is None else tightest.paths[0],
@@ -261,7 +262,7 @@ def _port(port: PortAttributes, gids: Sequence[Gid]) -> PortInfo:
 
 
 def _device(binding: Binding, name: str) -> DeviceInfo:
-    """What `name` says of itself, as far as it can be asked."""
+    """The facts that `name` reports about itself, as far as they can be read."""
     attributes: DeviceAttributes | None = None
     ports: list[PortInfo] = []
     try:
@@ -297,7 +298,7 @@ def _rdma(config: Config, binding: Binding | Absent, arena_nbytes: int, memlock:
 
 
 def _listening_problem(host: str) -> str:
-    """Why this process cannot listen at `host`; empty when it can."""
+    """The reason why this process cannot listen at `host`; empty when it can."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listener:
             listener.bind((host, 0))
@@ -329,7 +330,7 @@ def _tcp(config: Config) -> Transport:
 
 
 def _verbs(verdict: Verdict, tcp: Transport) -> Transport:
-    """RDMA connections are made over a socket, so what TCP lacks RDMA lacks as well."""
+    """The RDMA transport. Its connections are made over a socket, so what TCP lacks RDMA lacks as well."""
     if not verdict.works:
         return Transport("verbs", False, verdict.reason, verdict.fix)
     if not tcp.usable:
@@ -358,7 +359,7 @@ def bytecode_fix(package: Path, writes: bool) -> str:
 
     Args:
         package: the package's folder.
-        writes: whether the interpreter keeps what it compiles; PYTHONDONTWRITEBYTECODE forbids it.
+        writes: whether the interpreter keeps compiled modules; PYTHONDONTWRITEBYTECODE forbids it.
     """
     if writes or Path(cache_from_source(str(package / "__init__.py"))).exists():
         return ""
@@ -378,14 +379,14 @@ def examine(
 
     Args:
         config: as `load_config` returns it.
-        sources: likewise.
+        sources: the sources of the settings, as `load_config` returns them.
         binding: of libibverbs; None looks for the one that `config` names.
         memlock: bytes that may be pinned, None for any number.
         huge_pages: the kernel's setting for shared memory.
         groups: the control groups that bound our memory; None looks for them.
     """
     if binding is None:
-        binding = load.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
+        binding = drivers.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
     store = _store(config, sources["store_capacity"], huge_pages, memlock, own_groups() if groups is None else groups)
     rdma = _rdma(config, binding, store.capacity, memlock)
     transports = _transports(config, rdma.verdict)

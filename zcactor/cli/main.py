@@ -1,4 +1,4 @@
-"""The commands: ``zcactor start``, ``stop``, ``status``, ``token``, ``doctor``, ``--version``."""
+"""The commands: ``zcactor start``, ``stop``, ``status``, ``token``, ``doctor``, ``topology``, ``--version``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 import click
 
 import zcactor
-from zcactor.cli import nodes
+from zcactor.cli import nodes, topology
 from zcactor.config import load_config
 
 __all__ = ["app", "doctor"]
 
 _LEAST_COLUMNS: Final = 140
-"""Width of what goes into a file or a pipe, where nobody has a window for it to fit into."""
+"""Columns of output to a file or a pipe, where no window limits it."""
 
 
 @click.group()
@@ -28,14 +28,14 @@ def app() -> None:
 def doctor(as_json: bool) -> None:
     """Show settings, limits, RDMA, and which transports work.
 
-    Each setting is shown with its source, and what does not work with its cause and what to do. The exit status is 1
-    when no transport works, and 2 when the configuration has an error.
+    Each setting is shown with its source, and each failure with its cause and a remedy. The exit status is 1 when no
+    transport works, and 2 when the configuration has an error.
     """
     try:
         config, sources = load_config()
     except (ValueError, TypeError, OSError) as error:
         raise nodes.fail(" ".join(str(error).split()), 2) from error
-    # What only this command needs is imported here: starting a node is not to wait for it.
+    # The modules that only this command needs are imported here: starting a node is not to wait for them.
     from rich.console import Console
 
     from zcactor.cli.doctor import examine
@@ -52,5 +52,5 @@ def doctor(as_json: bool) -> None:
     raise click.exceptions.Exit(0 if report.usable else 1)
 
 
-for command in (nodes.start, nodes.stop, nodes.status, nodes.token):
+for command in (nodes.start, nodes.stop, nodes.status, nodes.token, topology.topology):
     app.add_command(command)

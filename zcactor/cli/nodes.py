@@ -18,9 +18,9 @@ from zcactor.cluster.records import list_nodes
 from zcactor.config import load_config
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.interface import shown
-from zcactor.runtime.directory import base_directory
-from zcactor.runtime.loops import run
+from zcactor.process.loops import run
 from zcactor.token import default_file, make_token_file
+from zcactor.workers.run_directory import base_directory
 
 if TYPE_CHECKING:
     from zcactor.cluster.daemon import StartedNode
@@ -32,7 +32,7 @@ _AMOUNT = click.IntRange(min=0)
 
 
 def fail(message: object, code: int = 1) -> click.exceptions.Exit:
-    """Say on standard error what went wrong; the exception to raise."""
+    """Print an error on standard error; the result is the exception to raise."""
     if isinstance(message, ConnectionLost):  # without the note on whether a call may have run
         message = message.args[0]
     click.echo(f"zcactor: {message}", err=True)
@@ -40,7 +40,7 @@ def fail(message: object, code: int = 1) -> click.exceptions.Exit:
 
 
 def _config(**given: Any) -> tuple[Config, bool]:
-    """The settings, and whether somebody has said which host address to use."""
+    """The settings, and whether a setting names the host address."""
     try:
         config, sources = load_config(given)
     except (ValueError, TypeError, OSError) as error:
@@ -92,7 +92,7 @@ def start(
 ) -> None:
     """Start a node of a cluster on this host.
 
-    The exit status is 1 when it could not start, and 2 for a wrong option.
+    The exit status is 1 when the node could not start, and 2 for a wrong option.
     """
     if head == (address is not None):
         raise fail("give either --head, to start a cluster, or --address HOST:PORT, to join one", 2)
@@ -108,7 +108,7 @@ def start(
     except (ZcactorError, OSError, ValueError) as error:
         raise fail(error) from error
     if block:
-        _end_by_signals(node)  # before anybody is told that this is how
+        _end_by_signals(node)  # before the line that names Ctrl-C is printed
     _tell(node, block)
     if block:
         raise click.exceptions.Exit(node.process.wait())
@@ -126,7 +126,7 @@ def _tell(node: StartedNode, block: bool) -> None:
 
 
 def _end_by_signals(node: StartedNode) -> None:
-    """Ctrl-C and SIGTERM end the node in order, from here on."""
+    """Let Ctrl-C and SIGTERM end the node in order, from here on."""
 
     def end(*_: object) -> None:
         node.process.terminate()
@@ -139,7 +139,7 @@ def _end_by_signals(node: StartedNode) -> None:
 def stop() -> None:
     """End every node of this user on this host that 'zcactor start' has started.
 
-    Idle actors are closed in order; those with calls running are killed.
+    Idle actors are closed in order; actors with running calls are killed.
     """
     config, _ = _config()
     ended = stop_nodes(config.shutdown_timeout)
@@ -173,7 +173,8 @@ def status(address: str | None, as_json: bool) -> None:
 
 
 async def _ask(config: Config) -> dict[str, Any]:
-    from zcactor.runtime import driver, inspection
+    from zcactor.api import inspection
+    from zcactor.driver import driver
 
     async with driver.init(config=config):
         nodes, actors = await asyncio.gather(inspection.nodes(), inspection.actors())

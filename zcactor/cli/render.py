@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from zcactor.cli.doctor import DeviceInfo, PortInfo, Rdma, Report, Store, Transport
+    from zcactor.cli.doctor import DeviceInfo, PortInfo, Rdma, Report, StoreReport, Transport
 
 __all__ = ["nbytes", "render"]
 
@@ -31,7 +31,8 @@ def nbytes(count: int | None) -> str:
 
 
 def _table(rows: Iterable[tuple[object, ...]], header: tuple[str, ...] = ()) -> Table:
-    """Cells are texts, so that what was found is shown as it is: no markup, no colours of numbers, nothing cut off."""
+    """A table whose cells are texts, so that findings are shown as they are: no markup, no colours of numbers, nothing
+    cut off."""
     table = Table(box=None, show_header=bool(header), header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     rows = list(rows)
     for number in range(len(rows[0]) if rows else len(header)):
@@ -45,7 +46,7 @@ def _yes(good: bool) -> Text:
     return Text("yes", "green") if good else Text("no", "red")
 
 
-def _store(store: Store) -> Iterable[tuple[object, ...]]:
+def _store(store: StoreReport) -> Iterable[tuple[object, ...]]:
     yield "memory", nbytes(store.memory), ""
     yield "control group", nbytes(store.group), store.group_from
     yield "capacity", nbytes(store.capacity), store.capacity_from
@@ -110,7 +111,7 @@ def _transport(transport: Transport) -> tuple[object, ...]:
 
 
 def render(report: Report, console: Console) -> None:
-    """Print all of it."""
+    """Print the whole report."""
 
     def title(text: str) -> None:
         console.print()
@@ -124,7 +125,7 @@ def render(report: Report, console: Console) -> None:
     title("Configuration")
     settings = [(one.name, _UNSET if one.value is None else one.value, one.source) for one in report.settings]
     console.print(_table(settings, ("setting", "value", "source")))
-    title("Store")
+    title("StoreReport")
     console.print(_table(_store(report.store)))
     title("RDMA")
     _rdma(console, report.rdma)

@@ -1,3 +1,3 @@
-"""Bringing nodes up and down."""
+"""Nodes that outlive the command that starts them: their start, their end, and the files that list them."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""A node agent that is a fork of the command that starts it, which has imported already what an agent needs."""
+"""A node agent as a fork of the command that starts it, which has imported the agent's modules already."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
-from zcactor.runtime.node import SECRETS, main, search_path
-from zcactor.runtime.zygote import wait_for_end
+from zcactor.node.agent_main import SECRETS, main, search_path
+from zcactor.workers.zygote import wait_for_end
 
 if TYPE_CHECKING:
     from typing import IO
@@ -27,23 +27,23 @@ class Agent(Protocol):
     pid: int
 
     def send_signal(self, sig: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send the child a signal, unless it has ended."""
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, once it has ended."""
+        """Wait until the child has ended, and return its exit status; see `Child.wait`."""
 
 
 class Child:
     """A forked child process.
 
     Args:
-        pid: its number. Nobody else waits for it.
+        pid: its pid. Only this object waits for the child.
     """
 
     def __init__(self, pid: int) -> None:
@@ -51,29 +51,29 @@ class Child:
         self._status: int | None = None
 
     def send_signal(self, sig: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send the child a signal, unless it has ended."""
         if self._status is None:
-            os.kill(self.pid, sig)  # it is ours until we have waited for it
+            os.kill(self.pid, sig)  # the pid is the child's until we have waited for it
 
     def terminate(self) -> None:
-        """SIGTERM, unless it has ended."""
+        """Send SIGTERM, unless the child has ended."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, unless it has ended."""
+        """Send SIGKILL, unless the child has ended."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended.
+        """Wait until the child has ended.
 
         Args:
             timeout: seconds; None waits for ever.
 
         Returns:
-            Its exit status, or the negative number of the signal that ended it.
+            The exit status, or the negative number of the signal that ended the child.
 
         Raises:
-            subprocess.TimeoutExpired: it runs on.
+            subprocess.TimeoutExpired: the child still runs after `timeout` seconds.
         """
         if self._status is None:
             if timeout is not None:
@@ -91,9 +91,10 @@ class Child:
 
 
 def fork_agent(lock_fd: int, output: IO[bytes] | None = None) -> tuple[Child, socket.socket]:
-    """As `zcactor.runtime.node.launch`, by a fork of this process: a third of the time, and of the processors' work.
+    """Start a node agent by a fork of this process: in a third of the time and the CPU time of
+    `zcactor.node.agent_main.launch`.
 
-    For a process that does nothing else: it must have no further threads and no event loop, and what it has open stays
+    The caller must do nothing else: it must have no further threads and no event loop, and its open descriptors stay
     open in the agent.
 
     Raises:
@@ -102,7 +103,7 @@ def fork_agent(lock_fd: int, output: IO[bytes] | None = None) -> tuple[Child, so
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
-    gc.freeze()  # collecting garbage writes to every object, and what is written to is no longer shared
+    gc.freeze()  # a garbage collection writes to every object, and pages that are written to are not shared
     try:
         pid = os.fork()
     except OSError:
@@ -125,7 +126,7 @@ def fork_agent(lock_fd: int, output: IO[bytes] | None = None) -> tuple[Child, so
 
 
 def _leave(output: IO[bytes] | None) -> None:
-    """Become what a program started anew would be: no terminal, no secrets, nothing of the command."""
+    """Become like a program started anew: no terminal, no secrets, nothing of the command."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -140,7 +141,7 @@ def _leave(output: IO[bytes] | None) -> None:
 
 
 def _forget(name: str) -> None:
-    """Take a variable out of the environment, and out of what /proc shows of it."""
+    """Take a variable out of the environment, and erase it in /proc as well."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
     place = getenv(os.fsencode(name))

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zcactor import ids
+from zcactor.assembly.endpoints import tls_of
 from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
+from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
 from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.node.agent_main import launch, send_setup
 from zcactor.objectstore.groups import default_capacity
-from zcactor.runtime.directory import RunDirectory, base_directory
-from zcactor.runtime.driver import HANG_AFTER, HEARTBEAT, resources_of
-from zcactor.runtime.endpoints import tls_of
-from zcactor.runtime.node import launch, send_setup
-from zcactor.runtime.zygote import wait_for_end
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
-from zcactor.transport.identify import identify
+from zcactor.transport.stream.probe import identify
+from zcactor.workers.run_directory import RunDirectory, base_directory
+from zcactor.workers.zygote import wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_PORT", "StartedNode", "log_directory", "start_node", "stop_nodes"]
 
 DEFAULT_PORT = 7433
-"""Where a head listens when nothing is said; not among the numbers that IANA has given away."""
+"""The port of a head without a given port; not among the ports that IANA has assigned."""
 _TAIL = 2000
 """Bytes of a log that are shown when its node does not start."""
 _KILLED = 5.0
@@ -50,15 +50,15 @@ class StartedNode(msgspec.Struct, frozen=True):
 
     record: NodeFile
     token: str
-    """Where the token came from."""
+    """The source of the token."""
     process: Agent
-    """That of its agent."""
+    """The process of the node's agent."""
     control: socket.socket
-    """A node that does not stay ends when this is closed."""
+    """The end of the control socket; a node that does not stay ends when this is closed."""
 
 
 def log_directory(environ: Mapping[str, str]) -> Path:
-    """Where nodes log: ``$XDG_STATE_HOME/zcactor/logs``."""
+    """The folder of nodes' logs: ``$XDG_STATE_HOME/zcactor/logs``."""
     base = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(base, "zcactor", "logs")
 
@@ -71,20 +71,20 @@ def start_node(
 
     Args:
         config: the settings of the node and its workers.
-        own_host: whether `config.host` was said by anybody. Otherwise a node that joins listens at the address by which
-            it reaches the head.
+        own_host: whether a setting names `config.host`. Otherwise a node that joins listens at the address by which it
+            reaches the head.
         head: ``"host:port"`` of the head to join; None makes the node a head.
-        port: where it listens; 0 lets the system choose.
-        resources: custom ones, by name.
-        stays: whether it outlives this process. Then it logs to a file; otherwise it prints here.
-        launch: starts the agent's process: `zcactor.runtime.node.launch`, or where this process does nothing else
+        port: the port at which it listens; 0 lets the system choose.
+        resources: amounts of custom resources, by name.
+        stays: whether the node outlives this process. Then it logs to a file; otherwise it prints here.
+        launch: starts the agent's process: `zcactor.node.agent_main.launch`, or where this process does nothing else
             `zcactor.cluster.child.fork_agent`.
 
     Raises:
-        AuthenticationError: there is no token where one is needed, it is not safe, or the head's is another; likewise
-            what `config.tls` names.
-        ConnectionLost: the head is not there, or the node did not become ready; the message says why.
-        ValueError: `head` or the host is no address that can be used.
+        AuthenticationError: the token is missing where one is needed, is not safe, or is not the head's; likewise the
+            certificate in the folder `config.tls`.
+        ConnectionLost: the head does not answer, or the node did not become ready; the message says why.
+        ValueError: `head` or the host is not a usable address.
         OSError: a file or the process cannot be made.
     """
     if ipaddress.ip_address(config.host).is_unspecified:
@@ -94,13 +94,13 @@ def start_node(
         )
     token, source = _token(config, head)
     tls = tls_of(config)
-    node = ids.token()
+    node = ids.new_process()
     with ExitStack() as undo:
         if head is None:
             cluster, head_address = node, ""
         else:
             identity = asyncio.run(identify(head, token, tls))
-            cluster, head_address = identity.process, identity.address
+            cluster, head_address = ids.ProcessId(identity.process), identity.address
             if not own_host:
                 config = replace(config, host=identity.ours)
         directory = RunDirectory.shared(base_directory(), cluster.hex())
@@ -140,7 +140,7 @@ def start_node(
 
 
 def _token(config: Config, head: str | None) -> tuple[bytes, str]:
-    """The token and its source; a head that only this host reaches makes one where there is none."""
+    """The token and its source; a head that only this host reaches makes a token where it finds none."""
     found = find_token(None, os.environ)
     if found is not None:
         return found
@@ -166,7 +166,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _an_address() -> str:
-    """An address of this host that others may reach: the one by which packets would leave it."""
+    """An address of this host that others may reach: the source address of packets that leave it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737); nothing is sent
@@ -176,10 +176,10 @@ def _an_address() -> str:
 
 
 def _until_ready(control: socket.socket, agent: Agent, timeout: float, log: Path | None) -> str:
-    """The address of the node, once it has told.
+    """The address of the node, once it has reported it.
 
     Raises:
-        ConnectionLost: it has not in time, or told why it cannot.
+        ConnectionLost: it has not in time, or has reported why it cannot start.
     """
     control.settimeout(timeout)
     try:
@@ -217,7 +217,7 @@ def stop_nodes(grace: float, base: Path | None = None) -> list[tuple[NodeFile, b
 
     Args:
         grace: seconds in which idle actors are closed in order.
-        base: where run directories lie; by default where `zcactor.runtime.directory.base_directory` says.
+        base: the folder of run directories; default `zcactor.workers.run_directory.base_directory`.
 
     Returns:
         Each node, and whether it ended by itself; otherwise it was killed.
@@ -228,7 +228,7 @@ def stop_nodes(grace: float, base: Path | None = None) -> list[tuple[NodeFile, b
             pidfd = os.pidfd_open(record.pid)
         except ProcessLookupError:
             continue
-        if started_at(record.pid) != record.started:  # it ended meanwhile, and its number was given to another
+        if started_at(record.pid) != record.started:  # it has ended, and its pid is another process's
             os.close(pidfd)
             continue
         ending.append((record, pidfd))

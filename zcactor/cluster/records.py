@@ -1,4 +1,4 @@
-"""What nodes run on this host: a small file for each in its cluster's run directory, which goes with it."""
+"""The files that list the nodes of this host: a small one for each node, in its cluster's run directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from zcactor.runtime.directory import PREFIX
+from zcactor.workers.run_directory import PREFIX
 
 __all__ = ["NodeFile", "list_nodes", "started_at", "write_record"]
 
@@ -20,9 +20,9 @@ class NodeFile(msgspec.Struct, frozen=True):
     node: str
     """32 hexadecimal digits."""
     pid: int
-    """Of its agent."""
+    """The pid of its agent."""
     started: int
-    """When that process began, in ticks since boot: another process that gets the same pid began later."""
+    """The start of that process, in ticks since boot: another process that gets the same pid began later."""
     role: str
     """``"head"`` or ``"member"``."""
     address: str
@@ -30,11 +30,11 @@ class NodeFile(msgspec.Struct, frozen=True):
     head: str
     """``host:port`` of its cluster's head."""
     log: str
-    """Its file."""
+    """The path of its log; empty for a node without one."""
 
 
 def started_at(pid: int) -> int | None:
-    """When a process began, in ticks since boot (proc(5), field 22 of ``stat``); None when there is none."""
+    """The start of a process, in ticks since boot (proc(5), field 22 of ``stat``); None when the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -54,14 +54,14 @@ def write_record(directory: Path, record: NodeFile) -> None:
 
 
 def list_nodes(base: Path) -> list[NodeFile]:
-    """This user's nodes whose run directories lie in `base`, and that are running; heads come first."""
+    """This user's running nodes whose run directories lie in `base`; heads come first."""
     found = []
     for path in sorted(base.glob(f"{PREFIX}*/{_PATTERN}")):
         try:
             if path.lstat().st_uid != os.getuid():
                 continue
             record = msgspec.json.decode(path.read_bytes(), type=NodeFile)
-        except (OSError, UnicodeDecodeError, msgspec.DecodeError):  # it is just ending; or somebody's own file
+        except (OSError, UnicodeDecodeError, msgspec.DecodeError):  # the node is just ending; or the file is not ours
             continue
         if started_at(record.pid) == record.started:
             found.append(record)

@@ -1,4 +1,4 @@
-"""Call values to and from a small payload and the parts it refers to; the only package that knows array types."""
+"""Conversion of call values to and from a small payload and its parts; the only package that knows array types."""
 
 from __future__ import annotations
 

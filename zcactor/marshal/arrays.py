@@ -30,25 +30,28 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 known_codes: dict[np.dtype[Any], Any] = {}
-"""Codes of simple dtypes. Not of structured ones: NumPy holds some equal that differ in alignment or scalar type."""
+"""Codes of simple dtypes. Structured dtypes have none here: NumPy calls some equal that differ in alignment or scalar
+type."""
 known_dtypes: dict[str, np.dtype[Any]] = {}
 _MAX_CACHED: Final = 4096
-"""Entries kept in the two caches: programs use a handful of dtypes; a flood of made-up ones must not grow for ever."""
+"""Entries in each of the two caches: programs use a handful of dtypes, and a flood of invented ones must not take
+memory."""
 _MAX_NESTING: Final = 32
 _SIMPLE: Final = re.compile(r"[<>|=](?:[biufcSUV]\d{1,10}|[mM]8(?:\[\d{0,10}[A-Za-z\u03bc]{1,7}\])?)")
-"""What ``dtype.str`` looks like. NumPy's own parser takes a whole language (``"3i4,(2,2)f8"``), which no peer sends."""
+"""The form of ``dtype.str``. NumPy's own parser accepts a whole language (``"3i4,(2,2)f8"``), which no peer sends."""
 _BUILTIN: Final = 24
-"""NumPy's type numbers below this are its own fixed-size types; user types and StringDType have larger ones."""
+"""NumPy's type numbers below this belong to its own fixed-size types; user types and StringDType have larger
+numbers."""
 
 
 def is_shareable(dtype: np.dtype[Any]) -> bool:
-    """Whether the elements are plain bytes of a type that the receiver knows: NumPy's own or ml_dtypes'. No Python
-    objects, no variable-width strings kept on a heap."""
+    """Whether the elements are plain bytes of a type that the receiver knows: NumPy's own or ml_dtypes'. Python objects
+    and variable-width strings on a heap are not."""
     return not dtype.hasobject and (0 <= dtype.num < _BUILTIN or dtype.type.__module__ == "ml_dtypes")
 
 
 def dtype_code(dtype: np.dtype[Any]) -> Any:
-    """The plain value (str or nested list) that names `dtype`; `dtype_from_code` is its inverse."""
+    """Encode `dtype` as a plain value (str or nested list), which `dtype_from_code` decodes."""
     code = known_codes.get(dtype)
     if code is None:
         code = _make_code(dtype)
@@ -80,7 +83,7 @@ def _field_code(name: str, dtype: np.dtype[Any], offset: int, title: Any = None)
 
 
 def dtype_from_code(code: Any) -> np.dtype[Any]:
-    """The dtype that `code` names.
+    """Return the dtype that `code` names.
 
     Raises:
         ProtocolError: the code names no dtype of plain bytes.
@@ -149,9 +152,10 @@ def _structured(code: Any, depth: int) -> np.dtype[Any]:
 
 
 def root_of(array: Array) -> Any:
-    """What holds the memory of `array`: the base of the innermost ndarray, or None for NumPy's own memory.
+    """Return the object that holds the memory of `array`: the base of the innermost ndarray, or None for NumPy's own
+    memory.
 
-    For an array of the store this is its ``Block``, for one received from a peer its ``Lease``.
+    For an array of the store this is its ``Block``, for an array received from a peer its ``Lease``.
     """
     base = array.base
     while isinstance(base, np.ndarray):
@@ -163,7 +167,7 @@ def root_of(array: Array) -> Any:
 
 
 def innermost(array: Array) -> Array:
-    """The ndarray that holds the memory of `array`, or that `root_of` is the base of."""
+    """The innermost ndarray of `array`: it owns the memory, or its base is the result of `root_of`."""
     base = array.base
     while isinstance(base, np.ndarray):
         array, base = base, base.base
@@ -171,12 +175,12 @@ def innermost(array: Array) -> Array:
 
 
 def array_address(array: Array) -> int:
-    """Virtual address of the first element (``[0, 0, ...]``), the lowest address only when no stride is negative."""
+    """Virtual address of the first element (``[0, 0, ...]``). With a negative stride this is not the lowest address."""
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
 def byte_bounds(array: Array) -> tuple[int, int]:
-    """Lowest address and one past the highest that the elements of a non-empty `array` touch."""
+    """The lowest address that the elements of a non-empty `array` touch, and the address after the highest."""
     low = array_address(array)
     if array.flags.c_contiguous or array.flags.f_contiguous:
         return low, low + array.nbytes

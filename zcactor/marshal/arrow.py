@@ -1,8 +1,8 @@
-"""Arrow arrays on their way out: the memory that a slice does not show stays here, as with Arrow's own IPC format.
+"""Arrow arrays on their way out, cut to the rows that they show, as Arrow's own IPC format does it.
 
-An Arrow array pickles as a tree of nodes, each with its buffers as they are: ten rows of a table bring all of it. Here
-each node is cut to the rows that it shows. Most buffers are cut by a slice, without a copy. What counts from the
-beginning of another buffer (offsets) or has no address of its own (bits) is written anew, which is little beside the
+An Arrow array pickles as a tree of nodes, each with its whole buffers: ten rows of a table would bring all of it. Here
+each node is cut to the rows that it shows. Slicing cuts most buffers without a copy. Offsets, which count from the
+beginning of another buffer, and bits, which have no address of their own, are written anew, which is little beside the
 values. Source: Arrow columnar format, "Physical memory layout"; arrow/ipc/writer.cc, ``RecordBatchSerializer``.
 """
 
@@ -22,29 +22,32 @@ __all__ = ["reduce_array"]
 
 Array = npt.NDArray[Any]
 Allocate = Callable[[int, Any], Array]
-"""``allocate(count, dtype)``: uninitialised memory for what is written anew."""
+"""``allocate(count, dtype)``: uninitialised memory for buffers that are written anew."""
 
 _INLINE_NBYTES: Final = 12
-"""Bytes of a string that a view holds itself; longer ones lie in a buffer that it names."""
+"""Bytes of a string that a view holds itself; a longer string lies in a buffer that the view names."""
 
 
 class _Node(NamedTuple):
-    """What Arrow's arrays reduce to (``pyarrow.lib._reduce_array_data``)."""
+    """The reduction of an Arrow array (``pyarrow.lib._reduce_array_data``)."""
 
     type: Any
     length: int
     nulls: int
-    """-1 where nobody has counted them."""
+    """Number of nulls; -1 where they have not been counted."""
     offset: int
-    """Rows of the buffers before the first that is shown."""
+    """Rows in the buffers before the first row that is shown."""
     buffers: Sequence[Any]
     children: Sequence[Any]
     dictionary: Any
 
 
 def reduce_array(array: Any, allocate: Allocate) -> Any:
-    """The reduction of a ``pyarrow.Array``, cut to its rows; NotImplemented where Arrow has to do it by itself: memory
-    of a device, and types that were not known when this was written.
+    """Reduce a ``pyarrow.Array``, cut to its rows.
+
+    Returns:
+        The reduction; NotImplemented where Arrow has to reduce the array itself: memory of a device, and types that
+        this module does not know.
     """
     reduced = array.__reduce__()
     if len(reduced) != 2 or len(reduced[1]) != 1 or not _is_known(reduced[1][0]):
@@ -66,14 +69,14 @@ def _is_known(node: Any) -> bool:
 
 
 def _layout(kind: Any) -> Any:
-    """The type that says how the buffers are laid out: of an extension type, its storage."""
+    """The type that defines the layout of the buffers: the type itself, or the storage type of an extension type."""
     while hasattr(kind, "storage_type"):
         kind = kind.storage_type
     return kind
 
 
 def _width(kind: Any) -> int | None:
-    """Bytes of a value; None of types that have no such number."""
+    """Bytes of one value; None for types without a fixed size."""
     try:
         bits: int = _layout(kind).bit_width
     except ValueError:
@@ -86,13 +89,13 @@ def _arrow() -> Any:
 
 
 class _Cut:
-    """Cuts nodes: each method takes a node's buffers from row `start` on, and gives those of `length` rows."""
+    """Cuts nodes. Each method takes the buffers of a node and returns those of `length` rows from row `start` on."""
 
     def __init__(self, allocate: Allocate) -> None:
         self._allocate = allocate
 
     def node(self, node: Any, start: int, length: int) -> _Node:
-        """`length` rows of `node`, of those that it shows from `start` on."""
+        """Cut `node` to `length` rows, beginning with row `start` of the rows that it shows."""
         kind, rows, nulls, offset, buffers, children, dictionary = node
         start += offset
         validity = buffers[0] if buffers and nulls != 0 else None
@@ -111,13 +114,13 @@ class _Cut:
     # ---------------------------------------------------------------- buffers
 
     def part(self, buffer: Any, low: int, nbytes: int) -> Any:
-        """`nbytes` of `buffer`, in place."""
+        """Slice `nbytes` out of `buffer`, without a copy."""
         if buffer is None or (low == 0 and nbytes == buffer.size):
             return buffer
         return buffer.slice(low, nbytes)
 
     def bits(self, buffer: Any, start: int, length: int) -> Any:
-        """`length` bits of `buffer`, in place where they begin with a byte."""
+        """Cut `length` bits out of `buffer`, without a copy where they begin with a byte."""
         if buffer is None:
             return None
         low, shift = divmod(start, 8)
@@ -132,7 +135,8 @@ class _Cut:
         return _arrow().py_buffer(made)
 
     def offsets(self, buffer: Any, start: int, length: int, dtype: Any) -> tuple[Any, int, int]:
-        """The offsets of `length` rows, from 0 on, and between what they lay before; in place if they begin there."""
+        """Return the offsets of `length` rows, counted from 0, with the first and the last original offset. No copy is
+        made where the original offsets begin with 0."""
         if not length:
             return _arrow().py_buffer(np.zeros(1, dtype)), 0, 0
         size = np.dtype(dtype).itemsize
@@ -150,38 +154,39 @@ class _Cut:
     # ---------------------------------------------------------------- layouts
 
     def fixed(self, node: _Node, start: int, length: int) -> Any:
-        """Values of one size; of a dictionary array, its indices."""
+        """Layout with values of one size; for a dictionary array, its indices."""
         kind = _layout(node.type)
         width = _width(kind.index_type if node.dictionary is not None else kind)
         assert width is not None
         return [self.part(node.buffers[1], start * width, length * width)], ()
 
     def boolean(self, node: _Node, start: int, length: int) -> Any:
-        """Values of a bit."""
+        """Layout with values of one bit."""
         return [self.bits(node.buffers[1], start, length)], ()
 
     def nothing(self, node: _Node, start: int, length: int) -> Any:
-        """Rows that are all null."""
+        """Layout whose rows are all null."""
         return (), ()
 
     def text(self, node: _Node, start: int, length: int) -> Any:
-        """Strings and bytes behind each other."""
+        """Layout of strings and bytes behind each other."""
         offsets, first, last = self.offsets(node.buffers[1], start, length, np.int32)
         return [offsets, self.part(node.buffers[2], first, last - first)], ()
 
     def large_text(self, node: _Node, start: int, length: int) -> Any:
-        """The same, with offsets of 64 bits."""
+        """Layout of `text`, with offsets of 64 bits."""
         offsets, first, last = self.offsets(node.buffers[1], start, length, np.int64)
         return [offsets, self.part(node.buffers[2], first, last - first)], ()
 
     def views(self, node: _Node, start: int, length: int) -> Any:
-        """Strings and bytes in any order, each row a view of 16 bytes: length, prefix, number of the buffer, offset."""
+        """Layout of strings and bytes in any order, each row a view of 16 bytes: length, prefix, number of the buffer,
+        offset."""
         views, *data = node.buffers[1:]
         if not data or not length or (start == 0 and views.size == 16 * length):
             return [self.part(views, 16 * start, 16 * length), *data], ()
         rows = np.frombuffer(views, np.int32, 4 * length, 16 * start).reshape(length, 4)
         elsewhere = rows[:, 0] > _INLINE_NBYTES
-        if node.buffers[0] is not None:  # the view of a row that is null means nothing
+        if node.buffers[0] is not None:  # the view of a null row has no meaning
             low, shift = divmod(start, 8)
             held = np.frombuffer(node.buffers[0], np.uint8, (shift + length + 7) // 8, low)
             elsewhere &= np.unpackbits(held, bitorder="little")[shift : shift + length].astype(bool)
@@ -199,21 +204,21 @@ class _Cut:
         return [_arrow().py_buffer(made), *kept], ()
 
     def lists(self, node: _Node, start: int, length: int) -> Any:
-        """Lists behind each other, of maps too."""
+        """Layout of lists behind each other, also of maps."""
         offsets, first, last = self.offsets(node.buffers[1], start, length, np.int32)
         return [offsets], [self.node(node.children[0], first, last - first)]
 
     def large_lists(self, node: _Node, start: int, length: int) -> Any:
-        """The same, with offsets of 64 bits."""
+        """Layout of `lists`, with offsets of 64 bits."""
         offsets, first, last = self.offsets(node.buffers[1], start, length, np.int64)
         return [offsets], [self.node(node.children[0], first, last - first)]
 
     def list_views(self, node: _Node, start: int, length: int) -> Any:
-        """Lists in any order, each with its offset and size."""
+        """Layout of lists in any order, each with its offset and size."""
         return self._list_views(node, start, length, np.dtype(np.int32))
 
     def large_list_views(self, node: _Node, start: int, length: int) -> Any:
-        """The same, with 64 bits."""
+        """Layout of `list_views`, with offsets and sizes of 64 bits."""
         return self._list_views(node, start, length, np.dtype(np.int64))
 
     def _list_views(self, node: _Node, start: int, length: int, dtype: np.dtype[Any]) -> Any:
@@ -225,28 +230,28 @@ class _Cut:
         held = sizes > 0
         first = int(offsets[held].min()) if held.any() else 0
         last = int((offsets[held] + sizes[held]).max()) if held.any() else 0
-        if first or int(offsets.max()) > last:  # of an empty list, too
+        if first or int(offsets.max()) > last:  # an empty list may have a larger offset
             made = self._allocate(length, dtype)
             made[:] = np.where(held, offsets - first, 0)
             parts[0] = _arrow().py_buffer(made)
         return parts, [self.node(node.children[0], first, last - first)]
 
     def fixed_lists(self, node: _Node, start: int, length: int) -> Any:
-        """Lists of one size."""
+        """Layout of lists of one size."""
         size = _layout(node.type).list_size
         return (), [self.node(node.children[0], start * size, length * size)]
 
     def struct(self, node: _Node, start: int, length: int) -> Any:
-        """Rows of fields."""
+        """Layout of rows of fields."""
         return (), [self.node(child, start, length) for child in node.children]
 
     def sparse_union(self, node: _Node, start: int, length: int) -> Any:
-        """A child of all rows for each type."""
+        """Layout of a union with one child per type, each with all rows."""
         types = self.part(node.buffers[1], start, length)
         return [types], [self.node(child, start, length) for child in node.children]
 
     def dense_union(self, node: _Node, start: int, length: int) -> Any:
-        """A child for each type, of the rows of that type."""
+        """Layout of a union with one child per type, each with the rows of that type."""
         types, offsets = self.part(node.buffers[1], start, length), self.part(node.buffers[2], 4 * start, 4 * length)
         if not length:
             return [types, offsets], [self.node(child, 0, 0) for child in node.children]
@@ -261,7 +266,7 @@ class _Cut:
         return [types, _arrow().py_buffer(made)], children
 
     def runs(self, node: _Node, start: int, length: int) -> Any:
-        """Runs of equal rows: where each ends, and its value."""
+        """Layout of runs of equal rows: the end of each run, and its value."""
         ends = _Node(*node.children[0])
         width = _width(ends.type)
         rows = np.frombuffer(ends.buffers[1], f"i{width}", ends.length, ends.offset * width)  # type: ignore[operator]
@@ -279,7 +284,8 @@ _found: Final[dict[int, Any]] = {}
 
 
 def _kinds() -> dict[int, Any]:
-    """How to cut what is not of one size, by Arrow's number of the type: those that the Arrow at hand has."""
+    """The methods that cut types without a fixed size, by Arrow's number of the type. Types that the installed Arrow
+    lacks are left out."""
     if not _found:
         lib = _arrow().lib
         for name, cut in (

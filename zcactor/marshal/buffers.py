@@ -16,45 +16,46 @@ if TYPE_CHECKING:
 
     from zcactor.objectstore.store import Store
 
-__all__ = ["Buffers", "Lowering"]
+__all__ = ["ArrayPacking", "Buffers"]
 
 
-class Lowering(Protocol):
-    """What refers to arrays; see `zcactor.marshal.marshaller.Packing`."""
+class ArrayPacking(Protocol):
+    """The packing of arrays, as `Buffers` needs it; see `zcactor.marshal.packing.Packing`."""
 
     store: Store
     eager_limit: int
 
-    def lower_array(self, array: Any, *, seal: bool = True) -> Any:
-        """One by reference, or within the payload."""
+    def pack_array(self, array: Any, *, seal: bool = True) -> Any:
+        """Encode an array by reference, or within the payload."""
 
-    def lower_groups(self, groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Those of which groups overlap."""
+    def pack_groups(self, groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Encode groups of arrays whose memory overlaps."""
 
 
 class Buffers:
-    """Collects buffers while a value is pickled, and refers to them when all are there.
+    """The buffers of a value that is pickled, and the references to them, which are encoded when all are known.
 
     Objects of one message may share memory: the columns of two batches of one table, the same dictionary in each chunk.
-    Only when all buffers are known can the overlapping ones be copied together.
+    Overlapping buffers can be copied together only when all buffers are known.
     """
 
-    def __init__(self, packing: Lowering) -> None:
+    def __init__(self, packing: ArrayPacking) -> None:
         self._packing = packing
         self._arrays: list[npt.NDArray[np.uint8]] = []
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
-        """``buffer_callback``: whether the buffer is to be written into the pickle."""
+        """Take a buffer, as ``buffer_callback``. The result says whether the buffer is to be written into the
+        pickle."""
         raw = buffer.raw()
         if raw.nbytes < self._packing.eager_limit:
             return True
         if isinstance(raw.obj, np.ndarray):
-            share(self._packing.store, raw.obj)  # not a copy: then whoever owns it may not write to it either
+            share(self._packing.store, raw.obj)  # no copy is made, so the array's owner may not write to it either
         self._arrays.append(np.frombuffer(raw, np.uint8))
         return False
 
-    def lowered(self) -> list[bytes]:
-        """One encoded extension for each buffer that is not in the pickle, in order.
+    def packed(self) -> list[bytes]:
+        """Encode each buffer that is not in the pickle as an extension, in order.
 
         Raises:
             OutOfMemory: the store cannot hold the copies.
@@ -65,14 +66,14 @@ class Buffers:
         for low, index in sorted((array_address(array), index) for index, array in enumerate(self._arrays)):
             array = self._arrays[index]
             if self._packing.store.contains(low, low + array.nbytes):
-                extensions[index] = self._packing.lower_array(array, seal=False)
+                extensions[index] = self._packing.pack_array(array, seal=False)
                 continue
             if not groups or low >= end:
                 groups.append([])
             groups[-1].append(index)
             end = max(end, low + array.nbytes)
         arrays = [[self._arrays[index] for index in group] for group in groups]
-        for group, lowered in zip(groups, self._packing.lower_groups(arrays), strict=True):
-            for index, extension in zip(group, lowered, strict=True):
+        for group, packed in zip(groups, self._packing.pack_groups(arrays), strict=True):
+            for index, extension in zip(group, packed, strict=True):
                 extensions[index] = extension
         return [extension.data for extension in extensions]

@@ -1,8 +1,8 @@
 """Importability: whether another process of the program can import a module by its name.
 
-Workers search the same path as the driver, but do not share what the driver has in ``sys.modules``: a module that
-pytest loaded from a file under a made-up name, or that a script put there itself, is found by nobody else. Classes and
-functions of such modules travel by value, as those of ``__main__`` do.
+Workers search the same path as the driver, but do not share the driver's ``sys.modules``: they cannot find a module
+that pytest loaded from a file under a made-up name, or that a script entered itself. Classes and functions of such
+modules travel by value, like those of ``__main__``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ __all__ = ["by_value_if_needed", "is_importable", "search_here"]
 
 _SOURCES: Final = (*importlib.machinery.SOURCE_SUFFIXES, *importlib.machinery.BYTECODE_SUFFIXES)
 _checked: Final[dict[str, ref[Any]]] = {}
-"""Modules that were looked for already, by name. Weak, as a module of that name may be replaced by another."""
+"""Modules that were looked up already, by name. Weak references, because another module of that name may replace
+one."""
 _path: list[str] | None = None
 
 
 def search_here(path: Sequence[str]) -> None:
-    """Modules count as importable when they are found in `path`: the driver's ``sys.path`` as the workers got it.
+    """Set the search path on which a module must be found to count as importable: the driver's ``sys.path`` as the
+    workers got it.
 
-    Without this, ``sys.path`` as it is at the time. A worker's does not change behind its back.
+    By default this is the current ``sys.path``. Nobody else changes the ``sys.path`` of a worker.
     """
     global _path
     _path = list(path)
@@ -37,15 +39,16 @@ def search_here(path: Sequence[str]) -> None:
 
 
 def by_value_if_needed(value: Any) -> None:
-    """Have cloudpickle take the classes and functions of `value`'s module by value when others cannot import it."""
+    """Make cloudpickle take the classes and functions of `value`'s module by value where others cannot import the
+    module."""
     name = getattr(value, "__module__", None)
     if not isinstance(name, str) or name == "__main__":
         return
     module = sys.modules.get(name)
     if module is None:
         if isinstance(value, type) and _locate(name) is not None:
-            # A class that is at home in a module that nobody imported yet, as np.recarray is in numpy.rec: cloudpickle
-            # would take it for a class made on the fly, and the receiver would get a copy of it.
+            # The class belongs to a module that nobody has imported yet, as np.recarray belongs to numpy.rec:
+            # cloudpickle would treat it as a class made at run time, and the receiver would get a copy of it.
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         return
@@ -54,7 +57,7 @@ def by_value_if_needed(value: Any) -> None:
         return
     try:
         _checked[name] = ref(module)
-    except TypeError:  # something else was put in the module's place; cloudpickle will judge
+    except TypeError:  # another object has the module's place in sys.modules; cloudpickle decides
         return
     file = getattr(module, "__file__", None)
     if isinstance(file, str) and file.endswith(_SOURCES) and not is_importable(name, file):
@@ -64,16 +67,16 @@ def by_value_if_needed(value: Any) -> None:
 
 
 def is_importable(name: str, file: str) -> bool:
-    """Whether importing module `name` from scratch would load `file`. Imports nothing."""
+    """Whether importing module `name` anew would load `file`. Nothing is imported."""
     origin = _locate(name)
     return origin is not None and (origin == file or os.path.realpath(origin) == os.path.realpath(file))
 
 
 def _locate(name: str) -> str | None:
-    """The file that importing `name` would load.
+    """Return the file that importing `name` would load, or None.
 
-    Looks at the directories of the search path first, then asks the other finders there are (those of editable
-    installations); each package on the way down says where its modules are.
+    The search takes the directories of the path first, then the other finders (those of editable installations). Each
+    package on the way down names the directories of its modules.
     """
     path: list[str] | None = _path
     parts = name.split(".")
@@ -88,7 +91,7 @@ def _locate(name: str) -> str | None:
         path = list(spec.submodule_search_locations)
         package = sys.modules.get(spec.name)
         if package is not None and spec.origin is not None and getattr(package, "__file__", None) == spec.origin:
-            path += [each for each in getattr(package, "__path__", ()) if each not in path]  # changed by the package
+            path += [each for each in getattr(package, "__path__", ()) if each not in path]  # changed by it
     return None
 
 
@@ -98,7 +101,7 @@ def _find(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec |
         return spec
     for finder in sys.meta_path:
         if isinstance(finder, type) and finder.__module__ == "_frozen_importlib_external":
-            continue  # the path itself, asked above
+            continue  # the finder of the path itself, which was asked above
         find = getattr(finder, "find_spec", None)
         found = find(name, path, None) if find is not None else None
         if found is not None:

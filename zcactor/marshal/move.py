@@ -1,4 +1,4 @@
-"""Handing over write access: `zc.move(x)`."""
+"""Transfer of write access: `zc.move(x)`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OTHER_VIEWS: Final = (
 
 
 class Move(Generic[T]):
-    """A mark around an array that is about to be handed over; made by `move`."""
+    """A mark around an array that is about to be handed over; `move` makes it."""
 
     __slots__ = ("array",)
 
@@ -59,26 +59,27 @@ def move(x: T) -> T:
     then on every use of the elements of `x` raises ``ValueError``. The bytes are free when the receiver has dropped
     them and the last name of `x` is gone here. A call that certainly did not run gives `x` back: it raises from the
     call itself, ends with ``maybe_executed=False``, or is cancelled before it is sent. A call with retries hands over
-    copies, which are counted ("moved argument of a retried call"), because each run must find what the caller passed.
-    Where an actor has ``max_restarts``, its process makes such copies of what was moved to its constructor.
+    copies, which are counted ("moved argument of a retried call"), because each run must find the arrays that the
+    caller passed. Where an actor has ``max_restarts``, its process makes such copies of arrays that were moved to its
+    constructor.
 
-    Whether other views of `x` exist is known of arrays of `zcactor.empty` and its relatives, and of received ones. An
-    array that NumPy allocated has no list of its views: where more than one reference to it exists, the receiver gets a
-    copy (counted as "moved array outside the store"); where a view has the only one, because the name of `x` is gone,
-    it cannot be told from a name. Neither can another library's object over the memory (a tensor, an Arrow buffer, a
-    memoryview). Such a view or object stays valid; where nothing was copied it sees what the receiver writes, and the
-    receiver sees what is written through it.
+    Other views of `x` are detected for arrays of `zcactor.empty` and its relatives, and for received arrays. An array
+    that NumPy allocated has no list of its views: where more than one reference to it exists, the receiver gets a copy
+    (counted as "moved array outside the store"). A view that holds the only reference, because the name of `x` is gone,
+    cannot be distinguished from a name, and neither can an object of another library over the memory (a tensor, an
+    Arrow buffer, a memoryview). Such a view or object stays valid; where nothing was copied it shows the receiver's
+    writes, and the receiver sees writes through it.
 
     Args:
-        x: an ndarray whose memory nobody else refers to: no other view of it exists, and it was not shared before.
+        x: an ndarray of plain bytes that has no other view and was not shared before.
 
     Returns:
         A mark that only zcactor understands, typed as `x` so that signatures stay exact.
 
     Raises:
         TypeError: `x` is not an ndarray of plain bytes.
-        ValueError: it was moved before. The other reasons why it cannot be moved (it is read-only or shared, or other
-            views of it exist) are raised by the call that it is passed to, which then sends nothing.
+        ValueError: `x` was moved before. The call that `x` is passed to raises it for the other causes (`x` is
+            read-only or shared, or has other views), and then sends nothing.
     """
     if type(x) is not np.ndarray:
         hint = "pass x.view(np.ndarray)" if isinstance(x, np.ndarray) else "pass other values as they are"
@@ -94,7 +95,7 @@ def move(x: T) -> T:
 
 
 class _Moved:
-    """Element of a moved array: every use of it raises."""
+    """The element of a moved array: every use of it raises ``ValueError``."""
 
     __slots__ = ()
 
@@ -110,7 +111,7 @@ class _Moved:
     __eq__ = __ne__ = __hash__ = _used
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
-        # NumPy's functions look for a method of their name on elements that are objects: np.sqrt for `sqrt`.
+        # NumPy's functions look for a method of their own name on elements that are objects: np.sqrt calls `sqrt`.
         if name.startswith("__"):
             raise AttributeError(name)
         return self._used
@@ -139,8 +140,8 @@ _OWN_REFERENCES: Final = _references(Move(np.empty(0)))
 
 
 def is_held_elsewhere(move: Move[Any]) -> bool:
-    """Whether more than one reference to the array exists outside of `move`: one is the user's variable; any further
-    one may be a second name for it, or something that looks at its memory."""
+    """Whether more than one reference to the array exists outside of `move`. The user's variable is one; any further
+    reference may be a second name for the array, or an object that looks at its memory."""
     return _references(move) > _OWN_REFERENCES + 1
 
 
@@ -153,21 +154,21 @@ _OWN_ROOT_REFERENCES: Final = _root_references(np.ndarray(1, np.uint8, np.asarra
 
 
 def has_other_views(array: Array) -> bool:
-    """Whether other arrays hold the root of `array`, which lies in the store: they would see what a receiver writes."""
+    """Whether other arrays hold the root of `array`, which lies in the store: they would see the receiver's writes."""
     return innermost(array) is not array and _root_references(array) > _OWN_ROOT_REFERENCES
 
 
 _kept: Final[dict[int, tuple[ref[Array], Array]]] = {}
-"""By id of a dead array: what has its memory."""
+"""The array that holds a dead array's memory, by the id of the dead array."""
 
 
 def retire(array: Array) -> None:
-    """Make a moved array let go of its memory and raise ``ValueError`` from whatever is done with its elements.
+    """Make a moved array release its memory, and raise ``ValueError`` from every use of its elements.
 
     NumPy has no notion of an invalid array, so it becomes two read-only elements that refuse every operation. The
     memory goes to another array, which lives as long as the dead one. A view, a buffer and another library's object
-    over the memory all hold the array itself, and nobody can tell them from the user's variable by counting: so none of
-    them ever looks at freed memory, and the bytes come back with the last name of the dead array.
+    over the memory all hold the array itself, and counting references cannot distinguish them from the user's variable.
+    So they never look at freed memory, and the bytes are freed with the last reference to the dead array.
     """
     if LAYOUT_IS_KNOWN:
         other = np.empty(2, object)
@@ -175,11 +176,11 @@ def retire(array: Array) -> None:
         exchange(array, other)
         key = id(array)
         _kept[key] = ref(array, lambda _: _kept.pop(key, None)), other
-    array.setflags(write=False)  # all there is in a build of CPython or NumPy of another shape
+    array.setflags(write=False)  # the only measure in a build of CPython or NumPy whose layout is unknown
 
 
 def restore(arrays: Sequence[Array]) -> None:
-    """Undo `retire`: what was to carry them was never sent."""
+    """Undo `retire`: the message that was to carry the arrays was never sent."""
     for array in arrays:
         kept = _kept.pop(id(array), None)
         if kept is not None:

@@ -1,4 +1,4 @@
-"""Everything that is not plain: pickle protocol 5 by cloudpickle, with arrays and references kept out of band.
+"""Values that are not plain: pickle protocol 5 by cloudpickle, with arrays and references kept out of band.
 
 Arrays are not left to PEP 574: NumPy keeps several dtypes, all strided arrays and all subclasses in-band there. A
 reducer swaps each one for the same extension that plain values use. Buffers of other libraries (Arrow) do travel as
@@ -11,7 +11,7 @@ import io
 import pickle
 import sys
 import threading
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Final, Protocol
 from weakref import WeakSet, ref
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.arrow import reduce_array
-from zcactor.marshal.buffers import Buffers, Lowering
+from zcactor.marshal.buffers import ArrayPacking, Buffers
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
 from zcactor.marshal.values import Code, registered
@@ -27,49 +27,49 @@ from zcactor.marshal.values import Code, registered
 __all__ = ["dumps", "loads"]
 
 
-class Pickling(Lowering, Protocol):
-    """The message that a pickle is part of; see `zcactor.marshal.marshaller.Packing`."""
+class Pickling(ArrayPacking, Protocol):
+    """The message that a pickle is part of, on its way out; see `zcactor.marshal.packing.Packing`."""
 
     authenticate: int
 
-    def lower_moved(self, move: Any) -> Any:
-        """An array that is handed over."""
+    def pack_moved(self, move: Any) -> Any:
+        """Encode an array that is handed over."""
 
     def allocate(self, count: int, dtype: Any) -> Any:
-        """Memory that a reduction writes anew."""
+        """Allocate memory that a reduction writes anew."""
 
 
 class Unpickling(Protocol):
-    """The same on its way in; see `zcactor.marshal.marshaller.Unpacking`."""
+    """The message that a pickle is part of, on its way in; see `zcactor.marshal.unpacking.Unpacking`."""
 
-    def lift(self, code: int, data: memoryview) -> Any:
-        """The value of one extension."""
+    def unpack(self, code: int, data: memoryview) -> Any:
+        """Decode the value of one extension."""
 
     def writable_view(self, array: Any) -> Any:
-        """An array for a library that knows no read-only ones."""
+        """Return a view of an array for a library without read-only arrays."""
 
 
 _active = threading.local()
 _complete: WeakSet[Any] = WeakSet()
-"""Classes that travel by value and whose attributes are all there: sent from here, or received and filled in."""
+"""Classes that travel by value and have all their attributes: sent by this process, or received and filled in."""
 _classes: dict[bytes, ref[type]] = {}
-"""Of these, those received, by the streams that they came in."""
+"""Received classes of `_complete`, by the streams that they came in."""
 CLASSES: Final = 64
-"""Streams that are kept, and the bytes that each may have."""
+"""Number of streams that are kept; `CLASS_NBYTES` bounds the bytes of each."""
 CLASS_NBYTES: Final = 64 << 10
 _PLAIN_METHODS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getstate__")
 
 
-def _lift(code: int, data: bytes) -> Any:
-    """Runs inside `loads`: the value of an extension found in a pickle."""
-    return _active.unpacking.lift(code, memoryview(data))
+def _unpack(code: int, data: bytes) -> Any:
+    """Decode an extension found in a pickle. Runs inside `loads`."""
+    return _active.unpacking.unpack(code, memoryview(data))
 
 
 def _fill_class(cls: type, state: Any) -> type:
     """Give a class that came by value its attributes, once.
 
-    cloudpickle finds the class again that it sent or made before, but overwrites its attributes each time. In the
-    process that defined the class the methods would then work on copies of their module's globals.
+    cloudpickle recognises a class that it sent or made before, but overwrites its attributes each time. In the process
+    that defined the class the methods would then work on copies of their module's globals.
     """
     if cls not in _complete:
         from cloudpickle import cloudpickle
@@ -95,8 +95,8 @@ def _masked(data: Any, mask: Any, fill_value: Any, hard: bool, cls: type[Any]) -
 def _torch_tensor(array: Any, dtype: str | None, requires_grad: bool) -> Any:
     import torch
 
-    # Torch has no read-only tensors, and a write to a peer's mapping would kill the process: a tensor over memory
-    # that is not ours to write is made from a copy-on-write view of it, see `Unpacking.writable_view`.
+    # Torch has no read-only tensors, and a write to a peer's mapping would kill the process: where this process may not
+    # write to the memory, the tensor is made from a copy-on-write view of it, see `Unpacking.writable_view`.
     tensor = torch.from_numpy(_active.unpacking.writable_view(array))
     if dtype is not None:
         tensor = tensor.view(getattr(torch, dtype))
@@ -128,10 +128,10 @@ def _reduce_torch(tensor: Any) -> Any:
 
 
 def _reduce_foreign(packing: Pickling, value: Any, module: str) -> Any:
-    """The reduction of an array type that does not pickle out of band by itself, or takes along what it does not show;
-    NotImplemented for all others."""
+    """Reduce an array of another library that would be pickled in band, or with memory beyond its own elements.
+    NotImplemented for all other types."""
     arrow = sys.modules.get("pyarrow")
-    if arrow is not None and isinstance(value, arrow.Array):  # chunks, columns and frames consist of them
+    if arrow is not None and isinstance(value, arrow.Array):  # chunks, columns and frames consist of arrays
         return reduce_array(value, packing.allocate)
     if module == "torch" and "torch" in sys.modules:
         return _reduce_torch(value)
@@ -150,11 +150,11 @@ def _close(packing: Pickling, array: Any) -> None:
 
 
 def _reduce_subclass(packing: Pickling, value: Any, cls: type[Any]) -> Any:
-    """The reduction of an instance of a subclass of ndarray, by way of the plain array; NotImplemented where the
-    subclass has its own idea of pickling.
+    """Reduce an instance of a subclass of ndarray by way of the plain array; NotImplemented where the subclass defines
+    how it is pickled.
 
-    What is passed becomes read-only where the plain array does. Only a mapped file stays the caller's to write to,
-    because it is copied each time.
+    The instance becomes read-only where the plain array does. Only a mapped file stays writable for the caller, because
+    it is copied each time.
     """
     if not is_shareable(value.dtype):
         return NotImplemented
@@ -174,11 +174,16 @@ def _reduce_subclass(packing: Pickling, value: Any, cls: type[Any]) -> Any:
     return _subclass, (value.view(np.ndarray), cls, attributes)
 
 
+_NO_FILE: Final = "<dynamic-code>"
+"""The name that cloudpickle 3.1.3 gives to the file of all code that it sends by value."""
+
+
 def _pickler_class() -> type[Any]:
-    """cloudpickle is imported on first use: most messages never need it."""
+    """Make the pickler's class. cloudpickle is imported on first use: most messages never need it."""
     import cloudpickle
 
     class_setstate = cloudpickle.cloudpickle._class_setstate
+    code_reduce = cloudpickle.Pickler.dispatch_table[CodeType]
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         packing: Pickling
@@ -187,8 +192,8 @@ def _pickler_class() -> type[Any]:
             cls = type(value)
             if cls is np.ndarray:
                 if is_shareable(value.dtype):
-                    ext = self.packing.lower_array(value)
-                    return _lift, (ext.code, bytes(ext.data))
+                    ext = self.packing.pack_array(value)
+                    return _unpack, (ext.code, bytes(ext.data))
                 if is_moved(value):
                     raise ValueError(UNUSABLE)
                 return NotImplemented
@@ -200,12 +205,16 @@ def _pickler_class() -> type[Any]:
                     _complete.add(value)
                     reduced = (*reduced[:-1], _fill_class)
                 return reduced
+            if cls is CodeType:
+                make, arguments = code_reduce(value)
+                # tracebacks and warnings name the file that the code is in
+                return make, tuple(value.co_filename if each == _NO_FILE else each for each in arguments)
             if cls is Move:
-                ext = self.packing.lower_moved(value)
-                return _lift, (ext.code, bytes(ext.data))
+                ext = self.packing.pack_moved(value)
+                return _unpack, (ext.code, bytes(ext.data))
             entry = registered.get(cls)
             if entry is not None:
-                return _lift, (entry[0], entry[1](self.packing, value))
+                return _unpack, (entry[0], entry[1](self.packing, value))
             reduced = (
                 _reduce_subclass(self.packing, value, cls)
                 if isinstance(value, np.ndarray)
@@ -220,10 +229,10 @@ _Pickler: type[Any] | None = None
 
 
 def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
-    """Pickle `value`: the stream, and one encoded extension per out-of-band buffer.
+    """Pickle `value`. Returns the stream, and one encoded extension per out-of-band buffer.
 
     Raises:
-        TypeError, pickle.PicklingError, ...: whatever the value's own reduction raises.
+        Exception: the error of the value's own reduction (TypeError, pickle.PicklingError and others).
     """
     global _Pickler
     if _Pickler is None:
@@ -235,16 +244,16 @@ def dumps(packing: Pickling, value: Any) -> tuple[bytes, list[bytes]]:
     outer, packing.authenticate = packing.authenticate, 1
     try:
         pickler.dump(value)
-        return file.getvalue(), buffers.lowered()
+        return file.getvalue(), buffers.packed()
     finally:
         packing.authenticate = outer
 
 
 def loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
-    """The inverse of `dumps`. The peer was authenticated before: unpickling runs its code.
+    """Unpickle the result of `dumps`. The peer has been authenticated: unpickling runs its code.
 
-    A class that came by value is not made again, only to be dropped for the one that is there (see `_fill_class`): a
-    stream that gave one gives it at once from then on.
+    A class that came by value is remembered by its stream, and the same stream gives it at once from then on. Making it
+    again would be in vain, because the existing class takes its place (see `_fill_class`).
     """
     known = _classes.get(stream) if len(stream) <= CLASS_NBYTES else None
     found = known() if known is not None else None
@@ -262,6 +271,6 @@ def _loads(unpacking: Unpickling, stream: Any, buffers: list[bytes]) -> Any:
     previous = getattr(_active, "unpacking", None)
     _active.unpacking = unpacking
     try:
-        return pickle.loads(stream, buffers=[unpacking.lift(Code.ARRAY, memoryview(b)) for b in buffers])
+        return pickle.loads(stream, buffers=[unpacking.unpack(Code.ARRAY, memoryview(b)) for b in buffers])
     finally:
         _active.unpacking = previous

@@ -1,4 +1,4 @@
-"""Placing: copies of arrays from outside the store in it, each counted, laid out so that nothing is expanded."""
+"""Placing: counted copies of arrays from outside the store into it, laid out so that nothing is expanded."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["is_as_placed", "place", "placed", "room_for"]
 Array = npt.NDArray[Any]
 
 _CACHE_LINE: Final = 64
-"""Bytes; as Arrow aligns its buffers."""
+"""Alignment in bytes, as Arrow aligns its buffers."""
 
 _compare: Final = ctypes.CDLL(None).memcmp
-"""memcmp(3), which lets the interpreter lock go."""
+"""memcmp(3), which releases the interpreter lock."""
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class _Span:
-    """The bytes between the first and the last that an array's elements touch, as the base of another array."""
+    """The bytes from the first to the last that an array's elements touch, as the base of another array."""
 
     __slots__ = ("__array_interface__", "_keep")
 
@@ -39,9 +39,10 @@ class _Span:
 
 
 def _layout(array: Array) -> tuple[int, int, tuple[int, ...] | None]:
-    """Bytes of a copy of `array`, where its first element begins, and its strides, None when it is C-contiguous.
+    """Describe a copy of `array`: its bytes, the offset of its first element, and its strides, None when it is
+    C-contiguous.
 
-    Elements that overlap in memory (a broadcast array, a sliding window) overlap in the copy as well: written out, they
+    Elements that overlap in memory (a broadcast array, a sliding window) overlap in the copy as well: expanded, they
     could take any amount of memory.
     """
     if array.flags.c_contiguous:
@@ -53,10 +54,11 @@ def _layout(array: Array) -> tuple[int, int, tuple[int, ...] | None]:
 
 
 def place(store: Store, copies: CopyCounter, array: Array, reason: str) -> Array:
-    """A copy of `array` in the store, counted under `reason`. It has no gaps, and its axes are ordered alike in memory.
+    """Copy `array` into the store, and count the copy under `reason`. The copy has no gaps, and its axes have the same
+    order in memory.
 
     Raises:
-        OutOfMemory: the store cannot hold it.
+        OutOfMemory: the store cannot hold the copy.
     """
     nbytes, inner, strides = _layout(array)
     if nbytes == array.nbytes:
@@ -69,11 +71,14 @@ def place(store: Store, copies: CopyCounter, array: Array, reason: str) -> Array
 
 
 def room_for(store: Store, arrays: Sequence[Array]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Room in the store for the bytes from the lowest to the highest of `arrays`, which are contiguous and whose memory
-    is one piece, and these bytes themselves. Addresses are aligned as they were, up to a cache line.
+    """Allocate room in the store for the memory of `arrays`, from the lowest byte to the highest. The arrays are
+    contiguous, and their memory is one piece. Addresses keep their alignment, up to a cache line.
+
+    Returns:
+        The room, and the bytes of `arrays`.
 
     Raises:
-        OutOfMemory: the store cannot hold it.
+        OutOfMemory: the store cannot hold the bytes.
     """
     low = min(map(array_address, arrays))
     nbytes = max(array_address(array) + array.nbytes for array in arrays) - low
@@ -82,17 +87,17 @@ def room_for(store: Store, arrays: Sequence[Array]) -> tuple[npt.NDArray[np.uint
 
 
 def placed(array: Array, root: npt.NDArray[np.uint8]) -> Array:
-    """The copy that `place` made of `array` earlier, given its bytes."""
+    """The copy that `place` made of `array` before, whose bytes are `root`."""
     _, inner, strides = _layout(array)
     return np.ndarray(array.shape, array.dtype, root, inner, strides)
 
 
 def is_as_placed(array: Array, copied: Array) -> bool:
-    """Whether `array` still has the bytes of `copied`, which `place` made of it: a view, or a flag that was on for a
-    while, may have let somebody write to it since. Comparing 40 KB takes 6 us; large arrays take as long as copying
-    them would, and no memory.
+    """Whether `array` still has the bytes of `copied`, which `place` made of it. A view, or a flag that was set for a
+    while, may have allowed a write since. Comparing 40 KB takes 6 us; for large arrays it takes as long as a copy, and
+    no memory.
 
-    False also of arrays that have gaps or lie backwards, whose copy is laid out in another way.
+    The result is also False for arrays with gaps or negative strides, whose copy has another layout.
     """
     low, high = byte_bounds(array)
     if high - low != array.nbytes or min(array.strides, default=0) < 0:

@@ -1,4 +1,4 @@
-"""Sharing: from when on an array of the store is nobody's to write to."""
+"""Sharing: from then on nobody may write to an array of the store."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Array = npt.NDArray[Any]
 
 
 def is_of(store: Store, root: object) -> bool:
-    """Whether `root`, from `root_of`, is an object of `store` or was granted to its process. Those of a runtime before
-    this one are memory like any other: nobody could get at it under our name."""
+    """Whether `root`, from `root_of`, is an object of `store` or was granted to its process. Objects of an earlier
+    runtime are ordinary memory: no peer could reach them under this process's id."""
     return root.store is store if type(root) is Block else type(root) is Lease and root.reader == store.process
 
 
 def protect(array: Array) -> None:
     """Make `array` and the array that it is a view of read-only, so that views made from now on are too.
 
-    What NumPy cannot stop: views made before stay as they are, and an array that owns its memory (NumPy allocated it
-    itself) can be made writable again by its ``flags``. Arrays of `zcactor.empty` cannot.
+    NumPy cannot prevent two things: views made before keep their flags, and an array that owns its memory (NumPy
+    allocated it) can be made writable again by its ``flags``. Arrays of `zcactor.empty` cannot.
     """
     owner = innermost(array)
     if owner.flags.writeable:
@@ -38,15 +38,15 @@ def protect(array: Array) -> None:
 
 
 def share(store: Store, array: Array, *, seal: bool = True) -> Block | None:
-    """The block of `store` that `array` lies in, sealed; None when it lies in none.
+    """Seal and return the block of `store` that `array` lies in; None when `array` lies outside the store.
 
-    Found by the array's base, or by its address: NumPy itself allocates in the store, and other libraries make objects
-    of their own over memory of it.
+    The block is found by the array's base, or by its address: NumPy itself allocates in the store, and other libraries
+    make objects of their own over its memory.
 
     Args:
-        store: this process's.
-        array: any dtype of plain bytes, shape and strides.
-        seal: make `array` read-only too; False for a temporary view made by us.
+        store: the store of this process.
+        array: an array of any dtype of plain bytes, with any shape and strides.
+        seal: whether to make `array` read-only too; False for a temporary view of this package.
     """
     root = root_of(array)
     if type(root) is Block and root.store is store:

@@ -1,9 +1,9 @@
-"""Payloads above the eager limit, as they lie in the store: as ciphertext wherever they may leave this host.
+"""Payloads above the eager limit in the store: ciphertext in processes whose payloads may leave the host.
 
-Anybody between two hosts can read and change what is pulled, and a payload may be a pickle, which is code. So its bytes
-are ciphertext of AES-256-GCM (NIST SP 800-38D) under a fresh random key of their own, and key and tag travel in the
-frame, which is sealed. That protects them wherever they come from: the owner, a copy of another process's, by a socket
-or by RDMA READ. One key is used for one payload, so the nonce is zero.
+A machine between two hosts can read and change the bytes that are pulled, and a payload may be a pickle, which is code.
+So its bytes are ciphertext of AES-256-GCM (NIST SP 800-38D) under a fresh random key of their own, and key and tag
+travel in the frame, which is encrypted. That protects the bytes on every way: from the owner or from another process's
+copy, by a socket or by RDMA READ. A key is used for one payload only, so the nonce is zero.
 
 The package ``cryptography`` is imported when the first such payload is made or opened.
 """
@@ -14,7 +14,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import AuthenticationError, ProtocolError
-from zcactor.transport.sealing import KEY_NBYTES, REMEDY, TAG_NBYTES, can_seal
+from zcactor.transport.stream.record_layer import KEY_NBYTES, REMEDY, TAG_NBYTES, can_seal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["ENVELOPE_NBYTES", "SLACK_NBYTES", "seal", "unseal"]
 
 ENVELOPE_NBYTES: Final = KEY_NBYTES + TAG_NBYTES
-"""Bytes of an envelope, the key and the tag: what travels in the frame in the payload's place."""
+"""Bytes of an envelope, the key and the tag: it travels in the frame in the payload's place."""
 SLACK_NBYTES: Final = 15
-"""Bytes behind the ciphertext that must be there: `cryptography` wants room for a block less one byte."""
+"""Bytes that must follow the ciphertext: `cryptography` needs room for a block less one byte."""
 _NONCE: Final = bytes(12)
 
 
@@ -51,14 +51,18 @@ def seal(payload: bytes, room: npt.NDArray[np.uint8]) -> bytes:
 
 
 def unseal(envelope: bytes, ciphertext: Any) -> bytes:
-    """The payload, in memory of its own.
+    """Decrypt a payload into memory of its own.
 
     Args:
-        envelope: from `seal`.
-        ciphertext: a contiguous buffer of bytes. They may change meanwhile: what is returned is what was checked.
+        envelope: the result of `seal`.
+        ciphertext: a contiguous buffer of bytes. They may change meanwhile: the bytes returned are the bytes that were
+            authenticated.
+
+    Returns:
+        The payload.
 
     Raises:
-        ProtocolError: `ciphertext` is not what was sealed, or `envelope` is none.
+        ProtocolError: `ciphertext` is not the encrypted payload, or `envelope` is not an envelope.
         AuthenticationError: the package ``cryptography`` is not installed here.
     """
     if len(envelope) != ENVELOPE_NBYTES:

@@ -1,7 +1,7 @@
-"""The value tree: plain Python values as MessagePack, everything with a type of its own as an extension.
+"""The value tree: plain Python values as MessagePack, values of other types as extensions.
 
 MessagePack (through msgspec) has no tuples, integers beyond 64 bits or arrays. Each of these travels as an *extension*
-(code, bytes). Exact types only: a subclass of ``int`` or ``dict`` is not plain, and goes through pickle with its type.
+(code, bytes). Only exact types are plain: a subclass of ``int`` or ``dict`` goes through pickle with its type.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = [
     "arguments",
     "decode_small",
     "encode",
-    "lift_scalar",
-    "lifts",
-    "lower_scalar",
+    "pack_scalar",
     "register",
     "registered",
+    "unpack_scalar",
+    "unpackers",
 ]
 
 SCALARS = frozenset({type(None), bool, int, float, str, bytes})
@@ -46,41 +46,42 @@ class Code:
     INLINE_ARRAY = 4
     SCALAR = 5
     PICKLE = 6
-    SEALED = 7
+    PACKED = 7
     REF = 8
     ACTOR = 9
     ARGUMENT = 10
     RESOLVED = 11
     FAILURE = 12
+    GROUP = 13
 
 
 class NotPlain(Exception):
     """A value that MessagePack and the extensions cannot carry; it must be pickled. Never leaves the package."""
 
 
-Lower = Callable[[Any, Any], Any]
-Lift = Callable[[Any, memoryview], Any]
-registered: dict[type, tuple[int, Lower]] = {}
-lifts: dict[int, Lift] = {}
-arguments: dict[type, Lower] = {}
-"""Types that are treated differently as a top-level argument: ``lower(packing, value)`` gives the encodable form."""
+Packer = Callable[[Any, Any], Any]
+Unpacker = Callable[[Any, memoryview], Any]
+registered: dict[type, tuple[int, Packer]] = {}
+unpackers: dict[int, Unpacker] = {}
+arguments: dict[type, Packer] = {}
+"""Types that are encoded differently as a top-level argument: ``pack(packing, value)`` gives the encodable form."""
 
 
-def register(cls: type, code: int, lower: Lower, lift: Lift) -> None:
+def register(cls: type, code: int, pack: Packer, unpack: Unpacker) -> None:
     """Let values of exactly `cls` travel as extension `code`.
 
     Args:
         cls: the type.
         code: one of `Code`.
-        lower: ``lower(packing, value) -> bytes``; may call ``packing.add(part)``.
-        lift: ``lift(unpacking, data) -> value``, its inverse.
+        pack: ``pack(packing, value) -> bytes``; may call ``packing.add(part)``.
+        unpack: ``unpack(unpacking, data) -> value``, the inverse of `pack`.
     """
-    registered[cls] = (code, lower)
-    lifts[code] = lift
+    registered[cls] = (code, pack)
+    unpackers[code] = unpack
 
 
-def lower_scalar(value: np.generic) -> msgspec.msgpack.Ext:
-    """A NumPy scalar keeps its type: dtype code and bytes."""
+def pack_scalar(value: np.generic) -> msgspec.msgpack.Ext:
+    """Encode a NumPy scalar, which keeps its type: dtype code and bytes."""
     array = np.asarray(value)
     dtype = array.dtype
     if not is_shareable(dtype) or dtype.type is not type(value):
@@ -88,8 +89,8 @@ def lower_scalar(value: np.generic) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(Code.SCALAR, encode((dtype_code(dtype), array.tobytes())))
 
 
-def lift_scalar(data: memoryview) -> Any:
-    """The NumPy scalar that `lower_scalar` wrote."""
+def unpack_scalar(data: memoryview) -> Any:
+    """Make the NumPy scalar that `pack_scalar` encoded."""
     fields = decode_small(data)
     if type(fields) is not list or len(fields) != 2 or type(fields[1]) is not bytes:
         raise ProtocolError("a scalar is malformed")
@@ -99,5 +100,5 @@ def lift_scalar(data: memoryview) -> Any:
         raise ProtocolError(f"a scalar of dtype {dtype} has {len(raw)} bytes instead of {dtype.itemsize}")
     try:
         return np.ndarray((), dtype, bytearray(raw or b"\0"))[()]
-    except SystemError as error:  # CPython's word for a code point beyond 0x10ffff
+    except SystemError as error:  # raised by CPython for a code point beyond 0x10ffff
         raise ProtocolError(f"a scalar of dtype {dtype} holds no text: {error}") from error

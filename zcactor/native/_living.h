@@ -1,4 +1,4 @@
-/* Counts the living objects of an extension's own types, in builds that look for what is never freed (tools/sanitize.py). */
+/* Counts the living objects of an extension's own types, in builds that find leaked objects (tools/sanitize.py). */
 #ifndef ZCACTOR_LIVING_H
 #define ZCACTOR_LIVING_H
 #ifdef COUNT_LIVING

@@ -1,6 +1,7 @@
-"""The object store: where the arrays of one process live, who reads them, and what was copied.
+"""The object store: the arena of one process, the leases on its objects, and the count of copies.
 
-``ref`` says where bytes are; ``allocator`` hands out offsets; ``arena`` is the memory; ``store`` joins the two into
-blocks that are freed with their last array; ``table`` counts what each peer holds of ours; ``lease`` is what we hold
-of a peer's; ``copies`` makes and counts every copy of a payload; ``parallel`` lends threads to bulk work on memory.
+``ref`` names bytes in frames; ``allocator`` hands out offsets; ``arena`` is the memory; ``store`` joins the two into
+blocks that are freed with their last array; ``table`` counts the leases of each peer on our objects; ``lease`` is a
+lease of ours on a peer's object; ``copies`` makes and counts every copy of a payload; ``parallel`` lends threads to
+bulk work on memory.
 """

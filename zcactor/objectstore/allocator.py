@@ -1,8 +1,8 @@
-"""The allocator: which bytes of an arena are free. It hands out offsets and touches no memory.
+"""The allocator, which knows the free bytes of an arena. It hands out offsets and touches no memory.
 
-An arena is handed to the allocator in *extents* (`Allocator.grow`). Extents that touch each other act as one.
+The allocator receives the arena in *extents* (`Allocator.grow`). Adjacent extents act as one.
 
-The one in use is native: `zcactor.objectstore.heap`.
+The implementation in use is native: `zcactor.objectstore.heap`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Allocator"]
 
 
 class Allocator(Protocol):
-    """Hands out offsets of an arena."""
+    """The protocol of an allocator: hand out offsets of an arena."""
 
     @property
     def capacity(self) -> int:
@@ -40,7 +40,7 @@ class Allocator(Protocol):
         """
 
     def free(self, offset: int) -> None:
-        """Give back what `allocate` returned.
+        """Give back the bytes at an offset that `allocate` returned.
 
         Raises:
             ValueError: nothing is allocated at `offset`.

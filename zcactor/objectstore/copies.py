@@ -1,9 +1,9 @@
-"""The copies: every byte of an array, and of a payload above the eager limit, that is copied in this process is counted
-here, with a reason.
+"""The count of copies, with their reasons: every byte of an array, and of a payload above the eager limit, that is
+copied in this process.
 
-An array that is shared is not copied at all; what cannot be shared (an array outside the store, for one) is copied
-once. The counters say so: of arrays they equal what a tracing memcpy would count. Other values are made into a payload
-and taken out of it; of a payload above the eager limit its way into the store counts, and its way out.
+A shared array is not copied at all. An array that cannot be shared (one outside the store, for instance) is copied
+once. For arrays the counters equal the result of a tracing memcpy. Other values are made into a payload and taken out
+of it; for a payload above the eager limit its way into the store counts, and its way out.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["CopyCount", "CopyCounter"]
 
 @dataclass(frozen=True, slots=True)
 class CopyCount:
-    """How often one reason made a copy, and how many bytes that was."""
+    """Number of copies made for one reason, and their bytes."""
 
     count: int
     nbytes: int
 
 
 class CopyCounter:
-    """Makes the payload copies of one process and counts them. Any thread may call any method."""
+    """The payload copies of one process, made and counted here. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class CopyCounter:
         self._known: dict[int, tuple[ref[NDArray[Any]], ref[Any]]] = {}
 
     def snapshot(self) -> Mapping[str, CopyCount]:
-        """What was copied so far, by reason: a new mapping that does not change any more."""
+        """The copies made so far, by reason: a new mapping, which does not change any more."""
         with self._lock:
             return {reason: CopyCount(count, nbytes) for reason, (count, nbytes) in self._counts.items()}
 
@@ -55,9 +55,9 @@ class CopyCounter:
 
         Args:
             destination: a writable array; any strides.
-            source: an array of the same shape; any strides, and any dtype that casts to `destination`'s safely or
-                within its kind. Must not overlap `destination`.
-            reason: what the copy was for: the key in `snapshot`.
+            source: an array of the same shape, with any strides, and any dtype that casts to `destination`'s safely or
+                within its kind. It must not overlap `destination`.
+            reason: the purpose of the copy, which is the key in `snapshot`.
 
         Raises:
             ValueError: the shapes differ, or `destination` is read-only.
@@ -75,11 +75,12 @@ class CopyCounter:
         self.count(reason, nbytes)
 
     def copy_all(self, pairs: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]], reason: str) -> None:
-        """Copy many pieces and count each: several threads share them when all together have at least 8 MiB.
+        """Copy many pieces and count each. Several threads share the work from 8 MiB in total on.
 
         Args:
-            pairs: destination and source, both one-dimensional, contiguous and of one length; as for `copy_into`.
-            reason: what the copies were for: the key in `snapshot`.
+            pairs: destination and source of each piece, both one-dimensional, contiguous and of one length; as for
+                `copy_into`.
+            reason: the purpose of the copies, which is the key in `snapshot`.
         """
         starts = [0, *accumulate(destination.size for destination, _ in pairs)]
 
@@ -100,8 +101,8 @@ class CopyCounter:
 
         Args:
             destination: a writable, contiguous, one-dimensional array.
-            buffer: any contiguous buffer of exactly as many bytes, whatever its format; not within `destination`.
-            reason: what the copy was for: the key in `snapshot`.
+            buffer: a contiguous buffer of exactly as many bytes, of any format; not within `destination`.
+            reason: the purpose of the copy, which is the key in `snapshot`.
 
         Raises:
             ValueError: the lengths differ, `destination` is read-only, or `buffer` is an array with gaps.
@@ -112,11 +113,12 @@ class CopyCounter:
     def remember(self, array: NDArray[Any], block: Any) -> None:
         """Note that `block` holds a copy of `array`, which the caller has made read-only; see `known`.
 
-        Both may die. An array that does not own its memory is not noted: whoever does may still write to it.
+        Neither is kept alive. An array that does not own its memory is not noted, because the owner may still write to
+        it.
 
         Args:
-            array: what was copied.
-            block: what holds the copy; anything that takes weak references.
+            array: the array that was copied.
+            block: the object that holds the copy; its type must support weak references.
         """
         if not array.flags.owndata:
             return
@@ -125,9 +127,9 @@ class CopyCounter:
         known[key] = ref(array, lambda _: known.pop(key, None)), ref(block)
 
     def known(self, array: NDArray[Any]) -> Any:
-        """What holds a copy of `array` already; None when nothing does, or `array` can be written to.
+        """The object that already holds a copy of `array`; None without a copy, or when `array` can be written to.
 
-        A flag that was switched on and off again, or a view that was made before, leaves no trace: the caller compares.
+        Writes through a flag that was set for a while, or through an earlier view, leave no trace: the caller compares.
         """
         entry = self._known.get(id(array))
         if entry is None or entry[0]() is not array or array.flags.writeable:
@@ -135,7 +137,7 @@ class CopyCounter:
         return entry[1]()
 
     def count(self, reason: str, nbytes: int) -> None:
-        """Count a copy that was made by a library: it encrypted or decrypted, or took values out of a payload."""
+        """Count a copy that a library made while it encrypted, decrypted, or took values out of a payload."""
         with self._lock:
             counts = self._counts.get(reason)
             if counts is None:
@@ -146,7 +148,7 @@ class CopyCounter:
 
 
 def _same_layout(destination: NDArray[Any], source: NDArray[Any]) -> bool:
-    """Whether copying the elements is copying the bytes, from the first to the last."""
+    """Whether copying the elements equals copying the bytes from the first to the last."""
     ours, theirs = destination.flags, source.flags
     return (
         destination.dtype == source.dtype

@@ -1,4 +1,5 @@
-"""What NumPy's arrays own, changed from outside: NumPy lets no array part with its memory without freeing it."""
+"""The fields by which NumPy's arrays own memory, changed from outside: NumPy lets no array part with its memory without
+freeing it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _OWNDATA: Final = 0x4
 _WRITEABLE: Final = 0x400
 _NULL: Final = bytes(8)
 LAYOUT_IS_KNOWN: Final = (_HEAD, np.ndarray.__basicsize__) == (16, _HANDLER + 8)
-"""False in a build of CPython or NumPy of another shape: then nothing here may be called."""
+"""False in a build of CPython or NumPy with another layout: then no function here may be called."""
 
 
 def _bytes_of(array: Array, offset: int, nbytes: int) -> Any:
@@ -31,12 +32,12 @@ def _bytes_of(array: Array, offset: int, nbytes: int) -> Any:
 
 
 def exchange(array: Array, other: Array) -> None:
-    """Swap the fields of two arrays that say what they own; both stay whole."""
+    """Swap the fields of two arrays that define the memory that they own; both stay valid."""
     ours, ours_handler = _bytes_of(array, _HEAD, _FIELDS), _bytes_of(array, _HANDLER, 8)
     theirs, theirs_handler = _bytes_of(other, _HEAD, _FIELDS), _bytes_of(other, _HANDLER, 8)
     fields, handler = ours.raw, ours_handler.raw
-    # Nothing is called and no container is made from here on, so no other thread, signal handler or finalizer runs in
-    # between: all is changed or nothing.
+    # No function is called and no container is made from here on, so no other thread, signal handler or finalizer runs
+    # in between: either all fields change, or none.
     ours.raw = theirs.raw
     theirs.raw = fields
     ours_handler.raw = theirs_handler.raw
@@ -44,21 +45,22 @@ def exchange(array: Array, other: Array) -> None:
 
 
 def disown(array: Array, holder: object) -> None:
-    """Make `array` a read-only view of `holder`, which nobody can make writable again.
+    """Make `array` a read-only view of `holder` that cannot be made writable again.
 
     Elements, shape, strides and dtype stay where they are, also for a thread that is reading them and for views whose
-    base is the array. What the array held of the memory is given back, which `holder` keeps from being used again.
-    Idempotent.
+    base is the array. The array gives its ownership of the memory back; `holder` keeps the memory from being used
+    again. Idempotent.
 
     Args:
-        array: owns its memory, or did until another thread called this.
-        holder: exports no buffer; has ``__array_interface__``: all of that memory, as bytes, read-only.
+        array: an array that owns its memory, or owned it until another thread called this.
+        holder: an object that exports no buffer, and whose ``__array_interface__`` is all of that memory, as bytes,
+            read-only.
     """
-    owner = np.asarray(holder)[:]  # its base, which becomes the array's, is the root
+    owner = np.asarray(holder)[:]  # its base, which becomes the array's base, is the root
     base, owner_base = _bytes_of(array, _BASE, 8), _bytes_of(owner, _BASE, 8)
     handler, owner_handler = _bytes_of(array, _HANDLER, 8), _bytes_of(owner, _HANDLER, 8)
     flags, owner_flags = (ctypes.c_int.from_address(id(each) + _FLAGS) for each in (array, owner))
-    # As in `exchange`, from this look at the flags on: of two threads one finds an owner.
+    # As in `exchange`, nothing runs in between from this look at the flags on: only one of two threads finds an owner.
     if flags.value & _OWNDATA:
         flags.value &= ~(_OWNDATA | _WRITEABLE)
         owner_flags.value |= _OWNDATA

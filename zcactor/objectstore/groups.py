@@ -1,8 +1,8 @@
-"""The control groups that bound this process's memory, of version 1 or 2: the kernel kills where one is exceeded.
+"""The control groups that bound this process's memory, of version 1 or 2. The kernel kills where one is exceeded.
 
 A group's limit holds for all processes in it and in the groups below it. So a process is bound by each group from its
-own up to the root, and by what the others in them have taken meanwhile. Page cache that can be dropped counts as
-left.
+own up to the root, and by the memory that the other processes in them have taken meanwhile. Page cache that can be
+dropped counts as free.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 _UNLIMITED: Final = 1 << 60
-"""Bytes; version 1 says "no limit" by a number of about 2**63."""
+"""Bytes from which on a limit means none: version 1 writes "no limit" as a number of about 2**63."""
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
-"""How mountinfo writes a blank and the like."""
+"""The form in which mountinfo writes a blank and similar characters."""
 _SHARE: Final = 0.3
-"""Of memory, for one process's arena, so that a driver and a worker or two do not take all of it."""
+"""Share of memory for one process's arena, so that a driver and a worker or two do not take all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class MemoryGroup:
     """One control group.
 
     Args:
-        folder: of its files.
-        limit_file, usage_file: the names of two of them.
-        inactive: what ``memory.stat`` calls the page cache that can be dropped.
+        folder: the folder of the group's files.
+        limit_file, usage_file: names of the files with the limit and the memory in use.
+        inactive: name in ``memory.stat`` of the page cache that can be dropped.
     """
 
     folder: Path
@@ -53,7 +53,8 @@ class MemoryGroup:
 
     @property
     def paths(self) -> tuple[str, str, str, str]:
-        """What `zcactor.objectstore.heap.Heap.limit_by` wants: limit, usage, statistics, and the line in those."""
+        """The arguments of `zcactor.objectstore.heap.Heap.limit_by`: the files with limit, usage and statistics, and
+        the name of the line with the cache."""
         folder = self.folder
         return (
             str(folder / self.limit_file), str(folder / self.usage_file), str(folder / "memory.stat"), self.inactive,
@@ -61,7 +62,7 @@ class MemoryGroup:
 
     @property
     def limit(self) -> int | None:
-        """Bytes that it allows; None where it sets no limit, or is gone."""
+        """Bytes that the group allows; None where it sets no limit, or does not exist any more."""
         try:
             text = (self.folder / self.limit_file).read_text("ascii").strip()
         except OSError:
@@ -70,7 +71,7 @@ class MemoryGroup:
 
     @property
     def left(self) -> int | None:
-        """Bytes that it can still give; None where it sets no limit, or is gone."""
+        """Bytes that the group can still give; None where it sets no limit, or does not exist any more."""
         limit = self.limit
         if limit is None:
             return None
@@ -91,15 +92,15 @@ def _split(line: str) -> tuple[str, str, str]:
 
 
 def own_groups(proc: Path = Path("/proc/self")) -> tuple[MemoryGroup, ...]:
-    """The groups that this process is in, its own first, then their parents as far as they can be seen from here.
+    """The groups of this process: its own first, then their parents as far as they are visible from here.
 
     Args:
-        proc: the process's folder of proc(5).
+        proc: the folder of the process in proc(5).
     """
     try:
         memberships = (proc / "cgroup").read_text("utf-8", "surrogateescape").splitlines()
         mounts = (proc / "mountinfo").read_text("utf-8", "surrogateescape").splitlines()
-    except OSError:  # no proc(5), or none of our own
+    except OSError:  # proc(5) is missing, or has no entry for this process
         return ()
     found = []
     for line in memberships:  # cgroups(7): hierarchy, controllers, path
@@ -117,12 +118,12 @@ def own_groups(proc: Path = Path("/proc/self")) -> tuple[MemoryGroup, ...]:
 
 @functools.cache
 def inherited_groups() -> tuple[MemoryGroup, ...]:
-    """As `own_groups`, found out once: forked children are in the groups of their parent."""
+    """The result of `own_groups`, read once: forked children are in the groups of their parent."""
     return own_groups()
 
 
 def _folders(path: str, mounts: Sequence[str], kind: str) -> list[Path]:
-    """Where the group `path` and its parents are mounted."""
+    """The folders at which the group `path` and its parents are mounted."""
     for line in mounts:  # proc(5): ... root, mount point, ... "-", type, source, options of the file system
         head, _, tail = line.partition(" - ")
         mounted, _, options = tail.split(" ", 2)
@@ -130,7 +131,7 @@ def _folders(path: str, mounts: Sequence[str], kind: str) -> list[Path]:
             continue
         root, point = (_OCTAL.sub(_character, field) for field in head.split(" ")[3:5])
         top, group = Path(point), Path(path)
-        # A group outside of what is mounted, as in another name space, has only what is mounted to show.
+        # A group outside of the mounted part, as in another name space, is only visible as the mounted part.
         folder = top / group.relative_to(root) if group.is_relative_to(root) and ".." not in group.parts else top
         return [each for each in (folder, *folder.parents) if each.is_relative_to(top)]
     return []
@@ -141,27 +142,27 @@ def _character(octal: re.Match[str]) -> str:
 
 
 def smallest(groups: Sequence[MemoryGroup]) -> MemoryGroup | None:
-    """The group with the lowest limit; None where no group sets one."""
+    """The group with the lowest limit; None where no group sets a limit."""
     limited = [(limit, group) for group in groups if (limit := group.limit) is not None]
     return min(limited, key=lambda pair: pair[0])[1] if limited else None
 
 
 def memory_of_machine() -> int:
-    """Bytes of memory that the machine has."""
+    """Bytes of memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 _LEAST_FILE = 1 << 20
-"""Bytes, the least capacity that may be configured; of an arena below, the limit's name is of more use."""
+"""Bytes: the least capacity that may be configured. Below it, an error that names the limit is more useful."""
 
 
 def default_capacity(groups: Sequence[MemoryGroup] | None = None, memory: int | None = None) -> int:
-    """Bytes of a process's arena where nothing is said: whole pages, 30 % of what the machine has or the control groups
-    allow, whichever is least, and no more than a file may have (RLIMIT_FSIZE) as long as that is of any use.
+    """Bytes of a process's arena by default, in whole pages: 30 % of the machine's memory, or of a control group's
+    limit where that is less. The limit on files (RLIMIT_FSIZE) bounds it, unless that limit is too small to be of use.
 
     Args:
-        groups: the process's; its own by default.
-        memory: the machine's; its own by default.
+        groups: the control groups; those of this process by default.
+        memory: bytes of memory; those of this machine by default.
     """
     tightest = smallest(own_groups() if groups is None else groups)
     bounds = [memory_of_machine() if memory is None else memory]
@@ -172,6 +173,6 @@ def default_capacity(groups: Sequence[MemoryGroup] | None = None, memory: int | 
 
 
 def within_file_limit(capacity: int) -> int:
-    """`capacity`, or as much of it as a file may have (RLIMIT_FSIZE) where that is of any use."""
+    """`capacity`, bounded by the limit on files (RLIMIT_FSIZE) unless that limit is too small to be of use."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     return min(capacity, limit) if limit != resource.RLIM_INFINITY and limit >= _LEAST_FILE else capacity

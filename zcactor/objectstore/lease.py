@@ -1,4 +1,4 @@
-"""The right to read an object that another process owns."""
+"""Leases: the right to read an object that another process owns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Lease", "RemoteLease", "close_array"]
 
 
 def close_array(made: ref[NDArray[Any]] | None) -> None:
-    """Make an array that was made over a holder's root read-only for good, and the root, if it still lives."""
+    """Make an array, if it still lives, read-only for good, and with it its bases down to the holder's root."""
     array = None if made is None else made()
     while isinstance(array, np.ndarray):
         array.setflags(write=False)
@@ -27,7 +27,7 @@ def close_array(made: ref[NDArray[Any]] | None) -> None:
 
 
 class _Granted:
-    """A lease that this process holds on an object of another one's."""
+    """A lease of this process on an object of another process."""
 
     __slots__ = ("__weakref__", "_release", "id", "nbytes", "offset", "owner")
 
@@ -36,13 +36,13 @@ class _Granted:
         """Process id (16 bytes) of the owner."""
         self.id = object_id
         self.offset = offset
-        """Bytes from the start of the owner's arena."""
+        """Offset in bytes from the start of the owner's arena."""
         self.nbytes = nbytes
         self._release = release
 
     def grant(self, session: Any) -> tuple[bytes, int, int]:
-        """See `zcactor.rpc.parts.Holder`. Sent back to the owner, nothing is leased; to a third process, it is pinned
-        here until that one has a lease of its own."""
+        """Grant the lease on to the peer of `session`; see `zcactor.rpc.parts.Holder`. The owner needs no lease. For a
+        third process the object is pinned here until that process has a lease of its own."""
         if session.peer_process == self.owner:
             return self.owner, self.id, 0
         return self.owner, self.id, session.pin(self)
@@ -52,11 +52,11 @@ class _Granted:
 
 
 class RemoteLease(_Granted):
-    """A lease on bytes that cannot be mapped and have not been read: they can be, or be passed on.
+    """A lease on bytes that cannot be mapped and have not been read yet. The bytes can be read, or the lease passed on.
 
     Args:
-        session: the connection to the owner, through which they are read.
-        seal, rkey: as in the reference that granted it.
+        session: the session with the owner, through which the bytes are read.
+        seal, rkey: as in the reference that granted the lease.
     """
 
     __slots__ = ("rkey", "seal", "session")
@@ -71,14 +71,15 @@ class RemoteLease(_Granted):
 
 
 class Lease(_Granted):
-    """The base object of a received array: the bytes stay valid until the last view of them, and so this, is gone.
+    """The base object of a received array. The bytes stay valid until their last view, and with it this object, is
+    gone.
 
-    A lease was granted by the owner when it sent the reference. Losing the last Python reference returns it: the
+    The owner granted the lease when it sent the reference. Losing the last Python reference returns the lease: the
     object's id goes to `release`, which only notes it (this may run on any thread, inside the garbage collector), and
-    the note rides to the owner in the next frame. There is no timer: bytes under a lease are never reused.
+    the next frame takes the note to the owner. There is no timer: bytes under a lease are never reused.
 
-    The array interface, and not the buffer protocol, is what NumPy is given: with a base that exports no buffer NumPy
-    refuses to switch ``flags.writeable`` back on.
+    NumPy gets the bytes by the array interface, and not by the buffer protocol: with a base that exports no buffer,
+    NumPy refuses to switch ``flags.writeable`` back on.
     """
 
     __slots__ = ("address", "adopted", "array", "mapping", "pages", "reader", "writable")
@@ -97,21 +98,22 @@ class Lease(_Granted):
     ) -> None:
         super().__init__(owner, object_id, offset, nbytes, release)
         self.address = address
-        """Where the bytes are mapped here."""
+        """Address at which the bytes are mapped in this process."""
         self.mapping = mapping
-        """Kept, so that the mapping outlives the connection it came with."""
+        """Kept so that the mapping outlives the connection that it came with."""
         if type(mapping) is Mapping:
             mapping.leases[id(self)] = ref(self)
         self.writable = writable
         self.reader = reader
-        """Process id (16 bytes) that it was granted to: a runtime started later can pass nothing on under it."""
+        """Process id (16 bytes) to which the lease was granted: a runtime that starts later can pass nothing on under
+        that id."""
         self.adopted: tuple[Any, int] | None = None
-        """A `zcactor.objectstore.store.Block` of ours with the same bytes, once the owner has ended, and their offset
-        in our arena: what is passed on in its place. See `zcactor.runtime.adoption`."""
+        """Once the owner has ended: a `zcactor.objectstore.store.Block` of this process with the same bytes, which is
+        passed on instead, and the offset of the bytes in this process's arena. See `zcactor.objects.adoption`."""
         self.pages: Any = None
-        """The block that the bytes are mapped from, where it is our own arena."""
+        """The block under the bytes, where they lie in this process's own arena."""
         self.array: ref[NDArray[Any]] | None = None
-        """The array made of what was moved to us: sharing a part of it makes it read-only as well."""
+        """The array made of bytes that were moved to this process: sharing a part of it makes it read-only as well."""
 
     def __del__(self) -> None:
         mapping = self.mapping
@@ -120,18 +122,18 @@ class Lease(_Granted):
         self._release(self.id)
 
     def place(self, address: int, mapping: Any) -> None:
-        """The bytes are mapped now."""
+        """Set the address at which the bytes are mapped from now on."""
         self.address = address
         self.mapping = mapping
         if type(mapping) is Mapping:
             mapping.leases[id(self)] = ref(self)
 
     def seal(self) -> None:
-        """From now on nobody writes to the bytes. Idempotent."""
+        """Let nobody write to the bytes from now on. Idempotent."""
         self.writable = False
         close_array(self.array)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """NumPy's array interface, version 3: the bytes in place, read-only unless they were moved to us."""
+        """NumPy's array interface, version 3: the bytes in place, read-only unless they were moved to this process."""
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, not self.writable), "version": 3}

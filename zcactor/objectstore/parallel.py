@@ -1,4 +1,4 @@
-"""Threads for bulk work on memory: a range of bytes cut into parts that run at once.
+"""Threads for bulk work on memory: a range of bytes is cut into parts that run at once.
 
 One thread cannot use a whole machine's memory bandwidth. On a 2-core VM copying 1 GiB took 0.071 s with one thread and
 0.045 s with two.
@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 __all__ = ["PARALLEL_NBYTES", "in_parallel"]
 
 PARALLEL_NBYTES = 8 << 20
-"""Bytes below which cutting does not pay: waking a thread costs about 50 us, the memory work at least 0.5 ms here."""
+"""Bytes below which cutting does not pay: waking a thread costs about 50 us, and the memory work at least 0.5 ms
+here."""
 
 _MAX_PARTS = 4
-"""More threads add nothing on most machines: four of them reach the bandwidth of one socket."""
+"""Number of parts, at most. More threads add nothing on most machines: four of them reach the bandwidth of one
+socket."""
 
 _PAGE = 4096
-"""Bytes; parts meet at multiples of it, so that no two threads write to one page or cache line."""
+"""Bytes of a page; parts meet at multiples of it, so that no two threads write to one page or cache line."""
 
 
 class _Crew:
-    """The threads, started on first use. A forked child has none of its parent's and starts its own."""
+    """The threads, started on first use. A forked child has none of its parent's threads and starts its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,7 +53,7 @@ _crew_lock = threading.Lock()
 
 
 def _forget_crew() -> None:
-    """In a forked child: the threads did not come along, and a lock may have been held by one of them."""
+    """Forget the threads in a forked child, which has none of them. One of them may have held a lock."""
     global _crew, _crew_lock
     _crew = None
     _crew_lock = threading.Lock()
@@ -69,18 +71,18 @@ def _get_crew() -> _Crew:
 
 
 def in_parallel(work: Callable[[int, int], None], nbytes: int) -> None:
-    """Call ``work(start, stop)`` for parts that together make ``[0, nbytes)``, several at once when it is large.
+    """Call ``work(start, stop)`` for parts that together make ``[0, nbytes)``, several at once when the range is large.
 
-    Returns when every part has ended, also when one of them failed: nobody touches the memory afterwards. It helps
-    only when `work` lets go of the interpreter lock, as NumPy's copies and system calls do. Threads idle between calls
+    Returns when every part has ended, also when one of them failed: nobody touches the memory afterwards. Threads help
+    only when `work` releases the interpreter lock, as NumPy's copies and system calls do. Threads idle between calls
     and do not keep the interpreter from exiting.
 
     Args:
-        work: called with byte positions; ``start`` is a multiple of 4 KiB.
+        work: function that is called with byte positions; ``start`` is a multiple of 4 KiB.
         nbytes: bytes of the whole range.
 
     Raises:
-        Exception: what `work` raised; when several parts fail, the first one's.
+        Exception: the error of `work`; when several parts fail, that of the first.
     """
     if nbytes < PARALLEL_NBYTES:
         work(0, nbytes)

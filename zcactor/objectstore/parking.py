@@ -1,8 +1,8 @@
-"""Blocks that a peer may go on reading though no connection leads to it any more.
+"""Parked blocks, which a peer may go on reading though no connection leads to it any more.
 
 A peer that maps our arena reads arrays in place, also after its connection has ended, and whether or not our runtime
-still runs: what it had leased is kept here until its process is gone, or has connected anew and said what it still
-holds. Never on a timer, and never because somebody said goodbye.
+still runs. The blocks that it had leased are kept here until its process is gone, or until it has connected anew and
+reported the leases that it still holds. They are never freed on a timer, and never because of a goodbye.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["Parking"]
 
 _RETRY: Final = 1.0
-"""Seconds until the next attempt to watch a process for which no descriptor was left."""
+"""Seconds until the next attempt to watch a process, after no descriptor was left for it."""
 
 
 class Parking:
-    """What processes of this host that map one arena may still read. Any thread may call any method.
+    """The blocks that processes of this host, which map one arena, may still read. Any thread may call any method.
 
-    A daemon thread waits for the ends of those processes, with an event loop or without. It is there only while
+    A daemon thread waits for the ends of these processes, with an event loop or without. The thread runs only while
     something is parked.
     """
 
@@ -37,20 +37,25 @@ class Parking:
         self._watched: dict[OsProcess, int] = {}  # pidfds
         self._thread: threading.Thread | None = None
         self._epoll: select.epoll | None = None
-        self._wake = -1  # eventfd
+        self._wake = -1  # an eventfd
 
     @property
     def total(self) -> int:
-        """The number of objects that are parked, once for each connection by which they were leased."""
+        """The number of parked objects. An object counts once for each connection by which it was leased."""
         return sum(len(kept) for tables in self._parked.copy().values() for kept in tables.copy().values())
 
+    def connections_of(self, reader: OsProcess) -> list[Hashable]:
+        """The keys of the connections by which `reader` had leased parked objects."""
+        with self._lock:
+            return list(self._parked.get(reader, ()))
+
     def park(self, reader: OsProcess, connection: Hashable, kept: Mapping[int, object]) -> None:
-        """Keep what `reader` has leased until it is gone.
+        """Keep the objects that `reader` has leased until its process is gone.
 
         Args:
-            reader: the peer, which maps our arena. One without a number is never known to be gone.
-            connection: by which it was leased.
-            kept: what keeps the bytes of each object, by its id.
+            reader: the peer, which maps our arena. The end of a process without a process id is never known.
+            connection: key of the connection by which they were leased.
+            kept: the holder that keeps the bytes of each object, by object id.
         """
         with self._lock:
             self._parked.setdefault(reader, {}).setdefault(connection, {}).update(kept)
@@ -64,8 +69,8 @@ class Parking:
                 os.eventfd_write(self._wake, 1)
 
     def hold(self, reader: OsProcess, connections: Iterable[Hashable], held: Collection[int]) -> None:
-        """Let go of all that `reader` had leased by connections that have ended at its side, but for the objects that
-        it still holds."""
+        """Release all that `reader` had leased by connections that have ended at its side, except the objects that it
+        still holds."""
         dropped = []
         with self._lock:
             tables = self._parked.get(reader, {})
@@ -76,11 +81,11 @@ class Parking:
                     tables.pop(connection, None)
             if not tables:
                 self._parked.pop(reader, None)
-        dropped.clear()  # with the lock open, as in `sweep`
+        dropped.clear()  # after the lock is released, as in `sweep`
         self.sweep()
 
     def sweep(self) -> None:
-        """Let go of what was parked for those who are gone by now. When nothing is left, neither is the thread."""
+        """Release the objects of processes that have ended. When nothing is left, the thread ends."""
         dropped = []
         with self._lock:
             for reader in list(self._parked):
@@ -91,7 +96,7 @@ class Parking:
             thread = None if any(reader.pid for reader in self._parked) else self._thread
             if thread is not None and self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
-        dropped.clear()  # with the lock open: what goes may run Python
+        dropped.clear()  # after the lock is released: a finalizer may run Python
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -103,7 +108,7 @@ class Parking:
             return False
         try:
             fd = reader.open()
-        except OSError:  # no descriptor is left: asked again
+        except OSError:  # no descriptor is left: the next sweep tries again
             return False
         if fd is None:
             return True
@@ -128,7 +133,7 @@ class Parking:
             self.sweep()
 
     def _watch(self) -> bool:
-        """Whether the end of every process wakes the thread. Called under the lock."""
+        """Watch every process. Returns whether the end of each wakes the thread. Called under the lock."""
         try:
             if self._epoll is None:
                 self._epoll = select.epoll()
@@ -147,7 +152,7 @@ class Parking:
         return True
 
     def _stop(self) -> None:
-        """Called under the lock."""
+        """Close all descriptors and forget the thread. Called under the lock."""
         for fd in (*self._watched.values(), self._wake):
             if fd >= 0:
                 os.close(fd)

@@ -1,9 +1,9 @@
-"""Static placement: the destination of an object that comes again and again is used again.
+"""Static placement: objects that arrive repeatedly, from one source and in one size, reuse their destination.
 
-A program that sends an array of the same size from the same peer with each step, as training does, needs no new memory
-for it: the destination of the last one, once nobody looks at it any more, takes the next. Nothing is allocated, looked
-up or registered then, and a transfer is one frame and one list of READs. (Xue et al., "Fast Distributed Deep Learning
-over RDMA", EuroSys 2019, section 3.2, place tensors statically for the same reason.)
+A program that receives an array of the same size from the same peer with each step, as training does, needs no new
+memory for it: once nobody uses the destination of the last array any more, it takes the next. Then nothing is
+allocated, looked up or registered, and a transfer is one frame and one list of READs. (Xue et al., "Fast Distributed
+Deep Learning over RDMA", EuroSys 2019, section 3.2, place tensors statically for the same reason.)
 """
 
 from __future__ import annotations
@@ -27,36 +27,37 @@ _Key = tuple[bytes, int]
 
 
 class Placements:
-    """The destinations of one process. On the loop's thread, but they come back on any, and are given up on any.
+    """The destinations of one process. They are taken on the loop's thread, but returned and given up on any thread.
 
-    Whoever has the lock sorts what has come back. Destinations come back from the garbage collector, too, perhaps while
-    the very thread has it: so nobody waits for it who gives one back, and whoever had it looks again.
+    The thread with the lock sorts the returned destinations. The garbage collector returns destinations, too, perhaps
+    in a thread that holds the lock. So returning a destination does not wait for the lock, and a thread that releases
+    the lock looks again.
 
     Args:
-        store: where they lie. They are the first that it gives up when it is full.
-        limit: bytes of destinations that are kept while nobody uses them.
+        store: the store of the destinations. A full store gives up idle destinations first.
+        limit: bytes of idle destinations that are kept.
     """
 
     def __init__(self, store: Store, limit: int) -> None:
         self.reused = 0
-        """How often a destination was used again."""
+        """Number of times that a destination was reused."""
         self._store = store
         self._limit = limit
         self._lock = threading.Lock()
-        self._owner = 0  # the thread that has the lock
-        self._seen: OrderedDict[_Key, list[Hold]] = OrderedDict()  # idle ones by where they come from; the latest last
+        self._owner = 0  # id of the thread that holds the lock; 0: none
+        self._seen: OrderedDict[_Key, list[Hold]] = OrderedDict()  # idle ones by source and size, the latest last
         self._idle_nbytes = 0
         self._living: dict[int, ref[Any]] = {}
-        self._back: deque[tuple[_Key, Hold]] = deque()  # given back, and not sorted yet
+        self._back: deque[tuple[_Key, Hold]] = deque()  # returned, and not sorted yet
         store.when_full(self.give_up)
 
     def take(self, source: bytes, nbytes: int) -> Block:
-        """A block of `nbytes` for an object of the process `source`.
+        """Take a block of `nbytes` for an object of the process `source`.
 
-        From the second object of a size on, its memory is kept when the block is lost.
+        From the second object of a size on, the memory is kept when the block is dropped.
 
         Raises:
-            OutOfMemory: the store is full, though everything idle has been given up.
+            OutOfMemory: the store is full, although every idle destination has been given up.
             NotInitialized: the store is closed.
         """
         key = source, nbytes
@@ -80,14 +81,14 @@ class Placements:
         else:
             self.reused += 1
             block = self._store.block_over(hold, nbytes)
-        # Called while the block is being lost, on any thread.
+        # Called while the block is being finalized, on any thread.
         number = id(hold)
         self._living[number] = ref(block, partial(self._given_back, key, hold, number))
         return block
 
     @property
     def idle_nbytes(self) -> int:
-        """Bytes of destinations that wait for the next object: `limit` at most."""
+        """Bytes of destinations that wait for their next object: `limit` at most."""
         return self._idle_nbytes
 
     def _given_back(self, key: _Key, hold: Hold, number: int, _: object) -> None:
@@ -98,7 +99,8 @@ class Placements:
 
     @contextlib.contextmanager
     def _sorting(self) -> Iterator[None]:
-        """Has the lock, with everything sorted that has come back; what comes meanwhile is sorted afterwards."""
+        """Hold the lock, with every returned destination sorted. Destinations returned meanwhile are sorted
+        afterwards."""
         with self._lock:
             self._owner = threading.get_ident()
             try:
@@ -134,8 +136,9 @@ class Placements:
         self._idle_nbytes -= key[1] * len(self._seen.pop(key))
 
     def give_up(self) -> bool:
-        """Keep nothing, because the store is full; from any thread. Returns whether there was anything."""
-        if self._owner == threading.get_ident():  # inside the garbage collector: there is nothing to wait for
+        """Give up every idle destination, because the store is full. Any thread may call this. Returns whether there
+        was one."""
+        if self._owner == threading.get_ident():  # inside the garbage collector: waiting for the lock would deadlock
             return False
         with self._sorting():
             found = self._idle_nbytes > 0
@@ -143,13 +146,13 @@ class Placements:
         return found
 
     def forget(self, source: bytes) -> None:
-        """The process `source` is gone: nothing comes from it any more."""
+        """Forget the process `source`, which has ended."""
         with self._sorting():
             for key in [key for key in self._seen if key[0] == source]:
                 self._forget(key)
 
     def clear(self) -> None:
-        """Keep nothing, and nothing of what is in use now when it comes back."""
+        """Forget every destination, also those in use now when they are returned."""
         with self._sorting():
             self._clear()
 

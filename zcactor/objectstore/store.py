@@ -1,8 +1,8 @@
 """The store: arrays that are born in shared memory, and freed with the last Python object that refers to them.
 
-A `Block` is one allocation, and the base object of every array over it. NumPy gets at its bytes through the array
-interface and not the buffer protocol: with a base that exports no buffer, an array whose ``flags.writeable`` was
-cleared cannot be made writable again, and neither can any view of it.
+A `Block` is one allocation, and the base object of every array over it. NumPy gets its bytes by the array interface and
+not by the buffer protocol: with a base that exports no buffer, an array whose ``flags.writeable`` was cleared cannot be
+made writable again, and neither can any view of it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 __all__ = ["Block", "Store", "StoreStats"]
 
 _CACHE_LINE: Final = 64
-"""Bytes; alignment of small objects, which also suits AVX-512 loads."""
+"""Alignment of small objects in bytes, which also suits AVX-512 loads."""
 _PAGE: Final = 4096
-"""Bytes; alignment of objects of at least `_LARGE_NBYTES`, so that parts copied by several threads share no page."""
+"""Alignment in bytes of objects of at least `_LARGE_NBYTES`, so that parts copied by several threads share no page."""
 _LARGE_NBYTES: Final = 1 << 20
 _MIN_KNOWN: Final = 256
-"""Entries of `Store._known` from which on those whose memory is gone are looked for."""
+"""Number of entries of `Store._known` from which on entries are removed whose memory has been freed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store holds at one moment."""
+    """The contents of a store at one moment."""
 
     used: int
     """Bytes allocated, each block rounded up to its alignment."""
@@ -52,16 +52,17 @@ class StoreStats:
     blocks: int
     """Number of allocations."""
     largest_free: int
-    """Bytes of the largest block that could still be had."""
+    """Bytes of the largest block that could still be allocated."""
     of_numpy: int
     """Bytes of `used` that NumPy allocated for arrays of its own."""
     committed: int
-    """Bytes of memory taken from the system: what is used, and what is kept warm."""
+    """Bytes of memory taken from the system: used, or kept ready."""
 
 
 class Block:
-    """One allocation of a `Store`: the base object of the arrays over it, made by `Store.allocate`; or a further holder
-    of memory that NumPy has allocated in the store for an array of its own, see `Store.block_at`.
+    """One allocation of a `Store`, and the base object of the arrays over it. `Store.allocate` makes blocks;
+    `Store.block_at` makes a block as a further holder of memory that NumPy has allocated in the store for an array of
+    its own.
 
     ``np.asarray(block)`` is its *root*, a one-dimensional uint8 array; views are made of the root, so NumPy keeps the
     root as their base. The bytes are freed when the last array and the last lease are gone.
@@ -74,30 +75,31 @@ class Block:
     def __init__(self, store: Store, hold: Hold, nbytes: int, block_id: int | None = None) -> None:
         self.store: Final = store
         self.id: Final = hold.id if block_id is None else block_id
-        """u64; see `Store.allocate`."""
+        """Id of the block (u64); see `Store.allocate`."""
         self.offset: Final = hold.offset
-        """Bytes from the start of the arena."""
+        """Offset in bytes from the start of the arena."""
         self.nbytes: Final = nbytes
-        """Bytes that were asked for."""
+        """Bytes that were requested."""
         self.address: Final = store.arena.address + hold.offset
-        """Where the bytes lie in this process."""
+        """Address of the bytes in this process."""
         self.sealed = False
-        """DRAFT is False: the owner writes. SEALED is True: nobody does, and leases may be given."""
+        """False: a draft, which the owner may write to. True: sealed, so that nobody may write to it, and leases may be
+        granted."""
         self.exported = False
-        """Whether `Store.lookup` finds it."""
+        """Whether `Store.lookup` finds the block."""
         self.of_numpy = False
         """Whether NumPy allocated the memory for an array of its own."""
         self.array: ref[NDArray[Any]] | None = None
-        """The array that `Store.empty` made, or that was made of what was moved back to us: sealing the block by way
-        of a view makes it read-only as well."""
-        # It is apart from the block because weak references lead to blocks: while a ``__del__`` of the block ran,
+        """The array that `Store.empty` made, or that was made of bytes moved back to this process. Sealing the block by
+        way of a view makes this array read-only as well."""
+        # The hold is apart from the block because weak references lead to blocks: while a ``__del__`` of the block ran,
         # another thread could get the block back, with its bytes already free.
         self.hold: Final = hold
-        """Frees the bytes when it is lost."""
+        """The holder in the heap, which frees the bytes when it is dropped."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """NumPy's array interface, version 3: the bytes in place, read-only once sealed."""
+        """NumPy's array interface, version 3: the bytes in place, read-only once the block is sealed."""
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, self.sealed), "version": 3}
 
     def __repr__(self) -> str:
@@ -105,7 +107,7 @@ class Block:
         return f"<Block {self.id:#018x} {state} {self.nbytes} bytes at {self.offset}>"
 
     def grant(self, session: Any) -> tuple[bytes, int, int]:
-        """Lease the block to the peer of `session`: its id can be looked up from now on.
+        """Lease the block to the peer of `session`. From now on its id can be looked up.
 
         Returns:
             This process's id, the block's id, and 0: the owner itself has granted the lease, nothing is pinned.
@@ -122,10 +124,10 @@ class Store:
     """The objects of one process, in one arena. Any thread may call any method.
 
     Args:
-        capacity: bytes, rounded up to whole pages; taken from the system only as it is used.
+        capacity: bytes, rounded up to whole pages. Memory is taken from the system only as it is used.
         process: the 16-byte id of this process.
-        extent_nbytes: bytes by which the part of the arena in use grows, at least.
-        arena: the memory, when the caller has made it.
+        extent_nbytes: least number of bytes by which the part of the arena in use grows.
+        arena: the arena, when the caller has made it; None makes one.
 
     Raises:
         OutOfMemory: the system refuses an arena of that size.
@@ -140,18 +142,18 @@ class Store:
         self.process: Final = process
         self.heap: Final = self.arena.heap
         self.parking: Final = Parking()
-        """What peers may read after their connections have ended."""
+        """The blocks that peers may read after their connections have ended."""
         self._lock = threading.Lock()
         self._closed = False
-        self._give_up: Callable[[], bool] = bool  # nothing is kept: False
+        self._give_up: Callable[[], bool] = bool  # no function to give memory up yet: bool() is False
         self._blocks: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()  # by offset
         self._exported: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()
         self._kept: Final[dict[int, tuple[ref[NDArray[Any]], Block]]] = {}  # by offset; see `keep`
         self._known_limit = _MIN_KNOWN
-        self._known: Final[dict[int, int]] = {}  # memory of NumPy's that peers were told of: its id, its offset
+        self._known: Final[dict[int, int]] = {}  # memory of NumPy's that peers know: its id, its offset
 
     def allocate(self, nbytes: int, alignment: int | None = None) -> Block:
-        """Take `nbytes` of shared memory. Their contents are undefined.
+        """Allocate a block of `nbytes` of shared memory. Its contents are undefined.
 
         The block's id is 32 bits of a counter and 32 random bits: a peer cannot guess the id of an object that it was
         not sent, and an id comes again only after 2**32 objects, and then with a probability of 2**-32.
@@ -163,7 +165,7 @@ class Store:
         Raises:
             OutOfMemory: the store is full, or the system is out of memory.
             NotInitialized: the store is closed.
-            ValueError: `nbytes` is negative or `alignment` no power of two.
+            ValueError: `nbytes` is negative, or `alignment` is not a power of two.
         """
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
@@ -179,21 +181,22 @@ class Store:
         return self._allocate(nbytes, alignment)
 
     def _allocate(self, nbytes: int, alignment: int) -> Block:
-        hold = self.heap.take(nbytes or 1, alignment)  # from here on the bytes come back by themselves
+        hold = self.heap.take(nbytes or 1, alignment)  # from here on the hold frees the bytes
         try:
             self.arena.commit(hold.offset, nbytes)
         except OutOfMemory as error:
             note = error.note
             cause = error.__cause__
-            del hold  # the exception's traceback would keep it
+            del hold  # the traceback of the exception would keep the hold
             stats = self.stats()
             raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
         block = self._blocks[hold.offset] = Block(self, hold, nbytes)
         return block
 
     def when_full(self, give_up: Callable[[], bool]) -> None:
-        """Ask `give_up` when something does not fit: it frees what is kept for later, and returns whether there was
-        any. Called on any thread, for NumPy's own arrays as well. Not kept alive: a bound method."""
+        """Call `give_up`, a bound method, when an allocation does not fit. The function frees memory that is kept for
+        later, and returns whether there was any. It is called on any thread, also for NumPy's own arrays. The store
+        does not keep its object alive."""
         found = WeakMethod(give_up)
 
         def ask() -> bool:
@@ -210,7 +213,7 @@ class Store:
         order: Literal["C", "F"] = "C",
         strides: Sequence[int] | None = None,
     ) -> NDArray[Any]:
-        """An array in the store, its elements undefined, its base the root of a block of its own.
+        """Make an array in the store. Its elements are undefined, and its base is the root of a block of its own.
 
         Args:
             shape: elements along each axis; ``()`` is zero-d.
@@ -220,7 +223,7 @@ class Store:
 
         Raises:
             TypeError: `dtype` holds Python objects.
-            ValueError: `shape` is negative somewhere, or `strides` do not match it.
+            ValueError: a length in `shape` is negative, or `strides` do not match `shape`.
             OutOfMemory: the store is full.
             NotInitialized: the store is closed.
         """
@@ -248,18 +251,18 @@ class Store:
         return array
 
     def block_over(self, hold: Hold, nbytes: int) -> Block:
-        """A further object in memory that was allocated before, and in which no other object lives any more.
+        """Make a new object in memory that is already allocated, and in which no other object lives any more.
 
-        Its id is a new one, so that a reader of the former object can tell.
+        The object has a new id, so that a reader of the former object can tell the two apart.
         """
         block = self._blocks[hold.offset] = Block(self, hold, nbytes, ids.bits(62) | 1 << 62)
         return block
 
     def block_of(self, array: object) -> tuple[Block, NDArray[np.uint8]] | None:
-        """The block that `array` is a view of, and its root; None when it is no array of this store.
+        """Return the block that `array` is a view of, and its root; None when `array` is not an array of this store.
 
-        Looks at the chain of bases only, so it finds every view NumPy makes, of any shape and strides. For other
-        libraries' views, and for memory not owned through a block, there is `block_at`.
+        Only the chain of bases is searched, which finds every view that NumPy makes, of any shape and strides.
+        `block_at` finds other libraries' views, and memory that is not owned through a block.
         """
         if not isinstance(array, np.ndarray):
             return None
@@ -275,12 +278,12 @@ class Store:
             root = base
 
     def block_at(self, low: int, high: int) -> Block | None:
-        """The living block whose bytes contain the addresses ``[low, high)``; None when there is none.
+        """Return the living block whose bytes contain the addresses ``[low, high)``, or None.
 
-        Memory that NumPy has allocated in the store gets a block when it is first asked for: its bytes then stay as
-        long as the array or the block does. The id is the same for every block that the memory has in its life, until
-        peers are told of it. A peer may keep a copy under that id, so once somebody could write to the bytes again,
-        which a block that is gone does not prevent, nor an array whose flags were set back, they are another object's.
+        Memory that NumPy has allocated in the store gets a block at the first request. Its bytes then stay as long as
+        the array or the block does. All blocks of the same memory have the same id until a peer learns the id. A peer
+        may keep a copy under that id. So the bytes become another object, with another id, once somebody could write to
+        them again: after the block was dropped, or after the array's flags were set back.
         """
         offset = low - self.arena.address
         start = self.heap.around(offset) if 0 <= offset < self.capacity else -1
@@ -307,20 +310,19 @@ class Store:
         return block if high <= block.address + block.nbytes else None
 
     def keep(self, block: Block, array: NDArray[Any]) -> None:
-        """Keep `block` for as long as `array`, which NumPy allocated, lives: the next time that it is passed, the block
-        need not be made again, and leases that have ended in between change nothing."""
+        """Keep `block` for as long as `array`, which NumPy allocated, lives. The block need not be made again when the
+        array is passed again, and leases that have ended in between change nothing."""
         if array.flags.owndata:
             kept, offset = self._kept, block.offset
-            # Runs before the array gives its memory back, so nothing else can begin at that offset yet.
+            # Runs before the array gives its memory back, so no other allocation can begin at that offset yet.
             kept[offset] = ref(array, lambda _: kept.pop(offset, None)), block
 
     def take_over(self, offset: int) -> None:
-        """Let the array that NumPy allocated at `offset`, and that is kept with a block, be a read-only view of that
-        block for good, as arrays of `empty` are once sealed.
+        """Make NumPy's own array at `offset` a read-only view of its block for good, like a sealed array of `empty`.
 
-        For a peer that does not map the arena and keeps a copy under the block's id. An array that owns its memory can
-        be made writable by its flags and read-only again, which leaves no trace. One that was moved since has other
-        memory, and stays as it is: nobody can write to what it had.
+        This is for a peer that does not map the arena and keeps a copy under the block's id. An array that owns its
+        memory can be made writable by its flags and read-only again, which leaves no trace. An array that was moved
+        since has other memory and stays as it is: nobody can write to its former memory.
         """
         kept = self._kept.get(offset)
         array = None if kept is None else kept[0]()
@@ -338,9 +340,9 @@ class Store:
 
     @staticmethod
     def bounds(array: NDArray[Any]) -> tuple[int, int]:
-        """Lowest address, and one past the highest, of the bytes that the elements of `array` occupy."""
+        """The lowest address of the bytes that the elements of `array` occupy, and the address after the highest."""
         low: int = array.ctypes.data
-        if array.flags.forc:  # contiguous in either order, which zero-size arrays are too
+        if array.flags.forc:  # contiguous in either order, as zero-size arrays are, too
             return low, low + array.nbytes
         high = low + array.itemsize
         for length, stride in zip(array.shape, array.strides, strict=True):
@@ -351,12 +353,12 @@ class Store:
         return low, high
 
     def seal(self, block: Block, root: NDArray[Any] | None = None) -> None:
-        """DRAFT to SEALED: from now on nobody writes to the block. Idempotent.
+        """Turn a draft into a sealed block: nobody may write to it from now on. Idempotent.
 
         Args:
             block: a block of this store.
-            root: its root array, when one exists; becomes read-only for good, as does `Block.array`.
-                Other views that exist keep their own flag, which the caller clears.
+            root: its root array, if it has one, which becomes read-only for good, like `Block.array`. Other views keep
+                their own flag, which the caller clears.
         """
         block.sealed = True
         close_array(block.array)
@@ -364,7 +366,7 @@ class Store:
             root.setflags(write=False)
 
     def export(self, block: Block) -> int:
-        """Let `lookup` find the block for as long as it lives. Idempotent. Returns its id."""
+        """Make `lookup` find the block for as long as it lives. Idempotent. Returns the block's id."""
         self._exported[block.id] = block
         if block.of_numpy:
             self._known[block.hold.id] = block.offset
@@ -374,8 +376,8 @@ class Store:
         return block.id
 
     def _forget_known(self) -> None:
-        """Forget the memory that has been given back. Done whenever there are twice as many entries as were left the
-        last time, so that an export costs no more for it."""
+        """Forget memory that has been given back. This runs whenever the entries have doubled since the last time, so
+        its cost per export stays constant."""
         known = self._known.copy()
         latest = {offset: memory for memory, offset in known.items()}
         for memory, offset in known.items():
@@ -384,19 +386,19 @@ class Store:
         self._known_limit = max(_MIN_KNOWN, 2 * len(self._known))
 
     def lookup(self, block_id: int) -> Block | None:
-        """The exported block with that id; None when it is gone or there never was one."""
+        """The living exported block with that id, or None."""
         return self._exported.get(block_id)
 
     def stats(self) -> StoreStats:
-        """What the store holds now, exactly."""
+        """The exact contents of the store at this moment."""
         heap = self.heap
         return StoreStats(heap.used, self.capacity, len(heap), heap.largest_free, heap.of_numpy, heap.committed)
 
     def close(self) -> None:
         """Refuse further allocations and give free memory back. Idempotent.
 
-        Arrays stay valid, here and at peers that map them: what is `parked` for those is neither freed nor punched. The
-        memory is unmapped, and the arena's descriptor closed, with the last of them.
+        Arrays stay valid, here and at peers that map them: blocks that are parked for such peers are neither freed nor
+        punched. With the last array the memory is unmapped and the arena's descriptor closed.
         """
         self._closed = True
         self.parking.sweep()

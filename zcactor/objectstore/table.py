@@ -1,7 +1,7 @@
-"""The lease table: what one peer holds of ours.
+"""The lease table: the leases of one peer on objects of this process.
 
-A lease is the right to read one object. While a peer holds one, the table keeps the object alive, so its bytes are not
-used again; they come back when the peer has released every lease, or can read no more. Never on a timer.
+A lease is the right to read one object. While a peer holds a lease, the table keeps the object alive, so its bytes are
+not reused. The object is dropped when the peer has released every lease, or can read no more. Never on a timer.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class LeaseTable:
         return self._total
 
     def grant(self, object_id: int, keep: object) -> None:
-        """The peer is being sent a reference: one more lease on `object_id`.
+        """Note one more lease on `object_id`, because the peer is being sent a reference.
 
         Args:
             object_id: the object's id.
-            keep: whatever keeps the object's bytes alive. Held from the first grant to the last release; later grants
-                of the same id keep the first one.
+            keep: the object that keeps the bytes alive. The table holds it from the first grant to the last release;
+                later grants of the same id keep the first holder.
         """
         entry = self._leases.get(object_id)
         if entry is None:
@@ -56,17 +56,17 @@ class LeaseTable:
         self._total += 1
 
     def pin(self, keep: object) -> int:
-        """Keep what belongs to somebody else for the peer, until it releases the id that this returns."""
+        """Keep a third process's object for the peer, until the peer releases the id that this returns."""
         self._next_pin += 1
         pin = self._next_pin | 1 << 63
         self.grant(pin, keep)
         return pin
 
     def release(self, object_id: int, count: int) -> None:
-        """The peer gives back `count` leases on `object_id`. With the last one, what kept the object alive is let go.
+        """Take back `count` leases on `object_id` from the peer. With the last lease the object's holder is dropped.
 
         Raises:
-            ProtocolError: the peer does not hold that many, or `count` is not positive. Nothing was released.
+            ProtocolError: the peer does not hold that many leases, or `count` is not positive. Nothing was released.
         """
         entry = self._leases.get(object_id)
         held = 0 if entry is None else entry.count
@@ -79,15 +79,16 @@ class LeaseTable:
             entry.count = held - count
 
     def get(self, object_id: int) -> Any:
-        """What keeps `object_id` alive for the peer; None when it holds no lease on it."""
+        """The holder that keeps `object_id` alive for the peer; None without a lease."""
         entry = self._leases.get(object_id)
         return None if entry is None else entry.keep
 
     def end(self) -> dict[int, Any]:
-        """The connection has ended. Idempotent.
+        """End all leases, because the connection has ended. Idempotent.
 
         Returns:
-            What kept each object alive, by its id. A peer that maps our arena goes on reading: the caller parks it.
+            The holder that kept each object alive, by object id. A peer that maps our arena goes on reading: the caller
+            parks the holders.
         """
         kept = {object_id: entry.keep for object_id, entry in self._leases.items()}
         self._leases = {}

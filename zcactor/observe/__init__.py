@@ -1,1 +1,1 @@
-"""Counters of every frame, byte moved and byte copied."""
+"""Statistics of a process: its frames, and its bytes moved and copied."""

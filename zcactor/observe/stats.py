@@ -1,4 +1,4 @@
-"""What a process has done, as one frozen object."""
+"""Statistics of a process, as one frozen object."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ __all__ = ["Measured", "Stats", "stats_of"]
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts of one process since its runtime started; bytes where the name says so."""
+    """Counts of one process since its runtime started. Fields whose names begin with ``bytes`` or ``store`` are in
+    bytes."""
 
     calls: int
-    """Calls sent."""
+    """Number of calls sent."""
     frames_sent: int
     frames_received: int
     bytes_eager: int
-    """Payload bytes that rode in frames sent."""
+    """Payload bytes sent in frames."""
     bytes_mapped: int
-    """Bytes of arrays, and of other values above the eager limit, received by mapping their owner's memory. What a
-    message names twice counts once."""
+    """Bytes of arrays, and of other values above the eager limit, received by mapping their owner's memory. Bytes that
+    a message names twice count once."""
     bytes_read: int
     """Bytes of arrays pulled by RDMA READ."""
     bytes_received: int
@@ -40,37 +41,45 @@ class Stats:
     bytes_copied: int
     """Bytes that zcactor copied in memory: the sum over `copies`."""
     copies: Mapping[str, CopyCount]
-    """Copies by reason."""
+    """The copies by reason, each with their number and bytes."""
     store_used: int
     """Bytes of living objects in this process's arena."""
     store_capacity: int
-    """Bytes the arena may grow to."""
+    """Bytes that the arena may grow to."""
     leases: int
-    """Leases on objects of this process (and pins) that peers hold."""
+    """Number of leases (and pins) that peers hold on objects of this process."""
     registrations: int
-    """Extents of the arena registered with a network card, ever: it stands still while a program goes round."""
+    """Number of extents of the arena that were ever registered with a network card: constant while a program repeats
+    itself."""
     objects_adopted: int
-    """Objects of owners that have ended, made this process's own so that they can be passed on."""
+    """Number of objects whose owners have ended, and which this process has adopted so that they can be passed on."""
     placements: int
-    """Arrays pulled into the destination of an earlier one: nothing was allocated or registered for them."""
+    """Number of arrays pulled into the destination of an earlier array: nothing was allocated or registered for
+    them."""
     connections: int
-    """Open connections to other processes."""
+    """Number of open connections to other processes."""
+    pushes: int
+    """Number of results that were sent from here to the processes of calls that had them as arguments."""
+    collectives: int
+    """Number of operations of groups that actors of this process have called."""
+    bytes_reduced: int
+    """Bytes of inputs that sums and other reductions of groups have read here."""
 
     def plain(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert the statistics to plain values, for the wire."""
         plain = asdict(self)
         plain["copies"] = {reason: [c.count, c.nbytes] for reason, c in self.copies.items()}
         return plain
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Stats:
-        """The inverse of `plain`."""
+        """Make statistics from the result of `plain`."""
         copies = {reason: CopyCount(*pair) for reason, pair in plain["copies"].items()}
         return cls(**{**plain, "copies": copies})
 
 
 class Measured(Protocol):
-    """The parts of a process that have figures."""
+    """The parts of a process that statistics are taken from."""
 
     process: bytes
     copies: CopyCounter
@@ -80,10 +89,11 @@ class Measured(Protocol):
     registrar: Any
     adoptions: Any
     sessions: Any
+    groups: Any
 
 
 def stats_of(process: Measured) -> Stats:
-    """The figures of `process` now."""
+    """Take the statistics of `process` at this moment."""
     copies = process.copies.snapshot()
     counters = process.counters
     store = process.store.stats()
@@ -106,4 +116,7 @@ def stats_of(process: Measured) -> Stats:
         objects_adopted=process.adoptions.count,
         placements=process.placements.reused,
         connections=sum(session.peer_process != process.process for session in sessions),
+        pushes=counters.pushes,
+        collectives=process.groups.figures[0],
+        bytes_reduced=process.groups.figures[1],
     )

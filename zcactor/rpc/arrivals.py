@@ -1,7 +1,7 @@
-"""References that a peer sent, and those among them that are not here yet.
+"""References that a peer sent, including those whose object is not available here yet.
 
 An object of a third process must be leased from there first, and bytes that cannot be mapped have to be read. A message
-waits for them, other messages do not wait for it.
+waits for its own references; other messages do not wait for it.
 """
 
 from __future__ import annotations
@@ -21,35 +21,51 @@ __all__ = ["Arrivals", "hold_back", "when"]
 
 
 def _place(parts: list[Part], index: int, arrived: asyncio.Future[Part]) -> None:
-    parts[index] = arrived.result()
+    if not arrived.cancelled():  # else the process closes, and the part that holds the place says so to its users
+        parts[index] = arrived.result()
 
 
 class Arrivals:
-    """Makes parts of the regions in a session's frames. On the loop's thread.
+    """The parts made of the regions in a session's frames. Used on the loop's thread.
 
     Args:
-        bring: ``bring(region, unread, sealed)`` is the session's `zcactor.rpc.hub.Hub.import_region`.
+        bring: ``bring(region, unread, sealed)``, the session's `zcactor.rpc.hub.Hub.import_region`.
     """
 
     def __init__(self, bring: Callable[[Region, bool, bool], tuple[Part, asyncio.Future[Part] | None]]) -> None:
         self._bring = bring
         self.carried: dict[tuple[int, int], list[tuple[Part, asyncio.Future[Part] | None]]] = {}
-        """Those of REGIONS frames, by kind and id of the message that they belong to. Frames of other messages may come
-        before it."""
+        """Parts of REGIONS frames, by kind and id of the message that they belong to. Frames of other messages may come
+        before that message."""
 
     def carry(self, regions: Sequence[Region], kind: int, message_id: int) -> None:
-        """Keep what the regions of a REGIONS frame stand for, until `take` is asked for that message. Raises what
-        `zcactor.rpc.hub.Hub.import_region` does."""
+        """Import the regions of a REGIONS frame and keep their parts until `take` is called for that message.
+
+        Raises:
+            Exception: as `zcactor.rpc.hub.Hub.import_region`.
+        """
         found = [self._bring(region, False, False) for region in regions]
         self.carried.setdefault((kind, message_id), []).extend(found)
 
     def take(
         self, regions: Sequence[Region], kind: int, message_id: int, unread: bool, sealed: bool = False
     ) -> tuple[Sequence[Part], Sequence[asyncio.Future[Part]]]:
-        """The parts that the regions of a message's last frame stand for, with those that went ahead of it, and the
-        futures of those that come later: each takes its place in the parts before callbacks added here are called.
-        `unread`: see `zcactor.rpc.hub.Hub.import_region`, whose exceptions this raises; what has parts that went ahead
-        is always read. `sealed`: the same for the message's first part."""
+        """Import the regions of a message's last frame, and join their parts to those of its REGIONS frames.
+
+        Args:
+            regions: regions of the last frame.
+            kind, message_id: kind and id of the message.
+            unread: see `zcactor.rpc.hub.Hub.import_region`; has no effect for a message with REGIONS frames, which is
+                always read.
+            sealed: see `zcactor.rpc.hub.Hub.import_region`; applies to the message's first part.
+
+        Returns:
+            The parts, and a future for each part that comes later. Such a part takes its place in the list before
+            callbacks that are added to its future now are called.
+
+        Raises:
+            Exception: as `zcactor.rpc.hub.Hub.import_region`.
+        """
         ahead = self.carried.pop((kind, message_id), None) if self.carried else None
         bring = self._bring
         if ahead is not None:
@@ -70,7 +86,7 @@ class Arrivals:
 
 
 def when(blocked: Sequence[asyncio.Future[Part]], then: Callable[[], None]) -> None:
-    """Call `then` once all that came later is here."""
+    """Call `then` once the parts of all futures have come."""
     left = len(blocked)
 
     def arrived(_: asyncio.Future[Part]) -> None:
@@ -84,7 +100,7 @@ def when(blocked: Sequence[asyncio.Future[Part]], then: Callable[[], None]) -> N
 
 
 def hold_back(incoming: Incoming, blocked: Sequence[asyncio.Future[Part]]) -> None:
-    """Let a call wait, at its actor, for all of its arguments that come later."""
+    """Make a call wait, at its actor, for its arguments that come later."""
     incoming.blockers += len(blocked)
 
     def arrived(_: asyncio.Future[Part]) -> None:

@@ -1,4 +1,4 @@
-"""A promise: the result of a call, of a put, or of another process's call, and those who wait for it."""
+"""Promises: the result of a call, of a put, or of another process's call, with its waiters."""
 
 from __future__ import annotations
 
@@ -17,96 +17,103 @@ __all__ = ["Call"]
 
 
 class Call:
-    """One promise. Completed exactly once, on the loop's thread; awaited any number of times, from any loop.
+    """One promise. It is completed exactly once, on the loop's thread, and awaited any number of times, from any loop.
 
-    The result is kept as it came (payload and parts), so that it can be passed on to another process without being
-    decoded here; `zcactor.future.ObjectRef` decodes it when it is awaited.
+    The result is kept in the form in which it came (payload and parts), so that it can be passed on to another process
+    without being decoded here; `zcactor.api.future.ObjectRef` decodes it when it is awaited.
 
-    Attributes are class-level defaults where they rarely change: a call is made per message.
+    Attributes that rarely change are class-level defaults, because a call is made per message.
     """
 
     state: CallState = CallState.QUEUED
     status: int = Status.OK
     payload: Any = b""
-    """Packed result; None when `value` is a plain one, which can be packed again when that is needed."""
+    """Packed result; None when `value` is a plain value, which can be packed again when needed."""
     parts: Sequence[Part] = ()
     flags: int = 0
     error: BaseException | None = None
-    """What went wrong on the way (connection lost, deadline, cancelled); a method's own exception is a payload."""
+    """An error on the way (connection lost, deadline, cancelled); a method's own exception is a payload."""
     value: Any = None
     decoded = False
     retrieved = False
-    """Whether somebody saw the outcome; a failure that nobody saw is logged once."""
+    """Whether the outcome was retrieved; a failure that nobody retrieved is logged once."""
     waiter: asyncio.Future[None] | None = None
     waiters: list[asyncio.Future[None]] | None = None
     callbacks: list[Callable[[Call], None]] | None = None
     refs = 0
-    """Living `ObjectRef`s. An await does not count: it works on the call itself."""
+    """Number of living `ObjectRef`s. An await does not count: it works on the call itself."""
     id = 0
     session: Any = None
     timer: asyncio.TimerHandle | None = None
     export_id = 0
-    """Id under which other processes hold this promise; 0 when none does."""
+    """Id under which other processes hold this promise; 0 while no process does."""
     label = ""
     holder: Any = None
-    """Our lease on another process's promise; None for our own."""
+    """This process's lease on another process's promise; None for an own promise."""
     resend: Callable[[Call, BaseException], bool] | None = None
-    """Asked when the connection is lost: True when it takes the call over (a retry)."""
+    """Called when the connection is lost; the result is True when it takes the call over (a retry)."""
     sent_before = False
-    """Whether it may have run by what is not known to have failed: an attempt that was lost, and made again."""
+    """Whether the call may have run in an earlier attempt whose outcome is unknown."""
     fetch: Callable[[Call], None] | None = None
-    """Starts getting the result when it is first needed: another process's promise, or bytes that nobody has read."""
+    """Starts to get the result when it is first needed: another process's promise, or bytes that have not been read."""
     arrived = False
-    """Whether the response is here and only its bytes are not: it can be passed on, and counts as known."""
+    """Whether the response is here and only its bytes are missing: it can be passed on, and counts as known."""
     known_callbacks: list[Callable[[Call], None]] | None = None
     on_done: Callable[[Call], None] | None = None
-    """The caller's accounting of unfinished calls."""
+    """Called once the outcome is known, for the caller's count of unfinished calls."""
+    pushes: list[Any] | None = None
+    """The outcomes that are owed to processes of other calls; see `zcactor.objects.pushes.Pushes`."""
+    forwarded = 0
+    """Number of FORWARD frames sent for this call since it was sent."""
+    pushed = 0
+    """Those of them that the maker has obeyed, as bits; known with the response."""
     undo: Callable[[], None] | None = None
-    """Gives back what packing the call has taken; None once its frame is written."""
+    """The function that gives back the arrays which the call has moved; None once the call's frame is written."""
 
     actor_label = ""
-    """How messages name the actor, once the call is done."""
+    """Name of the actor in messages, once the call is done."""
     target: Any = None
-    """The `zcactor.handle.RemoteActor` called; kept, so that dropping handles stops no actor with open calls."""
+    """The called `zcactor.api.remote_actor.RemoteActor`. It is kept so that dropping handles stops no actor with open
+    calls."""
     stream: Any = None
     """The `zcactor.rpc.stream.Stream` that items go to, for a generator method."""
     unseen: ClassVar[Any] = staticmethod(lambda _: None)
-    """Called when the call failed and nobody can ever await it."""
+    """Called when the call has failed and nobody can await it any more."""
 
     def __init__(self, owner: bytes, loop: asyncio.AbstractEventLoop | None = None, thread: int = 0) -> None:
         self.owner = owner
         """Process id (16 bytes) of the process that keeps the result."""
         self.loop = loop
-        """The loop on whose thread it is completed."""
+        """The loop on whose thread the call is completed."""
         self.thread = thread
 
     @property
     def done(self) -> bool:
-        """Whether the outcome is here."""
+        """Whether the outcome is here, bytes included."""
         return self.state is CallState.DONE
 
     @property
     def known(self) -> bool:
-        """Whether the outcome is known: here, or for the bytes that still lie where they were made."""
+        """Whether the outcome is known: it is here, or only bytes are missing that still lie where they were made."""
         return self.arrived or self.state is CallState.DONE
 
     def arrive(
         self, status: int, payload: Any, parts: Sequence[Part], flags: int, read: Callable[[Call], None]
     ) -> None:
-        """The response is here, but some of its bytes have to be read from their owner. That is left to whoever wants
-        the value: a result that is only passed on never comes here.
+        """Take the response, some of whose bytes have to be read from their owner. They are read when the value is
+        needed: a result that is only passed on is never read here.
 
         Args:
             status, payload, parts, flags: as in `complete`; parts hold leases.
-            read: gets the bytes, then calls `complete`.
+            read: function that gets the bytes, then calls `complete`.
         """
         if self.state is CallState.DONE:
             return
         self.status, self.payload, self.parts, self.flags = status, payload, parts, flags
         self.arrived = True
         self.resend = None
-        self._note_known()  # `target` stays: the actor must not end before its result is read or let go of
-        self.fetch = read  # before the look at who waits: a thread may begin to meanwhile
+        self._note_known()  # `target` stays: the actor must not end before its result is read or dropped
+        self.fetch = read  # set before `waiter` is checked: a thread may begin to wait meanwhile
         if self.waiter is not None or self.callbacks is not None:
             self._fetch_now()
 
@@ -116,7 +123,7 @@ class Call:
             fetch(self)
 
     def _note_known(self) -> None:
-        """What is due once the outcome is known, the first time."""
+        """Do the work that is due once the outcome is known, the first time."""
         if self.on_done is not None:
             self.on_done(self)
             self.on_done = None
@@ -129,7 +136,7 @@ class Call:
                 callback(self)
 
     def complete(self, status: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
-        """The response is here. Later completions are ignored: a call ends exactly once."""
+        """Take the response. Later completions are ignored: a call ends exactly once."""
         if self.state is CallState.DONE:
             return
         self.status = status
@@ -139,7 +146,7 @@ class Call:
         self._finish()
 
     def complete_plain(self, value: Any) -> None:
-        """The response is here and is a plain value; called by the native part."""
+        """Take the response, which is a plain value. Called by the native part."""
         if self.state is _DONE:
             return
         self.value = value
@@ -155,7 +162,7 @@ class Call:
         ):
             self._finish()
             return
-        # `_finish` for the usual case: one task waits
+        # `_finish` for the usual case of one waiting task
         self.state = _DONE
         self.target = None
         self.resend = None
@@ -169,7 +176,7 @@ class Call:
             waiter.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """The call ends with `error`. Ignored when it has ended."""
+        """End the call with `error`, unless it has ended."""
         if self.state is CallState.DONE:
             return
         if self.undo is not None:
@@ -178,7 +185,8 @@ class Call:
         self._finish()
 
     def take_back(self) -> None:
-        """Give back what packing took, if the call was certainly not sent: it will not be, either. Idempotent."""
+        """Give back the arrays that packing moved, if the call certainly was not sent. It will not be sent later,
+        either. Idempotent."""
         undo, self.undo = self.undo, None
         if undo is not None and self.state is CallState.QUEUED:
             undo()
@@ -215,7 +223,7 @@ class Call:
             self.waiters = None
 
     def add_waiter(self, future: asyncio.Future[None]) -> None:
-        """`future` is set, on its own loop, when the call is done."""
+        """Set `future`, on its own loop, when the call is done."""
         if self.state is _DONE:
             _wake(future)
             return
@@ -228,7 +236,7 @@ class Call:
         self._fetch_now()
 
     def remove_waiter(self, future: asyncio.Future[None]) -> None:
-        """`future` gave up waiting."""
+        """Forget `future`, which does not wait any more."""
         if self.waiter is future:
             self.waiter = self.waiters.pop() if self.waiters else None
         elif self.waiters is not None and future in self.waiters:
@@ -236,12 +244,12 @@ class Call:
 
     @property
     def awaited(self) -> bool:
-        """Whether anybody waits for the outcome."""
+        """Whether a future waits for the outcome."""
         return self.waiter is not None
 
     def when_known(self, callback: Callable[[Call], None]) -> None:
-        """Run ``callback(call)`` when the outcome is known, on the loop's thread; at once when it is. Unlike a waiter
-        and `add_callback`, it does not ask for the bytes."""
+        """Run ``callback(call)`` on the loop's thread when the outcome is known, or at once when it is known already.
+        Unlike a waiter and `add_callback`, it does not request missing bytes."""
         if self.known:
             callback(self)
         elif self.known_callbacks is None:
@@ -250,7 +258,7 @@ class Call:
             self.known_callbacks.append(callback)
 
     def add_callback(self, callback: Callable[[Call], None]) -> None:
-        """Run ``callback(call)`` when done, on the loop's thread; at once when it is done already."""
+        """Run ``callback(call)`` on the loop's thread when the call is done, or at once when it is done already."""
         if self.state is CallState.DONE:
             callback(self)
             return

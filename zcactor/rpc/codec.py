@@ -1,6 +1,6 @@
 """Frames <-> bytes on the hot path: FlatBuffers by template.
 
-A frame's table is always laid out the same way, so everything up to the scalars is one constant and the scalars are one
+A frame's table always has the same layout, so everything up to the scalars is one constant and the scalars are one
 ``Struct``: encoding patches a template, decoding compares the constant. Bytes count from the length prefix::
 
       0  u32  length of the rest                        44  u32  offset of regions   (always 40)
@@ -14,8 +14,8 @@ A frame's table is always laid out the same way, so everything up to the scalars
       …  u32  number of releases, then 16 bytes each
       …  u32  bytes of payload, payload, padding to a multiple of 8
 
-Each struct vector is aligned to 8, counted from the prefix as the C++ verifier does. Frames laid out in any other way
-(other encoders are free to) go through `zcactor.rpc.generic`; the two read each other's bytes. Measured on one core by
+Each struct vector is aligned to 8, counted from the prefix as the C++ verifier does. Frames with another layout, which
+other encoders may choose, go through `zcactor.rpc.generic`; the two read each other's bytes. Measured on one core by
 ``benchmarks/bench_codec.py``: encode 0.5 and decode 0.35 us, with one region 0.7 and 1.1; generated code 28 to 42 us.
 """
 
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 from zcactor.errors import ProtocolError
 from zcactor.objectstore.ref import REGION_NBYTES, REGION_STRUCT, Region
 from zcactor.rpc import generic
+from zcactor.rpc import hello as greeting
 from zcactor.rpc.generic import Decoded
 from zcactor.rpc.messages import Hello, Kind
 from zcactor.rpc.verify import (
@@ -80,7 +81,7 @@ _RELEASES_OFFSET: Final = 44  # from field 48 to the count at 92 when there are 
 _PAYLOAD_OFFSET: Final = 44  # from field 52 to the count at 96 when there are no regions and no releases
 _CONSTANT_LEAN: Final = _CONSTANT + struct.pack("<II", _RELEASES_OFFSET, _PAYLOAD_OFFSET)
 TEMPLATE: Final = _CONSTANT_LEAN
-"""Bytes 4 to 56 of each frame without regions and releases; the native part writes and compares the same."""
+"""Bytes 4 to 56 of each frame without regions and releases. The native part writes and compares the same bytes."""
 _CONSTANT_REGION: Final = _CONSTANT + struct.pack(
     "<II", _RELEASES_OFFSET + REGION_NBYTES, _PAYLOAD_OFFSET + REGION_NBYTES
 )
@@ -92,7 +93,8 @@ _LEAN_REGION: Final = Struct("<I52sQQIHHBB2xI16sQQQQBBHI4xII")
 _GENERAL: Final = Struct("<I44sIIQQIHHBB2xI")
 """Any frame up to its first region."""
 _READ: Final = Struct("<44sIIQQIHHBB2xI4xII")
-"""Reading, without the length prefix. The last two are the counts of releases and payload if there are no regions."""
+"""Structs that read without the length prefix. The last two numbers are the counts of releases and payload if the frame
+has no regions."""
 _READ_NBYTES: Final = _READ.size
 _COUNT: Final = Struct("<I")
 _RESPONSE: Final = int(Kind.RESPONSE)
@@ -107,7 +109,7 @@ _unpack_count = _COUNT.unpack_from
 
 
 def frame_size(nregions: int, nreleases: int, npayload: int) -> int:
-    """Bytes that `encode_into` writes, length prefix and padding included; a multiple of 8.
+    """The number of bytes that `encode_into` writes, length prefix and padding included; a multiple of 8.
 
     Args:
         nregions: number of regions.
@@ -131,11 +133,11 @@ def encode_into(
     releases: Sequence[tuple[int, int]],
     payload: Buffer,
 ) -> int:
-    """Write one frame with its length prefix at ``buffer[offset:]``; any kind but HELLO.
+    """Write one frame of any kind but HELLO, with its length prefix, at ``buffer[offset:]``.
 
     Args:
-        buffer: caller's memory, with at least `frame_size` bytes from `offset`.
-        offset: where the length prefix goes; a multiple of 8 from the start of the batch, for alignment.
+        buffer: the caller's memory, with at least `frame_size` bytes from `offset` on.
+        offset: position of the length prefix; a multiple of 8 from the start of the batch, for alignment.
         kind: a `Kind`; u8 on the wire.
         flags: `Flags`; u8.
         code: method index or `Status`; u16.
@@ -144,15 +146,15 @@ def encode_into(
         id: call id; u64.
         extra: nanoseconds, items or an index, by kind; u64.
         regions: objects passed by reference; every owner has 16 bytes, which is not checked here.
-        releases: (id, count) of what is given back; u64 and u32.
+        releases: (id, count) of leases that are given back; u64 and u32.
         payload: marshalled bytes, copied into `buffer`; a memoryview must be contiguous and of format ``"B"``.
 
     Returns:
         Bytes written: ``frame_size(len(regions), len(releases), len(payload))``.
 
     Raises:
-        ValueError: the frame does not fit the buffer, or a number does not fit its field. What was in the buffer behind
-            `offset` may be overwritten, nothing else.
+        ValueError: the frame does not fit the buffer, or a number does not fit its field. Bytes of the buffer from
+            `offset` on may be overwritten, no others.
     """
     npayload = len(payload)
     nregions = len(regions)
@@ -244,13 +246,13 @@ def decode(data: Buffer, start: int, end: int) -> Decoded:
         end: offset of the byte after its last, from `split`; at most ``len(data)``.
 
     Returns:
-        kind, flags, code, credits, actor, id, extra, regions, releases, payload_start, payload_end. Regions and
-        releases are ``()`` when there are none. The payload is given as offsets into `data`, so nothing is copied.
-        Whether a region lies inside its owner's arena is not known here: see `zcactor.objectstore.ref.check_bounds`.
+        kind, flags, code, credits, actor, id, extra, regions, releases, payload_start, payload_end. A
+        frame without regions or releases has ``()`` for them. The payload is given as offsets into `data`, so nothing
+        is copied. `zcactor.objectstore.ref.check_bounds` checks whether a region lies inside its owner's arena.
 
     Raises:
-        ProtocolError: the bytes are not a valid frame, or it is HELLO; says what, where, the value and the limit. Any
-            other exception is a bug here.
+        ProtocolError: the bytes are not a valid frame, or the frame is HELLO. The message gives the field, its offset,
+            the value and the limit. Any other exception is a bug here.
     """
     if end - start < _READ_NBYTES:
         return generic.decode(data, start, end)
@@ -308,18 +310,18 @@ def decode(data: Buffer, start: int, end: int) -> Decoded:
 
 
 def split(data: Buffer, max_frame: int) -> list[tuple[int, int]]:
-    """Find the frames of a batch by their length prefixes. Looks at nothing else and copies nothing.
+    """Find the frames of a batch by their length prefixes. Nothing else is read, and nothing is copied.
 
     Args:
-        data: whole frames, each led by its length (u32, little-endian, not counting itself).
-        max_frame: bytes that a frame may have, prefix not counted.
+        data: whole frames, each after its length (u32, little-endian, not counting itself).
+        max_frame: bytes of a frame, at most, without the prefix.
 
     Returns:
         (start, end) of each frame without its prefix, as `decode` takes them; empty for an empty batch.
 
     Raises:
-        ProtocolError: a length is more than `max_frame` or less than any frame can have, or the batch ends before the
-            frame does. Nothing of such a batch is returned.
+        ProtocolError: a length is above `max_frame` or below the least of a frame, or the batch ends before the frame
+            does. No frame of such a batch is returned.
     """
     total = len(data)
     frames: list[tuple[int, int]] = []
@@ -332,7 +334,7 @@ def split(data: Buffer, max_frame: int) -> list[tuple[int, int]]:
 
 
 def frame_at(data: Buffer, position: int, total: int, max_frame: int) -> tuple[int, int]:
-    """(start, end), without its prefix, of the frame whose length prefix lies at `position`; see `split`.
+    """The frame whose length prefix lies at `position`, as (start, end) without the prefix; see `split`.
 
     Raises:
         ProtocolError: as `split` does.
@@ -361,7 +363,7 @@ def encode_hello_into(buffer: bytearray | memoryview, offset: int, hello: Hello)
         ValueError: the frame does not fit the buffer, or the greeting does not fit the schema.
         TypeError: a number of the greeting does not fit its field.
     """
-    frame = generic.encode_hello(hello)
+    frame = greeting.encode(hello)
     size = len(frame)
     if offset + size > len(buffer):
         raise ValueError(f"a HELLO of {size} bytes does not fit at offset {offset} of a buffer of {len(buffer)} bytes")
@@ -370,9 +372,9 @@ def encode_hello_into(buffer: bytearray | memoryview, offset: int, hello: Hello)
 
 
 def decode_hello(data: Buffer, start: int, end: int) -> Hello:
-    """Read a HELLO frame; arguments as in `decode`. The version is returned, not judged.
+    """Read a HELLO frame; arguments as in `decode`. The version is returned, not checked.
 
     Raises:
         ProtocolError: the bytes are not a valid frame, or not HELLO. Any other exception is a bug here.
     """
-    return generic.decode_hello(data, start, end)
+    return greeting.decode(data, start, end)

@@ -1,8 +1,8 @@
 """Frames <-> bytes by FlatBuffers' generated code: the slow twin of `zcactor.rpc.codec`.
 
-It reads whatever any FlatBuffers implementation may write for the schema, HELLO included, behind `verify_frame`, and is
-the second opinion in the tests of the fast codec. The pure-Python builder costs 30 to 160 us a frame, so nothing on the
-path of a call may come here.
+It reads the output of any FlatBuffers implementation for the schema, HELLO included, behind `verify_frame`, and is the
+second opinion in the tests of the fast codec. The pure-Python builder costs 30 to 160 us a frame, so nothing on the
+path of a call may use it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoded", "decode", "decode_hello", "encode", "encode_hello"]
 
-# flatc's own annotations are wrong (a string is declared str and is bytes), so its modules are used without any.
+# flatc's own annotations are wrong (a str is declared where the value is bytes), so its modules are used without
+# annotations.
 _fbs_frame: Any = import_module("zcactor.rpc._fbs.Frame")
 _fbs_hello: Any = import_module("zcactor.rpc._fbs.Hello")
 _fbs_region: Any = import_module("zcactor.rpc._fbs.Region")
@@ -45,6 +46,9 @@ def _add_hello(builder: flatbuffers.Builder, hello: Hello) -> int:
     """Write the greeting's table; returns its offset in the builder."""
     if len(hello.process) != OWNER_NBYTES:
         raise ValueError(f"Hello.process has {len(hello.process)} bytes; a process id has {OWNER_NBYTES}")
+    for name, number in (("session", hello.session), ("twin", hello.twin)):
+        if not 0 <= number < 1 << 32:
+            raise TypeError(f"Hello.{name} is {number}; it has 32 bits")
     texts = []
     for name, text in (("host", hello.host), ("python", hello.python), ("role", hello.role)):
         encoded = text.encode()
@@ -59,7 +63,7 @@ def _add_hello(builder: flatbuffers.Builder, hello: Hello) -> int:
     _fbs_hello.AddHost(builder, texts[0])
     _fbs_hello.AddPython(builder, texts[1])
     _fbs_hello.AddRole(builder, texts[2])
-    _fbs_hello.AddSession(builder, hello.session)
+    _fbs_hello.AddSession(builder, hello.numbers)
     return int(_fbs_hello.End(builder))
 
 
@@ -87,9 +91,9 @@ def encode(
         id: call id; u64.
         extra: nanoseconds, items or an index, by kind; u64.
         regions: objects passed by reference.
-        releases: (id, count) of what is given back; u64 and u32.
+        releases: (id, count) of leases that are given back; u64 and u32.
         payload: marshalled bytes.
-        hello: the greeting of a HELLO frame, else None.
+        hello: the greeting of a HELLO frame; None for other frames.
 
     Returns:
         The frame with its length prefix; a multiple of 8 bytes.
@@ -141,7 +145,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def _read(data: Buffer, start: int, end: int) -> tuple[Any, Layout]:
-    """The verified frame and where its vectors are."""
+    """Verify a frame, and return it with the positions of its vectors."""
     layout = verify_frame(data, start, end)
     frame = _fbs_frame.Frame.GetRootAs(data, start)
     check_words(frame.Kind(), frame.Flags(), frame.Code())
@@ -149,7 +153,7 @@ def _read(data: Buffer, start: int, end: int) -> tuple[Any, Layout]:
 
 
 def decode(data: Buffer, start: int, end: int) -> Decoded:
-    """Decode one frame that is not HELLO, whoever encoded it.
+    """Decode one frame that is not HELLO, from any encoder.
 
     Args:
         data: the batch.
@@ -173,7 +177,7 @@ def decode(data: Buffer, start: int, end: int) -> Decoded:
         frame.Actor(),
         frame.Id(),
         frame.Extra(),
-        # By blocks, not by accessors: 20 us a region would let a peer buy seconds of our time with one frame.
+        # By blocks, not by accessors: at 20 us a region, a peer could cost us seconds with one frame.
         read_regions(data, layout.regions, layout.nregions),
         read_releases(data, layout.releases, layout.nreleases),
         layout.payload_start,
@@ -182,12 +186,12 @@ def decode(data: Buffer, start: int, end: int) -> Decoded:
 
 
 def _text(value: bytes | None) -> str:
-    """A verified string of the frame; one that is left out reads as empty."""
+    """A verified string of the frame; a string that is left out reads as empty."""
     return str(value or b"", "utf-8")
 
 
 def decode_hello(data: Buffer, start: int, end: int) -> Hello:
-    """Decode a HELLO frame; arguments as in `decode`. The version is returned, not judged.
+    """Decode a HELLO frame; arguments as in `decode`. The version is returned, not checked.
 
     Raises:
         ProtocolError: the bytes are not a valid frame, or not HELLO. Any other exception is a bug here.
@@ -198,4 +202,5 @@ def decode_hello(data: Buffer, start: int, end: int) -> Hello:
         raise ProtocolError(f"the first frame is of kind {frame.Kind()} and {'has' if hello else 'lacks'} a greeting")
     process = hello.ProcessAsNumpy().tobytes()
     texts = _text(hello.Host()), _text(hello.Python()), _text(hello.Role())
-    return Hello(hello.Version(), process, hello.Pid(), *texts, hello.Session())
+    numbers = hello.Session()
+    return Hello(hello.Version(), process, hello.Pid(), *texts, numbers & 0xFFFFFFFF, numbers >> 32)

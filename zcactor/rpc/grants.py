@@ -1,4 +1,4 @@
-"""Leases that a session grants its peer, on what its messages refer to."""
+"""Leases that a session grants its peer on the parts of its messages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["Grants"]
 
 
+_REF = int(RegionKind.REF)
+
+
 def _as_ours(part: Part) -> Part:
-    """The part itself, or the object of ours that stands for one whose owner has ended."""
+    """The part itself or, where its owner has ended, the part of the object of ours that replaces it."""
     holder = part.holder
     if type(holder) is not Lease or holder.adopted is None or part.kind != RegionKind.ARRAY:
         return part
@@ -25,13 +28,13 @@ def _as_ours(part: Part) -> Part:
 
 
 class Grants:
-    """Leases the parts of a message, all of them or none. Under the session's lock.
+    """Leases the parts of a message, all or none. Used under the session's lock.
 
     Args:
-        session: grants the leases.
-        process: id of the process here.
-        export_bytes: what the transport gives with bytes of ours for the peer to read them, a seal and a key, from the
-            object's id, the offset and the length in bytes; None where the peer needs neither.
+        session: the session that grants the leases.
+        process: id of this process.
+        export_bytes: function of the transport that returns the seal and the rkey by which the peer reads bytes of
+            ours, from the object's id, the offset and the length in bytes; None where the peer needs neither.
     """
 
     def __init__(
@@ -43,17 +46,19 @@ class Grants:
         self._export_bytes = export_bytes
 
     def export(self, parts: Sequence[Part]) -> Sequence[Region]:
-        """Lease every part to the peer, or none: the owner of something passed on may be gone.
+        """Lease every part to the peer, or none: the owner of a part that is passed on may have ended.
 
-        Raises what granting a part raises.
+        Raises:
+            Exception: the error of granting a part.
         """
         regions: list[Region] = []
         try:
             for part in map(_as_ours, parts):
                 owner, object_id, pin = part.holder.grant(self._session)
-                regions.append(
-                    Region(part.kind, owner, object_id, part.offset, part.nbytes, pin, 0, 0, part.authenticate)
-                )
+                offset = part.offset
+                regions.append(Region(part.kind, owner, object_id, offset, part.nbytes, pin, 0, 0, part.authenticate))
+                if part.kind == _REF and (announce := getattr(part.holder, "announce", None)) is not None:
+                    regions[-1] = regions[-1]._replace(offset=announce(self._session))
                 if self._export_bytes is not None and owner == self._process and part.nbytes:
                     seal, rkey = self._export_bytes(object_id, part.offset, part.nbytes)
                     regions[-1] = regions[-1]._replace(seal=seal, rkey=rkey)
@@ -63,10 +68,10 @@ class Grants:
         return regions
 
     def take_back(self, regions: Sequence[Region]) -> None:
-        """End the leases that `export` has granted, of a message that was not sent."""
+        """End the leases that `export` granted for a message that was not sent."""
         for region in regions:
             if not region.pin and region.owner != self._process:
-                continue  # the peer's own on its way home: nothing was leased, and its id may be one of ours, too
+                continue  # the peer's own object on its way home: not leased, and its id may also be an id of ours
             leased = region.pin or region.id
             if self._leases.get(leased) is not None:
                 self._leases.release(leased, 1)

@@ -1,7 +1,7 @@
-"""The leases of one session: granting ours to the peer, and giving back those that it has granted us.
+"""The leases of one session: granting leases to the peer, and giving back the leases that the peer has granted.
 
-Losing an object may happen anywhere, inside a lock too when the garbage collector runs there, so a release only appends
-to a deque. The next frame takes it along, or one of its own in the loop's next turn.
+An object may be finalized anywhere, also inside a lock when the garbage collector runs there, so a release only appends
+to a deque. The next frame takes the release along, or a RELEASE frame does in the loop's next turn.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
     from zcactor.objectstore.table import LeaseTable
 
-__all__ = ["Granting", "GrantingCopies", "Releasing"]
+__all__ = ["LockedLeases", "LockedLeasesOfCopies", "Releasing"]
 
 _MAX_RELEASES = 128
 _RELEASE = int(Kind.RELEASE)
 _RELEASE_DELAY = 1.0
-"""Seconds that the peer's memory may stay leased for the sake of a frame saved."""
+"""Seconds that the peer's memory may stay leased in order to save a frame."""
 
 
-class Granting:
-    """The lease table as the native part sees it, which writes frames without the session's lock."""
+class LockedLeases:
+    """The lease table for the native part, which writes frames without the session's lock."""
 
     __slots__ = ("_leases", "_lock")
 
@@ -41,7 +41,8 @@ class Granting:
             self._leases.grant(object_id, keep)
 
     def withdraw(self, object_id: int) -> None:
-        """Take back a lease that was granted for a frame that is not sent. The end of the connection may have."""
+        """Take back a lease that was granted for a frame that is not sent, unless the end of the connection has ended
+        it."""
         with self._lock:
             if self._leases.get(object_id) is not None:
                 self._leases.release(object_id, 1)
@@ -52,13 +53,13 @@ class Granting:
             self._leases.release(object_id, count)
 
 
-class GrantingCopies(Granting):
-    """The same for a peer that does not map our arena, and keeps copies of what it has leased."""
+class LockedLeasesOfCopies(LockedLeases):
+    """`LockedLeases` for a peer that does not map our arena, and keeps copies of the objects that it has leased."""
 
     __slots__ = ()
 
     def grant(self, object_id: int, keep: Any) -> None:
-        """See `Granting`."""
+        """See `LockedLeases`."""
         if keep.of_numpy:
             keep.store.take_over(keep.offset)
         super().grant(object_id, keep)
@@ -84,11 +85,11 @@ class Releasing:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether its twin is to be used instead."""
+        """Whether the session's twin is used instead."""
         return self.successor is not None and self.successor.closed is None
 
     def release(self, object_id: int) -> None:
-        """A lease that the peer granted us is no longer needed. Any thread, at any time; takes no lock."""
+        """Give back a lease that the peer granted. Any thread may call this at any time; it takes no lock."""
         if self.successor is not None and self.is_replaced:
             self.successor.release(object_id)
             return
@@ -98,8 +99,8 @@ class Releasing:
             self._on_loop(self._send_releases)
 
     def release_later(self, object_id: int) -> None:
-        """The same for a lease on bytes that have been read: a frame is likely to follow, which takes it along. What no
-        frame has taken within `_RELEASE_DELAY` is sent by itself."""
+        """`release` for a lease on bytes that have been read: a frame is likely to follow, which takes the release
+        along. Releases that no frame has taken within `_RELEASE_DELAY` are sent in a frame of their own."""
         if self.successor is not None and self.is_replaced:
             self.successor.release_later(object_id)
             return
@@ -122,7 +123,7 @@ class Releasing:
         return held
 
     def unhold_releases(self) -> None:
-        """End of `hold_releases`: what no frame took is sent by itself."""
+        """End `hold_releases`: releases that no frame took are sent in a frame of their own."""
         self._release_scheduled = False
         if self.has_releases and self.closed is None:
             self._release_scheduled = True
@@ -137,11 +138,11 @@ class Releasing:
             while self.has_releases:
                 self._send(_RELEASE, 0, 0, 0, 0, 0, (), b"")
                 if self._backlog:
-                    break  # they ride with the backlog
+                    break  # they go with the backlog
             self._flush_locked()
 
     def take_releases(self) -> list[tuple[int, int]]:
-        """Those that go with the next frame: object ids, and how often each. Under the lock."""
+        """Take the releases for the next frame: object ids, and the count of each. Called under the lock."""
         if self.wire is not None:
             noted = self.wire.take_releases(_MAX_RELEASES)
         else:
@@ -149,12 +150,12 @@ class Releasing:
         return list(Counter(noted).items())
 
     def put_releases_back(self, taken: Sequence[tuple[int, int]]) -> None:
-        """Note again what `take_releases` gave, for a frame that was not sent."""
+        """Note the releases from `take_releases` again, because their frame was not sent."""
         for object_id, number in taken:
             for _ in range(number):
                 self._note_release(object_id)
 
     @property
     def has_releases(self) -> bool:
-        """Whether some are noted that no frame has taken."""
+        """Whether releases are noted that no frame has taken."""
         return bool(self._released) if self.wire is None else self.wire.releases > 0

@@ -1,4 +1,4 @@
-"""Frames to a peer: what there is credit for is written at once, the rest waits in order."""
+"""Frames to a peer: frames with a credit are written at once, the others wait in order."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["Outgoing"]
 
 _MAX_REGIONS = 128
-"""Regions in one frame: 7 KiB of its room. A message with more sends them ahead in REGIONS frames."""
+"""Regions in one frame, at most: 7 KiB. A message with more regions sends them ahead in REGIONS frames."""
 _CALL, _REGIONS = int(Kind.CALL), int(Kind.REGIONS)
 
 
 class Sending(Protocol):
-    """What writing needs of a `zcactor.rpc.session.Session`."""
+    """The parts of a `zcactor.rpc.session.Session` that writing needs."""
 
     hub: Any
     lock: threading.Lock
     pending: dict[int, Any]
     credits: Any
-    wire: Any
     connection: Connection
 
     @property
@@ -40,24 +39,25 @@ class Sending(Protocol):
         """Whether leases wait to be given back."""
 
     def take_releases(self) -> list[tuple[int, int]]:
-        """Leases to give back with the next frame."""
+        """Take the leases to give back with the next frame."""
 
     def put_releases_back(self, releases: Sequence[tuple[int, int]]) -> None:
-        """It was not written."""
+        """Note releases again, because their frame was not written."""
 
     def fail(self, error: Exception) -> None:
-        """End the connection."""
+        """End the connection, because of `error`."""
 
 
 class Outgoing:
-    """Writes a session's messages into the connection's send buffer. Under its lock, where nothing else is said.
+    """The writing of a session's messages into the connection's send buffer. Used under the session's lock, except
+    where a method says otherwise.
 
     Args:
-        session: its credits and connection are used, and dropped where half of a message was sent. Each frame takes its
-            releases along.
-        backlog: frames that wait for credit; the native part, which writes frames too, looks whether there are some.
-        grants: leases what messages refer to.
-        schedule_flush: has the loop hand over soon what is written.
+        session: the session, whose credits and connection are used. Each frame takes its releases along. A connection
+            on which half of a message was sent is dropped.
+        backlog: frames that wait for credit; the native part, which writes frames too, checks whether it is empty.
+        grants: leases the parts of messages.
+        schedule_flush: function that lets the loop flush the written frames soon.
     """
 
     def __init__(
@@ -67,6 +67,8 @@ class Outgoing:
         grants: Grants,
         schedule_flush: Callable[[], None],
     ) -> None:
+        self.wire: Any = None
+        """The session's native part, once it exists."""
         self._session = session
         self._backlog = backlog
         self._grants = grants
@@ -74,7 +76,6 @@ class Outgoing:
         self._lock = session.lock
         self._pending = session.pending
         self._credits = session.credits
-        self._wire = session.wire
         self._reserve = session.connection.reserve
         self._commit = session.connection.commit
         self._counters = session.hub.counters
@@ -90,9 +91,10 @@ class Outgoing:
         parts: Sequence[Part],
         payload: Any,
     ) -> None:
-        """Encode one message into the send buffer, or keep it until there is a credit.
+        """Encode one message into the send buffer, or keep it until a credit comes.
 
-        Raises what granting a part or writing the frame raises; then nothing was sent and no lease was granted.
+        Raises:
+            Exception: the error of granting a part or writing the frame. Nothing was sent or leased then.
         """
         if parts:
             self.write(kind, flags, code, actor, message_id, extra, self._grants.export(parts), payload, parts)
@@ -111,7 +113,7 @@ class Outgoing:
         payload: Any,
         parts: Sequence[Part],
     ) -> None:
-        """The same for parts that are leased to the peer already, as `regions`."""
+        """Do the same as `send`, for parts that are already leased to the peer, as `regions`."""
         left, begun = regions, False
         try:
             while len(left) > _MAX_REGIONS:
@@ -128,11 +130,12 @@ class Outgoing:
             raise
 
     def _enqueue(self, *entry: Any) -> None:
-        """Send one frame, or keep it until there is a credit. Its parts are kept with it, regions hold nothing."""
+        """Send one frame, or keep it until a credit comes. Its parts are kept with it, because regions keep nothing
+        alive."""
         if not self._backlog and self._credits.take():
             try:
                 self.frame(*entry[:-1])
-            except ConnectionLost:  # the transport knows of the end; `connection_lost` follows in the loop's next turn
+            except ConnectionLost:  # the transport knows the end; `connection_lost` follows in the loop's next turn
                 self._backlog.append(entry)
             except BaseException:
                 self._credits.returned(1)
@@ -151,14 +154,15 @@ class Outgoing:
         regions: Sequence[Region],
         payload: Any,
     ) -> None:
-        """Write one frame, whose credit was taken or which needs none. Releases and owed credits ride with it.
+        """Write one frame, whose credit was taken or which needs none. The frame takes releases and owed credits along.
 
-        Raises what writing it raises; then nothing was written, and they wait for another frame.
+        Raises:
+            Exception: the error of writing. Nothing was written then; releases and credits wait for another frame.
         """
         if (
-            self._wire is not None
+            self.wire is not None
             and not regions
-            and self._wire.frame(kind, flags, code, actor, message_id, extra, payload)
+            and self.wire.frame(kind, flags, code, actor, message_id, extra, payload)
         ):
             return
         releases: Sequence[tuple[int, int]] = ()
@@ -174,7 +178,7 @@ class Outgoing:
                     buffer, offset, kind, flags, code, owed, actor, message_id, extra, regions, releases, payload
                 )
             )
-        except BaseException:  # another frame will tell the peer
+        except BaseException:  # another frame will take them
             if owed:
                 credits.consumed(owed)
             session.put_releases_back(releases)
@@ -184,7 +188,8 @@ class Outgoing:
         counters.bytes_eager += len(payload)
 
     def credits_returned(self, count: int) -> None:
-        """The peer takes `count` frames more: write what waits, as far as there is credit. Takes the lock itself."""
+        """Take `count` credits from the peer, and write waiting frames as far as there is credit. This method takes the
+        lock itself."""
         with self._lock:
             if count:
                 self._credits.returned(count)

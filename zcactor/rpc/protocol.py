@@ -1,8 +1,8 @@
 """The states of calls, streams and objects, and every legal transition, as data.
 
-Everything that decides a state is in this file, and nothing here knows which role a process plays. The shape is
-h11's ``_state.py``. An event the peer caused in a state where it may not is the peer's fault (`ProtocolError`); one
-that only our own code can cause is a bug here (`RuntimeError`).
+Everything that decides a state is in this file, and nothing here knows the role of a process. The shape is h11's
+``_state.py``. An illegal event that the peer caused is the peer's fault (`ProtocolError`); an illegal event that only
+our own code can cause is a bug here (`RuntimeError`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ __all__ = [
 
 
 class CallState(IntEnum):
-    """Where a call is, as its caller sees it."""
+    """State of a call, as its caller sees it."""
 
     QUEUED = 0
-    """Waits for a credit; the peer knows nothing of it."""
+    """The call waits for a credit; the peer does not know it."""
     SENT = 1
     CANCELLING = 2
-    """CANCEL was sent; the response still comes and says what happened."""
+    """CANCEL was sent; the response still comes and tells the outcome."""
     DONE = 3
 
 
 class CallEvent(IntEnum):
-    """What can happen to a call."""
+    """Events of a call."""
 
     CREDIT = 0
     """A credit was taken and the frame written."""
@@ -52,7 +52,7 @@ class CallEvent(IntEnum):
     CANCEL = 2
     """The caller, or its deadline, gives up."""
     LOST = 3
-    """The connection ended."""
+    """The connection has ended."""
 
 
 CALL_TRANSITIONS: Final[dict[tuple[CallState, CallEvent], CallState]] = {
@@ -65,14 +65,14 @@ CALL_TRANSITIONS: Final[dict[tuple[CallState, CallEvent], CallState]] = {
     (CallState.CANCELLING, CallEvent.RESPONSE): CallState.DONE,
     (CallState.CANCELLING, CallEvent.CANCEL): CallState.CANCELLING,  # a deadline may pass after a cancel
     (CallState.CANCELLING, CallEvent.LOST): CallState.DONE,
-    (CallState.DONE, CallEvent.CANCEL): CallState.DONE,  # too late, which is no error
+    (CallState.DONE, CallEvent.CANCEL): CallState.DONE,  # too late, which is not an error
     (CallState.DONE, CallEvent.LOST): CallState.DONE,
 }
-"""(state, event) to the next state; what is missing is illegal."""
+"""(state, event) to the next state; a missing pair is illegal."""
 
 
 class StreamState(IntEnum):
-    """Where a stream of items is, as its consumer sees it."""
+    """State of a stream of items, as its consumer sees it."""
 
     OPEN = 0
     CLOSING = 1
@@ -81,15 +81,15 @@ class StreamState(IntEnum):
 
 
 class StreamEvent(IntEnum):
-    """What can happen to a stream."""
+    """Events of a stream."""
 
     ITEM = 0
     RESPONSE = 1
-    """The peer's RESPONSE: the end of the items, an error, or cancelled."""
+    """The peer's RESPONSE: the end of the items, an error, or a cancellation."""
     CLOSE = 2
     """The consumer takes no more items."""
     LOST = 3
-    """The connection ended."""
+    """The connection has ended."""
 
 
 STREAM_TRANSITIONS: Final[dict[tuple[StreamState, StreamEvent], StreamState]] = {
@@ -104,28 +104,28 @@ STREAM_TRANSITIONS: Final[dict[tuple[StreamState, StreamEvent], StreamState]] = 
     (StreamState.DONE, StreamEvent.CLOSE): StreamState.DONE,
     (StreamState.DONE, StreamEvent.LOST): StreamState.DONE,
 }
-"""(state, event) to the next state; what is missing is illegal."""
+"""(state, event) to the next state; a missing pair is illegal."""
 
 
 class ObjectState(IntEnum):
-    """Where an object is in its owner's table."""
+    """State of an object in its owner's table."""
 
     DRAFT = 0
-    """Its bytes are being written; nobody else can name it."""
+    """Its bytes are being written, and only the owner can name it."""
     SEALED = 1
-    """Its bytes do not change any more; leases may be given."""
+    """Its bytes do not change any more; leases may be granted."""
     FREE = 2
-    """Its bytes may be used again."""
+    """Its bytes may be reused."""
 
 
 class ObjectEvent(IntEnum):
-    """What can happen to an object."""
+    """Events of an object."""
 
     SEAL = 0
     ABORT = 1
-    """The writer gave up."""
+    """The writer has given up."""
     LAST_LEASE = 2
-    """The last lease was released, by its holder or by fencing the holder off."""
+    """The last lease has ended: its holder released it, or was fenced off."""
 
 
 OBJECT_TRANSITIONS: Final[dict[tuple[ObjectState, ObjectEvent], ObjectState]] = {
@@ -133,7 +133,7 @@ OBJECT_TRANSITIONS: Final[dict[tuple[ObjectState, ObjectEvent], ObjectState]] = 
     (ObjectState.DRAFT, ObjectEvent.ABORT): ObjectState.FREE,
     (ObjectState.SEALED, ObjectEvent.LAST_LEASE): ObjectState.FREE,
 }
-"""(state, event) to the next state; what is missing is illegal."""
+"""(state, event) to the next state; a missing pair is illegal."""
 
 _PEER_EVENTS: Final = frozenset(
     {
@@ -149,7 +149,7 @@ _Event = TypeVar("_Event", bound=IntEnum)
 
 
 def _advance(what: str, table: Mapping[tuple[_State, _Event], _State], state: _State, event: _Event) -> _State:
-    """Look the transition up, or say whose fault it is that there is none."""
+    """Look a transition up, or raise the error that blames the peer or our own code for its absence."""
     following = table.get((state, event))
     if following is not None:
         return following
@@ -161,7 +161,7 @@ def _advance(what: str, table: Mapping[tuple[_State, _Event], _State], state: _S
 
 
 def advance_call(state: CallState, event: CallEvent) -> CallState:
-    """The state of a call after `event`.
+    """Return the state of a call after `event`.
 
     Raises:
         ProtocolError: the peer answered a call that was not sent, or answered it twice.
@@ -171,7 +171,7 @@ def advance_call(state: CallState, event: CallEvent) -> CallState:
 
 
 def advance_stream(state: StreamState, event: StreamEvent) -> StreamState:
-    """The state of a stream after `event`.
+    """Return the state of a stream after `event`.
 
     Raises:
         ProtocolError: the peer sent an item or a response after the end.
@@ -180,10 +180,10 @@ def advance_stream(state: StreamState, event: StreamEvent) -> StreamState:
 
 
 def advance_object(state: ObjectState, event: ObjectEvent) -> ObjectState:
-    """The state of an object after `event`.
+    """Return the state of an object after `event`.
 
     Raises:
         ProtocolError: a lease was released on an object that is not sealed.
-        RuntimeError: our own code sealed or aborted an object that is no draft.
+        RuntimeError: our own code sealed or aborted an object that is not a draft.
     """
     return _advance("an object", OBJECT_TRANSITIONS, state, event)

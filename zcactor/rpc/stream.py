@@ -1,4 +1,4 @@
-"""The consumer's end of a stream: items in order, and the credit that lets the producer run ahead a little."""
+"""The consumer's end of a stream: items in order, and the credit that lets the producer run a few items ahead."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["STREAM_WINDOW", "Slot", "Stream"]
 
 STREAM_WINDOW: Final = 16
-"""Items that a producer may have sent and its consumer not taken. Enough to cover a round trip at a few microseconds an
-item; each may be an array of any size, so more would hold more of the producer's store."""
+"""Items that a producer may have sent and its consumer not taken. 16 cover a round trip at a few microseconds an item.
+An item may be an array of any size, so a larger window would occupy more of the producer's store."""
 
 
 class Slot:
-    """One item's place; filled at once, or when its arrays have been leased from a third process."""
+    """The place of one item. It is filled at once, or when its arrays have been leased from a third process."""
 
     __slots__ = ("flags", "parts", "payload", "ready")
 
@@ -36,7 +36,8 @@ class Slot:
 
 
 class Stream:
-    """Items of one call. Filled by the session on the loop's thread; consumed by one task at a time, on any loop."""
+    """The items of one call. The session fills the stream on the loop's thread; one task at a time consumes it, on any
+    loop."""
 
     def __init__(
         self, call: Call, unpack: Callable[[Any, Sequence[Part], int], Any], cancel: Callable[[Call], None]
@@ -52,7 +53,7 @@ class Stream:
         call.add_callback(self._ended)
 
     def slot(self, index: int) -> Slot:
-        """The place for item number `index`.
+        """Make the place for item number `index`.
 
         Raises:
             ProtocolError: the producer skipped or repeated an item, or ran further ahead than its credit.
@@ -68,7 +69,7 @@ class Stream:
         return slot
 
     def fill(self, slot: Slot, payload: Any, parts: Sequence[Part], flags: int) -> None:
-        """The item of `slot` is here."""
+        """Fill `slot` with its item, which has come."""
         slot.payload, slot.parts, slot.flags, slot.ready = payload, parts, flags, True
         self._wake()
 
@@ -80,17 +81,17 @@ class Stream:
         if waiter is None:
             return
         loop = waiter.get_loop()
-        if loop is asyncio._get_running_loop():  # the C accessor that does not raise
+        if loop is asyncio._get_running_loop():  # this C accessor does not raise
             _set(waiter)
         else:
-            with contextlib.suppress(RuntimeError):  # that loop has been closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the waiter's loop is closed: it does not wait any more
                 loop.call_soon_threadsafe(_set, waiter)
 
     async def next(self) -> Any:
-        """The next item. Cancelling loses none.
+        """Return the next item. Cancelling loses no item.
 
         Raises:
-            StopAsyncIteration: there are no more.
+            StopAsyncIteration: the stream has no more items.
             RuntimeError: another task is waiting on this stream.
         """
         while not (self._slots and self._slots[0].ready):
@@ -104,7 +105,7 @@ class Stream:
             try:
                 if (
                     not self._has_news()
-                ):  # on another loop than the session's it may have come before there was a waiter
+                ):  # on a loop other than the session's, an item may have come before the waiter was set
                     await self._waiter
             finally:
                 self._waiter = None
@@ -131,7 +132,7 @@ class Stream:
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """Stop: the generator is closed, items not taken are dropped. Idempotent; ``__del__`` uses `abandon`."""
+        """Close the generator, and drop items that were not taken. Idempotent; ``__del__`` uses `abandon`."""
         if not self._closed:
             self._closed = True
             self._slots.clear()
@@ -141,7 +142,8 @@ class Stream:
             self._wake()
 
     def abandon(self) -> None:
-        """`close`, in the loop's next turn: for ``__del__``, which may run on any thread and inside the collector."""
+        """Call `close` in the loop's next turn: for ``__del__``, which may run on any thread and inside the garbage
+        collector."""
         loop = self.call.loop
         if not self._closed and loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self.close)

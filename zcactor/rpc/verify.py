@@ -1,6 +1,6 @@
-"""The check that makes a peer's FlatBuffers bytes safe to read.
+"""The verifier, which makes a peer's FlatBuffers bytes safe to read.
 
-The Python package of FlatBuffers has accessors but no verifier: on mutated frames they raise whatever falls out of
+The Python package of FlatBuffers has accessors but no verifier: on mutated frames the accessors raise errors of
 ``struct``, or silently return other bytes (measured: 46 % and 51 % of 100,000). `verify_frame` walks the frame as the
 C++ ``Verifier`` does: every offset, vtable, vector and string lies inside the frame and is aligned. Nothing recurses
 and nothing is allocated in proportion to a number that the peer sent before that number has been checked against the
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Buffer = bytes | bytearray | memoryview
-"""What frames are read from: one-dimensional, contiguous, of bytes."""
+"""A buffer that frames are read from: one-dimensional, contiguous, of bytes."""
 
 IDENTIFIER: Final = b"ZCA1"
 """FlatBuffers' file identifier: bytes 4 to 8 of each frame."""
@@ -45,10 +45,10 @@ MIN_FRAME: Final = 16
 """Bytes of the smallest FlatBuffers table with an identifier: root offset, identifier, vtable header, table header."""
 
 MAX_TEXT: Final = 1024
-"""Bytes that a string of HELLO may have; host names end at 255 by POSIX, so this only stops nonsense."""
+"""Bytes of a string in HELLO, at most. Host names end at 255 by POSIX, so this only refuses nonsense."""
 
 RELEASE_STRUCT: Final = Struct("<QI4x")
-"""id, count, 4 bytes of padding."""
+"""Layout of a release: id, count, 4 bytes of padding."""
 RELEASE_NBYTES: Final = RELEASE_STRUCT.size
 
 MAX_KIND: Final = int(max(Kind))
@@ -65,7 +65,7 @@ _VTABLE_HEADER: Final = 4  # bytes: size of the vtable, size of the table's inli
 
 
 class Layout(NamedTuple):
-    """Where the vectors of a verified frame lie: absolute offsets into the buffer that was verified."""
+    """The positions of the vectors of a verified frame: absolute offsets into the verified buffer."""
 
     regions: int
     nregions: int
@@ -76,7 +76,7 @@ class Layout(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """A table whose vtable and inline part are inside the frame."""
+    """A table whose vtable and inline part lie inside the frame."""
 
     name: str
     position: int
@@ -119,7 +119,7 @@ def check_region(object_id: int, kind: int, authenticate: int) -> None:
     """Check the enumerated fields of a region.
 
     Raises:
-        ProtocolError: its kind is unknown, or `authenticate` is no truth value.
+        ProtocolError: the kind is unknown, or `authenticate` is neither 0 nor 1.
     """
     if kind > MAX_REGION_KIND:
         raise ProtocolError(f"region of object {object_id} has kind {kind}; known kinds are 0 to {MAX_REGION_KIND}")
@@ -149,7 +149,7 @@ def read_releases(data: Buffer, position: int, count: int) -> tuple[tuple[int, i
 
 
 class _Walk:
-    """One frame while it is verified: its bytes and limits, and the reading of offsets inside them."""
+    """One frame during its verification: its bytes and limits, and the reading of offsets inside them."""
 
     __slots__ = ("data", "end", "start")
 
@@ -159,7 +159,7 @@ class _Walk:
         self.end = end
 
     def require(self, what: str, position: int, nbytes: int, align: int) -> None:
-        """Check that `nbytes` at `position` are inside the frame and aligned."""
+        """Check that `nbytes` at `position` lie inside the frame and are aligned."""
         if position < self.start or position > self.end or nbytes > self.end - position:
             raise ProtocolError(
                 f"{what} is {nbytes} bytes at offset {position - self.start}, "
@@ -169,7 +169,7 @@ class _Walk:
             raise ProtocolError(f"{what} at offset {position - self.start} is not aligned to {align} bytes")
 
     def follow(self, what: str, position: int) -> int:
-        """The target of the unsigned offset stored at `position`, which has been checked."""
+        """Follow the unsigned offset stored at `position`, which has been checked."""
         offset: int = _U32.unpack_from(self.data, position)[0]
         if offset == 0:
             raise ProtocolError(f"{what}: the offset at {position - self.start} is 0, which points at itself")
@@ -191,7 +191,7 @@ class _Walk:
         return _Table(name, position, nbytes, vtable, vtable_nbytes)
 
     def field(self, table: _Table, name: str, slot: int, nbytes: int) -> int:
-        """The checked position of a field's inline bytes; -1 when the table leaves it out."""
+        """The checked position of a field's inline bytes; -1 when the table leaves the field out."""
         entry = _VTABLE_HEADER + 2 * slot
         if entry + 2 > table.vtable_nbytes:
             return -1
@@ -206,7 +206,8 @@ class _Walk:
         return table.position + offset
 
     def vector(self, table: _Table, name: str, slot: int, element: int, align: int) -> tuple[int, int]:
-        """The checked position of a vector's first element and their number; (end of frame, 0) when left out."""
+        """The checked position of a vector's first element, and the number of elements; (end of frame, 0) for a vector
+        left out."""
         field = self.field(table, name, slot, 4)
         if field < 0:
             return self.end, 0
@@ -234,11 +235,11 @@ class _Walk:
             except UnicodeDecodeError as error:
                 raise ProtocolError(f"{what} is not UTF-8 at byte {error.start}") from error
             return
-        if position != self.end or count:  # a string that is left out has no end to look at
+        if position != self.end or count:  # a string that is left out has no end to check
             raise ProtocolError(f"{what} of {count} bytes is not ended by a zero byte")
 
     def hello(self, frame: _Table) -> None:
-        """Check the nested greeting if there is one."""
+        """Check the nested greeting, if the frame has one."""
         field = self.field(frame, "hello", _HELLO, 4)
         if field < 0:
             return
@@ -253,7 +254,7 @@ class _Walk:
 
 
 def verify_frame(data: Buffer, start: int, end: int) -> Layout:
-    """Check that the generated accessors can read one frame without leaving it.
+    """Check that the generated accessors can read one frame without reading outside of it.
 
     Args:
         data: the batch.
@@ -261,11 +262,11 @@ def verify_frame(data: Buffer, start: int, end: int) -> Layout:
         end: offset of the byte after its last, at most ``len(data)``.
 
     Returns:
-        Where the vectors are. A vector that is left out is empty, at `end`.
+        The positions of the vectors. A vector that is left out is empty, at `end`.
 
     Raises:
-        ProtocolError: anything is out of bounds, misaligned, too long or not UTF-8; the message says what, at which
-            offset, the value and the limit. No other exception, whatever the bytes are.
+        ProtocolError: a part of the frame is out of bounds, misaligned, too long or not UTF-8. The message gives the
+            part, its offset, the value and the limit. Bytes of any content raise no other exception.
     """
     if end - start < MIN_FRAME:
         raise ProtocolError(f"frame has {end - start} bytes; the smallest has {MIN_FRAME}")

@@ -1,4 +1,4 @@
-"""A trace as browsers show it: ``chrome://tracing`` and Perfetto read this file.
+"""A trace in the format of browsers: ``chrome://tracing`` and Perfetto read this file.
 
 Hosts are the file's processes and simulated processes its threads, each with a bar from its birth to its end. Every
 other event is a mark on its process's line. (Format: "Trace Event Format", the Chromium project.)
@@ -16,7 +16,7 @@ __all__ = ["ChromeFile"]
 
 
 class ChromeFile:
-    """Writes the events of a run.
+    """A file with the events of a run.
 
     Args:
         file: opened for text; `close` leaves it open.
@@ -38,7 +38,7 @@ class ChromeFile:
         self._write({"ph": phase, "name": name, "ts": round(time * 1e6, 3), **where, "args": event})
 
     def _where(self, place: str) -> dict[str, int]:
-        """The numbers that stand for a process, which is named when it comes up first."""
+        """The numbers that stand for a process, which gets its name in the file at its first event."""
         name, _, host = place.rpartition("@")
         if host not in self._hosts:
             self._hosts[host] = len(self._hosts) + 1
@@ -57,5 +57,5 @@ class ChromeFile:
         self._separator = ",\n"
 
     def close(self) -> None:
-        """Write the end."""
+        """Write the end of the file."""
         self._file.write("\n]\n" if self._hosts else "[]\n")

@@ -1,7 +1,7 @@
 """The hosts of a run and the processes on them: agents, workers and drivers, made as `zcactor start` makes real ones.
 
-Everything in a process is the package's own. What differs is given to it: its loop, its place, an arena without a file,
-an endpoint in a simulated network, a crew that is no threads, and workers that are forked by an event.
+Everything in a process is the package's own. The simulated parts are passed to it: its loop, its place, an arena
+without a file, an endpoint in a simulated network, a crew without threads, and workers that are forked by an event.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from zcactor import ids
+from zcactor.assembly.agents import assemble_agent
+from zcactor.assembly.endpoints import find_through, may_read
+from zcactor.assembly.process import Process
+from zcactor.control.node_table import facts_of
 from zcactor.errors import ZcactorError
+from zcactor.node.worker_main import serve
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Store
-from zcactor.runtime.assembly import assemble_agent
-from zcactor.runtime.endpoints import find_through, may_read
-from zcactor.runtime.nodes import facts_of
-from zcactor.runtime.place import Place
-from zcactor.runtime.process import Process
-from zcactor.runtime.worker import serve
+from zcactor.process.place import Place
 from zcactor.simulation.crew import LoopCrew
 from zcactor.simulation.endpoint import SimEndpoint
 from zcactor.simulation.workers import SimWorkers
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from zcactor.config import Config
-    from zcactor.runtime.agent import NodeAgent
-    from zcactor.runtime.member import NodeMember
-    from zcactor.runtime.pool import WorkerRecord
+    from zcactor.control.head import Head
+    from zcactor.control.node_agent import NodeAgent
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.network import Network
+    from zcactor.workers.worker_table import WorkerRecord
 
 __all__ = ["Cluster", "Host"]
 
 EXTENT = 1 << 20
-"""Bytes by which an arena is handed out; small ones have no room for more."""
+"""Bytes by which an arena is handed out; small arenas have no room for more."""
 
 
 class Host:
@@ -45,16 +45,16 @@ class Host:
     def __init__(self, name: str) -> None:
         self.name = name
         self.agent: SimLoop | None = None
-        self.node: NodeAgent | NodeMember | None = None
+        self.node: Head | NodeAgent | None = None
         self.workers: SimWorkers | None = None
         self.starting = False
-        """Whether its agent is about to be started again."""
+        """Whether the supervisor is about to start its agent again."""
         self.boots = 0
-        """How often it was switched on."""
+        """The number of its boots."""
 
     @property
     def machine(self) -> str:
-        """What names this host and its boot, see `zcactor.runtime.nodes.machine_of`."""
+        """The name of this host and its boot; see `zcactor.control.node_table.machine_of`."""
         return f"boot-{self.boots}-of-{self.name}"
 
 
@@ -62,11 +62,11 @@ class Cluster:
     """A head's host, further hosts, and the programs that use them.
 
     Args:
-        network: between the hosts.
+        network: the network between the hosts.
         config: the settings of every process.
         resources: of each node, amounts by name.
-        heartbeat, hang_after: see `zcactor.runtime.agent.NodeAgent`.
-        native: whether every process takes the native wire.
+        heartbeat, hang_after: see `zcactor.control.head.Head`.
+        native: whether every process uses the native wire.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class Cluster:
         self.head_host: Host | None = None
         self.head_id = b""
         self.joined = 0
-        """Nodes that have joined, ever."""
+        """Nodes that have ever joined."""
         self.on_process: Callable[[Process, SimLoop], None] = lambda *_: None
-        """Told of each process as it is made."""
+        """Called with each process as it is made."""
         self._pids = 100
         self._workers = 0
 
     # ---------------------------------------------------------------- processes
 
     def _process(self, loop: SimLoop, role: str, host: Host, process: bytes) -> Process:
-        """What every process is made of, in its own first step."""
+        """Make a process, in its own first step, with the parts that every process has."""
         self._pids += 1
         place = Place(self._pids, host.name)
         arena = Arena(self.config.store_capacity or 1 << 24, EXTENT, groups=(), seed=self.world.number(loop.name))
@@ -110,12 +110,13 @@ class Cluster:
             self.head_id = process
         made_process.sessions.head = self.head_id
         made_process.locations.machine = host.machine
-        find_through(endpoint, made_process.head, self.head_id.hex())
+        find_through(endpoint, made_process.places, made_process.head, self.head_id.hex())
         self.on_process(made_process, loop)
         return made_process
 
     def is_apart(self, here: str, there: str) -> bool:
-        """Whether a host cannot have heard yet what has ended there: from another host, or from the head's."""
+        """Whether the host `there` may not have noticed yet that an actor on it was ended: the news from the host
+        `here` or from the head's may be under way."""
         head = self.head_host.name if self.head_host is not None else here
         return self.network.is_late(here, there) or self.network.is_late(head, there)
 
@@ -142,14 +143,14 @@ class Cluster:
             host.workers.gone(loop, cause)
 
     def crash(self) -> None:
-        """End the caller's process at once. What is left of its present step does nothing that others see."""
+        """End the caller's process at once. Other processes see no effect of the rest of its present step."""
         loop: Any = asyncio.get_running_loop()
         self.kill(loop, "its process exited with status 3")
 
     # ---------------------------------------------------------------- nodes
 
     def start_agent(self, name: str) -> SimLoop:
-        """Start the agent of a host, the first of all as the head."""
+        """Start the agent of a host; the first agent of all is the head."""
         host = self.hosts.get(name)
         if host is None:
             host = self.hosts[name] = Host(name)
@@ -162,9 +163,9 @@ class Cluster:
         return loop
 
     async def _agent(self, loop: SimLoop, host: Host, *, is_head: bool) -> None:
-        process = self._process(loop, "agent", host, ids.token())
+        process = self._process(loop, "agent", host, ids.new_process())
         await process.endpoint.start(process.connections.accepted)
-        node: NodeAgent | NodeMember
+        node: Head | NodeAgent
         workers = host.workers = SimWorkers(
             loop, lambda record: self._fork(host, record), lambda victim, cause: self.kill(victim, cause),
             lambda record: node.worker_ended(record),
@@ -202,13 +203,13 @@ class Cluster:
     def start_driver(
         self, name: str, host: str, program: Callable[[Process], Coroutine[Any, Any, None]]
     ) -> SimLoop:  # fmt: skip
-        """Run `program` in a process that has joined the cluster."""
+        """Run `program` in a new process, once that has joined the cluster."""
         loop = self.world.process(host, name)
         loop.begin(self._driver(loop, self.hosts[host], program))
         return loop
 
     async def _driver(self, loop: SimLoop, host: Host, program: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
-        process = self._process(loop, "driver", host, ids.token())
+        process = self._process(loop, "driver", host, ids.new_process())
         await process.endpoint.start(process.connections.accepted)
         try:
             await process.head.ask_members("join_driver", process.address, host.machine)
@@ -221,12 +222,12 @@ class Cluster:
     # ---------------------------------------------------------------- hosts
 
     def switch_off(self, name: str) -> None:
-        """A host loses its power: nobody is told."""
+        """Switch off the power of a host: no process gets a word of it."""
         for loop in [each for each in self.world.loops.values() if each.host == name]:
             self.kill(loop, "its host is off", silently=True)
         self.network.switch_off(name)
 
     def switch_on(self, name: str) -> None:
-        """A host is there again, after a boot, and its node joins anew."""
+        """Switch a host on: after a boot, its node joins anew."""
         self.network.switch_on(name)
         self.start_agent(name)

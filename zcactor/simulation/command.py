@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -17,10 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from zcactor.native import hot
-from zcactor.simulation.capacity import STEPS
+from zcactor.simulation.capacity import STEPS, measure
 from zcactor.simulation.chrome import ChromeFile
-from zcactor.simulation.run import Run
+from zcactor.simulation.run import Run, set_apart
 from zcactor.simulation.schedule import WIRES, BadSchedule, Schedule, draw
 from zcactor.simulation.shrink import shrink
 from zcactor.simulation.trace import Trace
@@ -29,17 +29,17 @@ from zcactor.simulation.workloads import WORKLOADS
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-__all__ = ["main"]
+__all__ = ["command_line", "main"]
 
 BLOCKED: Final = 60.0
-"""Seconds of wall time that one turn of one process may take: then something in it blocks the thread."""
+"""Seconds of wall time that one turn of one process may take: after them it counts as blocked."""
 _SHOWN: Final = 30
-"""Events that the report of a failure shows."""
+"""Events in the report of a failure."""
 _PLACE: Final = re.compile(r"[\w.]+@h\d+")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """A parser whose errors take one line."""
 
     def error(self, message: str) -> NoReturn:
         """See `argparse.ArgumentParser.error`."""
@@ -89,38 +89,53 @@ def _workloads(text: str) -> tuple[str, ...]:
     return names
 
 
-def _parser() -> _Parser:
+def command_line() -> _Parser:
+    """Make the parser of the command line, from which its reference page is made as well."""
     parser = _Parser(prog="python -m zcactor.simulation", description=__doc__, allow_abbrev=False)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--seed", type=_seed, help="play one run")
     what.add_argument("--seeds", type=_range, metavar="FIRST:LAST", help="play these, both included")
     what.add_argument("--schedule", type=Path, metavar="FILE", help="play a schedule that --shrink has written")
     what.add_argument("--capacity", choices=tuple(STEPS), help="measure what one costs in clusters of --nodes N,...")
-    parser.add_argument("--nodes", type=_sizes, metavar="N", help="of a cluster (default: 6)")
     parser.add_argument(
-        "--duration", type=_number("the duration", float, 0.01, 1e6), help="virtual seconds (default: 30)"
+        "--nodes",
+        type=_sizes,
+        metavar="N,...",
+        help="number of nodes of a cluster (default: 6); several with --capacity",
     )
-    parser.add_argument("--workloads", type=_workloads, metavar="NAME,...", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument(
-        "--wire", choices=("mixed", *WIRES), help="of sessions (default: mixed, native at each tenth seed)"
+        "--duration", type=_number("the duration", float, 0.01, 1e6), help="virtual seconds of a run (default: 30)"
     )
-    parser.add_argument("--jobs", type=_number("the number of jobs", int, 1, 256), default=1, help="runs at a time")
     parser.add_argument(
-        "--budget", type=_number("the budget", float, 0.01, 1e9), help="wall seconds, then no more runs"
+        "--workloads",
+        type=_workloads,
+        metavar="NAME,...",
+        help=f"what programs do: {', '.join(WORKLOADS)} (default: some of them, drawn)",
+    )
+    parser.add_argument(
+        "--wire",
+        choices=("mixed", *WIRES),
+        help="the path of frames (default: mixed, which is native at each tenth seed)",
+    )
+    parser.add_argument(
+        "--jobs", type=_number("the number of jobs", int, 1, 256), default=1, help="number of runs at a time"
+    )
+    parser.add_argument(
+        "--budget", type=_number("the budget", float, 0.01, 1e9), help="wall seconds after which no run begins"
     )
     parser.add_argument("--fail-fast", action="store_true", help="end with the first run that fails")
     parser.add_argument("--shrink", action="store_true", help="write SEED.toml, the smallest schedule that still fails")
-    parser.add_argument("--json", action="store_true", help="a JSON line a run, and one at the end")
+    parser.add_argument("--json", action="store_true", help="print a JSON line a run, and one at the end")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the events of one run")
     parser.add_argument("--chrome", type=Path, metavar="FILE", help="write them as chrome://tracing and Perfetto read")
-    parser.add_argument("--from", type=float, dest="since", metavar="SECONDS", help="of the trace")
-    parser.add_argument("--until", type=float, metavar="SECONDS", help="of the trace")
-    parser.add_argument("--only", metavar="HOST,...", help="of the trace: hosts or processes")
+    parser.add_argument("--from", type=float, dest="since", metavar="SECONDS", help="write no earlier events")
+    parser.add_argument("--until", type=float, metavar="SECONDS", help="write no later events")
+    parser.add_argument("--only", metavar="HOST,...", help="write events of these hosts or processes only")
     return parser
 
 
 def _commit() -> str:
-    """Of the package's own repository; ``unknown`` without one."""
+    """The commit of the package's own repository; ``unknown`` without one."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -129,14 +144,14 @@ def _commit() -> str:
 
 
 def _repeat(schedule: Schedule) -> str:
-    """The command that plays it again."""
+    """The command that repeats a run."""
     words = ["--seed", str(schedule.seed), "--nodes", str(schedule.nodes), "--duration", f"{schedule.duration:g}"]
     words += ["--workloads", ",".join(schedule.workloads), "--wire", schedule.wire]
     return "python -m zcactor.simulation " + shlex.join(words)
 
 
 class _Watch:
-    """Ends the program where one turn of a simulated process blocks the thread, and names the process."""
+    """A watch that ends the program where one turn of a simulated process blocks the thread, and names the process."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -172,7 +187,7 @@ def _play(schedule: Schedule, trace: Trace | None = None) -> Run:
 
 
 def _report(run: Run, line: dict[str, Any], repeat: str) -> str:
-    """What a person wants to know of a run that failed."""
+    """The report of a failed run, for people."""
     text = [f"seed {line['seed']} of commit {line['commit']} is broken:"]
     text += [f"  {broken['invariant']} at {broken['at']:.6f} s: {broken['text']}" for broken in line["broken"]]
     text += [f"  fault at {fault.at:.3f} s: {fault.kind} {' '.join(fault.who)}" for fault in run.faults.done]
@@ -184,19 +199,23 @@ def _report(run: Run, line: dict[str, Any], repeat: str) -> str:
 
 
 def _one(schedule: Schedule, commit: str) -> tuple[dict[str, Any], str]:
-    """One run in a process of several: its line, and what there is to say of a failure."""
+    """Play one run in a process of several: its line, and its report where it failed."""
     run = _play(schedule)
     line = run.line(commit)
     return line, "" if line["ok"] else _report(run, line, _repeat(schedule))
 
 
 def _results(schedules: Sequence[Schedule], jobs: int, commit: str) -> Generator[tuple[dict[str, Any], str]]:
-    """What comes of each, in the order of the seeds."""
+    """The result of each schedule, in the order of the seeds."""
     if jobs == 1:
-        for schedule in schedules:
-            yield _one(schedule, commit)
+        set_apart()
+        try:
+            for schedule in schedules:
+                yield _one(schedule, commit)
+        finally:
+            gc.unfreeze()
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, set_apart) as pool:
         waiting: list[Any] = []
         for schedule in schedules:
             waiting.append(pool.apply_async(_one, (schedule, commit)))
@@ -220,7 +239,7 @@ def _say(line: dict[str, Any], report: str, *, as_json: bool) -> None:
 
 
 def _traced(arguments: argparse.Namespace, schedule: Schedule, parser: _Parser) -> Run:
-    """Play a run whose events are written to files, where any are asked for."""
+    """Play a run, and write its events to the files that the arguments name."""
     takers: list[Callable[[str], object]] = []
     with ExitStack() as stack:
         for option in ("trace", "chrome"):
@@ -253,7 +272,7 @@ def _traced(arguments: argparse.Namespace, schedule: Schedule, parser: _Parser) 
 def _single(
     arguments: argparse.Namespace, schedule: Schedule, parser: _Parser, commit: str
 ) -> Generator[tuple[dict[str, Any], str]]:
-    """What comes of one run."""
+    """The result of one run."""
     run = _traced(arguments, schedule, parser)
     line = run.line(commit)
     repeat = _repeat(schedule)
@@ -280,7 +299,7 @@ def _shrunk(schedule: Schedule, line: dict[str, Any], *, quiet: bool) -> None:
 
 
 def _schedules(arguments: argparse.Namespace, parser: _Parser) -> list[Schedule]:
-    """What is to be played."""
+    """The schedules to play."""
     if arguments.schedule is not None:
         for name in ("nodes", "duration", "workloads", "wire"):
             if getattr(arguments, name) is not None:
@@ -301,14 +320,13 @@ def _capacity(arguments: argparse.Namespace, parser: _Parser) -> int:
     for name in ("duration", "workloads", "wire", "trace", "chrome", "budget"):
         if getattr(arguments, name) is not None:
             parser.error(f"--{name} is for runs: leave it out beside --capacity")
-    for nodes in arguments.nodes or (6,):
-        line = STEPS[arguments.capacity](nodes)
+    for line in measure(arguments.capacity, arguments.nodes or (6,)):
         if arguments.json:
             print(json.dumps(line), flush=True)
         else:
             print(
-                f"{line['what']} at {nodes} nodes: {line['head_us']} us of CPU at the head, {line['all_us']} us in "
-                f"all, of {line['spawns']}",
+                f"{line['what']} at {line['nodes']} nodes: {line['head_us']} us of CPU at the head, "
+                f"{line['all_us']} us in all, of {line['spawns']}",
                 flush=True,
             )
     return 0
@@ -320,7 +338,7 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         0 where every invariant held, 1 where one did not.
     """
-    parser = _parser()
+    parser = command_line()
     arguments = parser.parse_args(words)
     if arguments.trace is None and arguments.chrome is None:
         for name, value in (("from", arguments.since), ("until", arguments.until), ("only", arguments.only)):
@@ -333,8 +351,6 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.nodes is not None and len(arguments.nodes) > 1:
         parser.error("--nodes takes one number, and several beside --capacity alone")
     schedules = _schedules(arguments, parser)
-    if hot is None and (native := [schedule.seed for schedule in schedules if schedule.wire == "native"]):
-        parser.error(f"seed {native[0]} takes the native wire, and the native part was not built: give --wire python")
     commit, began = _commit(), time.monotonic()
     failed: list[int] = []
     count = 0

@@ -1,24 +1,26 @@
 """One end of a connection between two simulated processes.
 
-What carries frames is `zcactor.transport.loopback_connection`; here is what lies between the two ends: a network with
-delays and cuts (`zcactor.simulation.network`), hosts, and processes that end. Processes of one host map each other's
-arenas. Others pull, and get only what the owner has leased to them.
+`zcactor.transport.loopback.connection` carries the frames. This module adds the space between the two ends: a network
+with delays and cuts (`zcactor.simulation.network`), hosts, and processes that end. Processes of one host map each
+other's arenas. Others pull, and get only the bytes that the owner has leased to them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import threading
 from collections import deque
+from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
-from zcactor.rpc.codec import decode
+from zcactor.rpc.codec import TEMPLATE, decode
 from zcactor.rpc.messages import UNCREDITED, Kind
-from zcactor.simulation.slot import Slot
+from zcactor.simulation.slot import SimSlot
 from zcactor.transport.base import LENGTH_PREFIX
 from zcactor.transport.credits import RESERVED
-from zcactor.transport.loopback_connection import NO_FAULTS, LoopbackConnection
+from zcactor.transport.loopback.connection import NO_FAULTS, LoopbackConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["SimConnection"]
 
 BANDWIDTH: Final = 5e9
-"""Bytes a virtual second that pulls bring."""
+"""Bytes that a pull brings in a virtual second."""
 _KINDS: Final = {int(kind): kind.name for kind in Kind}
+_CREDITED: Final = {int(kind): int(kind not in UNCREDITED) for kind in Kind if kind is not Kind.HELLO}
+_PLAIN: Final = Struct("<I52sQ14xHBx")
+"""The layout of a frame without references, see `zcactor.rpc.codec`: its length, the part that is the same in all, id,
+credits and kind."""
+_PLAIN_NBYTES: Final = _PLAIN.size
+_unpack_plain = _PLAIN.unpack_from
 
 
 def _anything(*_: object) -> object:
@@ -39,18 +47,18 @@ def _anything(*_: object) -> object:
 
 
 class SimConnection(LoopbackConnection):
-    """Satisfies `zcactor.transport.base.Connection`.
+    """A connection in the simulated network. Satisfies `zcactor.transport.base.Connection`.
 
     Args:
-        network: in which it is.
-        loop: of this end's process.
-        peer: what the handshake would tell of the other end's.
+        network: the network.
+        loop: the loop of this end's process.
+        peer: the facts about the other end that a handshake would give.
         arena: address and bytes of the peer's arena.
-        keeps: what keeps that arena's memory, as a mapping does in a real process.
+        keeps: an object that keeps that arena's memory alive, as a mapping does in a real process.
         maps: whether both processes are on one host.
-        native: whether frames are written and read by the native part.
-        authorize: ``authorize(receiver, object_id, offset, nbytes)`` of this end's endpoint: what keeps the bytes,
-            where the peer may pull them, else None.
+        native: whether the native part writes and reads frames.
+        authorize: ``authorize(receiver, object_id, offset, nbytes)`` of this end's endpoint returns an object that
+            keeps the bytes where the peer may pull them, else None.
     """
 
     integrity = "none"
@@ -62,22 +70,22 @@ class SimConnection(LoopbackConnection):
     ) -> None:  # fmt: skip
         super().__init__(
             peer, arena, loop=loop, recv_depth=recv_depth, eager_limit=eager_limit, faults=NO_FAULTS,
-            rng=network.world.random("no faults"), maps=maps,
+            rng=network.undrawn, maps=maps,
         )  # fmt: skip
         self.kind = "sim"
         self.native_out: Any = None
-        """The native send buffer, where there is one, see `zcactor.transport.stream_connection.StreamConnection`."""
+        """See `zcactor.transport.base.Connection`."""
         if native:
-            slot = Slot(self.max_frame + LENGTH_PREFIX, self._take, self._leave)
+            slot = SimSlot(self.max_frame + LENGTH_PREFIX, self._take, self._leave)
             self._out = self.native_out = slot.native
         self.integrity = "mapped" if maps else "none"
         self.loop = loop
         self.network = network
         self.mapping = keeps if maps else None
         self.held: list[bytes | ConnectionLost] = []
-        """What waits for a cut way to open."""
+        """Batches that wait for a cut way to open."""
         self.not_before = 0.0
-        """Virtual time before which nothing more arrives at the other end: what was sent earlier is there first."""
+        """Virtual time before which no further batch arrives at the other end: earlier batches are there first."""
         self._keeps = keeps
         self._authorize = authorize
         self._greeted = False
@@ -97,36 +105,48 @@ class SimConnection(LoopbackConnection):
 
     @property
     def lost(self) -> bool:
-        """Whether this end is over."""
+        """Whether this end is closed."""
         return self._lost
 
     # ---- sending
 
     def flush(self) -> None:
-        """Send what is committed; it arrives in a later turn of the loop."""
+        """Send the committed frames; they arrive in a later turn of the loop."""
         if self.native_out is None:
             super().flush()
         else:
-            self.native_out.flush()  # which also sees to it that it leaves
+            self.native_out.flush()  # which also sends it
 
     def send_blocked(self) -> None:
-        """Never called by the native part: all that is written is taken."""
+        """Never called by the native part: all written bytes are taken."""
 
     def send_failed(self, error: OSError) -> None:
         """Never called by the native part, for the same reason."""
+
+    def _leave(self) -> None:
+        """Send at once: the way takes its time anyway. Only tests have threads; theirs leave it to the loop."""
+        if threading.get_ident() == self._thread:
+            self._transmit()
+        elif self._wire:
+            self._loop.call_soon_threadsafe(self._transmit)
 
     def _transmit(self) -> None:
         while self._wire and not self._lost:
             self.carry(self._wire.popleft())
 
     def carry(self, item: bytes | ConnectionLost) -> None:
-        """Send a batch, or the end of the stream, on its way to the other end."""
+        """Send a batch, or the end of the stream, to the other end."""
         network, other = self.network, self.other
-        if self.held or network.is_cut(self.loop.host, other.loop.host):
+        here, there = self.loop, other.loop
+        if self.held or network.is_cut(here.host, there.host):
             self.held.append(item)
             return
         world = network.world
-        at = self.not_before = max(self.not_before, world.now + network.time(self.loop, other.loop))
+        at = world.now + network.time(here, there)
+        if at < self.not_before:
+            at = self.not_before
+        else:
+            self.not_before = at
         if isinstance(item, bytes):
             network.batches += 1
             network.nbytes += len(item)
@@ -135,32 +155,41 @@ class SimConnection(LoopbackConnection):
             other._returns.append(returned)
             self._outstanding += taken
             if self._outstanding > self.recv_depth - RESERVED:
-                network.on_overrun(self.loop, self._outstanding, self.recv_depth - RESERVED)
-            world.note(self.loop.label, "send", to=other.loop.label, nbytes=len(item), frames=frames)
+                network.on_overrun(here, self._outstanding, self.recv_depth - RESERVED)
+            world.trace.sent(world.now, here.label, there.label, len(item), frames)
         else:
-            world.note(self.loop.label, "close", to=other.loop.label)
-        if other.loop.dead:
-            if not isinstance(item, ConnectionLost):  # the system there knows nothing of it
-                self.loop.at(at + network.time(other.loop, self.loop), self.lose, _gone(other))
+            world.note(here.label, "close", to=there.label)
+        if there.dead:
+            if not isinstance(item, ConnectionLost):  # the system there does not know the connection
+                here.at(at + network.time(there, here), self.lose, _gone(other))
         else:
-            other.loop.at(at, other.arrive, item, 0)
+            there.at(at, other.arrive, item)
 
     def _frames(self, batch: bytes) -> tuple[list[str], int, int]:
-        """Of each frame of a batch its kind and its id, for the trace; how many of them take a credit, and how many
-        credits they return. What is no frame is the receiver's to refuse."""
+        """The kind and id of each frame of a batch, for the trace; the number of frames that take a credit, and the
+        number of credits that the frames return. Malformed frames are for the receiver to refuse."""
         found: list[str] = []
         position = taken = returned = 0
-        while position < len(batch):
+        nbytes = len(batch)
+        while position < nbytes:
+            if nbytes - position >= _PLAIN_NBYTES:
+                length, constant, number, credits, kind = _unpack_plain(batch, position)
+                if constant == TEMPLATE and kind in _CREDITED:  # nearly all frames; the others cost ten times as much
+                    found.append(f"{_KINDS[kind]} {number}")
+                    taken += _CREDITED[kind]
+                    returned += credits
+                    position += LENGTH_PREFIX + length
+                    continue
             start = position + LENGTH_PREFIX
             position = start + int.from_bytes(batch[position:start], "little")
             if self._greeted:
                 try:
-                    kind, _, _, credits, _, number, *_ = decode(batch, start, min(position, len(batch)))
+                    kind, _, _, credits, _, number, *_ = decode(batch, start, min(position, nbytes))
                 except ProtocolError:
                     found.append("no frame")
                 else:
                     found.append(f"{_KINDS[kind]} {number}")
-                    taken += kind not in UNCREDITED
+                    taken += _CREDITED[kind]
                     returned += credits
             else:
                 self._greeted = True
@@ -168,18 +197,27 @@ class SimConnection(LoopbackConnection):
                 taken += 1
         return found, taken, returned
 
+    def arrive(self, item: bytes | ConnectionLost, turns: int = 0) -> None:
+        """Take a batch from the other end, or the end of the stream, in a turn of its own."""
+        if not self._lost:
+            self._incoming.append((item, turns))
+            if self._receiver is not None and not self._pumping:
+                self._pump()
+
     def _deliver(self, batch: bytes) -> None:
         self._outstanding -= self._returns.popleft()
         super()._deliver(batch)
+        if not self._lost:
+            self.network.on_delivered(self.loop, self._receiver, self._outstanding)
 
     # ---- the peer's arena
 
     async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
-        """Copy the bytes when a request and its answer would have taken their way.
+        """Copy the bytes after the time that a request and its answer would take.
 
         Raises:
-            ConnectionLost: the connection is closed, or closes meanwhile; then nothing is written any more.
-            ObjectLost: the owner has not leased them to us.
+            ConnectionLost: the connection is closed, or closes meanwhile; then no further byte is written.
+            ObjectLost: the owner has not leased them to this process.
             ProtocolError: the range does not lie inside the arena.
         """
         source = self.map(region.offset, region.nbytes)
@@ -193,7 +231,7 @@ class SimConnection(LoopbackConnection):
         del keep, held
 
     async def _way(self, seconds: float) -> None:
-        """Wait for something that takes so long, and longer while nothing comes through or the peer is stopped."""
+        """Wait for `seconds`, and longer while the network is cut or the peer is stopped."""
         while not self._lost:
             await asyncio.sleep(seconds)
             other = self.other.loop
@@ -207,18 +245,20 @@ class SimConnection(LoopbackConnection):
     # ---- ending
 
     def lose(self, cause: ConnectionLost) -> None:
-        """The system reports that the connection is broken."""
+        """Take the system's report that the connection is broken."""
         if not self.loop.dead:
             self._lose(cause)
 
     def vanish(self, *, silently: bool) -> None:
-        """This end's process has ended; `silently`, where its host has as well, and nobody is told."""
+        """Close the end of a process that has ended; `silently` where its host has ended as well, so that the peer gets
+        no word."""
         if self._lost:
             return
         if not silently:
             self._transmit()
             self.carry(_gone(self))
         self._over()
+        self._receiver = None  # the peer's end may be kept for long, and keeps this one
 
     def _over(self) -> None:
         self._lost = True

@@ -1,4 +1,4 @@
-"""Threads of a simulated process: what would run on one runs on the loop, a drawn moment later."""
+"""The crew of a simulated process: functions for its threads run on the loop, a drawn moment later."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 __all__ = ["LoopCrew"]
 
 WAKING: Final = (1e-6, 50e-6)
-"""Virtual seconds until a thread that was given something begins."""
+"""Virtual seconds from a submission until the thread begins."""
 
 
 class LoopCrew:
-    """Runs functions on a loop. Satisfies `zcactor.runtime.threads.Runner`.
+    """A crew that runs functions on a loop. Satisfies `zcactor.execution.threads.Runner`.
 
     Args:
         loop: of the process.
@@ -34,4 +34,4 @@ class LoopCrew:
         self._loop.at(self._loop.world.now + self._drawn.uniform(*WAKING), function)
 
     def close(self) -> None:
-        """See `Runner.close`: nothing waits here."""
+        """See `Runner.close`: this crew has no threads to end."""

@@ -1,4 +1,4 @@
-"""How a simulated process listens and connects: by the names of processes, with a handshake that takes its time."""
+"""The endpoint of a simulated process: it listens and connects by process ids, with a handshake that takes its time."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from zcactor.errors import ConnectionLost
 from zcactor.simulation.connection import SimConnection
 from zcactor.simulation.network import SILENCE
 from zcactor.transport.base import PeerInfo
-from zcactor.transport.endpoints import EndpointContext
+from zcactor.transport.stream.endpoint import EndpointContext
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from zcactor.runtime.place import Place
+    from zcactor.process.place import Place
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.network import Network
     from zcactor.transport.base import Connection
 
 __all__ = ["SimEndpoint"]
 
-HANDSHAKE: Final = 4
-"""Ways until both ends have proven who they are."""
+HANDSHAKE: Final = 2
+"""Round trips over the network until both ends have proven who they are."""
 
 
 class SimEndpoint(EndpointContext):
-    """Satisfies `zcactor.transport.base.Endpoint`. An address is the process's name, wherever it is.
+    """A simulated endpoint. Satisfies `zcactor.transport.base.Endpoint`. Its address is the process id, on any host.
 
     Args:
-        network: in which it is found.
+        network: the network in which it is found.
         loop: of its process.
-        process: 16 bytes that name it.
-        place: what it tells its peers.
+        process: its process id, 16 bytes.
+        place: the pid and host that its peers get.
         arena: address and bytes of its arena.
-        keeps: what keeps the arena's memory.
+        keeps: an object that keeps the arena's memory alive.
         recv_depth: frames it can take in; a connection uses the smaller of both sides' numbers.
-        eager_limit: bytes of the largest payload inside a frame; likewise.
+        eager_limit: bytes of the largest payload inside a frame; a connection uses the smaller of both sides' numbers.
         native: whether its connections are native, see `zcactor.simulation.connection.SimConnection`.
     """
 
@@ -62,15 +62,15 @@ class SimEndpoint(EndpointContext):
 
     @property
     def far_address(self) -> str:
-        """The same for all peers."""
-        return self.address
+        """The address that handles state."""
+        return f"{self.address}@{self.place.host}:1"
 
     def find_by(self, find: Callable[[str], Awaitable[str]]) -> None:
         """See `zcactor.transport.base.Endpoint.find_by`."""
         self._find = find
 
     def viability(self) -> str | None:
-        """None: it works everywhere."""
+        """None: the endpoint works on every host."""
         return None
 
     async def start(self, accepted: Callable[[Connection], None]) -> None:
@@ -81,10 +81,10 @@ class SimEndpoint(EndpointContext):
         self.network.listening[self.address] = self
 
     def _reached(self, name: str) -> SimEndpoint:
-        """The endpoint of that name, now.
+        """The endpoint with that process id, at this moment.
 
         Raises:
-            ConnectionLost: there is none.
+            ConnectionLost: no process listens there, or its host refuses connections.
         """
         other: SimEndpoint | None = self.network.listening.get(name)
         if other is None or other.loop.dead:
@@ -97,12 +97,12 @@ class SimEndpoint(EndpointContext):
         """See `zcactor.transport.base.Endpoint.connect`.
 
         Raises:
-            ConnectionLost: nobody listens there, or the way is cut for longer than a handshake may take.
+            ConnectionLost: no process listens there, or the network is cut for longer than a handshake may take.
         """
         network, loop = self.network, self.loop
         other = network.listening.get(address)
         if self._find is not None and (other is None or other.loop.host != loop.host):
-            address = await self._find(address)
+            address = (await self._find(address)).partition("@")[0]
         waited, rng = 0.0, network.rng(loop.host, other.loop.host if other else "nowhere")
         patience = rng.uniform(*SILENCE)
         for _ in range(HANDSHAKE):
@@ -114,7 +114,7 @@ class SimEndpoint(EndpointContext):
                     raise ConnectionLost(f"process {address} cannot be reached: it does not answer")
                 await asyncio.sleep(0.1)
                 waited += 0.1
-            await asyncio.sleep(network.time(loop, found.loop))
+            await asyncio.sleep(network.time(loop, found.loop) + network.time(found.loop, loop))
         other = self._reached(address)
         if self._is_silent(other.loop):
             raise ConnectionLost(f"process {address} cannot be reached: it does not answer")
@@ -131,7 +131,7 @@ class SimEndpoint(EndpointContext):
         return network.is_cut(here, there) or network.is_cut(there, here) or other.stopped
 
     def _loses(self, other: SimLoop) -> bool:
-        """Whether what belongs to a handshake does not arrive; what is connected already is as before."""
+        """Whether the messages of a handshake are lost; open connections are not affected."""
         here, there = self.loop.host, other.host
         return here != there and (here in self.network.losing or there in self.network.losing)
 
@@ -144,7 +144,7 @@ class SimEndpoint(EndpointContext):
         )  # fmt: skip
 
     def abandon(self) -> None:
-        """See `zcactor.transport.base.Endpoint.abandon`: nothing is the system's."""
+        """See `zcactor.transport.base.Endpoint.abandon`: the endpoint has no resources of the system."""
 
     def dispose(self) -> None:
         """See `zcactor.transport.base.Endpoint.dispose`: connections share nothing."""

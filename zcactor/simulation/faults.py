@@ -1,4 +1,4 @@
-"""The faults of a schedule, as they come about."""
+"""The faults of a schedule, as they happen."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 __all__ = ["Faults"]
 
 REBOOT: Final = (1.0, 6.0)
-"""Virtual seconds until what supervises a host starts its agent again."""
+"""Virtual seconds until a host's supervisor starts its agent again."""
 HEARD: Final = (0.1e-3, 2e-3)
-"""Virtual seconds until an agent hears that its zygote is gone."""
+"""Virtual seconds until an agent notices that its zygote is gone."""
 FLAPS: Final = 8
-"""How often a way that flaps goes and comes back."""
+"""The number of times that a flapping way closes and opens."""
 
 
 class Faults:
-    """Lets faults happen, and repairs what they broke.
+    """The faults of a run, and the repair of the damage.
 
     Args:
-        cluster: to which they happen.
-        record: is told of what came of them.
+        cluster: the cluster to which they happen.
+        record: the record that gets their effects.
     """
 
     def __init__(self, cluster: Cluster, record: Record) -> None:
@@ -47,11 +47,13 @@ class Faults:
         self._taken: dict[SimLoop, list[Block]] = {}
         self._dark: dict[str, None] = {}
         self._over = False
+        self.beheaded = False
+        """Whether the head's host is gone, and the cluster with it."""
         self.done: list[Fault] = []
-        """Those that have happened."""
+        """The faults that have happened."""
 
     def arm(self, faults: tuple[Fault, ...]) -> None:
-        """Let each of them happen in its time from now."""
+        """Let each fault happen at its time from now."""
         for fault in faults:
             self._later(fault.at, self._happen, fault)
         self._later(1.0, self._supervise)
@@ -64,6 +66,7 @@ class Faults:
             return
         self._world.note(self._loop.label, "fault", fault=fault.kind, who=list(fault.who))
         self.done.append(fault)
+        self._record.calm = False
         getattr(self, f"_{fault.kind}")(fault)
 
     def _victim(self, fault: Fault) -> SimLoop | None:
@@ -100,6 +103,11 @@ class Faults:
         if agent is not None:
             self._record.saw("agent killed")
             self._cluster.kill(agent, "its process was killed by signal 9 (SIGKILL)")
+
+    def _head(self, fault: Fault) -> None:
+        self.beheaded = True
+        self._record.saw("the head's host is gone")
+        self._cluster.switch_off(fault.who[0])
 
     def _light(self, host: str) -> None:
         if host not in self._dark:
@@ -143,7 +151,8 @@ class Faults:
             self._between((one,), (other,), seconds)
 
     def _swizzle(self, fault: Fault) -> None:
-        """Cut off one host after another, and have them back in another order (FoundationDB's test of that name)."""
+        """Cut off one host after another, and connect them again in another order (FoundationDB's test of that
+        name)."""
         drawn = random.Random(fault.number)
         for host in fault.who:
             cut = drawn.uniform(0, fault.seconds / 2)
@@ -169,7 +178,7 @@ class Faults:
             self._later(fault.seconds, self._world.resume, victim)
 
     def _full(self, fault: Fault) -> None:
-        """Take all of a store's room: `OutOfMemory` for whatever else needs some."""
+        """Take all of a store's room, so that every other allocation raises `OutOfMemory`."""
         victim = self._victim(fault)
         if victim is None or victim.process is None:
             return
@@ -226,7 +235,9 @@ class Faults:
     # ---------------------------------------------------------------- repairs
 
     def _supervise(self) -> None:
-        """Start the agent of a host again that has ended."""
+        """Start the agent of a host again that has ended, as long as there is a head."""
+        if self.beheaded:
+            return
         for host in self._cluster.hosts.values():
             if host.agent is None and host.name not in self._dark and not host.starting:
                 host.starting = True
@@ -236,12 +247,12 @@ class Faults:
     def _start(self, name: str) -> None:
         host = self._cluster.hosts[name]
         host.starting = False
-        if host.agent is None and name not in self._dark and not self._over:
+        if host.agent is None and name not in self._dark and not self._over and not self.beheaded:
             self._record.saw("node joined again")
             self._cluster.start_agent(name)
 
     def heal(self) -> None:
-        """No further faults: every way is open, every host on, every process goes on."""
+        """End all faults: open every way, switch every host on, and let every process go on."""
         self._over = True
         self._network.heal_all()
         self._network.slow.clear()

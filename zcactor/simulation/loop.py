@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
+
+from zcactor.simulation.step import Step, Timer
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Coroutine
 
-    from zcactor.runtime.process import Process
+    from zcactor.assembly.process import Process
 
 __all__ = ["SimLoop"]
 
 
 class Clock(Protocol):
-    """What a loop needs of its `zcactor.simulation.world.World`."""
+    """The parts of `zcactor.simulation.world.World` that a loop needs."""
 
     now: float
     runnable: list[SimLoop]
 
-    def enter(self, when: float, loop: SimLoop, handle: asyncio.Handle) -> None:
-        """Run `handle` at `when`."""
+    def enter(self, when: float, loop: SimLoop, step: Step) -> None:
+        """Run `step` at the world's time `when`."""
 
     def random(self, name: str) -> random.Random:
         """The generator of that name."""
 
     def trouble(self, loop: SimLoop, message: str, error: BaseException | None) -> None:
-        """Nobody caught something."""
+        """Note an exception that no code has caught."""
 
 
 _Base: Any = asyncio.AbstractEventLoop
 
 
-class SimLoop(_Base):  # type: ignore[misc]  # what a loop must have is less than what its abstract class lists
-    """What tasks, futures and the package ask of a loop; the world runs it (`zcactor.simulation.world.World.run`).
+class SimLoop(_Base):  # type: ignore[misc]  # a loop needs less than its abstract class lists
+    """The loop for tasks, futures and the package; the world runs it (`zcactor.simulation.world.World.run`).
 
     Args:
-        world: it belongs to.
-        host: on which the process runs.
+        world: the world to which it belongs.
+        host: the host on which the process runs.
         name: of the process, unique in the world.
         skew: seconds by which its clock is ahead of the world's at the start.
         rate: seconds of its clock in one of the world's.
@@ -53,16 +56,16 @@ class SimLoop(_Base):  # type: ignore[misc]  # what a loop must have is less tha
         self.label = f"{name}@{host}"
         self.skew = skew
         self.rate = rate
-        self.ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[Step] = deque()
         self.queued = False
-        """Whether the world knows that something is ready here."""
+        """Whether the world knows that a step is ready here."""
         self.dead = False
-        """Killed: nothing runs here any more."""
+        """Whether the process was killed: no further step runs."""
         self.stopped = False
-        """By SIGSTOP: nothing runs until it goes on."""
+        """Whether the process was stopped by SIGSTOP: no step runs until it goes on."""
         self.process: Process | None = None
         self.context = contextvars.Context()
-        """What the process's own tasks run in."""
+        """The context of the process's own tasks."""
         self.connections: dict[Any, None] = {}
         """Ends of open connections, in the order in which they were made."""
         self.main: asyncio.Task[Any] | None = None
@@ -78,82 +81,86 @@ class SimLoop(_Base):  # type: ignore[misc]  # what a loop must have is less tha
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        """As of asyncio's."""
-        handle = asyncio.Handle(callback, args, self, context)
+    ) -> Step:
+        """See `asyncio.AbstractEventLoop.call_soon`."""
+        step = Step(callback, args, contextvars.copy_context() if context is None else context)
         if not self.dead:
-            self.ready.append(handle)
+            self.ready.append(step)
             if not self.queued and not self.stopped:
                 self.queued = True
                 self.world.runnable.append(self)
-        return handle
+        return step
 
     call_soon_threadsafe = call_soon
 
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        """As of asyncio's."""
+    ) -> Timer:
+        """See `asyncio.AbstractEventLoop.call_later`."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        """As of asyncio's."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self.world.enter(self.moment(when), self, handle)
-        return handle
+    ) -> Timer:
+        """See `asyncio.AbstractEventLoop.call_at`."""
+        timer = Timer(when, callback, args, contextvars.copy_context() if context is None else context)
+        self.world.enter((when - self.skew) / self.rate, self, timer)
+        return timer
 
     def moment(self, when: float) -> float:
-        """The world's time when this process's clock will show `when`."""
+        """The world's time at which this process's clock shows `when`."""
         return (when - self.skew) / self.rate
 
     def at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
         """Run `callback` in this process at the world's time `when`."""
-        self.world.enter(when, self, asyncio.Handle(callback, args, self, self.context))
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """The world skips a cancelled handle when its time has come."""
+        self.world.enter(when, self, Step(callback, args, self.context))
 
     # ---------------------------------------------------------------- the rest of a loop
 
     async def run_in_executor(self, executor: object, function: Callable[..., Any], *args: Any) -> Any:
-        """The same here, a moment later: a simulated process has no threads."""
+        """Run `function` on the loop, a moment later: a simulated process has no threads."""
         del executor
         await asyncio.sleep(1e-4)
         return function(*args)
 
     def create_future(self) -> asyncio.Future[Any]:
-        """As of asyncio's."""
+        """See `asyncio.AbstractEventLoop.create_future`."""
         return asyncio.Future(loop=self)
 
     def create_task(
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]:
-        """As of asyncio's. In a process that has ended `coro` never begins: frames that go may want to."""
+        """See `asyncio.AbstractEventLoop.create_task`. In a process that has ended, `coro` never begins: frames that
+        are destroyed may start tasks."""
         if self.dead:
             coro.close()
         return asyncio.Task(coro, loop=self, name=name or self.name, context=context)
 
-    def get_debug(self) -> bool:
-        """Never: what debugging adds reads the wall clock."""
-        return False
+    get_debug: Callable[[], bool] = staticmethod(bool)
+    """``get_debug()`` is False: debugging would read the wall clock. Each future asks, and `bool` answers fast."""
 
     def is_running(self) -> bool:
-        """As long as the process lives."""
+        """Whether the process lives."""
         return not self.dead
 
     def is_closed(self) -> bool:
-        """A killed process does not close its loop."""
+        """False: a killed process does not close its loop."""
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What nobody caught is told to the world."""
+        """Pass an exception that no code has caught on to the world."""
         self.world.trouble(self, context.get("message", ""), context.get("exception"))
 
     def end(self) -> None:
-        """Nothing runs here any more, and nothing is kept: a run may have thousands of processes, one after another."""
+        """End the process: no further step runs, and the loop keeps no objects. A run may have thousands of processes,
+        one after another."""
         self.dead = True
+        for step in self.ready:
+            task = getattr(step.callback, "__self__", None)
+            if isinstance(task, asyncio.Task):
+                coro: Any = task.get_coro()
+                if inspect.iscoroutine(coro) and inspect.getcoroutinestate(coro) == inspect.CORO_CREATED:
+                    coro.close()  # it never begins, and that is no defect
         self.ready.clear()
         self.process = self.main = None
         self.context = contextvars.Context()

@@ -1,4 +1,5 @@
-"""What happened in a run, kept outside of the simulated processes: it knows what they may forget or tell wrongly."""
+"""The record of a run, kept outside of the simulated processes: it knows facts that they may forget or report
+wrongly."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from zcactor.context import current_host
 from zcactor.errors import RemoteError, ZcactorError
+from zcactor.ids import ActorId
+from zcactor.process.context import current_host
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["Broken", "Operation", "Record", "current"]
 
 PATIENCE = 120
-"""Virtual seconds in which a call that a method makes has ended."""
+"""Virtual seconds in which a call from a method has to end."""
 
 
 class Broken:
-    """An invariant that does not hold."""
+    """A violation of an invariant."""
 
     __slots__ = ("at", "invariant", "text")
 
@@ -34,7 +36,7 @@ class Broken:
         self.text = text
 
     def plain(self) -> dict[str, Any]:
-        """As the JSON line has it."""
+        """The violation, in the types of the JSON line."""
         return {"invariant": self.invariant, "at": round(self.at, 6), "text": self.text}
 
 
@@ -46,25 +48,25 @@ class Operation:
     def __init__(self, number: int, kind: str, begun: float, tries: int, order: tuple[str, int] | None) -> None:
         self.number = number
         self.caller: Any = asyncio._get_running_loop()
-        """The process that has made it."""
+        """The loop of the process that made the call."""
         self.kind = kind
         self.begun = begun
         self.tries = tries
-        """How often it may run."""
+        """The number of times that the method may run."""
         self.order = order
-        """Its caller's line to one actor, and its place in that."""
+        """The sequence of calls from one caller to one actor, and the call's place in it."""
         self.runs = 0
         self.outcome = ""
         self.maybe: bool | None = None
-        """What the error says about whether it has run."""
+        """The error's statement on whether the method has run."""
         self.ended = 0
 
 
 class Record:
-    """The calls of one run, where actors live, and what is broken.
+    """The calls of one run, the lives of actors, and the violations.
 
     Args:
-        world: in which it all happens.
+        world: the world of the run.
     """
 
     def __init__(self, world: World) -> None:
@@ -73,35 +75,40 @@ class Record:
         self.outcomes: dict[str, int] = {}
         self.sometimes: dict[str, int] = {}
         self.broken: list[Broken] = []
+        self.calm = True
+        """Whether no fault has happened so far."""
         self._numbers = 0
         self.apart: Callable[[str, str], bool] = lambda *_: False
-        """Whether the second of two hosts may not have heard yet what was ended there; see `Cluster.is_apart`."""
+        """Whether the second of two hosts may not have noticed yet that an actor on it was ended; see
+        `Cluster.is_apart`."""
         self.crash: Callable[[], None] = lambda: None
-        """Ends the caller's process; see `Cluster.crash`."""
+        """A function that ends the process of its caller; see `Cluster.crash`."""
+        self.on_construct: Callable[[SimLoop, ActorId], None] = lambda *_: None
+        """Called with the process and the id of each actor that is constructed."""
         self._lives: dict[str, list[tuple[SimLoop, bytes]]] = {}
         self._latest: WeakKeyDictionary[object, dict[str, tuple[int, int]]] = WeakKeyDictionary()
-        """By actor and line: what an actor holds must not live longer for that it is known here."""
+        """The latest place by actor and line: the record must not keep an actor alive, with all that it holds."""
 
     def break_(self, invariant: str, text: str) -> None:
-        """An invariant does not hold; the first hundred cases are kept."""
+        """Note a violation of an invariant; the first hundred are kept."""
         if len(self.broken) < 100:
             self.broken.append(Broken(invariant, self.world.now, text))
             self.world.note("world", "broken", invariant=invariant)
 
     def saw(self, state: str) -> None:
-        """A rare state has come about."""
+        """Note that a rare state has come about."""
         self.sometimes[state] = self.sometimes.get(state, 0) + 1
 
     # ---------------------------------------------------------------- calls
 
     def begin(self, kind: str, tries: int = 1, order: tuple[str, int] | None = None) -> Operation:
-        """A call is about to be made."""
+        """Note that a call is about to be made."""
         self._numbers += 1
         made = self.operations[self._numbers] = Operation(self._numbers, kind, self.world.now, tries, order)
         return made
 
     def ran(self, number: int, instance: object) -> None:
-        """A method has begun, in the actor `instance`."""
+        """Note that a method has begun, in the actor `instance`."""
         operation = self.operations[number]
         operation.runs += 1
         self.world.note(self.place(), "run", op=number)
@@ -116,12 +123,12 @@ class Record:
             lines[line] = max(place, before[0] if before else 0), number
 
     def end(self, operation: Operation, outcome: str, maybe: bool | None = None) -> None:
-        """The call has ended, with a value or an error.
+        """Note the end of a call, with a value or an error.
 
         Args:
-            operation: which one.
+            operation: the call.
             outcome: ``"ok"``, or the error's name.
-            maybe: what the error says about whether the method may have run; None where it says nothing.
+            maybe: the error's statement on whether the method may have run; None for an error without one.
         """
         operation.ended += 1
         operation.outcome = outcome
@@ -132,25 +139,25 @@ class Record:
             self.break_("I1", f"{self.name(operation)} has ended {operation.ended} times")
 
     def fail(self, operation: Operation, error: BaseException) -> None:
-        """The call has ended with an error."""
+        """Note that a call has ended with an error."""
         if isinstance(error, RemoteError):  # the method has run, and raised
             self.end(operation, f"remote {type(error.original or error).__name__}", maybe=True)
         else:
             self.end(operation, type(error).__name__, getattr(error, "maybe_executed", None))
 
     async def called(self, kind: str, method: Callable[..., Awaitable[Any]], *args: Any) -> tuple[Operation, Any]:
-        """Make a call from within a method, and enter how it ends.
+        """Make a call from within a method, and note its end.
 
         Args:
             kind: of the call.
-            method: takes its number, and `args`.
+            method: called with the call's number, and `args`.
 
         Returns:
             The call, and its value.
 
         Raises:
-            ZcactorError: what the call has raised.
-            TimeoutError: it had no end, which breaks I1.
+            ZcactorError: the error of the call.
+            TimeoutError: the call did not end, which breaks I1.
         """
         operation = self.begin(kind)
         try:
@@ -166,21 +173,21 @@ class Record:
         return operation, value
 
     def same(self, array: Any, value: float, what: str) -> None:
-        """Each element of an array is `value`, and the bytes have not changed since."""
+        """Check that each element of an array is `value`, so that its bytes have not changed."""
         if not (array == value).all():
             self.break_("I5", f"{what} has an array of {np.unique(array)[:4]} instead of {value}")
 
     def name(self, operation: Operation) -> str:
-        """How reports name a call."""
+        """The name of a call in reports."""
         return f"call {operation.number} ({operation.kind})"
 
     @property
     def open(self) -> list[Operation]:
-        """Calls that have not ended, of callers that live."""
+        """Calls of living callers that have not ended."""
         return [each for each in self.operations.values() if not each.ended and not each.caller.dead]
 
     def judge(self) -> None:
-        """Whether outcomes told the truth; at the end, when nothing runs any more."""
+        """Check that outcomes told the truth; at the end, when no call runs."""
         for operation in self.operations.values():
             what = f"{self.name(operation)} ended with {operation.outcome}"
             if operation.outcome == "ok" and not operation.runs:
@@ -191,27 +198,28 @@ class Record:
     # ---------------------------------------------------------------- actors
 
     def place(self) -> str:
-        """The process in which the caller is."""
+        """The label of the caller's process."""
         loop: Any = asyncio._get_running_loop()
         return str(getattr(loop, "label", "world"))
 
     def constructed(self, name: str) -> None:
-        """An actor of that name has begun to live. It lives once, wherever its other life may be. Another one may have
-        its name where it was ended, and hears nothing of that."""
+        """Note that an actor of that name has begun to live, and check that it has no other life. A different actor may
+        still have the name on a host that has not noticed that actor's end yet."""
         loop: Any = asyncio._get_running_loop()
         host = current_host.get()
-        actor = host.info.actor_id if host is not None and host.info is not None else b""
+        actor: ActorId = host.info.actor_id if host is not None and host.info is not None else ActorId(b"")
         self.world.note(loop.label, "construct", actor=name)
         lives = self._lives.setdefault(name, [])
         for other, another in lives:
             if not other.dead and (actor == another or not self.apart(loop.host, other.host)):
                 self.break_("I4", f"{name} lives in {other.label} and is constructed in {loop.label}")
         lives.append((loop, actor))
+        self.on_construct(loop, actor)
 
     def lives(self, name: str) -> int:
-        """How often an actor of that name was constructed."""
+        """The number of times that an actor of that name was constructed."""
         return len(self._lives.get(name, ()))
 
 
 current: Record
-"""Of the run that goes on: actors reach it by the module, as they are made anew in each simulated process."""
+"""The record of the present run: actors reach it by the module, as they are made anew in each simulated process."""

@@ -1,4 +1,4 @@
-"""One run: a cluster forms, programs work while things go wrong, everything is repaired, and what is left is judged."""
+"""One run: a cluster forms, programs work under faults, all damage is repaired, and the rest is judged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor import ids
 from zcactor.buggify import decided_by
-from zcactor.runtime.failure import without_frames
+from zcactor.execution.failure import without_frames
+from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.simulation import record as records
 from zcactor.simulation.cluster import Cluster
 from zcactor.simulation.faults import Faults
@@ -26,14 +27,14 @@ from zcactor.simulation.world import Overrun, World
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from zcactor.runtime.process import Process
+    from zcactor.assembly.process import Process
     from zcactor.simulation.loop import SimLoop
-    from zcactor.simulation.schedule import Schedule
+    from zcactor.simulation.schedule import Fault, Schedule
     from zcactor.simulation.workloads.scene import Workload
 
-__all__ = ["Run"]
+__all__ = ["Run", "set_apart"]
 
 FORMING: Final = 60.0
 """Virtual seconds in which a cluster has formed."""
@@ -41,20 +42,52 @@ HEALING: Final = 60.0
 """Virtual seconds after the last repair in which every call has ended."""
 ENDING: Final = 60.0
 """Virtual seconds in which every actor has ended."""
+DISSOLVING: Final = 30.0
+"""Virtual seconds in which a cluster without a head has ended: every node notices the loss, and ends its workers."""
 EVENTS: Final = 3_000
 """Events that a call may cost, and (in a second) a node: far more is a storm."""
 
 
+def set_apart() -> None:
+    """Exempt the present objects from garbage collections, so that they cost these nothing, until `gc.unfreeze` is
+    called. A run does this itself unless it was done before; doing it once for many runs saves time."""
+    gc.collect()
+    gc.freeze()
+
+
+def _nothing(object_id: int) -> None:
+    """The end of a lease that goes back to no process."""
+
+
+def _cut_leases() -> None:
+    """Part all leases from the sessions that they go back to, so that the processes of a run can be collected.
+
+    The garbage collector does not look into NumPy's arrays. An actor that holds a received array when its process ends
+    would keep, through the array's lease, the whole run: the next runs of this process of the system would be slower
+    with each such run before them.
+    """
+    for each in gc.get_objects():
+        if isinstance(each, Lease | RemoteLease):
+            each._release = _nothing
+
+
 class Run:
-    """Plays one schedule.
+    """The player of one schedule.
 
     Args:
-        schedule: what happens.
-        trace: is told of it; None for one of its own.
+        schedule: the schedule.
+        trace: the trace that gets the events; None for one of the run's own.
+        more: ``make(scene)`` makes a further workload, beside those that the schedule names.
+        healing: virtual seconds after the last repair in which every call has ended.
     """
 
-    def __init__(self, schedule: Schedule, trace: Trace | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule, trace: Trace | None = None, more: Callable[[Scene], Workload] | None = None,
+        healing: float = HEALING,
+    ) -> None:  # fmt: skip
         self.schedule = schedule
+        self._more = more
+        self._healing = healing
         self.trace = trace or Trace()
         self.world = World(schedule.seed, self.trace)
         self.record = Record(self.world)
@@ -72,7 +105,7 @@ class Run:
         self.faults = Faults(self.cluster, self.record)
 
     def play(self) -> bool:
-        """Let it happen. Whether every invariant held."""
+        """Play the run. Returns whether every invariant held."""
         began = time.process_time()
         with self._alone():
             try:
@@ -85,11 +118,12 @@ class Run:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nothing outside of the run has a part in it, and nothing is left of it afterwards."""
-        gc.collect()
+        """Separate the run from all outside of it, and leave nothing of it behind."""
         frozen = gc.get_freeze_count() > 0
-        if not frozen:
-            gc.freeze()  # what was there before has no part in collections, and costs them nothing
+        if frozen:
+            gc.collect()  # the garbage of an earlier run
+        else:
+            set_apart()
         enabled = gc.isenabled()
         gc.disable()
         loggers = [logging.getLogger(name) for name in ("zcactor", "asyncio")]
@@ -108,13 +142,14 @@ class Run:
                 logger.propagate = propagate
                 logger.setLevel(level)
             del records.current
+            _cut_leases()
             if not frozen:
                 gc.unfreeze()
             if enabled:
                 gc.enable()
 
     def _unlikely(self, place: str) -> bool:
-        """Whether the unlikely is done at a place, see `zcactor.buggify`. In half of the runs it never is."""
+        """Whether unlikely behaviour is chosen at a place, see `zcactor.buggify`. In half of the runs it never is."""
         if place not in self._odds:
             drawn = self.world.random(f"buggify/{place}")
             self._odds[place] = drawn, drawn.choice((0, 0, 0.05, 0.3))
@@ -137,47 +172,61 @@ class Run:
         if not world.run(lambda: cluster.joined == schedule.nodes, limit=FORMING):
             record.break_("I10", f"{cluster.joined} of {schedule.nodes} nodes have joined in {FORMING:g} s")
             return
-        self._driver = cluster.start_driver("driver", "h0", self._program)
+        host, faults = self._away_from_faults()
+        self._driver = cluster.start_driver("driver", host, self._program)
         if not self._until("work", FORMING):
             return
         begun = world.now
-        self.faults.arm(schedule.faults)
+        self.faults.arm(faults)
         self._collect()
-        world.run(lambda: world.now >= begun + schedule.duration, limit=begun + schedule.duration)
+        world.run(limit=begun + schedule.duration)
         self.faults.heal()
-        if not self._until("rest", HEALING):
+        if not self._until("rest", self._healing):
             for operation in record.open[:10]:
                 what = record.name(operation)
                 record.break_(
-                    "I1", f"{what}, begun at {operation.begun:.3f}, has not ended {HEALING:g} s after healing"
+                    "I1", f"{what}, begun at {operation.begun:.3f}, has not ended {self._healing:g} s after healing"
                 )
             return
-        gc.collect()
-        world.run(lambda: False, limit=world.now + 8.0)
+        self._sweep()
+        if self.faults.beheaded:
+            world.run(limit=world.now + DISSOLVING)
+            self.invariants.without_head()
+            record.judge()
+            return
+        world.run(limit=world.now + 8.0)
         self.invariants.at_rest(ended=False)
         if self._go is not None:
             self._go.set_result(None)
         if not self._until("end", ENDING):
             return
-        gc.collect()
-        world.run(lambda: False, limit=world.now + 8.0)
-        gc.collect()
+        self._sweep()
+        world.run(limit=world.now + 8.0)
+        self._sweep()
         self.invariants.at_rest(ended=True)
         record.judge()
         bound = EVENTS * (len(record.operations) + 100 + schedule.nodes * int(world.now + 1))
-        if world.events > bound:
+        if world.events > bound and self._more is None:  # the calls of other programs are not recorded
             record.break_("I12", f"{world.events:,} events for {len(record.operations):,} calls")
 
+    def _away_from_faults(self) -> tuple[str, tuple[Fault, ...]]:
+        """The host of the program, and the faults. The program sees the end of the cluster from a host that stays on,
+        and where there is none, the head's host stays on."""
+        faults = self.schedule.faults
+        if not any(fault.kind == "head" for fault in faults):
+            return "h0", faults
+        off = {host for fault in faults if fault.kind == "off" for host in fault.who}
+        for number in range(1, self.schedule.nodes):
+            if f"h{number}" not in off:
+                return f"h{number}", faults
+        return "h0", tuple(fault for fault in faults if fault.kind != "head")
+
     def _until(self, phase: str, patience: float) -> bool:
-        """Let things happen until the program is in `phase`; False where it is not in time."""
-        main = self._driver
-        assert main is not None
-
-        def there() -> bool:
-            return self._phase == phase or (main.main is not None and main.main.done())
-
-        reached = self.world.run(there, limit=self.world.now + patience)
-        task = main.main
+        """Let events happen until the program is in `phase`; False where it is not in time."""
+        assert self._driver is not None
+        if self._phase != phase:
+            self.world.run(limit=self.world.now + patience)
+        reached, task = self._phase == phase, self._driver.main
         if task is not None and task.done() and self._phase != phase:
             error = None if task.cancelled() else task.exception()
             lines = "" if error is None else "".join(traceback.format_exception(error))
@@ -187,41 +236,59 @@ class Run:
             self.record.break_("I10", f"the program has not come to {phase} within {patience:g} s")
         return reached
 
+    def _sweep(self, generation: int = 2) -> None:
+        """Collect garbage, ended processes included, whose pending steps hold all of their objects."""
+        self.world.forget()
+        gc.collect(generation)
+
     def _collect(self) -> None:
-        """Collect garbage, now and again: which process does, and when, decides when leases end."""
-        gc.collect(self._drawn.choice((0, 1, 2)))
+        """Collect garbage, now and again: the process and the moment of it decide when leases end."""
+        self._sweep(self._drawn.choice((0, 1, 2)))
         loop = self._driver
         assert loop is not None
         loop.at(self.world.now + self._drawn.expovariate(1 / 5), self._collect)
 
     async def _program(self, process: Process) -> None:
-        """What the driver does."""
+        """The program of the driver."""
         del process
+        try:
+            await self._work()
+        finally:
+            self.world.halt()
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self.world.halt()
+
+    async def _work(self) -> None:
         schedule, made = self.schedule, []
-        for name in schedule.workloads:
+        kinds: dict[str, Callable[[Scene], Workload]] = {name: WORKLOADS[name] for name in schedule.workloads}
+        if self._more is not None:
+            kinds["program"] = self._more
+        for name, kind in kinds.items():
             scene = Scene(
                 self.record, self.world.random(f"work/{name}"), schedule.nodes, schedule.duration, self.cluster
             )
-            workload: Workload = WORKLOADS[name](scene)
+            workload = kind(scene)
             made.append((scene, workload))
             await workload.prepare()
         for scene, _ in made:
             scene.end = self.world.now + schedule.duration
-        self._phase = "work"
+        self._enter("work")
         await asyncio.gather(*(workload.run() for _, workload in made))
-        self._phase = "rest"
+        self._enter("rest")
         self._go = asyncio.get_running_loop().create_future()
         await self._go
         for _, workload in made:
             await workload.finish()
         made.clear()
-        self._phase = "end"
-        await asyncio.get_running_loop().create_future()  # the process stays, with nothing of its own
+        self._enter("end")
+        await asyncio.get_running_loop().create_future()  # the process stays, with no objects of its own
 
-    # ---------------------------------------------------------------- what came of it
+    # ---------------------------------------------------------------- the result
 
     def line(self, commit: str) -> dict[str, Any]:
-        """As the JSON line of a seed has it."""
+        """The result, in the types of the JSON line of a seed."""
         schedule, record, world = self.schedule, self.record, self.world
         return {
             "seed": schedule.seed, "nodes": schedule.nodes, "ok": not record.broken, "digest": self.trace.digest,

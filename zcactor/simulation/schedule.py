@@ -1,4 +1,4 @@
-"""What is drawn before a run begins: its faults, its settings, and which workloads there are."""
+"""The draws before a run begins: its faults, its settings, and its workloads."""
 
 from __future__ import annotations
 
@@ -14,41 +14,48 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["KINDS", "VERSION", "WIRES", "BadSchedule", "Fault", "Schedule", "draw"]
+__all__ = ["KINDS", "VERSION", "WIRES", "BadSchedule", "Fault", "Schedule", "check_schedule", "draw"]
 
 VERSION: Final = 1
 _OF_WORKERS: Final = ("kill", "exit", "stop", "full", "jump")
 _OF_NODES: Final = ("agent", "zygote", "off", "refuse", "handshake")
 _OF_WAYS: Final = ("cut", "oneway", "flap", "reset", "slow")
 _OF_SETS: Final = ("part", "swizzle")
-KINDS: Final = (*_OF_WORKERS, *_OF_NODES, *_OF_WAYS, *_OF_SETS)
+_OF_ALL: Final = ("head",)
+_DRAWN: Final = (*_OF_WORKERS, *_OF_NODES, *_OF_WAYS, *_OF_SETS)
+KINDS: Final = (*_DRAWN, *_OF_ALL)
 """Kinds of faults. Of a worker: SIGKILL, an exit of its own, SIGSTOP for a while, a store without room for a while, and
 a clock that jumps ahead. Of a node: the SIGKILL of its agent, the loss of its zygote, a host without power for a while,
-one that takes no new connections, and one whose handshakes get lost. Of two hosts: they do not reach each other, or one
-the other, or both by fits and starts; their connections are reset; the way between them is slow. Of several hosts: they
-are cut off from the others, or each from all, one after another, and come back in another order."""
+a host that takes no new connections, and a host whose handshakes get lost. Of two hosts: neither reaches the other,
+only one direction is cut, or both are by fits and starts; their connections are reset; the way between them is slow. Of
+several hosts: they are cut off from the others, or each from all, one after another, and come back in another order. Of
+the cluster: the head's own host is switched off for good, and the cluster ends."""
 
 
 WIRES: Final = ("python", "native")
-"""What writes and reads plain frames: the Python path of a session, or the native part."""
+"""The writers and readers of plain frames: the Python path of a session, or the native part."""
 _NATIVE: Final = 10
-"""Each of so many seeds takes the native wire, unless told otherwise."""
+"""One in this many seeds uses the native wire, unless the wire is given."""
+_BEHEADED: Final = 1 / 16
+"""The probability that a seed's cluster loses its head's host."""
+_SHARE: Final = 0.4
+"""The probability that a seed has a workload."""
 
 
 class BadSchedule(ValueError):
-    """A file that is no schedule, with what is wrong in one line."""
+    """A file that is no schedule, with the error in one line."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """One fault.
 
     Attributes:
         at: virtual seconds after the workloads begin.
         kind: one of `KINDS`.
-        who: the host, or the two hosts.
-        seconds: how long it lasts, where it ends by itself; by how much a clock jumps.
-        number: which of the host's workers, modulo how many live.
+        who: the host, the two hosts, or the set of hosts.
+        seconds: how long the fault lasts, where it ends by itself; by how much a clock jumps.
+        number: the number of the host's worker, modulo the number of living ones.
     """
 
     at: float
@@ -58,21 +65,21 @@ class Fault:
     number: int = 0
 
     def plain(self) -> dict[str, Any]:
-        """As files and JSON lines have it."""
+        """The fault, in the types of files and JSON lines."""
         return {**asdict(self), "who": list(self.who)}
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """All that decides a run, beside the package itself.
+    """The full decision of a run, beside the package itself.
 
     Attributes:
-        seed: of all that is drawn.
-        nodes: how many there are.
+        seed: the seed of all draws.
+        nodes: the number of nodes.
         duration: virtual seconds of work and faults.
-        workloads: what the program does.
+        workloads: the names of the program's workloads.
         settings: of every process.
-        faults: what goes wrong.
+        faults: the faults.
         wire: one of `WIRES`.
     """
 
@@ -92,7 +99,7 @@ class Schedule:
         )
 
     def text(self) -> str:
-        """The TOML file of it."""
+        """The schedule as a TOML file."""
         lines = [
             f"version = {VERSION}", f"seed = {self.seed}", f"nodes = {self.nodes}", f"duration = {self.duration}",
             f"workloads = {json.dumps(list(self.workloads))}", f"wire = {json.dumps(self.wire)}", "", "[settings]",
@@ -104,14 +111,14 @@ class Schedule:
 
     @classmethod
     def read(cls, path: Path, known: Sequence[str]) -> Schedule:
-        """The schedule of a file.
+        """The schedule in a file.
 
         Args:
             path: of the file.
-            known: the workloads there are.
+            known: the names of all workloads.
 
         Raises:
-            BadSchedule: it cannot be read, is of another version, or names what is not there.
+            BadSchedule: the file cannot be read, is of another version, or names an unknown workload or host.
         """
         try:
             given = tomllib.loads(path.read_text("utf-8"))
@@ -125,7 +132,7 @@ class Schedule:
         try:
             faults = tuple(Fault(**{**fault, "who": tuple(fault["who"])}) for fault in given.pop("faults", ()))
             made = cls(**{**given, "workloads": tuple(given["workloads"])}, faults=faults)
-            _check(made, known)
+            check_schedule(made, known)
             made.config  # noqa: B018  # raises where a setting is wrong
         except (TypeError, KeyError, ValueError) as error:
             what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
@@ -133,7 +140,12 @@ class Schedule:
         return made
 
 
-def _check(schedule: Schedule, known: Sequence[str]) -> None:
+def check_schedule(schedule: Schedule, known: Sequence[str]) -> None:
+    """Check a schedule that was not drawn. `known` are the names of all workloads.
+
+    Raises:
+        ValueError: a workload, a wire, a host or a kind of fault is unknown, or a number is out of its range.
+    """
     unknown = [name for name in schedule.workloads if name not in known]
     if unknown:
         raise ValueError(f"unknown workload {unknown[0]!r}; there are {', '.join(known)}")
@@ -151,6 +163,8 @@ def _check(schedule: Schedule, known: Sequence[str]) -> None:
     for fault in schedule.faults:
         if fault.kind not in KINDS:
             raise ValueError(f"unknown fault {fault.kind!r}; there are {', '.join(KINDS)}")
+        if fault.kind in _OF_ALL and (fault.who != ("h0",) or schedule.nodes < 2):
+            raise ValueError(f"a fault {fault.kind!r} is of ['h0'], in a cluster of two nodes or more")
         away = [host for host in fault.who if host not in hosts]
         if away or not fault.who:
             raise ValueError(f"a fault names host {away[0] if away else ''!r}, there are h0 to h{schedule.nodes - 1}")
@@ -165,21 +179,21 @@ def _check(schedule: Schedule, known: Sequence[str]) -> None:
 def draw(
     seed: int, nodes: int, duration: float, workloads: Sequence[str], known: Sequence[str], wire: str = "mixed"
 ) -> Schedule:
-    """Draw what a seed stands for.
+    """Draw the schedule of a seed.
 
     Args:
         seed: the number of the run.
-        nodes: how many there are.
+        nodes: the number of nodes.
         duration: virtual seconds of work and faults.
-        workloads: those that were asked for; empty for some of `known`, drawn.
-        known: the workloads there are.
+        workloads: the workloads of the run; empty for some of `known`, drawn.
+        known: the names of all workloads.
         wire: one of `WIRES`; ``"mixed"`` for the native one at each tenth seed.
     """
     if wire == "mixed":
         wire = WIRES[seed % _NATIVE == 0]
     rng = random.Random(f"{seed}/workloads")
     if not workloads:
-        workloads = [name for name in known if rng.random() < 0.5] or [rng.choice(known)]
+        workloads = [name for name in known if rng.random() < _SHARE] or [rng.choice(known)]
     rng = random.Random(f"{seed}/config")
     settings = {
         "recv_depth": rng.choice((4, 5, 8, 16, 64, 1024)),
@@ -188,6 +202,7 @@ def draw(
         "store_keep_nbytes": rng.choice((0, 1 << 20)),
         "store_min_nbytes": rng.choice((4096, 65536)),
         "max_pending_calls": rng.choice((16, 64, 131072)),
+        "idle_timeout": rng.choice((0.1, 0.5, 2.0, 300.0, 300.0)),
     }
     return Schedule(
         seed,
@@ -195,15 +210,18 @@ def draw(
         duration,
         tuple(workloads),
         settings,
-        tuple(_faults(nodes, duration, random.Random(f"{seed}/faults"))),
+        tuple(
+            _faults(nodes, duration, random.Random(f"{seed}/faults"))
+            + _end(nodes, duration, random.Random(f"{seed}/head"))
+        ),
         wire,
     )
 
 
 def _faults(nodes: int, duration: float, rng: random.Random) -> list[Fault]:
     hosts = [f"h{number}" for number in range(nodes)]
-    others = hosts[1:]  # the head's own host stays: with it the whole cluster would end
-    kinds = [kind for kind in KINDS if rng.random() < 0.5]
+    others = hosts[1:]  # the head's own host stays, see `_end`
+    kinds = [kind for kind in _DRAWN if rng.random() < 0.5]
     if nodes < 2:
         kinds = [kind for kind in kinds if kind in _OF_WORKERS]
     faults: list[Fault] = []
@@ -225,3 +243,10 @@ def _faults(nodes: int, duration: float, rng: random.Random) -> list[Fault]:
         faults.append(Fault(round(at, 3), kind, who, seconds, number))
         at += rng.expovariate(1 / 3)
     return faults
+
+
+def _end(nodes: int, duration: float, rng: random.Random) -> list[Fault]:
+    """The end of the cluster, where it is to end before the run does: late, so that there is much to lose."""
+    if nodes < 2 or rng.random() >= _BEHEADED:
+        return []
+    return [Fault(round(rng.uniform(0.4, 0.9) * duration, 3), _OF_ALL[0], ("h0",))]

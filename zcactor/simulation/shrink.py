@@ -1,4 +1,4 @@
-"""Making a schedule that breaks an invariant as small as it still breaks it (Zeller's delta debugging)."""
+"""The search for a smaller schedule that still breaks an invariant (Zeller's delta debugging)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNS: Final = 200
 
 
 class _Search:
-    """Counts the runs, and remembers the smallest schedule so far."""
+    """A search: it counts the runs, and remembers the smallest schedule so far."""
 
     def __init__(self, schedule: Schedule, breaks: Callable[[Schedule], bool], runs: int) -> None:
         self.best = schedule
@@ -25,7 +25,7 @@ class _Search:
         self._left = runs
 
     def take(self, smaller: Schedule) -> bool:
-        """Whether `smaller` breaks the invariant as well; then it is the one to go on with."""
+        """Whether `smaller` breaks the invariant as well; then the search goes on with it."""
         if self._left <= 0 or smaller == self.best:
             return False
         self._left -= 1
@@ -39,9 +39,9 @@ def shrink(schedule: Schedule, breaks: Callable[[Schedule], bool], runs: int = R
     """The smallest schedule found that still breaks: fewer faults, then fewer nodes, then a shorter time.
 
     Args:
-        schedule: one that breaks.
+        schedule: a schedule that breaks an invariant.
         breaks: plays a schedule and tells whether it breaks in the same way.
-        runs: how often it may be asked.
+        runs: how often `breaks` may be called.
     """
     search = _Search(schedule, breaks, runs)
     if not search.take(replace(schedule, faults=())):
@@ -77,6 +77,6 @@ def _drop_nodes(search: _Search) -> None:
 
 
 def _shorter(schedule: Schedule) -> Schedule:
-    """The same in less time: half of it, but no fault is left out."""
+    """The same schedule in half of the time, but late enough for its last fault."""
     last = max((fault.at for fault in schedule.faults), default=0.0)
     return replace(schedule, duration=round(max(schedule.duration / 2, last), 3))

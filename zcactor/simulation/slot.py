@@ -1,4 +1,4 @@
-"""The native send buffer of a simulated connection: what it has written leaves by the connection's own way."""
+"""The native send buffer of a simulated connection: its bytes leave by the connection's own way."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from zcactor.native import hot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Slot"]
+__all__ = ["SimSlot"]
 
 _NBYTES = 8 << 10
 
 
-class Slot:
-    """A slot of ordinary memory, as a queue pair has registered ones: the native part encodes frames into it, from any
-    thread.
+class SimSlot:
+    """A slot of ordinary memory, in place of the registered slots of a queue pair: the native part encodes frames into
+    it, from any thread.
 
     Args:
         max_reserve: bytes of the largest frame with its prefix.
-        take: is given what was written, in order; its view is valid during the call.
-        leave: is called when what was taken is to be sent.
+        take: called with the written bytes, in order; its view is valid during the call.
+        leave: called when the taken bytes are to be sent.
     """
 
     def __init__(self, max_reserve: int, take: Callable[[memoryview], object], leave: Callable[[], None]) -> None:
@@ -36,7 +36,8 @@ class Slot:
         self.native.swap(self._view, 0)
 
     def full(self) -> None:
-        """The next frame does not fit behind the others. Other threads write to the new memory meanwhile."""
+        """Take the written bytes, because the next frame does not fit behind them. Other threads write to the new
+        memory meanwhile."""
         with self._lock:
             view, self._view = self._view, memoryview(bytearray(self._nbytes))
             end = self.native.swap(self._view, 0)
@@ -44,6 +45,6 @@ class Slot:
                 self._take(view[:end])
 
     def flush(self) -> None:
-        """What is committed is to be sent."""
+        """Send the committed frames."""
         self.full()
         self._leave()

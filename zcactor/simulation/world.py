@@ -1,8 +1,8 @@
 """The world of a run: virtual time, the order of all events, and the processes that live.
 
-Events of one process run in the order in which they were made, as on a real machine, where code relies on it. Which
-process takes the next turn is drawn. So is everything else, each from a generator of its own, so that a run without one
-of its faults is the same run in everything else.
+Events of one process run in the order in which they were made, as on a real machine, where code relies on it. The
+process of the next turn is drawn. So is everything else, each from a generator of its own, so that a run without one of
+its faults is the same run in everything else.
 """
 
 from __future__ import annotations
@@ -13,27 +13,31 @@ import random
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from zcactor import context
+from zcactor.process import context
 from zcactor.simulation.loop import SimLoop
+from zcactor.simulation.step import Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zcactor.simulation.step import Step
     from zcactor.simulation.trace import Trace
 
 __all__ = ["Overrun", "World"]
 
+_push = heapq.heappush
+
 
 class Overrun(Exception):  # the end of a run, not a defect of the caller's
-    """More events have happened than a run may have."""
+    """A run had more events than it may have."""
 
 
 class World:
-    """Everything that happens in one run.
+    """The events and processes of one run.
 
     Args:
         seed: decides all of it.
-        trace: is told of what matters.
+        trace: the trace that gets the events.
         limit: events that a run may have.
     """
 
@@ -44,16 +48,17 @@ class World:
         """Virtual seconds since the beginning."""
         self.runnable: list[SimLoop] = []
         self.loops: dict[str, SimLoop] = {}
-        """Of the processes that live, by name."""
+        """The loops of the processes that live, by name."""
         self.events = 0
         """Callbacks that have run."""
         self.problems: list[tuple[float, str]] = []
-        """What nobody caught, and when."""
+        """Times and texts of exceptions that no code has caught."""
         self.turn = ""
-        """The process whose turn it is, or was the last."""
+        """The process of the present turn, or of the last."""
         self._limit = limit
+        self._halted = False
         self._order = self.random("scheduler")
-        self._queue: list[tuple[float, int, SimLoop, asyncio.Handle]] = []
+        self._queue: list[tuple[float, int, SimLoop, Step]] = []
         self._entered = 0
 
     def random(self, name: str) -> random.Random:
@@ -65,14 +70,14 @@ class World:
         self.trace.note(self.now, process, kind, **details)
 
     def trouble(self, loop: SimLoop, message: str, error: BaseException | None) -> None:
-        """Something in a process was caught by nobody."""
+        """Note an exception in a process that no code has caught."""
         if not loop.dead:
             self.problems.append((self.now, f"{loop.label}: {message}: {error!r}"))
 
     # ---------------------------------------------------------------- processes
 
     def process(self, host: str, name: str) -> SimLoop:
-        """A process is born, with a clock of its own."""
+        """Start a process, with a clock of its own."""
         drawn = self.random(f"clock/{name}")
         loop = SimLoop(self, host, name, drawn.uniform(0, 1000), 1 + drawn.uniform(-200e-6, 200e-6))
         self.loops[name] = loop
@@ -80,7 +85,7 @@ class World:
         return loop
 
     def end(self, loop: SimLoop, why: str) -> None:
-        """A process takes no further step. What its peers see of that is the network's."""
+        """End a process: it takes no further step. Its peers notice that by the network."""
         if loop.dead:
             return
         self.note(loop.label, "end", why=why)
@@ -88,7 +93,7 @@ class World:
         self.loops.pop(loop.name, None)
 
     def stop(self, loop: SimLoop) -> None:
-        """SIGSTOP: the process takes no step until `resume`."""
+        """Stop a process, as SIGSTOP does: it takes no step until `resume`."""
         if not loop.dead and not loop.stopped:
             self.note(loop.label, "stop")
             loop.stopped = True
@@ -97,7 +102,7 @@ class World:
                 self.runnable.remove(loop)
 
     def resume(self, loop: SimLoop) -> None:
-        """SIGCONT."""
+        """Let a process go on, as SIGCONT does."""
         if loop.stopped:
             loop.stopped = False
             if not loop.dead:
@@ -107,85 +112,116 @@ class World:
                     self.runnable.append(loop)
 
     def leap(self, loop: SimLoop, seconds: float) -> None:
-        """The clock of a process jumps ahead, as that of a virtual machine does which was asleep."""
+        """Let the clock of a process jump ahead, as that of a virtual machine does after a sleep."""
         self.note(loop.label, "leap", seconds=seconds)
         loop.skew += seconds
         queue = self._queue
-        for at, (_, number, owner, handle) in enumerate(queue):
-            if owner is loop and isinstance(handle, asyncio.TimerHandle):
-                queue[at] = max(loop.moment(handle.when()), self.now), number, loop, handle
+        for at, (_, number, owner, step) in enumerate(queue):
+            if owner is loop and isinstance(step, Timer):
+                queue[at] = max(loop.moment(step.when()), self.now), number, loop, step
         heapq.heapify(queue)
 
     # ---------------------------------------------------------------- events
 
-    def enter(self, when: float, loop: SimLoop, handle: asyncio.Handle) -> None:
-        """Run `handle` in the process of `loop` at `when`; never before now."""
+    def enter(self, when: float, loop: SimLoop, step: Step) -> None:
+        """Run `step` in the process of `loop` at `when`; never before now."""
         self._entered += 1
-        heapq.heappush(self._queue, (max(when, self.now), self._entered, loop, handle))
+        _push(self._queue, (max(when, self.now), self._entered, loop, step))
 
-    def run(self, until: Callable[[], bool], *, limit: float) -> bool:
-        """Let things happen until ``until()``, which is asked between turns.
+    def forget(self) -> None:
+        """Drop the events that will not happen: cancelled steps, and the callbacks of processes that have ended. The
+        times of the latter pass all the same."""
+        queue = self._queue
+        queue[:] = [entry for entry in queue if entry[3].callback is not None]
+        heapq.heapify(queue)
+        for _, _, loop, step in queue:
+            if loop.dead:
+                step.forget()
+
+    def halt(self) -> None:
+        """Let the present `run` end after this turn."""
+        self._halted = True
+
+    def run(self, until: Callable[[], bool] | None = None, *, limit: float) -> bool:
+        """Let events happen until `halt` was called, or ``until()`` is true.
+
+        Args:
+            until: called between turns; None saves its calls.
+            limit: virtual time after which no event happens.
 
         Returns:
-            False where it is virtual second `limit` before that, or nothing is left that could happen.
+            False where virtual second `limit` comes before that, or no event is left.
 
         Raises:
-            Overrun: too much has happened.
+            Overrun: the run had more events than it may have.
         """
-        runnable, queue, order = self.runnable, self._queue, self._order
-        set_running = asyncio._set_running_loop
         before = asyncio._get_running_loop()
-        current = context.current_or_none()
+        self._halted = False
         try:
-            while not until():
-                while queue and queue[0][3].cancelled():
-                    heapq.heappop(queue)
-                if queue and (queue[0][0] <= self.now or not runnable):
-                    if queue[0][0] > limit:
+            with context.restored():
+                return self._events(until, limit)
+        finally:
+            asyncio._set_running_loop(before)
+
+    def _events(self, until: Callable[[], bool] | None, limit: float) -> bool:
+        runnable, queue, draw, heappop = self.runnable, self._queue, self._order.random, heapq.heappop
+        set_running, set_current, turn = asyncio._set_running_loop, context.set_current, self._turn
+        while not self._halted and (until is None or not until()):
+            now = self.now
+            while queue:
+                when, _, loop, step = queue[0]
+                if when > now:
+                    if runnable:
+                        break
+                    if when > limit and step.callback is not None:
                         return False
-                    when, _, loop, handle = heapq.heappop(queue)
-                    self.now = max(self.now, when)
+                heappop(queue)
+                if step.callback is not None:
+                    if when > now:
+                        self.now = now = when
                     if not loop.dead:
-                        loop.ready.append(handle)
+                        loop.ready.append(step)
                         if not loop.queued and not loop.stopped:
                             loop.queued = True
                             runnable.append(loop)
-                    continue
-                if not runnable:
-                    return False
-                at = int(order.random() * len(runnable))
+            if len(runnable) == 1:  # nearly always
+                loop = runnable.pop()
+            elif runnable:
+                at = int(draw() * len(runnable))
                 loop = runnable[at]
                 runnable[at] = runnable[-1]
                 runnable.pop()
-                loop.queued = False
-                if loop.dead:
-                    continue
-                set_running(loop)
-                self.turn = loop.label
-                if loop.process is None:
-                    context.clear_current()
-                else:
-                    context.set_current(loop.process)
-                self._turn(loop)
-                set_running(None)
-        finally:
-            set_running(before)
-            if current is None:
+            else:
+                return False
+            loop.queued = False
+            if loop.dead:
+                continue
+            set_running(loop)
+            self.turn = loop.label
+            process = loop.process
+            if process is None:
                 context.clear_current()
             else:
-                context.set_current(current)
+                set_current(process)
+            turn(loop)
         return True
 
     def _turn(self, loop: SimLoop) -> None:
-        """One turn: the callbacks that are ready at its beginning."""
+        """Run one turn: the callbacks that are ready at its beginning."""
         ready = loop.ready
         for _ in range(len(ready)):
-            if not ready:  # it was killed meanwhile
+            if not ready:  # the process was killed meanwhile
                 return
-            handle = ready.popleft()
-            if not handle.cancelled():
+            step = ready.popleft()
+            callback = step.callback
+            if callback is not None:
                 self.events += 1
-                handle._run()
+                try:
+                    step.context.run(callback, *step.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    loop.call_exception_handler({"message": step.failure(), "exception": error, "handle": step})
         if self.events > self._limit:
             raise Overrun(f"{self.events:,} events by virtual second {self.now:.3f}")
         if ready and not loop.queued and not loop.stopped:

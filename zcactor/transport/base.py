@@ -1,17 +1,17 @@
-"""The seam between messages and the wires that carry them.
+"""The interfaces of a transport: connections, their receivers, and endpoints.
 
 A transport moves whole frames in order between two processes and gives access to the peer's bytes in place. It knows
-nothing of calls, credits or actors: those are `zcactor.rpc`'s. Everything above this module works on any object that
-has these shapes; ``tests/conformance`` holds the suite that each implementation joins.
+no calls, credits or actors: `zcactor.rpc` does. All code above this module works with any object that has these
+interfaces. ``zcactor.testing.conformance`` has the suite that each implementation passes.
 
 Frames travel *in batches*: the sender encodes each frame straight into the connection's send buffer (`reserve`,
-`commit`) and hands over all of a loop turn's frames by one `flush`. The receiver gets them by one callback with a view
+`commit`) and hands over all frames of a loop turn by one `flush`. The receiver gets them by one callback with a view
 into the receive buffer, which is valid during the callback only.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -22,62 +22,60 @@ if TYPE_CHECKING:
     from zcactor.transport.mapping import Mapping
     from zcactor.transport.os_process import OsProcess
 
-__all__ = ["LENGTH_PREFIX", "PROTOCOL_VERSION", "Connection", "Endpoint", "PeerInfo", "Receiver", "RemoteRegion"]
-
-PROTOCOL_VERSION: Final = 3
-"""Goes up with every change of the handshake, of the schema or of a field's meaning; peers of another version are
-refused."""
+__all__ = ["LENGTH_PREFIX", "Connection", "Endpoint", "PeerInfo", "Receiver", "RemoteRegion"]
 
 LENGTH_PREFIX = 4
 """Bytes before each frame: its length, little-endian u32, not counting the prefix (FlatBuffers' size prefix)."""
 
 
 class PeerInfo(msgspec.Struct, frozen=True):
-    """What the handshake established about the process at the other end."""
+    """The facts about a peer that the handshake has proved."""
 
     process: bytes
     """16 random bytes that name the process."""
     pid: int
     uid: int
     arena_nbytes: int
-    """Bytes of the peer's arena; every reference to it is checked against this."""
+    """Bytes of the peer's arena. Each reference to the arena is checked against this size."""
 
 
 class RemoteRegion(msgspec.Struct, frozen=True):
-    """Bytes of the peer's arena, and all that it takes to bring them here. The caller holds a lease on them."""
+    """A range of the peer's arena, with all that a pull of it needs. The caller holds a lease on the bytes."""
 
     object_id: int
-    """Key of the object that they are part of, in the peer's table."""
+    """Key, in the peer's table, of the object that the bytes are part of."""
     offset: int
     """Bytes from the start of the peer's arena."""
     nbytes: int
     """More than 0."""
     seal: int = 0
-    """What `Connection.export` gave at the peer; 0: nothing."""
+    """The seal and the rkey that the peer's `Connection.export` returned; 0 where it returned nothing."""
     rkey: int = 0
     authenticate: bool = False
-    """Whether the bytes belong to a pickle, so that they are authenticated whatever the peers agreed for arrays."""
+    """Whether the bytes are part of a pickle. They are authenticated then, also where the peers agreed not to
+    authenticate arrays."""
     sealed: bool = False
-    """Whether the bytes are ciphertext that the reader checks when it opens it, so that they need no tags on their way,
-    whatever the peers agreed for arrays."""
+    """Whether the bytes are ciphertext. The reader checks it when it decrypts, so the bytes are pulled without tags,
+    also
+    where the peers agreed to authenticate arrays."""
 
 
 class Receiver(Protocol):
-    """What a connection calls, always on the event loop's thread."""
+    """The callbacks of a connection. They run on the event loop's thread."""
 
     def frames_received(self, data: memoryview) -> None:
-        """One or more whole frames, each led by its length prefix. `data` is valid until this returns.
+        """Take one or more whole frames, each behind its length prefix. `data` is valid until this returns.
 
-        Raising `ProtocolError` closes this connection, and only this one.
+        A `ProtocolError` that this raises closes the connection, and no other.
         """
 
     def connection_lost(self, cause: Exception | None) -> None:
-        """The connection is gone; called exactly once. `cause` is None when `aclose` was called here."""
+        """Take note that the connection has ended. Called exactly once. `cause` is None after an `aclose` here."""
 
 
 @runtime_checkable
 class Connection(Protocol):
-    """One authenticated peer: ordered frames, and the peer's arena in place where the hosts are the same.
+    """A connection to one authenticated peer: frames in order, and access to the bytes of the peer's arena.
 
     `reserve`, `commit` and `flush` are called under the caller's lock, from any thread; everything else on the loop's
     thread.
@@ -86,51 +84,62 @@ class Connection(Protocol):
     kind: str
     """``"local"``, ``"loopback"``, ``"verbs"`` or ``"tcp"``."""
     eager_limit: int
-    """Largest payload of a frame in bytes; larger ones go by reference."""
+    """Bytes of the largest payload of a frame. Larger payloads travel by reference."""
     max_frame: int
-    """Largest frame in bytes, prefix not counted; `reserve` refuses more."""
+    """Bytes of the largest frame, without its prefix. `reserve` refuses more."""
     recv_depth: int
-    """Frames the peer may have outstanding towards us; both ends use the same number. Flow control is the caller's."""
+    """Frames that the peer may have outstanding towards us. Both ends use the same number. Flow control is up to the
+    caller."""
     peer: PeerInfo
     maps: bool
-    """Whether the peer's arena is mapped, so that `map` gives addresses. Where it is not, `pull` brings the bytes."""
+    """Whether the peer's arena is mapped, so that `map` returns addresses. Where it is not mapped, `pull` copies the
+    bytes."""
     mapping: Mapping | None
-    """The peer's arena, read-only; None where it cannot be mapped. An array inside it keeps this."""
+    """The mapping of the peer's arena, read-only; None where it cannot be mapped. Arrays in the arena keep this
+    object."""
     writable_mapping: Mapping | None
-    """The same with write access, once `open_writable` has succeeded."""
+    """The mapping with write access; None until `open_writable` has succeeded."""
     reader: OsProcess | None
-    """The peer's process, where it maps our arena; None where it does not, or is this process."""
+    """The peer's process where it maps our arena; None where it does not, and where it is this process."""
 
     @property
     def sealed(self) -> bool:
-        """Whether nobody on the way can read or change the frames."""
+        """Whether the frames are encrypted and authenticated, or never leave the host."""
 
     @property
     def integrity(self) -> str:
-        """What holds for the peer's bytes: ``"arrays"`` (each pull is authenticated), ``"frames"`` (those are for which
-        the region says so), ``"none"``, ``"tls"`` (encrypted as well) or ``"mapped"`` (they do not travel)."""
+        """The protection of bytes that are pulled: ``"arrays"`` (all are authenticated), ``"frames"`` (only regions
+        that
+        ask for it), ``"none"``, ``"tls"`` (encrypted and authenticated) or ``"mapped"`` (nothing is pulled)."""
 
     @property
     def heard(self) -> int | None:
-        """Changes whenever something has come from the peer; None where it is on this host, whose processes need no
-        sign of life."""
+        """A number that changes whenever bytes have arrived from the peer. None where the peer is on this host, as the
+        system reports the ends of its processes."""
 
+    native_out: Any
+    """The native send buffer, which takes whole frames without `reserve`. Where it is set, the native part also reads
+    frames. None where Python writes and reads all frames."""
     rejected: abc.Mapping[str, str]
-    """Transports that were tried for this peer before this one, each with the reason against it."""
+    """Transports that were tried for this peer and failed, each with the reason."""
     export: Callable[[int, int, int], tuple[int, int]] | None
-    """``export(object_id, offset, nbytes)``: the seal and the rkey of bytes of our own arena, which a reference carries
-    so that the peer's `pull` can do without asking. From any thread. None where `pull` needs neither."""
+    """``export(object_id, offset, nbytes)`` returns the seal and the rkey of bytes of our own arena. A reference
+    carries
+    them, so that the peer's `pull` need not ask for them. Any thread may call it. None where `pull` needs neither."""
 
     @property
     def seals_payloads(self) -> bool:
-        """Whether its frames are sealed and what is pulled besides may be changed on the way: then a payload above the
-        eager limit must be ciphertext."""
+        """Whether frames are encrypted and pulled bytes are not. Payloads above the eager limit are encrypted before
+        they are stored then, as they are pulled."""
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to deliver. Called once, before anything is sent."""
+        """Begin to deliver frames to `receiver`. Called once, before anything is sent."""
 
     def reserve(self, nbytes: int) -> tuple[bytearray | memoryview, int]:
-        """Room for one frame with its prefix: a writable buffer and the offset in it. Touches no system call.
+        """Reserve room for one frame with its prefix. Makes no system call.
+
+        Returns:
+            A writable buffer, and the offset of the room in it.
 
         Raises:
             ValueError: `nbytes` is larger than ``max_frame + LENGTH_PREFIX``.
@@ -138,91 +147,93 @@ class Connection(Protocol):
         """
 
     def commit(self, nbytes: int) -> None:
-        """The last reserved room holds `nbytes` of frame, prefix included. From here they belong to the connection
-        until the peer has them, even when the task that wrote them is cancelled."""
+        """Hand over the first `nbytes` of the last reservation, a frame with its prefix. The connection sends them even
+        when the task that wrote them is cancelled."""
 
     def flush(self) -> None:
-        """Hand over what is committed. Never blocks: what the system does not take now goes when it can.
+        """Send all committed frames. Never blocks: bytes that the system does not take now are sent later.
 
-        A broken connection is not reported here but by `Receiver.connection_lost`.
+        A broken connection is reported by `Receiver.connection_lost`, not here.
         """
 
     def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
-        """The local address of `nbytes` of the peer's arena at `offset`; 0 where it cannot be mapped.
+        """Return the local address of `nbytes` of the peer's arena at `offset`; 0 where the arena cannot be mapped.
 
         Raises:
             ProtocolError: the range does not lie inside the peer's arena.
-            LookupError: writable access was asked for and `open_writable` has not succeeded yet.
+            LookupError: `writable` is True, and `open_writable` has not succeeded yet.
         """
 
     async def open_writable(self) -> None:
-        """Get write access to the peer's arena (moved arrays). Idempotent.
+        """Get write access to the peer's arena, which moved arrays need. Idempotent.
 
         Raises:
-            ConnectionLost: the peer is gone.
+            ConnectionLost: the peer has ended.
         """
 
     async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
-        """Bring bytes of the peer's arena to `address` in this process. Only where `maps` is False.
+        """Copy bytes of the peer's arena to `address` in this process. Only where `maps` is False.
 
         Args:
-            region: which bytes.
-            address: where they go.
-            keep: what keeps the memory at `address`; held until nothing can be written there any more, which may be
-                after this has raised or was cancelled.
+            region: the bytes.
+            address: their destination.
+            keep: the object that owns the memory at `address`. It is held until nothing can write there any more, which
+                may be after this has raised or was cancelled.
 
         Raises:
-            ConnectionLost: the peer is gone.
-            ObjectLost: the peer does not have them any more.
+            ConnectionLost: the peer has ended.
+            ObjectLost: the peer has freed the object.
             ProtocolError: the range does not lie inside the peer's arena.
         """
 
     async def aclose(self) -> None:
-        """Send what is committed, then close. Idempotent; closes even when it is cancelled."""
+        """Send all committed frames, then close. Idempotent. Cancelling closes at once."""
 
     def abort(self) -> None:
-        """Close at once, dropping what was not sent. Idempotent; any thread may call it after a fork."""
+        """Close at once and drop all bytes that were not sent. Idempotent. After a fork any thread may call it."""
 
 
 class Endpoint(Protocol):
-    """One listener that peers connect to, and the means to connect to theirs. An async context manager."""
+    """A listener for peers, and the way to connect to theirs. An async context manager."""
 
     kind: str
     address: str
-    """What a peer passes to `connect`."""
+    """The address that a peer passes to `connect`."""
 
     @property
     def seals_payloads(self) -> bool:
-        """Whether its connections may be such, see `Connection.seals_payloads`."""
+        """Whether `Connection.seals_payloads` may be True for a connection of this endpoint."""
 
     async def start(self, accepted: Callable[[Connection], None]) -> None:
-        """Listen; `accepted` is called on the loop with each authenticated connection, not yet started."""
+        """Listen, and call `accepted` on the loop with each authenticated connection, which is not started yet."""
 
     async def connect(self, address: str) -> Connection:
         """Connect and authenticate.
 
         Raises:
-            ConnectionLost: nobody listens there or the peer went away meanwhile.
-            AuthenticationError: the peer refused us, or is not who it should be.
+            ConnectionLost: no process listens there, or the peer has ended meanwhile.
+            AuthenticationError: the peer refused this process, or is another one than `address` names.
             VersionMismatch: the peer speaks another protocol or Python version.
         """
 
     @property
     def far_address(self) -> str:
-        """Where peers on other hosts find this process; empty where they cannot."""
+        """The address for peers on other hosts; empty where they cannot connect to this process."""
 
     def find_by(self, find: Callable[[str], Awaitable[str]]) -> None:
-        """Ask ``find(name)`` for the address of a process on another host; it raises ConnectionLost where there is
-        none."""
+        """Set the function that looks up a process on another host: ``find(name)`` returns its address, or raises
+        ConnectionLost."""
 
     def viability(self) -> str | None:
-        """None when this endpoint can work here, else the reason and the remedy."""
+        """Return None when this endpoint can work here, else the reason and the remedy."""
 
     def abandon(self) -> None:
-        """In a forked child: let go of what is the parent's. Nothing else may be called after that."""
+        """Close this process's copies of the endpoint's descriptors, in a forked child. Nothing else may be called
+        after
+        that."""
 
     async def aclose(self) -> None:
-        """Stop listening and remove what listening left in the file system. Connections stay open. Idempotent."""
+        """Stop listening, and remove sockets and addresses from the file system. Connections stay open. Idempotent."""
 
     def dispose(self) -> None:
-        """Free what the connections share, once all are closed. Idempotent."""
+        """Free the resources that connections share, once all are closed. Idempotent."""

@@ -1,12 +1,11 @@
-"""Eager or rendezvous: which of the two is cheaper for a payload of some size, from a few measured times.
+"""The eager limit: the payload size up to which a copy within the frame is cheaper than a READ.
 
-An *eager* payload rides in the frame: it is copied into it at the sender and out of it at the receiver. By *rendezvous*
-the frame carries a reference, and the receiver READs the bytes from where they lie. Each costs a constant plus the
-bytes by a rate: the READ costs a round trip that the copies do not, and then moves bytes faster than they do. So there
-is one size at which both cost the same. (The model and its first constants: "RDMA over ML/DL and Big Data Frameworks",
-SC Asia 2018.)
+An *eager* payload travels in the frame: the sender copies it in, and the receiver copies it out. By *rendezvous* the
+frame carries a reference, and the receiver READs the bytes from the sender's memory. Each way costs a constant and a
+time per byte. A READ costs a round trip, which the copies do not, but moves bytes faster. So there is one size at which
+both cost the same. (The model and its first constants: "RDMA over ML/DL and Big Data Frameworks", SC Asia 2018.)
 
-Everything here is arithmetic: times come from the caller.
+This module only computes. The caller measures the times.
 """
 
 from __future__ import annotations
@@ -21,38 +20,39 @@ from typing import Final, TypeAlias
 __all__ = ["CostModel", "Line", "Samples", "calibrated", "choose", "crossover", "fit"]
 
 Samples: TypeAlias = Sequence[tuple[int, float]]
-"""Measured times: bytes and seconds of each run, in any order, any number of runs of a size."""
+"""Measured times: bytes and seconds of each run, in any order, with any number of runs of each size."""
 
 HIGHEST: Final = 65536
-"""Default of the largest limit in bytes: every receive that is posted has room for a frame of it."""
+"""Default of the largest limit in bytes: each posted receive has room for a frame with such a payload."""
 LOWEST: Final = 4096
-"""Default of the least limit in bytes: below a page, the bookkeeping of a reference costs more than either way."""
+"""Default of the least limit in bytes: below a page, the bookkeeping of a reference costs more than the bytes."""
 STEP: Final = 64
-"""Bytes of a cache line, of which limits are multiples: measured to the byte, they would differ from run to run."""
+"""Bytes of a cache line. Limits are multiples of it, as limits that are exact to the byte would differ from run to
+run."""
 
 _TICK: Final = 1e-9
-"""Seconds. A clock that saw no time pass saw less than this, and no sample may weigh infinitely much."""
+"""The least time of a sample, in seconds: a clock may measure 0, and no sample may get an infinite weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Cost of moving bytes: a constant, and the bytes by a rate.
+    """The cost of moving bytes: a constant and a time per byte.
 
     Raises:
-        ValueError: the constant is negative or not finite, or the rate not positive.
+        ValueError: the constant is negative or not finite, or the rate is not positive.
     """
 
     latency_s: float
-    """Seconds that no bytes at all cost."""
+    """Seconds for 0 bytes."""
     bytes_per_s: float
-    """Infinite where more bytes take no longer."""
+    """Rate; infinite where more bytes take no longer."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency_s < math.inf or not self.bytes_per_s > 0:
             raise ValueError(f"no line of costs: {self.latency_s} s and {self.bytes_per_s} bytes/s")
 
     def cost(self, nbytes: float) -> float:
-        """Seconds for that many bytes."""
+        """Return the seconds that `nbytes` take."""
         return self.latency_s + nbytes / self.bytes_per_s
 
     def __str__(self) -> str:
@@ -61,9 +61,9 @@ class Line:
 
 
 def fit(points: Samples) -> Line:
-    """The line through measured times.
+    """Fit a line to measured times.
 
-    Of each size the median counts, so that a run during which the process was interrupted changes nothing. Through two
+    The median of each size counts, so that a run during which the process was interrupted changes nothing. Through two
     sizes the line is exact; through more it has the least squares of *relative* errors, because the constant shows in
     the small sizes, whose times are lost in the noise of the large ones. A line that noise would tilt is the nearest
     possible one: where times do not grow with the size, they are a constant; where the constant would be negative,
@@ -102,10 +102,10 @@ def fit(points: Samples) -> Line:
 
 
 def crossover(eager: Line, rendezvous: Line) -> float:
-    """Bytes at which both cost the same, and above which `rendezvous` is the cheaper one.
+    """Return the bytes at which both cost the same. Above that size `rendezvous` is cheaper.
 
     Returns:
-        0 where `rendezvous` is never the dearer one, infinity where it does not end up as the cheaper one.
+        0 where `rendezvous` is never dearer, infinity where it never becomes cheaper.
     """
     ahead = rendezvous.latency_s - eager.latency_s
     gain = 1 / eager.bytes_per_s - 1 / rendezvous.bytes_per_s
@@ -116,21 +116,21 @@ def crossover(eager: Line, rendezvous: Line) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What was measured, and the limit that follows."""
+    """Measured costs, and the eager limit that follows from them."""
 
     eager: Line
     rendezvous: Line
     eager_limit: int
-    """Bytes of the largest payload that rides in the frame."""
+    """Bytes of the largest payload that travels in a frame."""
     reason: str
-    """One line: what was measured and why this limit."""
+    """The measurement and the reason for the limit, in one line."""
 
 
 def choose(eager: Line, rendezvous: Line, low: int = LOWEST, high: int = HIGHEST) -> CostModel:
-    """The limit where the two cost the same: a multiple of 64, rounded down, and from `low` to `high`.
+    """Choose the limit where both cost the same: rounded down to a multiple of 64, and within `low` and `high`.
 
     Raises:
-        ValueError: from `low` to `high` there is no positive multiple of 64.
+        ValueError: there is no positive multiple of 64 between `low` and `high`.
     """
     least, most = -(-low // STEP) * STEP, high // STEP * STEP
     if not 0 < least <= most:
@@ -157,21 +157,21 @@ def calibrated(
     low: int = LOWEST,
     high: int = HIGHEST,
 ) -> CostModel:
-    """The model of this machine.
+    """Make the model of this machine.
 
-    Eager is two copies, and the way of the bytes in the frame where `sends` were measured. Rendezvous is a READ. The
-    constant cost of sending a frame is left out of both, as both send one: of `sends` only the rate counts.
+    Eager costs two copies, and with `sends` the time of the bytes in the frame. Rendezvous costs a READ. Both send a
+    frame, so the constant cost of one is left out: only the rate of `sends` counts.
 
     Args:
-        copies: times of one copy into or out of a frame.
-        small_reads: times of READs whose constant cost dominates, of 4 KiB for instance.
-        large_reads: times of READs whose rate dominates, of 1 MiB for instance.
+        copies: times of one copy into a frame or out of it.
+        small_reads: times of READs that the constant dominates, of 4 KiB for instance.
+        large_reads: times of READs that the rate dominates, of 1 MiB for instance.
         sends: times of SENDs of several sizes, without the copies.
         low: bytes of the least limit.
         high: bytes of the largest limit.
 
     Raises:
-        ValueError: copies or both kinds of READ are missing, or what `fit` and `choose` raise.
+        ValueError: `copies` or one kind of READ is empty, or `fit` or `choose` raises it.
     """
     copy = fit(copies)
     per_byte = 2 / copy.bytes_per_s + (1 / fit(sends).bytes_per_s if sends else 0.0)

@@ -1,16 +1,17 @@
-"""Credits: why a frame never meets an empty receive queue.
+"""Flow control by credits: no frame arrives at an empty receive queue.
 
-Each end may have `window` frames outstanding towards the other: sent, and not yet reported consumed. What was consumed
-is returned in the ``credits`` field of any frame that goes the other way, or in a CREDIT frame of its own once more
-than half of the window is owed. (eRPC, "Datacenter RPCs can be General and Fast", NSDI 2019, section 4.3.)
+Each end may have `window` frames outstanding towards the other: sent, and not yet reported as consumed. A frame in the
+other direction reports consumed frames in its ``credits`` field. Once more than half of the window is owed, a CREDIT
+frame reports them. (eRPC, "Datacenter RPCs can be General and Fast", NSDI 2019, section 4.3.)
 
-Why ``depth = window + 2`` receives suffice, although CREDIT and GOODBYE take no credit. A CREDIT frame carries more
-than half of the window, and all credits under way together are never more than the window. So at most *one* CREDIT
-frame is under way, and GOODBYE is sent once. (At half of the window two could be, and three at a window of 3.)
+``depth = window + 2`` receives suffice, although CREDIT and GOODBYE take no credit. A CREDIT frame carries more than
+half of the window, and all credits under way together are never more than the window. So at most *one* CREDIT frame is
+under way, and GOODBYE is sent once. (With exactly half of the window, two could be under way, and three at a window of
+3.)
 
-Why nobody waits for ever. A sender without credits has its whole window outstanding: under way, or owed by the peer, or
-on the way back. When nothing is under way in either direction, the peer owes the whole window, which is more than half
-of it, so it has to send a CREDIT frame, and that needs no credit.
+No end waits for ever. A sender without credits has its whole window outstanding: under way, owed by the peer, or on the
+way back. When nothing is under way in either direction, the peer owes the whole window, which is more than half of it.
+So the peer sends a CREDIT frame, and that takes no credit.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ MAX_DEPTH: Final = RESERVED + 0xFFFF
 
 
 class Credits:
-    """One end's account of one connection, both directions; counts only.
+    """The credits of one end of a connection, in both directions.
 
-    `take` before each frame that is sent, `returned` and then `consumed` for each that is received; frames of the kinds
-    in `zcactor.rpc.messages.UNCREDITED` neither take a credit nor count as consumed.
+    Call `take` before each frame that is sent, and `returned` and then `consumed` for each frame that is received. The
+    kinds of frames in `zcactor.rpc.messages.UNCREDITED` neither take a credit nor count as consumed.
 
     Args:
-        depth: frames that each end can have in its receive queue; both ends use the same number.
+        depth: frames that the receive queue of each end has room for. Both ends use the same number.
 
     Raises:
         ValueError: `depth` is outside `MIN_DEPTH` to `MAX_DEPTH`.
@@ -59,17 +60,17 @@ class Credits:
         self._threshold = self.window // 2 + 1
 
     def take(self) -> bool:
-        """Take the credit for one frame; False when there is none, and then the frame has to wait."""
+        """Take the credit for one frame. False when no credit is left: the frame has to wait."""
         if self.available:
             self.available -= 1
             return True
         return False
 
     def returned(self, count: int) -> None:
-        """The peer says it consumed `count` more of our frames.
+        """Count `count` more of our frames that the peer reports as consumed.
 
         Raises:
-            ProtocolError: that is more than are outstanding; the account is left as it was.
+            ProtocolError: more than are outstanding; nothing is counted then.
         """
         available = self.available + count
         if available > self.window:
@@ -79,7 +80,7 @@ class Credits:
         self.available = available
 
     def consumed(self, count: int = 1) -> None:
-        """`count` frames of the peer left the receive queue.
+        """Count `count` frames of the peer that have left the receive queue.
 
         Raises:
             ProtocolError: the peer sent more frames than its window allows.
@@ -89,12 +90,13 @@ class Credits:
         self.owed += count
 
     def take_owed(self) -> int:
-        """What to write into the next frame's ``credits`` field; from here on it counts as reported."""
+        """Return the number for the ``credits`` field of the next frame. These frames count as reported from here
+        on."""
         owed = self.owed
         self.owed = 0
         return owed
 
     @property
     def due(self) -> bool:
-        """More than half of the window is owed: a CREDIT frame must go now unless another frame does."""
+        """Whether more than half of the window is owed. Then a CREDIT frame is sent, unless another frame is."""
         return self.owed >= self._threshold

@@ -1,10 +1,10 @@
 """A peer's arena, mapped into this process.
 
-Python's own ``mmap`` keeps a duplicate of the descriptor for as long as the mapping lives, one per peer; this one goes
-to ``mmap(2)`` directly and keeps one only where it is writable, which few are.
+Python's ``mmap`` keeps a duplicate of the descriptor for as long as the mapping lives, one for each peer. `Mapping`
+calls ``mmap(2)`` itself, and keeps a descriptor only of the few mappings that are writable.
 
-A mapping must outlive every array that points into it, also after its connection has closed: whoever hands out such an
-array keeps a reference to the `Mapping`, and the last one to let go unmaps.
+A mapping has to outlive all arrays that point into it, also after its connection has closed. So each array keeps a
+reference to the `Mapping`, which unmaps when the last reference is gone.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def check_seals(fd: int, nbytes: int) -> None:
-    """Check that `fd` is a memfd of exactly `nbytes` bytes that nobody can make shorter or longer any more.
+    """Check that `fd` is a memfd of exactly `nbytes` bytes whose size is fixed by file seals.
 
-    Without the seals a peer could truncate the file, and our next read of the mapping would end in SIGBUS.
+    Without these seals a peer could truncate the file, and our next read of the mapping would end in SIGBUS.
 
     Raises:
-        ProtocolError: it is no memfd, lacks F_SEAL_SHRINK or F_SEAL_GROW (memfd_create(2)), or has another size.
+        ProtocolError: `fd` is no memfd, lacks F_SEAL_SHRINK or F_SEAL_GROW (memfd_create(2)), or has another size.
     """
     wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     try:
@@ -83,13 +83,13 @@ def _map(fd: int, offset: int, nbytes: int, access: int, kind: int, at: int | No
 
 
 class Mapping:
-    """`nbytes` of `fd`, shared, from its start. The descriptor stays the caller's and may be closed at once.
+    """A shared mapping of the first `nbytes` of `fd`. The caller may close the descriptor at once.
 
     Args:
         fd: an open file, usually a memfd.
         nbytes: bytes to map, more than 0.
         writable: map with write access; the descriptor must have it too.
-        spare: map it a second time, read-only and private, as what `private` makes its mappings of.
+        spare: map the file a second time, read-only and private; `private` makes its mappings from that one.
 
     Raises:
         OSError: the system refused (EACCES: the descriptor is read-only; ENOMEM: no address space).
@@ -102,9 +102,9 @@ class Mapping:
         self._spare = 0
         self._fd = -1
         self.leases: dict[int, ref[Any]] = {}
-        """What points into it, by the number that is its identity: the bytes under all else may go."""
+        """Leases on bytes of the mapping, by ``id``. The memory of all other bytes may be given up."""
         self.address = 0
-        """Where the bytes lie in this process; 0 once unmapped."""
+        """The address of the first byte in this process; 0 once unmapped."""
         self.nbytes = nbytes
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         self.address = _map(fd, 0, nbytes, access, mmap.MAP_SHARED)
@@ -114,10 +114,10 @@ class Mapping:
             self._fd = os.dup(fd)
 
     def private(self, offset: int, nbytes: int, keep: object) -> PrivateMapping | None:
-        """Part of the file once more, to be written to privately. Any thread may call it.
+        """Map part of the file again, private and writable. Any thread may call it.
 
-        There is no descriptor any more, but ``mremap(2)`` makes a mapping of a mapping: MREMAP_DONTUNMAP moves its
-        pages and leaves it in place, and the spare one has no pages of its own.
+        The descriptor may be closed, but ``mremap(2)`` makes a mapping from a mapping: MREMAP_DONTUNMAP moves its pages
+        and leaves it in place, and the spare one has no pages of its own.
 
         Args:
             offset: bytes from the start, of any alignment.
@@ -125,7 +125,7 @@ class Mapping:
             keep: see `PrivateMapping`.
 
         Returns:
-            None when the system cannot do that (Linux before 5.13, no address space left), or there is no spare one.
+            None when the system cannot do that (Linux before 5.13, no address space left), or without a spare mapping.
         """
         if not self._spare or nbytes <= 0 or not 0 <= offset <= self.nbytes - nbytes:
             return None
@@ -142,29 +142,29 @@ class Mapping:
         return None if _mprotect(address, length, mmap.PROT_READ | mmap.PROT_WRITE) else made
 
     def replace(self, low: int, nbytes: int, fd: int, offset: int) -> None:
-        """Map other pages in the place of these, read-only: at every moment one or the other are there.
+        """Replace pages of the mapping by those of another file, read-only, in one step.
 
         Args:
             low: bytes from the start, whole pages.
             nbytes: whole pages.
-            fd: a file that holds the same bytes; stays the caller's.
-            offset: where it does.
+            fd: a file with the same bytes; stays the caller's.
+            offset: the position of the bytes in that file.
 
         Raises:
-            OSError: the system refused; the old pages are there as before.
+            OSError: the system refused; the old pages stay.
         """
         _map(fd, offset, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, self.address + low)
 
     def give_up(self, kept: Iterable[tuple[int, int]]) -> None:
-        """Let go of the file, but for what was replaced: an access to anything else faults from now on.
+        """Unmap the file except for replaced pages. An access to any other byte faults from now on.
 
-        The addresses stay taken, so that nothing else is mapped there, and unmapped with this.
+        The addresses stay reserved until the mapping is closed, so that nothing else is mapped there.
 
         Args:
-            kept: what was replaced, in order: from where, and how many bytes.
+            kept: offset and bytes of the replaced pages, in order.
 
         Raises:
-            OSError: the system refused somewhere.
+            OSError: the system refused for some of the pages.
         """
         with self._lock:
             spare, self._spare = self._spare, 0
@@ -175,7 +175,7 @@ class Mapping:
             _map(-1, 0, nbytes, _PROT_NONE, nothing, self.address + low)
 
     def _others(self, kept: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """What lies between: from where, and how many bytes."""
+        """The gaps between the `kept` pages: offset and bytes of each."""
         at = 0
         for low, nbytes in (*kept, (-(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, 0)):
             if low > at:
@@ -183,10 +183,11 @@ class Mapping:
             at = low + nbytes
 
     def is_the_only_one(self) -> bool:
-        """Whether nobody else has the file open or maps it: only then does the system grant a lease for writing
-        (F_SETLEASE, fcntl(2)). It counts what was opened, so whoever passes descriptors on opens the file for each.
+        """Whether no other process has the file open or maps it: only then the system grants a lease for writing
+        (F_SETLEASE, fcntl(2)). The system counts open file descriptions, so each receiver of the descriptor is given
+        one of its own.
 
-        False also where the mapping is not writable, or the system does not say.
+        False also where the mapping is not writable, and where the system does not answer.
         """
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -196,15 +197,15 @@ class Mapping:
         return True
 
     def punch(self, kept: Iterable[tuple[int, int]]) -> None:
-        """Give the memory of the file back, but for some: what reads the rest sees zeros from now on.
+        """Free the memory of the file except for the `kept` pages. All other bytes read as zeros from now on.
 
-        Only for a mapping that is the only one, of a file whose owner is gone.
+        Only for a mapping that is the only one, of a file whose owner has ended.
 
         Args:
             kept: as in `give_up`.
 
         Raises:
-            OSError: the system refused somewhere.
+            OSError: the system refused for some of the pages.
         """
         for low, nbytes in self._others(kept):
             if _madvise(self.address + low, nbytes, _MADV_REMOVE):
@@ -212,7 +213,7 @@ class Mapping:
                 raise OSError(code, f"cannot give back {nbytes} bytes of an arena: {os.strerror(code)}")
 
     def close(self) -> None:
-        """Unmap. Idempotent. Only for whoever knows that no array points into the mapping: the next access faults."""
+        """Unmap. Idempotent. No array may point into the mapping then: an access would fault."""
         address, self.address = self.address, 0
         if address:
             _munmap(address, self.nbytes)
@@ -224,25 +225,25 @@ class Mapping:
             os.close(fd)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At exit the kernel unmaps, in an order that cannot hurt; before it, an array in the same reference cycle may
-        # still be looked at by another finalizer.
+        # At exit the kernel unmaps in a safe order. Before that, another finalizer may still read an array of the same
+        # reference cycle.
         if not _is_finalizing():
             self.close()
 
 
 class PrivateMapping:
-    """Bytes of a file that are writable, and private: what is written is seen by nobody else (mmap(2), MAP_PRIVATE).
+    """Bytes of a file, writable and private: no other process sees what is written (mmap(2), MAP_PRIVATE).
 
-    Nothing is copied but the pages that are written to. Pages that are not show what the file holds, so whoever makes
-    one sees to it that nobody else changes those bytes meanwhile. It is the base object of an array, by NumPy's array
-    interface, and unmaps when it is gone.
+    The system copies only pages that are written to. All others show the file, so the caller makes sure that no other
+    process changes those bytes meanwhile. The object is the base of an array, by NumPy's array interface, and unmaps
+    when it is gone.
 
     Args:
         address: where whole pages are mapped.
-        length: their bytes.
-        inside: bytes before the first that counts.
-        nbytes: bytes that count.
-        keep: what keeps others from changing the bytes.
+        length: bytes of these pages.
+        inside: bytes before the first byte of the array.
+        nbytes: bytes of the array.
+        keep: an object that keeps other processes from changing the bytes.
     """
 
     __slots__ = ("__array_interface__", "_address", "_keep", "_length")

@@ -1,7 +1,7 @@
-"""Another process of this host, and the proof that it is gone.
+"""Another process of this host, and the proof that it has ended.
 
-A process number comes again; together with the time at which the process was started it does not. A pidfd
-(pidfd_open(2)) becomes readable when all threads of the process have ended, and its memory maps with them.
+The system uses a process number again, but not together with the same start time. A pidfd (pidfd_open(2)) becomes
+readable when all threads of the process have ended, and its memory maps are gone by then.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Final, NamedTuple
 __all__ = ["OsProcess"]
 
 _AFTER_NAME: Final = 22 - 3
-"""Where the start time stands in /proc/<pid>/stat behind the name, which may hold anything: it is field 22, and the
-first one behind the name is field 3 (proc(5))."""
+"""Index of the start time among the fields of /proc/<pid>/stat behind the name, which may contain any character: it is
+field 22, and the first field behind the name is field 3 (proc(5))."""
 _NEVER: Final = -1
-"""Start time of a process that was gone when it was asked for: no process has it."""
+"""Start time of a process that had ended already; no process has this start time."""
 
 
 def _started(pid: int) -> int:
-    """Clock ticks from the boot to the start of the process; `_NEVER` when there is none.
+    """Clock ticks from the boot to the start of the process; `_NEVER` when there is no such process.
 
     Raises:
-        OSError: the system does not say: no descriptor is left, or /proc is not mounted.
+        OSError: no descriptor is left, or /proc is not mounted.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -34,26 +34,26 @@ def _started(pid: int) -> int:
 
 
 class OsProcess(NamedTuple):
-    """A process that lives, or has lived, on this host."""
+    """A process of this host, which may have ended."""
 
     pid: int
-    """Its number here; 0 for one that has none: it lives in a process namespace that this one does not see."""
+    """The process number; 0 for a process of a process namespace that this process cannot see."""
     started: int
-    """Clock ticks from the boot to its start."""
+    """Clock ticks from the boot to the start of the process."""
 
     @classmethod
     def of(cls, pid: int) -> OsProcess:
-        """The process that has the number `pid` now. Without a way to tell it from a later one it has number 0."""
+        """Return the process that has the number `pid` now; number 0 where its start time cannot be read."""
         try:
             return cls(pid, _started(pid)) if pid > 0 else cls(0, _NEVER)
         except OSError:
             return cls(0, _NEVER)
 
     def open(self) -> int | None:
-        """A pidfd, which the caller closes; None when the process is gone.
+        """Open a pidfd, which the caller closes. None when the process has ended.
 
         Raises:
-            OSError: it cannot be told whether it is gone: no descriptor is left, or it has no number here.
+            OSError: no descriptor is left, or the process has no number here.
         """
         if not self.pid:
             raise ProcessLookupError("a process without a number in this process namespace")
@@ -62,7 +62,7 @@ class OsProcess(NamedTuple):
         except ProcessLookupError:
             return None
         try:
-            gone = _started(self.pid) != self.started  # somebody else has its number
+            gone = _started(self.pid) != self.started  # another process has its number
         except OSError:
             os.close(fd)
             raise

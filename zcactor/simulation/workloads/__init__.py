@@ -1,4 +1,4 @@
-"""What programs do in a simulation: a module for each workload."""
+"""The workloads of a simulation: a module for each kind of program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zcactor.simulation.workloads.drivers import Drivers
 from zcactor.simulation.workloads.handles import Handles
 from zcactor.simulation.workloads.moves import Moves
 from zcactor.simulation.workloads.names import Names
-from zcactor.simulation.workloads.promises import Promises
+from zcactor.simulation.workloads.promises import Chains
 from zcactor.simulation.workloads.resources import Resources
 from zcactor.simulation.workloads.restarts import Restarts
 from zcactor.simulation.workloads.storms import Storms
@@ -32,11 +32,11 @@ WORKLOADS: Final[Mapping[str, type[Workload]]] = {
         Handles,
         Moves,
         Names,
-        Promises,
+        Chains,
         Resources,
         Restarts,
         Storms,
         Streams,
     )
 }
-"""By the names that the command line has for them."""
+"""The workloads by their names on the command line."""

@@ -9,7 +9,7 @@ import numpy as np
 
 import zcactor as zc
 from zcactor.errors import ZcactorError
-from zcactor.runtime.locations import LOCATED_NBYTES
+from zcactor.objects.locations import LOCATED_NBYTES
 from zcactor.simulation import record as records
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["Broadcasts", "Reader"]
 
 SIZES = (50_000, LOCATED_NBYTES - 1, LOCATED_NBYTES, LOCATED_NBYTES + 4097)
-"""Bytes of an array: from the third on its owner is asked where it is to be taken from."""
+"""Bytes of an array: from the third size on, readers ask its owner for the source."""
 
 
 @zc.actor
 class Reader:
-    """Looks at an array now and later."""
+    """An actor that looks at an array now and later."""
 
     def __init__(self, name: str) -> None:
         records.current.constructed(name)
@@ -73,7 +73,7 @@ class Broadcasts:
         self._readers.clear()
 
     async def _show(self) -> None:
-        """Show one array to some readers at once, and to more of them while copies of it are there."""
+        """Show one array to some readers at once, and to further readers while copies of it exist."""
         scene, rng = self._scene, self._scene.rng
         self._value = self._value % 250 + 1
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,13 +13,15 @@ from zcactor.errors import ZcactorError
 from zcactor.simulation import record as records
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zcactor.simulation.record import Operation
     from zcactor.simulation.workloads.scene import Scene
 
 __all__ = ["Calls", "Register"]
 
 PATTERN = 251
-"""Arrays are full of the number of their call modulo this."""
+"""Arrays are filled with the number of their call modulo this."""
 
 
 def _check(number: int, array: Any) -> None:
@@ -27,10 +30,29 @@ def _check(number: int, array: Any) -> None:
 
 @zc.actor(concurrency_groups={"passed on": 1000})
 class Register:
-    """Enters into the record of the run what runs."""
+    """An actor that enters its runs into the record.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: in the record of the run.
+        limit: how many async calls may run at a time; 0 for any number.
+    """
+
+    def __init__(self, name: str, limit: int = 0) -> None:
         records.current.constructed(name)
+        self._limit = limit
+        self._running = 0
+
+    @contextlib.contextmanager
+    def _counted(self, number: int) -> Iterator[None]:
+        """Check that no more calls run at a time than may."""
+        records.current.ran(number, self)
+        self._running += 1
+        if self._running > self._limit > 0:
+            records.current.break_("I6", f"call {number} makes {self._running} at a time, {self._limit} may be")
+        try:
+            yield
+        finally:
+            self._running -= 1
 
     @zc.method
     def plain(self, number: int) -> int:
@@ -40,36 +62,41 @@ class Register:
 
     @zc.method(inline=True)
     def glance(self, number: int) -> int:
-        """The same on the loop."""
+        """Run and return, on the loop."""
         records.current.ran(number, self)
         return number
 
     @zc.method
     async def apply(self, number: int, seconds: float) -> int:
-        """The same, after a while."""
-        records.current.ran(number, self)
-        await asyncio.sleep(seconds)
+        """Run and return, after a while."""
+        with self._counted(number):
+            await asyncio.sleep(seconds)
         return number
 
     @zc.method
     async def keep(self, number: int, array: np.ndarray, seconds: float) -> np.ndarray:
-        """Hold an array for a while, whose bytes must stay what they are, and give it back."""
-        records.current.ran(number, self)
-        _check(number, array)
-        await asyncio.sleep(seconds)
-        _check(number, array)
+        """Hold an array for a while, check that its bytes stay the same, and give it back."""
+        with self._counted(number):
+            _check(number, array)
+            await asyncio.sleep(seconds)
+            _check(number, array)
         return array
 
     @zc.method
     async def pass_on(self, number: int, other: Any, array: np.ndarray, seconds: float) -> bool:
-        """Have another actor keep an array that is somebody else's."""
-        record = records.current
-        record.ran(number, self)
-        try:
-            await record.called("inner", other.again, number, array, seconds)
-        except (ZcactorError, TimeoutError):
-            return False
+        """Have another actor keep an array of a third process."""
+        with self._counted(number):
+            try:
+                await records.current.called("inner", other.again, number, array, seconds)
+            except (ZcactorError, TimeoutError):
+                return False
         return True
+
+    @zc.method
+    async def hand_on(self, number: int, other: Any, inner: int, array: np.ndarray, seconds: float) -> list[Any]:
+        """Have another actor keep an array of a third process, and keep nothing of it; return the promise of that."""
+        records.current.ran(number, self)
+        return [other.again(inner, number, array, seconds)]
 
     @zc.method(concurrency_group="passed on")  # two actors that wait for each other would wait for ever
     async def again(self, number: int, outer: int, array: np.ndarray, seconds: float) -> int:
@@ -108,7 +135,7 @@ class Calls:
             if rng.random() < 0.3:
                 options["max_concurrency"] = rng.choice((1, 2, 8))
             name = f"r{number}"
-            return await Register.options(name=name, **options).spawn(name)
+            return await Register.options(name=name, **options).spawn(name, options.get("max_concurrency", 0))
 
         self._handles = await asyncio.gather(*(spawn(number) for number in range(count)))
 
@@ -136,7 +163,7 @@ class Calls:
             await getattr(self, f"_{kind}")(which, self._handles[which], kind)
         except asyncio.CancelledError:
             raise
-        except ZcactorError:  # an array for which there was no room here: nothing was called
+        except ZcactorError:  # an array for which the store had no room: no call was made
             self._scene.record.saw("no room for an argument")
 
     def _begin(self, kind: str, which: int, *, tries: int = 1, ordered: bool = False) -> Operation:
@@ -184,6 +211,23 @@ class Calls:
         other, seconds = rng.choice(self._handles), rng.random()
         await self._scene.outcome(operation, lambda: handle.pass_on(operation.number, other, array, seconds))
 
+    async def _hand_on(self, which: int, handle: Any, kind: str) -> None:
+        """Have an array handed on by an actor that does not keep it: bytes on their way are kept for their receiver."""
+        rng, record = self._scene.rng, self._scene.record
+        kept = [self._array(rng.choice((5_000, 40_000)))]
+        operation, inner = self._begin(kind, which), self._begin("handed on", which)
+        kept[0][:] = operation.number % PATTERN
+        other, seconds = rng.choice(self._handles), rng.random()
+        made = await self._scene.outcome(
+            operation, lambda: handle.hand_on(operation.number, other, inner.number, kept.pop(), seconds)
+        )
+        if made is None:
+            record.end(inner, "no promise")
+            return
+        await self._scene.outcome(inner, lambda: made[0])
+        if "ObjectLost" in inner.outcome and record.calm:
+            record.break_("I5", f"{record.name(inner)} has lost its array without a fault")
+
     def _array(self, count: int) -> Any:
         return zc.empty(count, np.float32)
 
@@ -206,9 +250,12 @@ class Calls:
 
         task = asyncio.create_task(self._scene.outcome(operation, make))
         await asyncio.sleep(wait)
+        answered = task.done() and operation.outcome == "ok"
         for reference in made:
             reference.cancel()
         await task
+        if answered:
+            self._scene.record.saw("a cancel after the answer")
 
     async def _retry(self, which: int, handle: Any, kind: str) -> None:
         operation = self._begin(kind, which, tries=3)
@@ -216,4 +263,17 @@ class Calls:
         await self._scene.outcome(operation, lambda: method(operation.number, self._scene.rng.choice((0.0, 0.2))))
 
 
-_KINDS = ("plain", "plain", "glance", "apply", "apply", "keep", "keep", "pass_on", "deadline", "cancel", "retry")
+_KINDS = (
+    "plain",
+    "plain",
+    "glance",
+    "apply",
+    "apply",
+    "keep",
+    "keep",
+    "pass_on",
+    "hand_on",
+    "deadline",
+    "cancel",
+    "retry",
+)

@@ -13,7 +13,7 @@ from zcactor.errors import ZcactorError
 from zcactor.simulation import record as records
 
 if TYPE_CHECKING:
-    from zcactor.runtime.process import Process
+    from zcactor.assembly.process import Process
     from zcactor.simulation.workloads.scene import Scene
 
 __all__ = ["Drivers", "Guest"]
@@ -26,7 +26,7 @@ GRACE = 2.0
 
 @zc.actor
 class Guest:
-    """Belongs to one driver, or to all of them."""
+    """An actor of one driver, or of all of them."""
 
     def __init__(self, name: str) -> None:
         records.current.constructed(name)
@@ -35,7 +35,7 @@ class Guest:
 
     @zc.method
     async def keep(self, number: int, array: np.ndarray, value: int) -> None:
-        """Keep an array, which may outlive the driver that made it; the one before is full of what it was."""
+        """Keep an array, which may outlive the driver that made it, and check the array that was kept before."""
         record = records.current
         record.ran(number, self)
         before, self.kept = self.kept, array
@@ -45,7 +45,7 @@ class Guest:
 
     @zc.method
     async def drop(self, number: int) -> None:
-        """Keep nothing."""
+        """Drop the kept array."""
         records.current.ran(number, self)
         self.kept = None
 
@@ -65,20 +65,20 @@ class Drivers:
         self._count = 0
 
     async def prepare(self) -> None:
-        """Spawn the actor that all of them call."""
+        """Spawn the actor that all drivers call."""
         self._common = await Guest.options(name=COMMON, max_restarts=-1).spawn(COMMON)
 
     async def run(self) -> None:
         """See `Workload.run`."""
         await asyncio.gather(*(self._visits() for _ in range(2)))
-        while True:  # what an actor keeps of a driver that has ended lies in its own store
+        while True:  # an array that the actor keeps of an ended driver lies in the actor's own store
             operation, _ = await self._scene.ask("drop", self._common.drop)
-            if operation.outcome == "ok":
+            if operation.outcome == "ok" or self._scene.beheaded:
                 break
             await self._scene.pause(1.0)
 
     async def finish(self) -> None:
-        """End the actor that all of them have called."""
+        """End the actor that all drivers have called."""
         await zc.kill(self._common)
         self._common = None
 

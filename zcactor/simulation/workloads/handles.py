@@ -1,4 +1,4 @@
-"""Handles: passed on, kept, given back and dropped; an actor lives for as long as anything holds a handle of it."""
+"""Handles: passed on, kept, given back and dropped; an actor lives as long as any process holds a handle of it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["DROPPED", "Handles", "Keeper"]
 
 DROPPED = "its last handle was dropped"
-"""The cause that the agent gives for such an end."""
+"""The cause that the head gives for such an end."""
 
 
 @zc.actor
 class Keeper:
-    """Holds handles of others by the names of their actors."""
+    """An actor that holds handles of others, by the names of their actors."""
 
     def __init__(self, name: str) -> None:
         records.current.constructed(name)
@@ -34,20 +34,21 @@ class Keeper:
         self.held[name] = handle
 
     @zc.method
-    async def give(self, number: int, name: str) -> Any:
-        """The handle, which is held here as before; None where it is not."""
+    async def give(self, number: int, name: str, away: bool) -> Any:
+        """Give a handle, which the keeper goes on holding unless it gives it away; None where it holds none of that
+        name."""
         records.current.ran(number, self)
-        return self.held.get(name)
+        return self.held.pop(name, None) if away else self.held.get(name)
 
     @zc.method
     async def drop(self, number: int, name: str) -> None:
-        """Hold it no longer."""
+        """Drop a handle."""
         records.current.ran(number, self)
         self.held.pop(name, None)
 
     @zc.method
     async def call(self, number: int, name: str) -> str:
-        """Call the actor through the handle that is held here, and tell how that ended."""
+        """Call the actor of a held handle, and return how that ended."""
         record = records.current
         record.ran(number, self)
         handle = self.held.get(name)
@@ -65,13 +66,13 @@ class Keeper:
 
 
 def check_name(name: str, said: object) -> None:
-    """The answer of an actor is its own."""
+    """Check that an actor gave its own name."""
     if said != name:
         records.current.break_("I3", f"an actor called {name} says that it is {said}")
 
 
 def check_held(name: str, error: ZcactorError) -> None:
-    """No actor ends for want of handles while there is one."""
+    """Check that no actor has ended for want of handles while its handle is held."""
     if isinstance(error, ActorDied) and DROPPED in str(error):
         records.current.break_("I10", f"{name} has ended though its handle is held: {error}")
 
@@ -90,7 +91,7 @@ class Handles:
         self._keepers: list[Any] = []
         self._count = 0
         self._lasting: list[str] = []
-        """Names of actors that no drop ends."""
+        """Names of actors that outlive their handles."""
 
     async def prepare(self) -> None:
         """Spawn a keeper for each node, two at the least and eight at the most."""
@@ -101,10 +102,10 @@ class Handles:
 
     async def run(self) -> None:
         """See `Workload.run`."""
-        await asyncio.gather(*(self._pass_around() for _ in range(3)))
+        await asyncio.gather(*(self._pass_around() for _ in range(2)))
 
     async def finish(self) -> None:
-        """End the keepers, with all that they hold, and what lasts without a handle."""
+        """End the keepers, with all that they hold, and the actors that outlive their handles."""
         for name in self._lasting:
             try:
                 await zc.kill(await zc.get_actor(name))
@@ -142,7 +143,7 @@ class Handles:
         if taken.outcome == "ok":
             await ask("call", first.call, name)
             if rng.random() < 0.5:
-                _, given = await ask("give", first.give, name)
+                _, given = await ask("give", first.give, name, rng.random() < 0.5)
                 if given is not None:
                     await ask("take", second.take, name, given)
                     given = None

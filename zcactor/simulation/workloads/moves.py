@@ -22,14 +22,14 @@ LENGTHS = (10, 5_000, 40_000)
 
 @zc.actor
 class Stage:
-    """Adds one to what it is handed."""
+    """An actor that adds one to the arrays it gets."""
 
     def __init__(self, name: str) -> None:
         records.current.constructed(name)
 
     @zc.method
     async def raised(self, number: int, array: np.ndarray, expected: int, onward: list[Any]) -> np.ndarray:
-        """Write to an array, hand it on to the others, and hand back what comes from there."""
+        """Write to an array, hand it on to the others, and hand back their result."""
         record = records.current
         record.ran(number, self)
         record.same(array, expected, f"call {number}")
@@ -80,7 +80,7 @@ class Moves:
 
     async def _hand_over(self) -> None:
         rng, record = self._scene.rng, self._scene.record
-        # No actor twice: it would wait for itself.
+        # No actor twice, for it would wait for itself.
         stages = rng.sample(self._handles, rng.randint(1, min(3, len(self._handles))))
         first, kept = rng.randrange(1000), None
         try:
@@ -90,7 +90,7 @@ class Moves:
             return
         array[:] = first
         if rng.random() < 0.2:
-            kept = array.copy()  # of the same bytes, and nobody else's
+            kept = array.copy()  # of the same bytes, and private
         operation, value = await self._scene.ask(
             "move", lambda number: stages[0].raised(number, zc.move(array), first, stages[1:])
         )

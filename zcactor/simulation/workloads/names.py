@@ -1,4 +1,4 @@
-"""Names: several spawn an actor of one name at once, look it up, end it, and spawn it anew."""
+"""Names: several tasks at once spawn an actor of one name, look it up, end it, and spawn it anew."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Names", "Single"]
 
 @zc.actor
 class Single:
-    """Lives once under its name."""
+    """An actor that lives once under its name."""
 
     def __init__(self, name: str) -> None:
         records.current.constructed(name)
@@ -25,7 +25,7 @@ class Single:
 
     @zc.method
     async def who(self, number: int) -> str:
-        """Its name."""
+        """The actor's name."""
         records.current.ran(number, self)
         return self.name
 
@@ -44,7 +44,7 @@ class Names:
         self._names = [f"n{number}" for number in range(3)]
 
     async def prepare(self) -> None:
-        """There is nothing to make."""
+        """Do nothing: the tasks spawn their actors themselves."""
 
     async def run(self) -> None:
         """See `Workload.run`."""
@@ -93,7 +93,7 @@ class Names:
         await (zc.kill if self._scene.rng.random() < 0.5 else zc.stop)(await zc.get_actor(name))
 
     async def finish(self) -> None:
-        """End what is left."""
+        """End the remaining actors."""
         for name in self._names:
             try:
                 await zc.kill(await zc.get_actor(name))

@@ -14,31 +14,37 @@ from zcactor.simulation import record as records
 if TYPE_CHECKING:
     from zcactor.simulation.workloads.scene import Scene
 
-__all__ = ["Adder", "Promises"]
+__all__ = ["Adder", "Chains"]
 
 
 @zc.actor
 class Adder:
-    """Adds one to what it is given."""
+    """An actor that adds one to its argument."""
 
     def __init__(self, name: str) -> None:
         records.current.constructed(name)
 
     @zc.method
     async def slowly(self, number: int, value: Any, seconds: float) -> Any:
-        """On the loop, after a while."""
+        """Add one on the loop, after a while."""
         records.current.ran(number, self)
         await asyncio.sleep(seconds)
         return value + 1
 
     @zc.method
     def add(self, number: int, value: Any) -> Any:
-        """In a thread."""
+        """Add one in a thread."""
         records.current.ran(number, self)
         return value + 1
 
+    @zc.method
+    async def have_added(self, number: int, other: Any, inner: int, seconds: float) -> list[Any]:
+        """Call another actor, and return the promise of its result, in a list: a promise would be awaited."""
+        records.current.ran(number, self)
+        return [other.slowly(inner, 0, seconds)]
 
-class Promises:
+
+class Chains:
     """A driver that passes results on. See `zcactor.simulation.workloads.scene.Workload`.
 
     Args:
@@ -62,7 +68,7 @@ class Promises:
         """See `Workload.run`."""
         scene, tasks = self._scene, []
         while not scene.over:
-            tasks.append(asyncio.create_task(self._chain()))
+            tasks.append(asyncio.create_task(self._chain() if scene.rng.random() < 0.7 else self._third()))
             await scene.pause(0.3)
         await asyncio.gather(*tasks)
 
@@ -71,6 +77,23 @@ class Promises:
         for handle in self._handles:
             await zc.kill(handle)
         self._handles.clear()
+
+    async def _third(self) -> None:
+        """Get a promise that an actor has made, and pass it on. The actor may end before any of that."""
+        scene, rng, record = self._scene, self._scene.rng, self._scene.record
+        first, second, third = (rng.choice(self._handles) for _ in range(3))
+        inner = record.begin("inner link")
+        _, made = await scene.ask("link", first.have_added, second, inner.number, rng.choice((0.0, 0.3)))
+        if made is None:
+            record.end(inner, "no promise")
+            return
+        await scene.pause(0.2)
+        operation, said = await scene.ask("link", third.add, made[0])
+        if operation.outcome == "ok" and said != 2:
+            record.break_("I3", f"{record.name(operation)} gave {said!r:.80} and not 2")
+        found = await scene.outcome(inner, lambda: made[0])
+        if inner.outcome == "ok" and found != 1:
+            record.break_("I3", f"{record.name(inner)} gave {found!r:.80} and not 1")
 
     async def _chain(self) -> None:
         """Call actors one after another, each with the last one's promise, and await the last alone, or all."""

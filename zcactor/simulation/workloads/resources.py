@@ -1,4 +1,4 @@
-"""Resources: more is wanted than there is, requests wait for others to end, and some are given up while they wait."""
+"""Resources: requests exceed the resources, wait for other actors to end, and some are given up while they wait."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from zcactor.simulation import record as records
 if TYPE_CHECKING:
     from zcactor.simulation.workloads.scene import Scene
 
-__all__ = ["Resources", "Worker"]
+__all__ = ["Consumer", "Resources"]
 
 NODE_CPUS = 64
-"""What each node of a run has, see `zcactor.simulation.run.Run`."""
+"""CPUs of each node of a run, see `zcactor.simulation.run.Run`."""
 PATIENCE = 200.0
 """Virtual seconds after which a request waits in vain: the run itself is over by then, and all that was in its way."""
 
 
 @zc.actor
-class Worker:
-    """Has something for itself while it lives."""
+class Consumer:
+    """An actor that holds resources while it lives."""
 
     def __init__(self, name: str) -> None:
         records.current.constructed(name)
 
     @zc.method
     async def work(self, number: int, seconds: float) -> int:
-        """Take a while."""
+        """Return after a while."""
         records.current.ran(number, self)
         await asyncio.sleep(seconds)
         return number
@@ -49,7 +49,7 @@ class Resources:
         self._count = 0
 
     async def prepare(self) -> None:
-        """There is nothing to make."""
+        """Do nothing: the tasks spawn their actors themselves."""
 
     async def run(self) -> None:
         """See `Workload.run`."""
@@ -57,7 +57,7 @@ class Resources:
         await asyncio.gather(*(self._want() for _ in range(wanting)))
 
     async def finish(self) -> None:
-        """There is nothing left."""
+        """Do nothing: the tasks have ended their actors."""
 
     async def _want(self) -> None:
         scene = self._scene
@@ -87,7 +87,7 @@ class Resources:
         name, options = self._drawn()
         asked = scene.record.world.now
         async with asyncio.timeout(PATIENCE):
-            worker: Any = await Worker.options(**options).spawn(name)
+            worker: Any = await Consumer.options(**options).spawn(name)
         if scene.record.world.now - asked > 1.0:
             scene.record.saw("a request waited")
         await scene.ask("work", worker.work, scene.rng.expovariate(1 / 2.5))
@@ -97,7 +97,7 @@ class Resources:
     async def _give_up(self) -> None:
         scene = self._scene
         name, options = self._drawn()
-        spawning = asyncio.ensure_future(Worker.options(**options).spawn(name))
+        spawning = asyncio.ensure_future(Consumer.options(**options).spawn(name))
         await asyncio.wait([spawning], timeout=scene.rng.expovariate(1 / 0.5))
         if spawning.cancel():
             scene.record.saw("a spawn given up")
@@ -109,7 +109,7 @@ class Resources:
     async def _want_too_much(self) -> None:
         name, options = self._drawn()
         try:
-            await Worker.options(**{**options, "num_cpus": NODE_CPUS + 1}).spawn(name)
+            await Consumer.options(**{**options, "num_cpus": NODE_CPUS + 1}).spawn(name)
         except InsufficientResources:
             return
         self._scene.record.break_("I9", f"{name} has more than any node has")

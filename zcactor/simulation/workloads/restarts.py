@@ -17,11 +17,11 @@ __all__ = ["Phoenix", "Restarts"]
 
 @zc.actor
 class Phoenix:
-    """Ends its process when it is told to, and now and then when it is made again.
+    """An actor that ends its process when it is asked to, and in some of its constructors.
 
     Args:
         name: in the record of the run.
-        brittle: the one of how many lives that ends in the constructor; 0 for none.
+        brittle: one of so many lives ends in the constructor; 0 for none.
     """
 
     def __init__(self, name: str, brittle: int) -> None:
@@ -35,7 +35,7 @@ class Phoenix:
 
     @zc.method
     async def count(self, number: int) -> tuple[int, int]:
-        """Which life this is, and how many calls it has seen."""
+        """The number of this life, and the number of its calls so far."""
         records.current.ran(number, self)
         self.counted += 1
         return self.life, self.counted
@@ -62,14 +62,14 @@ class Restarts:
         self._count = 0
 
     async def prepare(self) -> None:
-        """There is nothing to make."""
+        """Do nothing: the tasks spawn their actors themselves."""
 
     async def run(self) -> None:
         """See `Workload.run`."""
-        await asyncio.gather(*(self._again() for _ in range(3)))
+        await asyncio.gather(*(self._again() for _ in range(2)))
 
     async def finish(self) -> None:
-        """There is nothing left."""
+        """Do nothing: the tasks have ended their actors."""
 
     async def _again(self) -> None:
         while not self._scene.over:
@@ -80,7 +80,7 @@ class Restarts:
             await self._scene.pause(0.5)
 
     async def _live(self) -> None:
-        """All lives of one actor."""
+        """Play all lives of one actor."""
         scene, rng, record = self._scene, self._scene.rng, self._scene.record
         self._count += 1
         name, restarts = f"x{self._count}", rng.choice((0, 1, 3))

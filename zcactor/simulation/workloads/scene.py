@@ -1,4 +1,4 @@
-"""What a workload is given, and what it has to have."""
+"""The scene that a workload gets, and the methods that it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from zcactor.runtime.process import Process
+    from zcactor.assembly.process import Process
     from zcactor.simulation.cluster import Cluster
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.record import Operation, Record
@@ -20,7 +20,7 @@ __all__ = ["Program", "Scene", "Workload"]
 
 
 class Program:
-    """A further driver, which a workload has started.
+    """A further driver that a workload has started.
 
     Args:
         cluster: of the run.
@@ -32,7 +32,7 @@ class Program:
         self._loop = loop
 
     async def ended(self) -> None:
-        """Wait until the process has ended, of itself or not."""
+        """Wait until the process has ended, by itself or by a fault."""
         while not self._loop.dead:  # noqa: ASYNC110  # a process tells nobody that it ends
             await asyncio.sleep(0.05)
 
@@ -45,11 +45,11 @@ class Scene:
     """The run as a program in it sees it.
 
     Args:
-        record: of what happens.
+        record: of the run.
         rng: the workload's own.
-        nodes: how many there are.
+        nodes: the number of nodes.
         duration: virtual seconds of work.
-        cluster: in which workloads start processes.
+        cluster: the cluster in which workloads start processes.
     """
 
     def __init__(self, record: Record, rng: random.Random, nodes: int, duration: float, cluster: Cluster) -> None:
@@ -57,7 +57,7 @@ class Scene:
         self.rng = rng
         self.nodes = nodes
         self.end = float("inf")
-        """Virtual time at which no more is begun."""
+        """Virtual time after which workloads begin nothing new."""
         self.duration = duration
         self._cluster = cluster
 
@@ -66,12 +66,17 @@ class Scene:
         """Whether the time for work has passed."""
         return self.record.world.now >= self.end
 
+    @property
+    def beheaded(self) -> bool:
+        """Whether the cluster has no head any more: no actor lives on, and none is made."""
+        return self._cluster.head_host is None or self._cluster.head_host.agent is None
+
     async def pause(self, mean: float) -> None:
-        """Wait for a while that is drawn, `mean` seconds on average."""
+        """Wait for a drawn while, `mean` seconds on average."""
         await asyncio.sleep(self.rng.expovariate(1 / mean))
 
     def start(self, name: str, program: Callable[[Process], Coroutine[Any, Any, None]]) -> Program:
-        """Run `program` as a driver, to its end, on a host that is drawn, which may have no node at the moment."""
+        """Run `program` as a driver, to its end, on a drawn host, which may have no node at the moment."""
         cluster = self._cluster
 
         async def whole(process: Process) -> None:
@@ -84,17 +89,18 @@ class Scene:
         return Program(cluster, loop)
 
     async def ask(self, kind: str, method: Callable[..., Awaitable[Any]], *args: Any) -> tuple[Operation, Any]:
-        """Make a call and enter how it ends: the call, and its value or None.
+        """Make a call and note its end. Returns the call, and its value or None.
 
         Args:
             kind: of the call.
-            method: takes its number, and `args`.
+            method: called with the call's number, and `args`.
         """
         operation = self.record.begin(kind)
         return operation, await self.outcome(operation, lambda: method(operation.number, *args))
 
     async def outcome(self, operation: Operation, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Make a call that has begun and enter how it ends, also where it cannot be made at all; its value, or None."""
+        """Make a call that has begun and note its end, also where it cannot be made at all. Returns its value, or
+        None."""
         try:
             value = await make()
         except (ZcactorError, asyncio.CancelledError) as error:
@@ -106,17 +112,17 @@ class Scene:
 
 
 class Workload(Protocol):
-    """Part of a program. Its methods run in a driver, in this order, and raise nothing but defects."""
+    """Part of a program. Its methods run in a driver, in this order, and raise only for defects."""
 
     name: ClassVar[str]
 
     def __init__(self, scene: Scene) -> None: ...
 
     async def prepare(self) -> None:
-        """Make what is needed, before any fault."""
+        """Make the actors of the workload, before any fault."""
 
     async def run(self) -> None:
         """Work until the scene is over, and until every call has ended."""
 
     async def finish(self) -> None:
-        """Give back everything."""
+        """Give everything back."""

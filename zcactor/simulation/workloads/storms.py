@@ -1,4 +1,4 @@
-"""Spawn storms: many actors at once, called once, and ended in every way there is."""
+"""Spawn storms: many actors at once, called once, and ended in every way that the package has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFECTIVE = 0.1
 
 @zc.actor
 class Mayfly:
-    """Lives for one call."""
+    """An actor that lives for one call."""
 
     def __init__(self, name: str, *, defective: bool) -> None:
         if defective:
@@ -32,7 +32,7 @@ class Mayfly:
 
     @zc.method
     def once(self, number: int) -> str:
-        """Tell the name."""
+        """The actor's name."""
         records.current.ran(number, self)
         return self.name
 
@@ -51,7 +51,7 @@ class Storms:
         self._count = 0
 
     async def prepare(self) -> None:
-        """There is nothing to make."""
+        """Do nothing: the tasks spawn their actors themselves."""
 
     async def run(self) -> None:
         """See `Workload.run`."""
@@ -64,7 +64,7 @@ class Storms:
             await scene.pause(3.0)
 
     async def finish(self) -> None:
-        """There is nothing left."""
+        """Do nothing: the tasks have ended their actors."""
 
     async def _live(self) -> None:
         scene, rng = self._scene, self._scene.rng
@@ -77,7 +77,9 @@ class Storms:
         try:
             handle: Any = await Mayfly.options(**options).spawn(name, defective=defective)
         except RemoteError as error:
-            if not defective or not isinstance(error, ValueError):
+            if error.type_name.endswith("OutOfMemory"):  # a store was full
+                scene.record.saw("no actor of a storm: OutOfMemory")
+            elif not defective or error.type_name != "ValueError":  # where a store was full, it comes as text
                 scene.record.break_("I3", f"the constructor of {name} has raised {error!r:.200}")
             return
         except ZcactorError as error:

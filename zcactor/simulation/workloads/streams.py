@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["Source", "Streams"]
 
 PATTERN = 251
-"""Items that are arrays are full of the number of their stream plus their own, modulo this."""
+"""Arrays among the items are filled with the number of their stream plus their own, modulo this."""
 
 
 @zc.actor
 class Source:
-    """Has items."""
+    """An actor with streams."""
 
     def __init__(self, name: str) -> None:
         records.current.constructed(name)
 
     @zc.method
     def count(self, number: int, items: int) -> Iterator[int]:
-        """Give numbers, in a thread."""
+        """Yield numbers, in a thread."""
         records.current.ran(number, self)
         yield from range(items)
 
     @zc.method
     async def arrays(self, number: int, items: int, length: int) -> AsyncIterator[np.ndarray]:
-        """Give arrays, on the loop, and rest in between."""
+        """Yield arrays, on the loop, with rests in between."""
         records.current.ran(number, self)
         for item in range(items):
             array = zc.empty(length, np.float32)

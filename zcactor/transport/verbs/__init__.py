@@ -1,26 +1,17 @@
-"""Peers by RDMA: frames by SEND, arrays by READ, a TCP socket beside; and the verbs that this takes.
+"""Peers by RDMA: frames by SEND, arrays by READ, and a TCP socket for the rest.
 
-From the top, module for module:
+`endpoint` meets peers over TCP and makes a connection by RDMA where both processes can. Below it, from the top:
 
-- `endpoint`: meets peers over TCP, by `meeting`, and makes a connection by RDMA where both can: by `joining`, which
-  proves the path, and which with what drives a device is imported only where there is one;
-- `connection`: one peer: frames, pulls, and the end; with `link`, the socket, and `bulk`, the queue pair for READs,
-  which is connected anew after a failure;
-- `pair`: the two queue pairs of a connection; `bootstrap`: what the ends tell each other;
-- `sending`: frames in registered slots, under credits; `slots`: the slots;
-- `pulling`: arrays in pieces; `seals`: the check that they are still what was meant;
-- `engine`: what all connections of a process share, and the loop's eye on completions; `extents`: the registered arena;
-- `bounce`: registered memory for what comes to where none can be registered;
-- `calibration`: from which size on an array is read rather than sent;
-- `viability`: whether a device works, proven by one READ; `load`: which binding can be used here, and why not;
-  `presence`: whether the kernel has a device.
+- `peer`: one peer. `connect` and `negotiation` make a `connection`. `bootstrap` has the messages on its socket, `link`.
+`queue_pairs` makes the two queue pairs. `sending` writes frames to registered slots,
+  `pulling` reads arrays in pieces, and `bulk` connects the queue pair for READs anew after a failure.
+- `device`: the device, which all connections of a process share. `engine` polls for completions, `registration_cache`
+  registers the arena, `slots` and `bounce` are registered memory, and `versions` has the seals by which a reader checks
+  that bytes are still those of the object. `viability` proves by one READ that a device works, and `calibration`
+  measures the size from which on an array is read rather than sent.
+- `driver`: verbs behind a small interface. `base` is its contract, `pyverbs_adapter` and `ibverbs_adapter` are the two
+  Python bindings of libibverbs, and `bindings` chooses one of them. `fake` is a fabric in plain Python for tests
+  without hardware, and `faults` are the failures that tests can plan in it.
 
-Below that, verbs behind a small interface of our own:
-
-- `base`: the shapes and the contract, which everything else uses or implements;
-- `pyverbs_adapter`, `ibverbs_adapter`: the two Python bindings of libibverbs; `adapter`, `ledger`, `sysfs`: the checks,
-  the order of closing, and the table of addresses, which both need;
-- `fake`: a fabric in plain Python, for tests without hardware; `faults`: what it can be told to get wrong.
-
-Nothing here imports a binding until `load.bindings` is called.
+No binding is imported until `driver.bindings.bindings` is called.
 """

@@ -1,12 +1,12 @@
-"""Peers that both have a device: met over TCP, connected by queue pairs, proven, and else left with TCP.
+"""Peers that both have a device: they connect over TCP, then by queue pairs, or stay with TCP.
 
-Over the authenticated socket both ends first say what they can do (`zcactor.transport.verbs.bootstrap.Offer`). Where
-both can, each connects its queue pairs, says so, proves the path by a message and a READ whose bytes are checked, and
-says how that went. Each step ends with a verdict of both, so that both come to the same decision: when either end
-fails, or is not done in time, the connection goes on over TCP on the same socket, and knows why.
+Over the authenticated socket both ends first send their abilities (`zcactor.transport.verbs.peer.bootstrap.Offer`).
+Where both can use RDMA, each connects its queue pairs, says so, proves the path by a message and a READ whose bytes are
+checked, and sends the result. Each step ends with a verdict of both ends, so that both decide alike. When one end
+fails, or is not done in time, the connection continues over TCP on the same socket, and has the reason.
 
-A process that only has peers on its own host has no such endpoint, and never touches a device. Where the host has none,
-what drives one is not imported (`zcactor.transport.verbs.joining`).
+A process with peers on its own host only has no such endpoint, and never touches a device. Where the host has no
+device, the code for devices is not imported (`zcactor.transport.verbs.peer.connect`).
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.config import NOT_BY_TLS
 from zcactor.errors import ConnectionLost
-from zcactor.transport.sealing import Integrity
-from zcactor.transport.tcp import TcpEndpoint
-from zcactor.transport.verbs import meeting
-from zcactor.transport.verbs.load import Absent
+from zcactor.transport.stream.record_layer import Integrity
+from zcactor.transport.tcp.endpoint import TcpEndpoint
+from zcactor.transport.verbs.driver.bindings import Absent
+from zcactor.transport.verbs.peer import negotiation
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from zcactor.transport.auth import Hello
     from zcactor.transport.base import Connection
-    from zcactor.transport.tls import Tls
-    from zcactor.transport.verbs.base import Binding
-    from zcactor.transport.verbs.connection import VerbsConnection
-    from zcactor.transport.verbs.engine import Engine
-    from zcactor.transport.verbs.extents import PinnableArena
+    from zcactor.transport.stream.handshake import Introduction
+    from zcactor.transport.stream.tls import Tls
+    from zcactor.transport.verbs.device.engine import Engine
+    from zcactor.transport.verbs.device.registration_cache import PinnableArena
+    from zcactor.transport.verbs.driver.base import Binding
+    from zcactor.transport.verbs.peer.connection import VerbsConnection
 
 __all__ = ["VerbsEndpoint"]
 
@@ -40,18 +40,18 @@ logger = logging.getLogger("zcactor")
 
 
 class VerbsEndpoint(TcpEndpoint):
-    """Connects by RDMA where both ends can, and over TCP where not. Satisfies `zcactor.transport.base.Endpoint`.
+    """An endpoint by RDMA where both ends can, and by TCP otherwise. Satisfies `zcactor.transport.base.Endpoint`.
 
     Args, beside those of `TcpEndpoint`:
-        arena: this process's memory.
-        binding: gives the binding of libibverbs, or why there is none; called by `start`.
-        lookup: as of `VerbsConnection`.
-        device, device_port, gid_index: which to use, None for the first that works.
-        verbs_eager_limit: bytes of the largest payload in a frame by RDMA; None measures it with the device.
-        falls_back: whether a peer with which RDMA does not work is served over TCP, instead of refused.
-        sealing: as of `TcpEndpoint`. What is said through the socket is sealed then, rkeys among it, and so are the
+        arena: the arena of this process.
+        binding: returns the binding of libibverbs, or the reason why there is no binding; called by `start`.
+        lookup: as for `VerbsConnection`.
+        device, device_port, gid_index: the device to use; with None the first that works.
+        verbs_eager_limit: bytes of the largest payload in a frame by RDMA; with None it is measured with the device.
+        falls_back: whether TCP is used for a peer with which RDMA does not work. Otherwise the peer is refused.
+        sealing: as for `TcpEndpoint`. Messages on the socket, with rkeys among them, are encrypted then, and so are the
             frames of a connection, by RDMA as over TCP. Bytes of arrays that are read by RDMA are not encrypted.
-        tls: as of `TcpEndpoint`. There is no RDMA then, because what it carries cannot be encrypted.
+        tls: as for `TcpEndpoint`. There is no RDMA then, because its bytes cannot be encrypted.
     """
 
     kind = "verbs"
@@ -83,9 +83,9 @@ class VerbsEndpoint(TcpEndpoint):
             integrity=integrity, tls=tls,
         )  # fmt: skip
         self.engine: Engine | None = None
-        """The device in use; None before `start`, and where there is none that works."""
+        """The engine of the device in use; None before `start`, and without a device that works."""
         self.problem = "" if tls is None else f"{NOT_BY_TLS}; add tcp to transports, or unset tls"
-        """Why RDMA cannot be used here; empty before it was tried, and where it can."""
+        """The reason against RDMA here; empty before an attempt, and where RDMA can be used."""
         self._arena = arena
         self._binding = binding
         self._lookup = lookup
@@ -95,19 +95,19 @@ class VerbsEndpoint(TcpEndpoint):
         self._opened = tls is not None
 
     def viability(self) -> str | None:
-        """None when this endpoint can work here, else the reason and the remedy. Where it falls back to TCP, that is
-        enough."""
+        """Return None when this endpoint can work here, else the reason and the remedy. With a fall-back to TCP it can
+        always work."""
         return super().viability() or (None if self._falls_back else self.problem or None)
 
     def open_engine(self) -> Engine | None:
-        """The engine, made at the first call; None where RDMA cannot be used, and `problem` says why."""
+        """Return the engine, made at the first call. None where RDMA cannot be used: `problem` has the reason."""
         if not self._opened:
             self._opened = True
             binding = self._binding()
             if isinstance(binding, Absent):
                 self.problem = f"{binding.cause}; {binding.fix}"
             else:
-                from zcactor.transport.verbs.joining import open_engine  # needs a device, which few hosts have
+                from zcactor.transport.verbs.peer.connect import open_engine  # few hosts have a device, which it is for
 
                 device, port, gid_index = self._wanted
                 found = open_engine(
@@ -122,11 +122,11 @@ class VerbsEndpoint(TcpEndpoint):
         return self.engine
 
     async def start(self, accepted: Callable[[Connection], None]) -> None:
-        """See `TcpEndpoint.start`. The device is opened first: that takes longer than a handshake should."""
+        """See `TcpEndpoint.start`. The device is opened first, as that takes longer than a handshake may take."""
         self.open_engine()
         await super().start(accepted)
 
-    async def _make_connection(self, sock: socket.socket, hello: Hello, *, accepting: bool) -> Connection:
+    async def _make_connection(self, sock: socket.socket, hello: Introduction, *, accepting: bool) -> Connection:
         """See `TcpEndpoint._make_connection`."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(sock)
@@ -143,21 +143,21 @@ class VerbsEndpoint(TcpEndpoint):
     def _may_use_rdma(self) -> bool:
         return self._tls is None
 
-    async def _by_rdma(self, sock: socket.socket, hello: Hello, *, accepting: bool) -> VerbsConnection | str:
-        """The connection, or why there is none; both ends come to the same."""
+    async def _by_rdma(self, sock: socket.socket, hello: Introduction, *, accepting: bool) -> VerbsConnection | str:
+        """Make the connection, or return the reason against it. Both ends decide alike."""
         if self._tls is not None:
             return self.problem
         if not hello.rdma:
             return "the peer's transports do not allow it"
         engine = self.open_engine()
         if engine is None:
-            await meeting.decline(sock, self.problem)
+            await negotiation.decline(sock, self.problem)
             return self.problem
         avoided = engine.avoided(hello.process) if self._falls_back else ""
         if avoided:
-            await meeting.decline(sock, avoided)
+            await negotiation.decline(sock, avoided)
             return avoided
-        from zcactor.transport.verbs.joining import join
+        from zcactor.transport.verbs.peer.connect import join
 
         return await join(
             engine, sock, self._peer(hello), recv_depth=min(hello.recv_depth, self._recv_depth), leads=not accepting,
@@ -165,7 +165,7 @@ class VerbsEndpoint(TcpEndpoint):
         )  # fmt: skip
 
     def abandon(self) -> None:
-        """In a forked child: let go of the socket and of the device, which are the parent's."""
+        """Close a forked child's copy of the socket, and never use the device again, which belongs to the parent."""
         super().abandon()
         if self.engine is not None:
             self.engine.abandon()

@@ -1,0 +1,1 @@
+"""The public API of programs: actors, handles, references, arrays."""

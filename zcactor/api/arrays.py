@@ -1,0 +1,162 @@
+"""Arrays born in the store: plain ndarrays whose memory peers can map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
+from zcactor.marshal.move import UNUSABLE, is_moved
+from zcactor.marshal.placing import place
+from zcactor.marshal.sharing import is_of
+from zcactor.objectstore.heap import allocate_elsewhere, use_handler
+from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.store import Block
+from zcactor.process.context import current, current_or_none
+
+__all__ = ["asarray", "empty", "full", "in_store", "numpy_allocator", "ones", "zeros"]
+
+Array = npt.NDArray[Any]
+Shape = SupportsIndex | Sequence[SupportsIndex]
+
+
+def empty(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array:
+    """Make an uninitialised array in the store. Passing it to an actor copies nothing.
+
+    Args:
+        shape: number of elements along each axis, or an int for one axis.
+        dtype: any dtype of plain bytes: numbers, structured, datetime64, fixed-width strings, ml_dtypes.
+        device: must be ``"cpu"``.
+
+    Returns:
+        A C-contiguous, writable ndarray, aligned to 64 bytes.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        OutOfMemory: the store cannot hold it.
+        TypeError: the elements of `dtype` are not plain bytes but Python objects or strings of variable width.
+        ValueError: `device` is not ``"cpu"``, or a length in `shape` is negative.
+    """
+    if device != "cpu":
+        raise ValueError(f"device {device!r}: arrays in the store are on 'cpu' in this version")
+    process = current()
+    dtype = np.dtype(dtype)
+    if not is_shareable(dtype):
+        raise TypeError(f"dtype {dtype} is not plain bytes, which is all that the store holds; use a fixed-size dtype")
+    return process.store.empty(tuple(shape) if isinstance(shape, Sequence) else shape, dtype)
+
+
+def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array:
+    """Make an array in the store whose bytes are all 0. Arguments and exceptions as for `empty`."""
+    array = empty(shape, dtype, device=device)
+    innermost(array).fill(0)
+    return array
+
+
+def ones(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array:
+    """Make an array in the store that is filled with ones. Arguments and exceptions as for `empty`."""
+    array = empty(shape, dtype, device=device)
+    np.copyto(array, np.ones((), array.dtype), casting="unsafe")
+    return array
+
+
+def full(shape: Shape, fill_value: Any, dtype: npt.DTypeLike | None = None, *, device: str = "cpu") -> Array:
+    """Make an array in the store that is filled with one value. Exceptions as for `empty`.
+
+    Args:
+        shape: number of elements along each axis, or an int for one axis.
+        fill_value: a value or an array that broadcasts to `shape`.
+        dtype: any dtype of plain bytes; None takes that of `fill_value`.
+        device: must be ``"cpu"``.
+
+    Returns:
+        A C-contiguous, writable ndarray, aligned to 64 bytes.
+
+    Raises:
+        ValueError: `fill_value` does not broadcast to `shape`, besides the causes that `empty` has.
+    """
+    if dtype is None:
+        fill_value = np.asarray(fill_value)
+        dtype = fill_value.dtype
+    array = empty(shape, dtype, device=device)
+    np.copyto(array, fill_value, casting="unsafe")
+    return array
+
+
+def asarray(x: Any, dtype: npt.DTypeLike | None = None) -> Array:
+    """Return `x` as an array in the store: `x` itself when it lies there already, otherwise a copy, which is counted.
+
+    A mapped file (`numpy.memmap`) is copied each time that it is passed, and stays writable here. The array that this
+    function makes of it can be passed any number of times without another copy.
+
+    Args:
+        x: an ndarray, or any object that `numpy.asarray` accepts.
+        dtype: the dtype to convert to; None keeps the dtype of `x`.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        TypeError: the elements are not plain bytes but Python objects or strings of variable width.
+        ValueError: `x` was handed over by `move`.
+        OutOfMemory: the store cannot hold the copy.
+    """
+    process = current()
+    array = np.asarray(x, dtype)
+    if is_moved(array):
+        raise ValueError(UNUSABLE)
+    if not is_shareable(array.dtype):
+        raise TypeError(f"dtype {array.dtype} is not plain bytes, which is all that the store holds: convert it first")
+    return array if in_store(array) else place(process.store, process.copies, array, "zc.asarray")
+
+
+def in_store(x: Any) -> bool:
+    """Whether passing the array `x` needs no copy: its memory is this process's store, or was received from another
+    store.
+
+    Args:
+        x: any object; the result is False unless it is an ndarray.
+    """
+    if not isinstance(x, np.ndarray):
+        return False
+    root, process = root_of(x), current_or_none()
+    if process is None:
+        return isinstance(root, Block | Lease)
+    if isinstance(root, Block | Lease):
+        return is_of(process.store, root)  # a runtime before this one has other blocks
+    return process.store.contains(*byte_bounds(x))  # another library's view of the store is found by its address
+
+
+def numpy_allocator(enabled: bool) -> AbstractContextManager[None]:
+    """Set, for a block of code, whether NumPy allocates its own arrays in the store.
+
+    By default NumPy does so in actors, and in the driver after `init`, for arrays of at least ``store_min_nbytes``
+    bytes: the results of user code then lie in the store, and passing them copies nothing. Where the store is full,
+    NumPy's usual allocator takes over. The setting belongs to the context (PEP 567): it holds for this thread or task
+    and for the tasks made inside the block. Threads that the program starts begin with NumPy's usual allocator, and may
+    use this function.
+
+    Args:
+        enabled: whether arrays made inside the block lie in the store.
+
+    Raises:
+        NotInitialized: `enabled`, and no runtime is running.
+        TypeError: `enabled` is not a bool.
+
+    Source: NEP 49, data allocation strategies in NumPy.
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(f"zc.numpy_allocator takes True or False, not {enabled!r}")
+    return _switched(enabled)
+
+
+@contextmanager
+def _switched(enabled: bool) -> Iterator[None]:
+    process = current() if enabled else None
+    before = allocate_elsewhere() if process is None else process.use_numpy()
+    try:
+        yield
+    finally:
+        use_handler(before)

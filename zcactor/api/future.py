@@ -1,0 +1,344 @@
+"""`ObjectRef`: the result of a call or a put, as a reference."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Generator, Sequence
+from threading import TIMEOUT_MAX, Lock, get_ident
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from zcactor.errors import ActorDied, ProtocolError
+from zcactor.marshal.packed import shared
+from zcactor.objectstore.ref import RegionKind
+from zcactor.process.context import current, current_or_none
+from zcactor.rpc.call import Call
+from zcactor.rpc.messages import Status
+from zcactor.rpc.protocol import CallState
+
+if TYPE_CHECKING:
+    from zcactor.rpc.parts import Part
+
+__all__ = ["ObjectRef", "cancel_call", "failure_of", "packed_result", "put", "result_of", "value_of"]
+
+_DONE = CallState.DONE
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
+    """A reference to a value that exists in some process, or will exist: the promise of a call's result, or a value
+    that was put.
+
+    ``await ref`` gives the value, any number of times and in any process that holds the reference. As a top-level
+    argument of a call the reference is resolved for the callee, directly between owner and callee; nested in a
+    container it stays a reference. A reference is also a coroutine, so ``asyncio.create_task(ref)`` and task groups
+    accept it.
+
+    The exceptions come from ``await``, and from functions that await references.
+
+    Raises:
+        RemoteError: the method raised; also an instance of the original exception's type when that can be pickled.
+        ActorDied, ActorUnavailable: the actor's process ended before it answered.
+        DeadlineExceeded: the call's timeout passed.
+        ObjectLost: the process that owned the value ended.
+        asyncio.CancelledError: the call was cancelled (`cancel`), or the awaiting task was.
+
+    Cancelling an await cancels the call when nobody else holds the reference; otherwise the call goes on and can be
+    awaited again. Dropping a reference that is not awaited cancels nothing.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_drivers")
+
+    def __init__(self, call: Call) -> None:
+        call.refs += 1
+        self._call = call
+        self._drivers: dict[Any, Generator[Any, None, T_co]] | None = None
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        # The generator works on the call, not on this object: in `await actor.method()` nobody holds the reference
+        # while the await is suspended, which is how a cancelled await knows that no other holder exists.
+        call = self._call
+        if call.state is _DONE:
+            call.retrieved = True  # this reference may be gone before the generator takes its first step
+        return _outcome(call, 0)
+
+    def send(self, value: None) -> Any:
+        """Coroutine protocol, for tasks that are made of the reference itself."""
+        driver = self._driver()
+        del self  # see `value_of`
+        return driver.send(value)
+
+    def throw(self, *args: Any) -> Any:
+        """Coroutine protocol: raise an exception at the point of the await."""
+        driver = self._driver()
+        del self
+        return driver.throw(*args)
+
+    def close(self) -> None:
+        """Coroutine protocol: stop awaiting. The call is not cancelled."""
+        self._driver().close()
+
+    def _driver(self) -> Generator[Any, None, T_co]:
+        """The generator that drives the current task: several tasks may be made of one reference."""
+        task = asyncio.current_task()
+        if self._drivers is None:
+            self._drivers = {}
+        driver = self._drivers.get(task)
+        if driver is None:
+            driver = self._drivers[task] = _outcome(self._call, 1)
+            if task is not None:
+                task.add_done_callback(self._drivers.pop)
+        return driver
+
+    def cancel(self) -> bool:
+        """Cancel the call. Awaiting it afterwards raises ``CancelledError``.
+
+        A queued call never runs; a running ``async def`` method gets ``CancelledError``; a running sync method
+        finishes, and its result is dropped.
+
+        Returns:
+            Whether the call was still open. For a call that has ended nothing happens, and the result is False.
+        """
+        call = self._call
+        if call.known:
+            return False
+        cancel_call(call)
+        return True
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Block the calling thread until the value is there, and return it. This is for plain methods and other
+        threads that run no event loop; everywhere else await the reference.
+
+        Args:
+            timeout: seconds to wait at most; None waits for ever, 0 polls.
+
+        Raises:
+            RuntimeError: the calling thread runs an event loop, which the wait would block.
+            TimeoutError: the value was not there in time; the operation goes on, and can be waited for again.
+            TypeError: `timeout` is no number.
+            ValueError: `timeout` is negative, or not a number (NaN).
+            Exception: the errors of ``await``.
+        """
+        return result_of(self._call, timeout)  # type: ignore[no-any-return]
+
+    def done(self) -> bool:
+        """Whether the outcome is known. An ``await`` then waits at most for bytes that come from another host."""
+        return self._call.known
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes that the value occupies, payload and arrays; None for a value that is not known yet, or a failed
+        call."""
+        call = self._call
+        if not call.known or call.error is not None:
+            return None
+        return len(_packed(call)[0]) + sum(part.nbytes for part in call.parts)
+
+    @property
+    def owner(self) -> str:
+        """Id of the process that keeps the value, 32 hex digits."""
+        return self._call.owner.hex()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an ObjectRef travels inside calls, puts and results only, where it is a lease on the value; pickling it "
+            "elsewhere would lose track of who holds it: await it and pickle the value"
+        )
+
+    def __del__(self) -> None:
+        call = self._call
+        call.refs -= 1
+        if call.refs == 0 and call.done and not call.retrieved:
+            _note_unseen(call)
+
+    def __repr__(self) -> str:
+        call = self._call
+        if not call.known:
+            state = "pending"
+        elif call.error is not None or call.status != Status.OK:
+            state = "failed"
+        else:
+            state = f"{self.nbytes} bytes"
+        return f"<ObjectRef {call.label or 'value'} {state}>"
+
+
+def cancel_call(call: Call) -> None:
+    """Ask the actor to cancel the call, and end the call here with ``CancelledError``. Any thread may call this."""
+    if call.loop is not None and get_ident() != call.thread:
+        call.loop.call_soon_threadsafe(cancel_call, call)
+        return
+    session = call.session
+    if session is not None and call.state is CallState.SENT:
+        session.cancel(call)
+    call.retrieved = True
+    call.fail(asyncio.CancelledError(f"{call.label or 'the call'} was cancelled"))
+
+
+def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
+    """Wait for `call` and return its value. `held_by_task` is the number of references that the awaiting task itself
+    holds."""
+    while call.state is not _DONE:
+        loop = call.loop
+        if loop is None or get_ident() != call.thread:
+            loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        if call.waiter is None and call.fetch is None:
+            call.waiter = future
+        else:
+            call.add_waiter(future)
+        try:
+            yield from future
+        except asyncio.CancelledError:
+            call.remove_waiter(future)
+            if call.refs <= _own_refs(call, held_by_task) and not call.awaited and not call.known:
+                cancel_call(call)
+            raise
+    if call.decoded and call.error is None:
+        call.retrieved = True
+        return call.value
+    try:
+        return value_of(call)
+    finally:
+        del call  # see `value_of`
+
+
+def _own_refs(call: Call, held_by_task: int) -> int:
+    """The number of living references that belong to the await itself.
+
+    A task made of the reference holds it once. From 3.12 on ``asyncio.wait_for`` awaits a local variable: the frame of
+    the awaiting function holds the reference once too.
+    """
+    if held_by_task:
+        task = asyncio.current_task()
+        ref = task.get_coro() if task is not None else None
+        # The task's own reference, this variable, the frames of `throw` on the way here, and getrefcount's argument.
+        return 1 if isinstance(ref, ObjectRef) and sys.getrefcount(ref) <= _TASK_HELD else 0
+    return 0
+
+
+_TASK_HELD = 5
+
+
+def value_of(call: Call) -> Any:
+    """Return the value of a call that is done, or raise the error that the call failed with.
+
+    The call keeps its error, and the error its traceback. If a frame of that traceback held the call, this would be a
+    cycle, and the objects in the frames of the awaiting functions, arrays included, would live until the next garbage
+    collection.
+    """
+    call.retrieved = True
+    if not call.decoded and call.error is None:
+        if call.status > Status.ERROR:
+            raise _status_error(call)
+        value = current().marshaller.unpack(call.payload, call.parts, call.flags)
+        if call.status == Status.ERROR:
+            call.error = value
+        else:
+            call.value = value
+            call.decoded = True
+        del value
+    error = call.error
+    if error is not None:
+        error = error.with_traceback(None)
+        try:
+            raise error
+        finally:
+            del call, error
+    return call.value
+
+
+def result_of(call: Call, timeout: float | None) -> Any:
+    """Block until `call` is done; see `ObjectRef.result`."""
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError(
+            f"result() of {call.label or 'a value'} would block the event loop that runs in this thread: await the "
+            "reference instead"
+        )
+    if timeout is not None:
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+            raise TypeError(f"result(): timeout is {timeout!r}; it takes seconds as a number, or None")
+        if not timeout >= 0:
+            raise ValueError(f"result(): timeout is {timeout!r}; it takes seconds of at least 0, or None")
+    if call.state is not _DONE:
+        loop = call.loop or current().loop
+        done = Lock()
+        done.acquire()
+        loop.call_soon_threadsafe(call.add_callback, lambda _: done.release())
+        wait = -1.0 if timeout is None else min(float(timeout), TIMEOUT_MAX)
+        if not done.acquire(timeout=wait) and call.state is not _DONE:
+            raise TimeoutError(f"{call.label or 'the value'} was not done after {timeout:.6g} s; it goes on")
+    return value_of(call)
+
+
+def packed_result(call: Call) -> tuple[Any, Sequence[Part], int]:
+    """The result as it travels on: payload, parts, flags. Arrays that were handed over to this process are shared from
+    then on."""
+    if any(part.kind == RegionKind.MOVED for part in call.parts):
+        if call.decoded:  # a caller that awaited it has the array, and may have written to it
+            call.payload, call.parts, call.flags = current().marshaller.pack(call.value)
+        else:
+            call.parts = shared(call.parts)
+    return _packed(call)
+
+
+def _packed(call: Call) -> tuple[Any, Sequence[Part], int]:
+    if call.payload is None:
+        return current().marshaller.pack(call.value)
+    return call.payload, call.parts, call.flags
+
+
+def _status_error(call: Call) -> BaseException:
+    """The error that the status of a response without a payload stands for."""
+    if call.status == Status.CANCELLED:
+        return asyncio.CancelledError(f"{call.label} was cancelled by its actor's process")
+    actor = call.actor_label or call.label
+    if call.status == Status.STOPPED:
+        return ActorDied(actor, "it was stopped before the call started", False)
+    if call.status == Status.KILLED:
+        return ActorDied(actor, "it was ended while the call ran", True)
+    return ActorDied(actor, "its process does not know it any more", False)
+
+
+def _note_unseen(call: Call) -> None:
+    call.retrieved = True
+    process = current_or_none()
+    if process is not None:
+        process.unseen.note(call)
+
+
+def failure_of(call: Call) -> BaseException | None:
+    """The error of a finished call; None for a call that succeeded or was cancelled, or whose actor had ended."""
+    error = call.error
+    if error is None and call.status == Status.ERROR:
+        try:
+            error = current().marshaller.unpack(call.payload, call.parts, call.flags)
+        except ProtocolError as broken:
+            error = broken
+    return None if isinstance(error, asyncio.CancelledError) else error
+
+
+Call.unseen = staticmethod(_note_unseen)
+
+
+def put(value: T) -> ObjectRef[T]:
+    """Keep `value` in this process and return a reference to it, which others can resolve without a copy.
+
+    Arrays of at least the eager limit are shared like arguments: read-only from then on, and copied only when they do
+    not lie in the store. The value lives as long as any process holds a reference to it.
+
+    Args:
+        value: any value that can be passed to an actor.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        OutOfMemory: an array does not fit the store.
+        Exception: the error of pickling `value`, for instance a TypeError.
+    """
+    process = current()
+    payload, parts, flags = process.marshaller.pack(value)
+    call = Call(process.process, process.loop, process.thread)
+    call.label = f"put({type(value).__name__})"
+    call.retrieved = True
+    call.complete(Status.OK, payload, parts, flags)
+    return ObjectRef(call)

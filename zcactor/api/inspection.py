@@ -1,0 +1,245 @@
+"""Inspection: statistics, the path to a peer, and snapshots of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from zcactor.api.handle import ActorHandle
+from zcactor.config import TRANSPORTS
+from zcactor.errors import DeadlineExceeded
+from zcactor.observe.stats import Stats
+from zcactor.process.context import current
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Mapping, Sequence
+
+    from zcactor.rpc.session import Session
+
+__all__ = [
+    "ActorInfo",
+    "NodeInfo",
+    "PeerPath",
+    "actors",
+    "available_resources",
+    "cluster_resources",
+    "explain",
+    "nodes",
+    "stats",
+]
+
+STATS_TIMEOUT = 5.0
+"""Seconds that the process of an actor has to report its statistics."""
+_PINGS = 9
+"""Round trips that `explain` times; it reports the median."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A snapshot of one node."""
+
+    node_id: str
+    host: str
+    pid: int
+    """Process id of the node's agent."""
+    address: str
+    """Address at which the agent listens for peers of other hosts; empty for an embedded node."""
+    transports: Sequence[str]
+    """The transports that the node allows, the preferred one first."""
+    alive: bool
+    resources: Mapping[str, float]
+    """All resources of the node by name, in use or not."""
+    workers: int
+    """Number of processes that the node runs for actors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorInfo:
+    """A snapshot of one actor."""
+
+    actor_id: str
+    class_name: str
+    name: str | None
+    namespace: str
+    state: str
+    """``"pending"``, ``"alive"``, ``"restarting"`` or ``"dead"``."""
+    node_id: str
+    pid: int
+    """Process id of the actor's process; 0 before it has one."""
+    restarts: int
+    cause: str
+    """The cause of the actor's death or latest restart; empty otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPath:
+    """The way by which this process reaches an actor."""
+
+    transport: str
+    """``"local"``, ``"loopback"`` (the caller's own process), ``"verbs"`` or ``"tcp"``."""
+    reason: str
+    """The reason for this transport."""
+    rejected: Mapping[str, str]
+    """The other transports, each with the reason against it."""
+    rtt: float
+    """Seconds of one round trip between the two event loops, the median of several."""
+    eager_limit: int
+    """Bytes of the largest payload in a frame; arrays of at least this size go by reference."""
+    sealed: bool
+    """Whether frames are protected against reading and changes on the way."""
+    integrity: str
+    """Protection of the bytes of arrays: ``"arrays"`` (each pull is authenticated), ``"frames"`` (the data of pickles
+    is authenticated, plain arrays are not), ``"none"``, ``"tls"`` (encrypted, too) or ``"mapped"`` (they do not
+    travel)."""
+
+
+async def nodes() -> list[NodeInfo]:
+    """List every node of the cluster.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        ConnectionLost: the node agent has ended.
+    """
+    return [NodeInfo(**plain) for plain in await current().head.ask_agent("nodes")]
+
+
+async def actors() -> list[ActorInfo]:
+    """List every living actor, and dead actors as long as the head remembers them.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        ConnectionLost: the node agent has ended.
+    """
+    return [ActorInfo(**plain) for plain in await current().head.ask_agent("actors")]
+
+
+async def cluster_resources() -> dict[str, float]:
+    """Sum up the resources of all nodes by name, in use or not.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        ConnectionLost: the node agent has ended.
+    """
+    total, _ = await current().head.ask_agent("resources")
+    return total  # type: ignore[no-any-return]
+
+
+async def available_resources() -> dict[str, float]:
+    """Sum up the resources that are free now, by name.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        ConnectionLost: the node agent has ended.
+    """
+    _, free = await current().head.ask_agent("resources")
+    return free  # type: ignore[no-any-return]
+
+
+@overload
+def stats() -> Stats: ...
+@overload
+def stats(handle: object) -> Awaitable[Stats]: ...
+def stats(handle: object = None) -> Stats | Awaitable[Stats]:
+    """Return the statistics of this process or, as an awaitable, of the process of an actor.
+
+    Args:
+        handle: handle of the actor; None means this process.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        TypeError: `handle` is not a handle.
+        NoSuchActor: the actor is dead.
+        DeadlineExceeded: the actor's process has not answered within 5 s, for instance because its event loop is
+            blocked.
+        ConnectionLost: the actor's process or the node agent has ended.
+
+    Cancelling has no effect on the actor.
+    """
+    if handle is None:
+        return current().stats()
+    return _stats_at(_checked(handle, "stats"))
+
+
+def _checked(handle: object, what: str) -> ActorHandle:
+    if not isinstance(handle, ActorHandle):
+        raise TypeError(f"zc.{what} takes a handle, not {type(handle).__name__}")
+    return handle
+
+
+async def _session_to(handle: ActorHandle) -> Session:
+    process = current()
+    host = await process.head.ask_agent("process_of", handle._remote.actor_id)
+    return await process.connections.connect(host)
+
+
+async def _stats_at(handle: ActorHandle) -> Stats:
+    try:
+        async with asyncio.timeout(STATS_TIMEOUT):
+            return Stats.from_plain(await current().requests.ask(await _session_to(handle), "stats"))
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"the process of {handle._remote.label} has not told its statistics within {STATS_TIMEOUT:g} s: one of its "
+            "methods blocks its event loop, or it is stopped"
+        ) from None
+
+
+async def explain(handle: object) -> PeerPath:
+    """Describe the way that calls and arrays take to an actor, and why.
+
+    Args:
+        handle: handle of the actor.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        TypeError: `handle` is not a handle.
+        NoSuchActor: the actor is dead.
+        ConnectionLost: the actor's process or the node agent has ended.
+
+    Cancelling has no effect on the actor.
+    """
+    process = current()
+    session = await _session_to(_checked(handle, "explain"))
+    times = []
+    for _ in range(_PINGS):
+        before = time.perf_counter()
+        await process.requests.ask(session, "ping")
+        times.append(time.perf_counter() - before)
+    connection = session.connection
+    rejected = _not_tried(connection.kind, process.config.transports.split(",")) | connection.rejected
+    return PeerPath(
+        connection.kind, _why(connection), rejected, sorted(times)[len(times) // 2], connection.eager_limit,
+        connection.sealed, connection.integrity,
+    )  # fmt: skip
+
+
+def _why(connection: Any) -> str:
+    """Describe a connection for people."""
+    if connection.kind == "loopback":
+        return "the actor lives in this process"
+    if connection.kind == "local":
+        return "same host: frames over a unix socket, arrays mapped in place"
+    if connection.kind == "verbs":
+        frames = ", frames sealed" if connection.seals_payloads else ""
+        return f"RDMA, proven by a message and a READ{frames}: {connection.describe()}"
+    if connection.tls:
+        return "frames and arrays over TCP by TLS; arrays received into the store over further sockets"
+    frames = "frames over TCP, sealed" if connection.sealed else "frames over TCP"
+    arrays = "arrays authenticated and received" if connection.integrity == "arrays" else "arrays received"
+    return f"{frames}; {arrays} into the store over further sockets"
+
+
+def _not_tried(kind: str, allowed: list[str]) -> dict[str, str]:
+    """The transports other than `kind`, each with the reason why it was not tried."""
+    reasons = {}
+    for name in TRANSPORTS:
+        if name == kind:
+            continue
+        if kind == "loopback":
+            reasons[name] = "not needed inside one process"
+        elif name not in allowed:
+            reasons[name] = f"not allowed: transports is {','.join(allowed)!r}"
+        else:
+            reasons[name] = f"not tried: {kind} works and comes first"
+    return reasons

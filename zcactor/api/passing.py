@@ -1,0 +1,192 @@
+"""References on their way to other processes: nested, where they stay references, and as top-level arguments."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from msgspec.msgpack import Ext
+
+from zcactor.api.future import ObjectRef, packed_result, value_of
+from zcactor.errors import ProtocolError
+from zcactor.marshal.packed import Packed, pack_resolved
+from zcactor.marshal.values import SCALARS, Code, arguments, decode_small, encode, register, unpackers
+from zcactor.objectstore.ref import RegionKind
+from zcactor.process.context import current
+from zcactor.rpc.messages import Status
+from zcactor.rpc.parts import Part
+from zcactor.rpc.protocol import CallState
+
+if TYPE_CHECKING:
+    from zcactor.rpc.call import Call
+
+__all__ = ["ArgumentRef", "BorrowedRef", "FailedArgumentError", "OwnRef", "RefHolder", "Unresolved", "with_values"]
+
+
+_DONE = CallState.DONE
+
+
+class RefHolder:
+    """The promise of another process, leased by this one; see `zcactor.rpc.parts.Holder`."""
+
+    __slots__ = ("_release", "expected", "id", "owner")
+
+    def __init__(self, owner: bytes, object_id: int, release: Any) -> None:
+        self.owner = owner
+        self.id = object_id
+        self.expected: Any = None
+        """The `zcactor.objects.expectations.Expectation` of an outcome that is pushed; None for one to ask for."""
+        self._release = release
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """Grant the session's peer a lease; the promise is pinned here when a third process owns it."""
+        if session.peer_process == self.owner:
+            return self.owner, self.id, 0
+        return self.owner, self.id, session.pin(self)
+
+    def __del__(self) -> None:
+        self._release(self.id)
+
+
+class BorrowedRef:
+    """The promise of another process on its way to a third process: pinned here, with its outcome if that is known."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """See `RefHolder.grant`."""
+        holder: RefHolder = self.call.holder
+        if session.peer_process == holder.owner:
+            return holder.owner, holder.id, 0
+        return holder.owner, holder.id, session.pin(self)
+
+
+class OwnRef:
+    """A promise of this process that is passed to a peer; granting it keeps the call alive."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """Grant the session's peer a lease on the promise."""
+        call = self.call
+        process = current()
+        object_id = process.promises.export(call)
+        session.leases.grant(object_id, call)
+        return process.process, object_id, 0
+
+
+class ArgumentRef(OwnRef):
+    """A promise of this process that is an argument of the peer's: its outcome will be pushed."""
+
+    __slots__ = ()
+
+    def announce(self, session: Any) -> int:
+        """Announce the outcome to the session's peer; the result is the key, or 0."""
+        return current().promises.announce(self.call, session)
+
+
+def pack_ref(packing: Any, ref: ObjectRef[Any]) -> bytes:
+    """Encode a nested reference, which stays a reference; see `pack_argument` for the top level."""
+    call = ref._call
+    call.retrieved = True
+    holder = call.holder or OwnRef(call)
+    if type(holder) is RefHolder:
+        holder = BorrowedRef(call)
+    return encode((packing.add(Part(RegionKind.REF, holder, 0, 0)), call.label, False))
+
+
+def unpack_ref(unpacking: Any, data: memoryview) -> Any:
+    """Make the reference that `pack_ref` encoded: a promise of this process again, or a borrowed one."""
+    fields = decode_small(data)
+    if type(fields) is not list or len(fields) != 3:
+        raise ProtocolError("a reference is malformed")
+    part = unpacking.part(fields[0])
+    if part.kind != RegionKind.REF:
+        raise ProtocolError(f"part {fields[0]} of a message is not a reference")
+    return ObjectRef(current().promises.call_of(part.holder, str(fields[1])))
+
+
+register(ObjectRef, Code.REF, pack_ref, unpack_ref)
+
+
+class FailedArgumentError(Exception):
+    """The failure of a call whose reference is an argument; `failure` is the call's error. Never leaves the package."""
+
+    def __init__(self, failure: BaseException) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+class Unresolved:
+    """A top-level argument that the callee still has to fetch."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def value(self) -> Any:
+        """Return the value of the promise, or raise the error that it failed with."""
+        return value_of(self.call)
+
+
+def with_values(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Put the values of calls that have ended with a number, a text or the like in the place of their references.
+
+    Such a value goes into the frame as any argument does. All other references stay.
+
+    Returns:
+        The arguments, or None where there is no such reference.
+    """
+    values = None
+    for index, arg in enumerate(args):
+        if type(arg) is ObjectRef and _has_scalar(arg._call):
+            if values is None:
+                values = list(args)
+            values[index] = arg._call.value
+    return None if values is None else tuple(values)
+
+
+def _has_scalar(call: Call) -> bool:
+    """Whether the call has ended with a scalar, which counts as seen then: it is about to be passed on."""
+    if call.payload is not None or call.state is not _DONE or call.error is not None or type(call.value) not in SCALARS:
+        return False
+    call.retrieved = True
+    return True
+
+
+def pack_argument(packing: Any, ref: ObjectRef[Any]) -> Any:
+    """Encode a reference as a top-level argument: its value, passed on unopened, where that is known; otherwise the
+    promise."""
+    call = ref._call
+    if _has_scalar(call):
+        return packing.pack(call.value)
+    call.retrieved = True
+    if call.known:
+        if call.error is not None or call.status != Status.OK:
+            try:
+                value_of(call)
+            except Exception as error:
+                raise FailedArgumentError(error) from error
+            except asyncio.CancelledError as error:
+                raise FailedArgumentError(error) from error
+        return pack_resolved(packing, Packed(*packed_result(call)))
+    if packing.direct and call.holder is None:
+        part = Part(RegionKind.REF, ArgumentRef(call), 0, 0)
+        return Ext(Code.ARGUMENT, encode((packing.add(part), call.label, False)))
+    return Ext(Code.ARGUMENT, pack_ref(packing, ref))
+
+
+def unpack_argument(unpacking: Any, data: memoryview) -> Unresolved:
+    """The inverse of `pack_argument` for a promise."""
+    return Unresolved(unpack_ref(unpacking, data)._call)
+
+
+arguments[ObjectRef] = pack_argument
+unpackers[Code.ARGUMENT] = unpack_argument

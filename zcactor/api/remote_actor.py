@@ -1,0 +1,377 @@
+"""The caller's half of an actor: its location, the connection to it, and the calls that wait for a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from zcactor.api.passing import FailedArgumentError
+from zcactor.buggify import buggify
+from zcactor.errors import (
+    ActorDied,
+    ActorUnavailable,
+    ConnectionLost,
+    DeadlineExceeded,
+    MailboxFull,
+    ObjectLost,
+    ZcactorError,
+)
+from zcactor.interface import Interface, MethodSpec, shown
+from zcactor.marshal.move import restore
+from zcactor.process.context import call_deadline
+from zcactor.rpc.call import Call
+from zcactor.rpc.parts import Part
+from zcactor.rpc.protocol import CallState
+
+if TYPE_CHECKING:
+    from zcactor.ids import ActorId
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.session import Session
+
+__all__ = ["RemoteActor"]
+
+_Unsent = tuple[Call, int, int, int, bytes, Sequence[Part]]
+_CONNECT_ATTEMPTS = 5
+REACH = 6.0
+"""Seconds for all attempts at one place: as long as an attempt that nobody answers takes, and a little more. An attempt
+that makes progress may take longer."""
+_FIRST_PAUSE = 0.1
+"""Seconds between the first two attempts, doubled for each further one."""
+_SIGN_OF_LIFE = 4.5
+"""Seconds within which a living node reports to the head several times."""
+
+
+class RemoteActor:
+    """The state that one process keeps for one actor: its location, the connection to it, and calls that wait for one.
+
+    All handles of the actor in this process share this object. When the last handle is gone and no call is open, the
+    lease on the actor goes back to the node agent, which stops an owned, unnamed actor that nobody holds.
+    """
+
+    def __init__(
+        self, process: LocalProcess, actor_id: ActorId, interface: Interface, location: tuple[bytes, int],
+        name: str | None, namespace: str, max_pending: int, max_retries: int,
+    ) -> None:  # fmt: skip
+        self.process = process
+        self.actor_id = actor_id
+        self.interface = interface
+        self.location = location
+        """Id of the actor's process, and the actor's index in it."""
+        self.name = name
+        self.namespace = namespace
+        self.max_pending = max_pending
+        self.max_retries = max_retries
+        self.label = f"{interface.class_name}({shown(name) if name else actor_id.hex()[:8]})"
+        self.session: Session | None = None
+        self.death: str | None = None
+        """The cause of the actor's death; None while the actor is not known to be dead."""
+        self.hold: Any = None
+        """This process's lease on the actor at the node agent."""
+        self.unfinished: set[Call] = set()
+        """Calls sent or queued, and not finished."""
+        self.closed = self.unfinished.discard
+        self._lock = threading.Lock()
+        self._unsent: deque[_Unsent] = deque()
+        self._opening = False
+        self._left = False
+        """Whether the actor is known to have left `location`."""
+        self.connected = asyncio.Event()
+        """Cleared while calls wait for a connection."""
+        self.connected.set()
+
+    # ---------------------------------------------------------------- calling
+
+    def call(
+        self, spec: MethodSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None, retries: int
+    ) -> Call:
+        """Send a call, or queue it until a connection is open.
+
+        Raises:
+            MailboxFull: this process has `max_pending_calls` unfinished calls to the actor.
+            Exception: an argument cannot be packed (OutOfMemory, TypeError and others); nothing was sent.
+        """
+        process = self.process
+        if len(self.unfinished) >= self.max_pending:
+            raise MailboxFull(
+                f"{self.label} has {self.max_pending} unfinished calls from this process, its max_pending_calls; "
+                "await some of them before sending more, or raise the option"
+            )
+        call = Call(process.process, process.loop, process.thread)
+        call.label = spec.label
+        call.retrieved = True  # until its reference exists: the call may fail before that, here or on the loop's thread
+        # Where the connection may change before the call is sent, the payload must fit every connection.
+        session = None if retries else self.session
+        eager_limit = 0 if session is None else session.connection.eager_limit
+        moved: list[Any] = []
+        marshaller = process.marshaller
+        try:
+            payload, parts, flags = marshaller.pack_call(args, kwargs, eager_limit, moved, direct=True)
+        except FailedArgumentError as error:
+            call.fail(error.failure.with_traceback(None))
+            return call
+        if moved:
+            call.undo = partial(restore, moved)
+        call.target = self
+        if self.death is not None:
+            call.fail(ActorDied(self.label, self.death, False))
+            return call
+        call.on_done = self.closed
+        self.unfinished.add(call)
+        deadline = call_deadline.get()
+        timeout_ns = 0
+        if timeout is not None or deadline is not None:
+            timeout_ns = self._set_timer(call, timeout, deadline)
+        if retries:
+            left = retries
+
+            def resend(_: Call, error: BaseException) -> bool:
+                nonlocal left
+                left -= 1
+                call.sent_before = call.sent_before or getattr(error, "maybe_executed", False)
+                if left < 0 or isinstance(error, ActorDied):
+                    return False
+                call.state = CallState.QUEUED
+                try:
+                    again = marshaller.duplicate(parts) if moved and left else parts
+                    self._queue((call, spec.code, flags, timeout_ns, payload, again))
+                except Exception as lost:  # an object that an argument refers to is lost, for instance
+                    call.fail(lost.with_traceback(None))
+                return True
+
+            call.resend = resend
+        if session is None:
+            session = self.session
+        first = parts
+        try:
+            if retries and moved:
+                first = marshaller.duplicate(parts)
+            if session is not None:
+                try:
+                    session.send_call(call, self.location[1], spec.code, flags, timeout_ns, payload, first)
+                except ConnectionLost:
+                    pass
+                else:
+                    return call
+            if eager_limit:
+                payload, first, flags = marshaller.fit((payload, first, flags))
+            self._queue((call, spec.code, flags, timeout_ns, payload, first))
+        except BaseException as error:  # nothing was sent: the call does not count, and its deadline ends with it
+            call.take_back()
+            self.unfinished.discard(call)
+            call.resend = None
+            if not isinstance(error, ObjectLost):
+                # A new error: the traceback of the one at hand leads to the arguments.
+                process.loop.call_soon_threadsafe(call.fail, ConnectionLost(f"{call.label} could not be sent"))
+                raise
+            # The error is raised where the call is awaited, like the failure of any argument.
+            process.loop.call_soon_threadsafe(call.fail, error.with_traceback(None))
+        return call
+
+    def _set_timer(self, call: Call, timeout: float | None, deadline: float | None) -> int:
+        """Arm the call's deadline: its own, or that of the call being executed if nearer. Returns the nanoseconds
+        left."""
+        loop = self.process.loop
+        left = float("inf") if timeout is None else timeout
+        if deadline is not None:
+            left = min(left, max(deadline - loop.time(), 0.0))
+
+        def expire() -> None:
+            if not call.known:
+                session = call.session
+                if session is not None:
+                    session.cancel(call)
+                call.fail(DeadlineExceeded(f"{call.label} on {self.label} did not finish within its {left:.6g} s"))
+
+        def arm() -> None:
+            if not call.known:
+                call.timer = loop.call_later(left, expire)
+
+        if threading.get_ident() == self.process.thread:
+            arm()
+        else:
+            loop.call_soon_threadsafe(arm)
+        return max(int(left * 1e9), 1)
+
+    # ---------------------------------------------------------------- connecting
+
+    def _queue(self, unsent: _Unsent) -> None:
+        with self._lock:
+            if self.session is None:
+                self._unsent.append(unsent)
+                if not self._opening:
+                    self._opening = True
+                    self.connected.clear()
+                    self.process.tasks.start(self._open())
+                return
+            session = self.session
+        call, code, flags, timeout_ns, payload, parts = unsent
+        try:
+            session.send_call(call, self.location[1], code, flags, timeout_ns, payload, parts)
+        except ConnectionLost as error:
+            call.fail(ActorUnavailable(self.label, str(error), call.sent_before))
+
+    async def _open(self) -> None:
+        """Connect to the actor's current process, then send the calls that waited."""
+        loop = self.process.loop
+        cause, begun, pause, attempt = "it could not be reached", loop.time(), _FIRST_PAUSE, 0
+        while True:
+            if self._left or buggify("locate"):
+                state, self.location, why = await self.process.head.locate(self.actor_id)
+                if state == "dead":
+                    self.die(why)
+                    return
+                self._left = False
+            attempt += 1
+            try:
+                async with asyncio.timeout_at(None if attempt == 1 else begun + REACH):
+                    session = await self.process.connections.connect(self.location[0])
+            except TimeoutError:
+                break
+            except ConnectionLost as error:
+                cause = str(error.args[0])
+            else:
+                if self._drain(session):
+                    return
+            state, location, why = await self.process.head.locate(self.actor_id)
+            if state == "dead":
+                self.die(why)
+                return
+            if location != self.location:
+                self.location = location
+                begun, pause, attempt = loop.time(), _FIRST_PAUSE, 0
+                continue
+            if attempt >= _CONNECT_ATTEMPTS or loop.time() + pause >= begun + REACH:
+                break
+            await asyncio.sleep(pause)
+            pause *= 2
+        cause = await self._where_it_fails(cause)
+        text = f"{cause}; tried {attempt} times"
+        self._give_up(lambda maybe: ActorUnavailable(self.label, text, maybe))
+
+    async def _where_it_fails(self, cause: str) -> str:
+        """Complete `cause` by whether the head reaches the process that this one does not reach."""
+        process = self.process
+        ours = process.address
+        if not ours:  # no other host is reached from here
+            return cause
+        try:
+            silence, theirs = await process.head.silence_of(self.location[0])
+        except ConnectionLost:
+            return f"{cause}; the cluster's head is not reached either"
+        if not 0 <= silence < _SIGN_OF_LIFE:
+            return cause
+        here, there = ours.rpartition("@")[2], theirs.rpartition("@")[2]  # as ``zcactor status`` shows them
+        return (
+            f"{cause}; the cluster's head reaches its node, heard from {silence:.1f} s ago, and this process at {here} "
+            f"does not reach it at {there}: look at the network between the two"
+        )
+
+    def _drain(self, session: Session) -> bool:
+        if session.successor is not None and session.is_replaced:
+            session = session.successor
+        if session.closed is not None:  # its end is reported to the stand-ins of before
+            return False
+        with self._lock:
+            while self._unsent:
+                call, code, flags, timeout_ns, payload, parts = self._unsent[0]
+                if not call.done:
+                    try:
+                        session.send_call(call, self.location[1], code, flags, timeout_ns, payload, parts)
+                    except ConnectionLost:
+                        return False
+                    except Exception as error:  # an argument refers to a lost object, say: later calls go on
+                        call.fail(error.with_traceback(None))
+                self._unsent.popleft()
+            self.session = session
+            self._opening = False
+            self.connected.set()
+            self.process.sessions.watch(session, self)
+            return True
+
+    async def change(self, old: Session, new: Session) -> None:
+        """Use `new` instead of its twin `old`, once the peer has received everything that was sent by `old`."""
+        with self._lock:
+            if self.session is not old:
+                return
+            self.session = None
+            self._opening = True
+            self.connected.clear()
+        try:
+            # Another thread may be about to send by `old`; it has sent by the time of the second answer.
+            await self.process.requests.ask(old, "ping")
+            await self.process.requests.ask(old, "ping")
+        except ZcactorError:  # `old` is lost, and the calls that were open on it have failed
+            await self._open()
+            return
+        if not self._drain(new):
+            await self._open()
+
+    def leave(self, session: Session) -> None:
+        """Stop using `session`, on which no call is open: the next call opens a connection."""
+        with self._lock:
+            if self.session is session:
+                self.session = None
+
+    def _give_up(self, error: Callable[[bool], ActorUnavailable | ActorDied]) -> None:
+        """Fail the waiting calls with ``error(maybe_executed)``: an earlier attempt of a call may have run."""
+        with self._lock:
+            unsent, self._unsent = self._unsent, deque()
+            self._opening = False
+            self.connected.set()
+        for call, *_ in unsent:
+            call.fail(error(call.sent_before))
+
+    def die(self, cause: str) -> None:
+        """Record that the actor is dead for good, and fail every call that waits for it."""
+        self.death = cause
+        self.session = None
+        self._give_up(lambda maybe: ActorDied(self.label, cause, maybe))
+
+    def given_up(self, calls: Sequence[Call], cause: str) -> None:
+        """End `calls`, which are open at the silent process at `location`: their outcome stays unknown."""
+        for call in calls:
+            maybe = call.sent_before or call.state is not CallState.QUEUED
+            error = (
+                ActorUnavailable(self.label, cause, maybe)
+                if self.death is None
+                else ActorDied(self.label, self.death, maybe)
+            )
+            if call.resend is None or not call.resend(call, error):
+                call.fail(error)
+
+    def changed(self, state: str, location: tuple[bytes, int], cause: str) -> None:
+        """Take the head's news: the actor's node was lost (``"dead"``, ``"restarting"``), or the actor has a new
+        location."""
+        old, self.location = self.location, location
+        if state == "alive":
+            self._left = False
+        else:
+            self._left = True
+            if state == "dead":
+                self.die(cause)
+            session = self.process.sessions.used.get(old[0])
+            if session is not None:
+                session.give_up(cause)
+
+    async def lost(self, calls: Sequence[Call], cause: str) -> None:
+        """Find out the actor's state after the connection to its process ended with `calls` open."""
+        self.session = None
+        state, location, why = await self.process.head.locate(self.actor_id, calls_wait=True)
+        if state == "dead":
+            self.die(why or cause)
+            for call in calls:
+                maybe = call.sent_before or call.state is not CallState.QUEUED
+                call.fail(ActorDied(self.label, why or cause, maybe))
+            return
+        if location is not None:
+            self.location = location
+        for call in calls:
+            maybe = call.sent_before or call.state is not CallState.QUEUED
+            reason = why if state == "restarting" and why else cause
+            error = ActorUnavailable(self.label, reason, maybe)
+            if call.resend is None or not call.resend(call, error):
+                call.fail(error)

@@ -1,0 +1,124 @@
+"""A method of a handle: calling it sends the call at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zcactor.api.binding import GraphNode, bind
+from zcactor.api.future import ObjectRef
+from zcactor.api.passing import with_values
+from zcactor.options import check_options
+from zcactor.process.context import call_deadline
+from zcactor.rpc.call import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zcactor.api.remote_actor import RemoteActor
+    from zcactor.interface import MethodSpec
+
+__all__ = ["RemoteMethod"]
+
+_new_ref, _new_call = ObjectRef.__new__, Call.__new__
+
+
+class RemoteMethod:
+    """A method of a handle. Calling it sends the call at once and returns an `ObjectRef`."""
+
+    __slots__ = ("_actor", "_options", "_plain", "_retries", "_spec", "_timeout")
+
+    def __init__(self, actor: RemoteActor, spec: MethodSpec, options: Mapping[str, Any] | None = None) -> None:
+        self._actor = actor
+        self._spec = spec
+        options = self._options = dict(options or {})
+        self._timeout: float | None = options.get("timeout", spec.timeout)
+        retries = options.get("retries", spec.retries)
+        idempotent = options.get("idempotent", spec.idempotent)
+        if options.get("retries") and not idempotent:
+            raise ValueError(
+                f"{spec.label}.options: retries needs idempotent=True, because a retried call may run twice"
+            )
+        self._retries = (actor.max_retries if retries is None else retries) if idempotent else 0
+        self._plain = self._timeout is None and not self._retries
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
+        spec = self._spec
+        if kwargs or not spec.low <= len(args) <= spec.high:
+            spec.check(args, kwargs)
+        elif self._plain:
+            # The native path, for plain arguments; `RemoteActor.call` does the same for all. Code is written out here
+            # instead of called, because after a context switch a Python function costs a multiple of its warm time.
+            actor = self._actor
+            session = actor.session
+            if session is not None and session.wire is not None and call_deadline.get() is None:
+                process = actor.process
+                call = _new_call(Call)
+                call.owner = process.process
+                call.loop = process.loop
+                call.thread = process.thread
+                call.label = spec.label
+                call.target = actor
+                call.on_done = actor.closed
+                call.refs = 1
+                unfinished = actor.unfinished
+                unfinished.add(call)
+                try:
+                    sent = False
+                    if len(unfinished) <= actor.max_pending:
+                        sent = session.wire.call(call, actor.location[1], spec.code, args)
+                        if not sent and (values := with_values(args)) is not None:
+                            sent = session.wire.call(call, actor.location[1], spec.code, values)
+                        elif not sent and (values := process.pushes.arguments(args, session)) is not None:
+                            sent = session.wire.call(call, actor.location[1], spec.code, values)
+                            if sent:
+                                process.pushes.flush()
+                            else:
+                                process.pushes.take_back(values, session)
+                except BaseException:  # the call cannot be sent, and does not count
+                    unfinished.discard(call)
+                    raise
+                if sent:
+                    ref: ObjectRef[Any] = _new_ref(ObjectRef)
+                    ref._call = call
+                    ref._drivers = None
+                    return ref
+                unfinished.discard(call)
+        call = self._actor.call(spec, args, kwargs, self._timeout, self._retries)
+        ref = ObjectRef(call)
+        call.retrieved = False
+        return ref
+
+    def bind(self, *args: Any, **kwargs: Any) -> GraphNode:
+        """Make a node of a graph: the result of this method in each run; see `zcactor.graph`. Nothing is sent.
+
+        Args:
+            args, kwargs: the arguments: nodes of one graph, whose values differ from run to run, and constants, which
+                travel once, when the graph is compiled. The method's own timeout and retries do not apply in a graph.
+
+        Raises:
+            TypeError: the arguments do not fit the method, it is a generator method, or a node lies within a container.
+            ValueError: the nodes belong to different graphs, there is none and no graph is being built, or the method
+                was given options.
+        """
+        if self._options:
+            raise ValueError(f"{self._spec.label}.bind(): calls of a graph have no options; give its runs a timeout")
+        return bind(self._actor, self._spec, args, kwargs)
+
+    def options(self, **options: Any) -> RemoteMethod:
+        """Give the calls of this method other options, see `zcactor.options.CallOptions`. Nothing is sent.
+
+        Args:
+            options: ``timeout`` in seconds, ``retries``, ``idempotent``.
+
+        Returns:
+            The same method with these options in place of those of the same names.
+
+        Raises:
+            TypeError: an unknown option or a value of the wrong type.
+            ValueError: ``retries`` without ``idempotent=True``.
+        """
+        check_options("call", f"{self._spec.label}.options", options)
+        return type(self)(self._actor, self._spec, {**self._options, **options})
+
+    def __repr__(self) -> str:
+        return f"<remote method {self._spec.label} of {self._actor.label}>"

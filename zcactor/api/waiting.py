@@ -1,0 +1,134 @@
+"""Waiting for many references."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from zcactor.api.future import ObjectRef, value_of
+from zcactor.process.context import current
+from zcactor.rpc.messages import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from zcactor.rpc.call import Call
+
+__all__ = ["get", "wait"]
+
+T = TypeVar("T")
+
+
+async def get(refs: Sequence[ObjectRef[T]], timeout: float | None = None) -> list[T]:
+    """Wait for all of `refs` and return their values in order.
+
+    Args:
+        refs: a sequence of references; a reference may occur several times.
+        timeout: seconds to wait at most; None waits for ever.
+
+    Raises:
+        TypeError: `refs` is a single reference, or an element is not a reference.
+        TimeoutError: not all references were done in time; the calls go on.
+        Exception: the first failure in the order of `refs`, as ``await`` raises it. Other calls may still be running
+            then.
+
+    Cancelling abandons the wait only: the calls go on, because `refs` holds them.
+    """
+    if isinstance(refs, ObjectRef):
+        raise TypeError("zc.get takes a sequence of references; await a single one")
+    refs = list(refs)
+    await _wait_count(_checked(refs), len(refs), timeout, all_or_error=True)
+    for ref in refs:
+        call = ref._call
+        if call.done and (call.error is not None or call.status != Status.OK):
+            value_of(call)  # raises; the other calls may still be running
+    return [value_of(ref._call) for ref in refs]
+
+
+async def wait(
+    refs: Sequence[ObjectRef[T]],
+    num_returns: int = 1,
+    timeout: float | None = None,
+) -> tuple[list[ObjectRef[T]], list[ObjectRef[T]]]:
+    """Wait until `num_returns` of `refs` are done.
+
+    Args:
+        refs: a sequence of distinct references.
+        num_returns: number of references to wait for, 1 to ``len(refs)``.
+        timeout: seconds to wait at most; None waits for ever, 0 polls.
+
+    Returns:
+        ``(done, pending)``, both in the order of `refs`, with at most `num_returns` references in `done`. Failed calls
+        count as done. When the timeout passes, `done` has fewer references; no exception is raised.
+
+    Raises:
+        TypeError: an element of `refs` is not a reference.
+        ValueError: `refs` has a duplicate, or `num_returns` is out of range.
+
+    Cancelling abandons the wait only: the calls go on.
+    """
+    refs = list(refs)
+    calls = _checked(refs)
+    if len({id(call) for call in calls}) != len(calls):
+        raise ValueError("zc.wait: the same reference occurs more than once")
+    if not 1 <= num_returns <= len(refs):
+        raise ValueError(
+            f"zc.wait: num_returns is {num_returns}, but must be between 1 and the {len(refs)} references given"
+        )
+    try:
+        await _wait_count(calls, num_returns, timeout, all_or_error=False)
+    except TimeoutError:  # the references that are done by now are the answer
+        pass
+    done = [ref for ref in refs if ref._call.known][:num_returns]
+    taken = {id(ref) for ref in done}
+    return done, [ref for ref in refs if id(ref) not in taken]
+
+
+def _checked(refs: Iterable[Any]) -> list[Call]:
+    calls = []
+    for ref in refs:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"expected ObjectRef, got {type(ref).__name__}: {ref!r}")
+        calls.append(ref._call)
+    return calls
+
+
+async def _wait_count(calls: list[Call], count: int, timeout: float | None, *, all_or_error: bool) -> None:
+    """Return when `count` of `calls` are done; with `all_or_error` one failure is enough."""
+    loop = asyncio.get_running_loop()
+    process = current()
+    if loop is not process.loop:
+        await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(
+                _wait_count(calls, count, timeout, all_or_error=all_or_error), process.loop
+            )
+        )
+        return
+    enough: asyncio.Future[None] = loop.create_future()
+    left = count
+
+    def finished(call: Call) -> None:
+        nonlocal left
+        left -= 1
+        failed = all_or_error and (call.error is not None or call.status != Status.OK)
+        if (left <= 0 or failed) and not enough.done():
+            enough.set_result(None)
+
+    try:
+        for call in calls:
+            call.add_callback(finished)
+        if count == 0 or enough.done():
+            return
+        if timeout is not None and timeout <= 0:
+            raise TimeoutError
+        if timeout is None:
+            await enough
+        else:
+            async with asyncio.timeout(timeout):
+                await enough
+    except TimeoutError:
+        raise TimeoutError(f"{left} of {count} references were not done after {timeout} s") from None
+    finally:
+        for call in calls:
+            if call.callbacks is not None and finished in call.callbacks:
+                call.callbacks.remove(finished)

@@ -1,0 +1,50 @@
+"""The wiring that makes a `Process` the agent of a node. It is pure, and the same for a real node and a simulated one.
+
+It has no forks, sockets, signals or pipes: those belong to `zcactor.node.agent_main`, which passes their events on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.control.head import Head
+from zcactor.control.membership import Membership
+from zcactor.control.node_agent import NodeAgent
+from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zcactor.assembly.process import Process
+    from zcactor.control.node_table import OwnWorkers
+
+__all__ = ["assemble_agent"]
+
+_OPTIONS: Final = {"max_concurrency": 1 << 20}
+"""The options of an agent's actors, whose calls wait for each other."""
+
+
+def assemble_agent(
+    process: Process, workers: OwnWorkers, facts: Mapping[str, Any], resources: Mapping[str, float],
+    heartbeat: float, hang_after: float,
+) -> Head | NodeAgent:  # fmt: skip
+    """Give `process` the actors of a node agent: those of the head where the process is the head, else those of a node
+    that is about to join.
+
+    Args:
+        process: the agent's own.
+        workers: starts and ends workers here.
+        facts: the facts about the head's node; see `zcactor.control.node_table.facts_of`.
+        resources: of the head's node, amounts by name.
+        heartbeat, hang_after: seconds; see `Head`.
+    """
+    if process.sessions.head == process.process:
+        head = Head(process, process.promises.exports, workers, facts, resources, heartbeat, hang_after)
+        process.system.revive, process.connections.on_lost = head.grants.revive, head.session_lost
+        process.hosts.add(AGENT_INDEX, Head, "node agent", _OPTIONS).adopt(head)
+        process.hosts.add(MEMBERSHIP_INDEX, Membership, "membership", _OPTIONS).adopt(head.members)
+        return head
+    member = NodeAgent(process, workers)
+    process.connections.on_lost, process.system.on_actor_changed = member.session_lost, member.actor_changed
+    process.hosts.add(AGENT_INDEX, NodeAgent, "node agent", _OPTIONS).adopt(member)
+    return member

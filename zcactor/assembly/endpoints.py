@@ -1,0 +1,171 @@
+"""The endpoint of a process, made of the transports that the configuration allows."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zcactor.errors import AuthenticationError
+from zcactor.objectstore.store import Block
+from zcactor.transport.local.endpoint import LocalEndpoint
+from zcactor.transport.stream.record_layer import REMEDY, Integrity, can_seal
+
+if TYPE_CHECKING:
+    from zcactor.config import Config
+    from zcactor.objectstore.store import Store
+    from zcactor.peers.head_link import HeadLink
+    from zcactor.process.places import Places
+    from zcactor.transport.base import Endpoint
+    from zcactor.transport.stream.tls import Tls
+    from zcactor.transport.tcp.endpoint import TcpEndpoint
+
+__all__ = ["address_of", "find_through", "make_endpoint", "may_read", "preload", "problem_of", "tls_of"]
+
+
+def tls_of(config: Config) -> Tls | None:
+    """The TLS settings for connections between hosts; None where `config` sets no TLS.
+
+    Raises:
+        AuthenticationError: the folder is not as it should be; see `zcactor.transport.stream.tls.load_tls`.
+    """
+    if config.tls is None:
+        return None
+    from zcactor.transport.stream.tls import load_tls
+
+    return load_tls(Path(config.tls).expanduser())
+
+
+def make_endpoint(
+    config: Config, directory: Path, process: bytes, token: bytes, store: Store, *, clustered: bool = False,
+    port: int = 0,
+) -> Endpoint:  # fmt: skip
+    """The endpoint of one process of a node, not started.
+
+    Where processes of one host prefer to map each other's arenas, they need no other transport between them. Then no
+    other transport listens, unless the process has peers on other hosts.
+
+    Args:
+        config: the settings; `transports` and `host` decide.
+        directory: the run directory.
+        process: the process id.
+        token: the secret that the peers hold as well.
+        store: the store that peers map and read.
+        clustered: whether the process has peers on other hosts.
+        port: the port at which to listen for those; 0 lets the system choose.
+
+    Raises:
+        AuthenticationError: as for `tls_of`, where transports besides `local` are used; or arrays are to be
+            authenticated, and no library is installed that can.
+    """
+    if config.integrity == "arrays" and config.tls is None and not can_seal():
+        raise AuthenticationError(
+            "integrity is 'arrays', and cryptography, which authenticates them, is not installed; "
+            f"{REMEDY}, or set integrity to 'auto' (ZCACTOR_INTEGRITY)"
+        )
+    names = config.transports.split(",")
+    arena = store.arena
+    local = LocalEndpoint(directory, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit)
+    if names[0] == "local" and (not clustered or len(names) == 1):
+        return local
+    from zcactor.transport.selector import SelectingEndpoint
+
+    # On one host the transports after `local` are of no use. RDMA and TCP share an endpoint.
+    far = [name for name in names if name != "local"]
+    if "local" in names and not clustered:
+        far = names[: names.index("local")]
+    ways: list[Endpoint] = [_between_hosts(config, far, process, token, store, port)]
+    if "local" in names:
+        ways.insert(0 if names[0] == "local" else 1, local)
+    return SelectingEndpoint(directory, process, ways, config.require or "")
+
+
+def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_address: str) -> None:
+    """Have an endpoint that reaches other hosts find processes: at the places that handles state, and by asking the
+    cluster's head for the others.
+
+    Args:
+        endpoint: the endpoint; one that reaches its own host only is left as it is.
+        places: the places of processes, as handles state them.
+        head: the link of the same process to the head, which is asked.
+        head_address: the address at which the head listens; empty where the cluster has no other hosts.
+    """
+    if not head_address:
+        return
+
+    async def find(name: str) -> str:
+        wanted = bytes.fromhex(name)
+        if wanted == head.process:
+            return head_address
+        claimed = places.try_(wanted)
+        if claimed:
+            return claimed
+        found: str = await head.ask_members("find", wanted)
+        return found
+
+    endpoint.find_by(find)
+
+
+def problem_of(endpoint: Endpoint) -> str:
+    """The reason why an endpoint cannot reach other hosts though it should; empty where it can."""
+    from zcactor.transport.selector import SelectingEndpoint
+
+    if not isinstance(endpoint, SelectingEndpoint):
+        return ""
+    return next((way.viability() or "" for way in endpoint.ways if way.kind != "local"), "")
+
+
+def address_of(endpoint: Endpoint) -> str:
+    """The address at which peers on other hosts find the process of a started endpoint; empty where they cannot."""
+    return endpoint.far_address
+
+
+def preload(transports: str, *, clustered: bool = False) -> None:
+    """Import the modules that an endpoint for these `transports` needs, so that forks of this process have them."""
+    if clustered or not transports.startswith("local"):
+        import zcactor.transport.selector
+        import zcactor.transport.verbs.endpoint
+        from zcactor.transport.verbs.driver.presence import has_device
+
+        if has_device():
+            import zcactor.transport.verbs.peer.connect  # noqa: F401
+
+
+def _between_hosts(
+    config: Config, names: list[str], process: bytes, token: bytes, store: Store, port: int
+) -> TcpEndpoint:
+    arena = store.arena
+    tls = tls_of(config)
+    sealing = config.sealing == "on" or (config.sealing == "auto" and not ip_address(config.host).is_loopback)
+    integrity = Integrity[config.integrity.upper()]
+    endpoint: TcpEndpoint
+    if "verbs" not in names or ("tcp" in names and names.index("tcp") < names.index("verbs")):
+        from zcactor.transport.tcp.endpoint import TcpEndpoint
+
+        endpoint = TcpEndpoint(
+            config.host, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit, port=port,
+            sealing=sealing, integrity=integrity, tls=tls,
+        )  # fmt: skip
+    else:
+        from zcactor.transport.verbs.driver.bindings import bindings
+        from zcactor.transport.verbs.endpoint import VerbsEndpoint
+
+        endpoint = VerbsEndpoint(
+            config.host, process, token, arena, arena.fd, config.recv_depth, config.eager_limit,
+            binding=lambda: bindings(None if config.verbs_binding == "auto" else config.verbs_binding, quick=True),
+            lookup=store.lookup, device=config.verbs_device, device_port=config.verbs_port,
+            gid_index=config.verbs_gid_index, verbs_eager_limit=config.verbs_eager_limit, falls_back="tcp" in names,
+            port=port, sealing=sealing, integrity=integrity, tls=tls,
+        )  # fmt: skip
+
+    endpoint.authorize = may_read
+    return endpoint
+
+
+def may_read(session: Any, object_id: int, offset: int, nbytes: int) -> Block | None:
+    """The object of ours that holds these bytes; None unless the peer of `session` has a lease on it. From any
+    thread."""
+    block = None if session is None else session.leases.get(object_id)
+    if isinstance(block, Block) and block.offset <= offset and offset + nbytes <= block.offset + block.nbytes:
+        return block
+    return None

@@ -1,0 +1,95 @@
+"""The end of the parent's runtime in a forked child, which the parent does not notice.
+
+Only the forking thread exists in the child. Other threads may have held locks, so locks are replaced. The event loop's
+epoll instance is shared with the parent, so the child leaves it alone: descriptors are closed and not unregistered,
+waiters are not woken, and no task is started.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from queue import Empty
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zcactor.errors import ForkedProcess
+from zcactor.process import context
+from zcactor.rpc.protocol import CallState
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from zcactor.assembly.process import Process
+
+__all__ = ["abandon", "watch_forks"]
+
+_watching = False
+
+
+def watch_forks() -> None:
+    """Have each child that this process forks from now on let go of the runtime. Idempotent."""
+    global _watching
+    if not _watching:
+        _watching = True
+        os.register_at_fork(after_in_child=_let_go)
+
+
+def _let_go() -> None:
+    process: Any = context.current_or_none()
+    if process is not None:
+        abandon(process)
+        context.mark_forked(os.getppid())
+
+
+class _Refusal:
+    """The stand-in for a session, which refuses calls where they are made."""
+
+    wire = None
+    connection = SimpleNamespace(eager_limit=0)  # arguments are packed for this before they are refused
+
+    def __init__(self, error: ForkedProcess) -> None:
+        self._error = error
+
+    def send_call(self, *_: object) -> NoReturn:
+        raise self._error
+
+
+def abandon(process: Process) -> None:
+    """Make the parent's `process` unusable in the child: every further use raises `ForkedProcess`."""
+    error = ForkedProcess(
+        f"this process was forked from process {os.getppid()}, which runs zcactor; its handles and references work "
+        "there only: start actors instead of forking, or call zc.init() here"
+    )
+
+    def refuse(coroutine: Coroutine[Any, Any, Any]) -> NoReturn:
+        coroutine.close()
+        raise error
+
+    process.tasks.start = refuse  # type: ignore[method-assign]
+    process.endpoint.abandon()
+    process.trimmer.abandon()
+    if process.registrar is not None:
+        process.registrar.abandon()
+    refusal: Any = _Refusal(error)
+    for actor in list(process.sessions.remotes.values()):
+        actor._lock = threading.Lock()
+        actor.session = refusal
+    for session in list(process.sessions.all()):
+        session.lock = threading.Lock()
+        session.closed = error
+        session.connection.abort()
+        for call in session.pending.values():
+            call.error = error
+            call.state = CallState.DONE
+            call.retrieved = True
+    # A method may return in the child, to the loop that takes the actor's next call: the next calls are the parent's to
+    # run.
+    for host in process.hosts.by_index.values():
+        for mailbox in host._mailboxes.values():
+            queue = mailbox._queue
+            try:
+                while True:
+                    queue.get_nowait()
+            except Empty:
+                queue.put(None)

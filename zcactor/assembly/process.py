@@ -1,0 +1,199 @@
+"""The composition root of one process: its store, its connections, the actors that it hosts and those that it knows of.
+
+Driver, node agent and workers differ in the system actors that they host: ordinary actors with reserved indexes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from zcactor.api.future import failure_of
+from zcactor.assembly import interfaces
+from zcactor.assembly.endpoints import address_of
+from zcactor.assembly.hub import ProcessHub
+from zcactor.assembly.system import SystemActor, system_interface
+from zcactor.collectives.entrance import GroupEntrance
+from zcactor.errors import ConnectionLost
+from zcactor.execution.runners import Hosts
+from zcactor.execution.threads import Threads
+from zcactor.execution.watchdog import Watchdog
+from zcactor.graphs.entrance import GraphEntrance
+from zcactor.marshal import Marshaller
+from zcactor.objects.adoption import Adoptions
+from zcactor.objects.broadcast_directory import BroadcastDirectory
+from zcactor.objects.locations import Locations
+from zcactor.objects.promises import Promises
+from zcactor.objects.pushes import Pushes
+from zcactor.objects.registrar import Registrar
+from zcactor.objects.resolver import Resolver
+from zcactor.objects.trimmer import Trimmer
+from zcactor.objectstore.copies import CopyCounter
+from zcactor.objectstore.placement import Placements
+from zcactor.observe.stats import Stats, stats_of
+from zcactor.peers.connections import Connections
+from zcactor.peers.head_link import MEMBERSHIP_INDEX, HeadLink
+from zcactor.peers.parting import Parting
+from zcactor.peers.requests import SYSTEM_INDEX, Requests
+from zcactor.peers.twins import Twins
+from zcactor.peers.unseen import Unseen
+from zcactor.peers.vigil import Vigil
+from zcactor.process.place import Place
+from zcactor.process.places import Places
+from zcactor.process.sessions import Sessions
+from zcactor.process.tasks import Tasks
+from zcactor.rpc.counters import new_counters
+from zcactor.rpc.messages import PROTOCOL_VERSION, Hello
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from zcactor.config import Config
+    from zcactor.execution.threads import Runner
+    from zcactor.objectstore.store import Store
+    from zcactor.rpc.session import Session
+    from zcactor.transport.base import Endpoint
+
+__all__ = ["Process"]
+
+
+class Process:
+    """The runtime of one process, put together from its parts. All methods run on `loop` unless they say otherwise.
+
+    Args:
+        process: the process id, 16 random bytes.
+        role: ``"driver"``, ``"agent"`` or ``"worker"``.
+        config: the settings.
+        loop: its event loop.
+        store: its arena and the objects in it.
+        endpoint: the endpoint by which peers reach it.
+        place: its pid and host; None asks the system.
+        crew: runs the plain methods of all actors; None gives each actor threads of its own, and shared actors those
+            of `Threads`.
+    """
+
+    def __init__(
+        self, process: bytes, role: str, config: Config, loop: asyncio.AbstractEventLoop, store: Store,
+        endpoint: Endpoint, place: Place | None = None, crew: Runner | None = None,
+    ) -> None:  # fmt: skip
+        self.process = process
+        self.role = role
+        self.config = config
+        self.namespace = config.namespace
+        self.loop, self.thread = loop, threading.get_ident()
+        self.store, self.endpoint = store, endpoint
+        self.place = place or Place.here()
+        self.crew = crew
+        self.leaving = False
+        """Whether the process, with its actors, ends soon. The actors may live on elsewhere: the node agent knows."""
+        self.last_system_index = MEMBERSHIP_INDEX if role == "agent" else SYSTEM_INDEX
+        self.copies = CopyCounter()
+        self.counters = new_counters()
+        self.marshaller = Marshaller(
+            store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads
+        )
+        self.trimmer = Trimmer(store.heap, loop, config.store_keep_nbytes)
+        self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
+        self.registrar: Registrar | None = None
+        """The registration of memory with the network card ahead of need, once a peer is reached by RDMA."""
+        self.tasks = Tasks(loop)
+        self.threads = Threads("shared actors")
+        self.unseen = Unseen(loop, failure_of)
+        self.hosts = Hosts(self)
+        hello = Hello(PROTOCOL_VERSION, process, self.place.pid, self.place.host, sys.version.split()[0], role)
+        self.hub = ProcessHub(hello, store, self.counters, self.marshaller, self.hosts)
+        self.sessions = Sessions(process, head=process if role == "agent" else b"")
+        self.places = Places(process, lambda: self.address)
+        system = system_interface()
+        self.requests = Requests(process, self.marshaller, self.tasks, system)
+        self.twins = Twins(self.sessions, self.tasks, self.requests)
+        self.connections = Connections(
+            self.hub, self.sessions, self.twins, self.places, self.tasks, endpoint, store, config, self.place.pid
+        )
+        self.head = HeadLink(
+            self.sessions, self.connections, self.requests, interfaces.of_head, interfaces.of_membership,
+            interfaces.of_node,
+        )  # fmt: skip
+        self.locations = Locations(
+            self.tasks, self.sessions, self.connections, self.requests, store, self.placements, self.counters
+        )
+        self.promises = Promises(self.tasks, self.connections, self.requests, self.locations)
+        self.pushes = Pushes(self.tasks, self.sessions, self.connections, self.marshaller, self.promises)
+        self.resolver = Resolver(
+            self.tasks, self.sessions, self.connections, self.requests, self.head, store, self.promises.exports,
+            self.locations, self.pushes.expectations,
+        )  # fmt: skip
+        self.adoptions = Adoptions(self.tasks, self.connections, self.requests, store, self.copies, self.locations)
+        self.origins = BroadcastDirectory()
+        self.groups = GroupEntrance(self, self.hosts)
+        self.graphs = GraphEntrance(self, self.hosts)
+        self.vigil: Vigil | None = None  # notices silent peers on other hosts; agents notice each other
+        self.parting: Parting | None = None  # closes idle connections; an agent keeps its own
+        self.hub.use(self.resolver, self.promises, self.pushes, self.connections, self.adoptions, self.twins)
+        self.connections.on_opened += [self._opened, self.adoptions.met]
+        self.connections.on_left += [self._left, self.groups.session_left, self.graphs.session_left]
+        if role != "agent":
+            self.vigil = Vigil(self.sessions, self.tasks, self.requests, self.head)
+            self.connections.on_opened.append(self.vigil.begun)
+            self.parting = Parting(self.sessions, self.tasks, self.requests, self.twins, config)
+        if config.warn_after:
+            self.hosts.watchdog = Watchdog(
+                self.hosts.by_index, self.sessions, self.counters, self.tasks, self.last_system_index,
+                config.warn_after,
+            )  # fmt: skip
+        self.system = SystemActor(
+            self.place.pid, store, self.sessions, self.promises, self.adoptions, self.origins, self.twins,
+            self.parting, self.groups, self.graphs, self.stats,
+        )  # fmt: skip
+        self.hosts.add(SYSTEM_INDEX, SystemActor, "system", interface=system).adopt(self.system)
+
+    @property
+    def address(self) -> str:
+        """The address at which peers on other hosts find this process; empty where they cannot."""
+        return address_of(self.endpoint)
+
+    def stats(self) -> Stats:
+        """The figures of this process."""
+        return stats_of(self)
+
+    def use_numpy(self) -> Any:
+        """Let NumPy allocate in the store from now on, in this context and those made from it. Returns the previous
+        handler, for `zcactor.objectstore.heap.use_handler`."""
+        return self.store.heap.use(self.config.store_min_nbytes)
+
+    def _opened(self, session: Session) -> None:
+        connection = session.connection
+        if connection.kind == "verbs" and self.registrar is None:
+            self.registrar = Registrar.of(connection, self.store.heap, self.loop, self.copies)
+
+    def _left(self, session: Session, another: Session | None) -> None:
+        if another is None:
+            self.placements.forget(session.peer_process)
+            self.origins.left(session.peer_process)
+        if not self.tasks.closing:
+            self.adoptions.left(session, another)
+        self.hosts.session_closed(session)
+
+    async def close(self) -> None:
+        """Close every connection and stop listening. Idempotent."""
+        self.unseen.close()
+        self.tasks.closing = True
+        self.tasks.cancel()
+        await self.endpoint.aclose()
+        for session in list(self.sessions.all()):
+            with contextlib.suppress(ConnectionLost):
+                await session.aclose()
+        self.hosts.close()
+        self.threads.close()
+        await self.tasks.settled(1.0)
+        self.adoptions.close()
+        for part in (self.groups, self.graphs, self.pushes.expectations, self.parting, self.vigil, self.registrar):
+            if part is not None:
+                part.close()
+        self.endpoint.dispose()
+        self.store.heap.unpin_all()  # the card has no registrations left
+        self.placements.clear()
+        self.trimmer.close()
+        self.store.close()

@@ -1,0 +1,252 @@
+"""The direct exchange: the owner of a part takes it from all at once, reduces it, and lends it finished to the others.
+
+Within a host inputs are read through mappings, and the ranks of a host share one result. Between hosts each byte is
+read once by each host that needs it, by the rank whose part it is or by that rank's partner (`rails`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zcactor.collectives.folding import Operand, fold_by_terms, wide_dtype
+from zcactor.collectives.sources import InputPlace, Piece, lendable, operand_at, source_of
+from zcactor.collectives.staged import StagedReduction
+from zcactor.errors import ProtocolError
+from zcactor.objectstore.store import Block
+from zcactor.process.tasks import all_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+
+    from zcactor.collectives.kinds import Array
+    from zcactor.collectives.operations import Publication, Ranked
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.call import Call
+
+__all__ = ["Direct"]
+
+
+class Direct(StagedReduction):
+    """A reduction over several hosts, in at most two levels.
+
+    Args:
+        process, call, what, op, array, out, rows, extra: as for `zcactor.collectives.reductions.Reduction`.
+        bounds: the elements of the part that each rank reduces: its first, and the one after its last.
+        share: whether the parts are put together to one result, on every host. Otherwise each rank keeps its own.
+        whole: whether inputs are taken from every rank, and not sums from every host.
+    """
+
+    source: InputPlace
+
+    def __init__(
+        self, process: LocalProcess, call: Call, what: str, op: str, array: Array, out: Array | None = None,
+        rows: tuple[int, int] | None = None, extra: str = "", *, bounds: Sequence[tuple[int, int]], share: bool,
+        whole: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(process, call, what, op, array, out, rows, extra)
+        self._bounds = bounds
+        self._share = share
+        self._whole = whole
+        self._taken = 0
+
+    def begin(self, member: Ranked, seq: int) -> Publication:
+        """See `Collective.begin`."""
+        own = super().begin(member, seq)
+        rails, rank = member.rails, member.rank
+        self._near = rails.near(rank)
+        self._wide = wide_dtype(self.array.dtype, self.op)
+        self._lends = self._whole or len(self._near) == 1
+        self.readers = set(self._near) - {rank}
+        self._piece: Piece | None = None
+        if self._lends:
+            self.source, self._piece = lendable(self.process, self.array)
+            self.readers.update(rails.far(rank))
+        else:
+            self.source = source_of(self.process, self.array)
+        if self._share and self._giver == rank:
+            self.result = self.own_block(self.array.nbytes)
+        source = self.source
+        return own._replace(owner=source.owner or self.process.process, offset=source.offset, layout=source.layout)
+
+    def for_rank(self, rank: int, own: Publication) -> Publication:
+        """Our publication for `rank`, with the memory of the result on our host, and our input on others."""
+        if own.failure is not None:
+            return own
+        return own._replace(result=self.result if rank in self._near else self._piece)
+
+    @property
+    def _giver(self) -> int:
+        """The rank of our host that gives the memory for the result; the ranks take turns."""
+        return self._near[self.seq % len(self._near)]
+
+    @property
+    def waiting_for_us(self) -> Iterable[int]:
+        """See `Staged`: the others of our host, who share the result. Other hosts have been told."""
+        return [rank for rank in self._near if rank != self.member.rank]
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes of inputs, and of sums of other hosts, that this rank has read."""
+        return self._taken
+
+    # ---------------------------------------------------------------- stages
+
+    async def stages(self) -> None:
+        """Reduce our part, and then take the parts of others where the result is shared."""
+        rails, rank = self.member.rails, self.member.rank
+        await self._reach()
+        if not self._lends:
+            for other in rails.served(rank):
+                await self._lend_sum(other)
+        low, high = self._bounds[rank]
+        dtype = self.array.dtype
+        nbytes = (high - low) * dtype.itemsize
+        finished: Piece | None = None
+        if not self._share:
+            self.result = self.process.store.empty(self.shape, dtype)
+            await self._reduce(low, high, self.result.ctypes.data)
+        elif nbytes:
+            shared = self._shared_result()
+            if type(shared) is Block:
+                finished = Piece(shared, shared.offset + low * dtype.itemsize, nbytes)
+                await self._reduce(low, high, finished.address)
+            else:  # ours to lend is what lies in our own arena
+                block = self.own_block(nbytes)
+                finished = Piece(block, block.offset, nbytes)
+                await self._reduce(low, high, block.address)
+        self.done_with([other for other in rails.far(rank) if self._lends_to_us(other)])
+        if not self._share:
+            return
+        if finished is not None:
+            for other in rails.partners(rank):
+                self.lend(other, finished)
+        await self._put_together(finished)
+
+    async def _reach(self) -> None:
+        """Connect to the owners of the inputs of our host: arrays of further processes, which came as arguments."""
+        used, own = self.process.sessions.used, self.process.process
+        owners = {self.published[rank].owner for rank in self._near} - {own}
+        await all_of([self._connected(owner) for owner in owners if owner not in used])
+
+    async def _connected(self, owner: bytes) -> None:
+        await self.process.connections.connect(owner)
+
+    def _lends_to_us(self, other: int) -> bool:
+        """Whether a rank of another host lends its input to ours, and not a part of its host's sum."""
+        return self._whole or len(self.member.rails.near(other)) == 1
+
+    def _inputs(self, ranks: Iterable[int]) -> list[Operand]:
+        """The inputs of ranks of our host."""
+        found = []
+        for rank in ranks:
+            if rank == self.member.rank:
+                found.append(self.source.operand)
+            else:
+                theirs = self.published[rank]
+                found.append(operand_at(self.process, theirs.owner, theirs.offset, theirs.layout, self.array))
+        return found
+
+    async def _sum_of_host(self, low: int, high: int) -> Block:
+        """Reduce elements of the inputs of our host, and round and divide nothing."""
+        count = high - low
+        block = self.own_block(count * self._wide.itemsize)
+        inputs = self._inputs(self._near)
+        self._taken += count * self.array.itemsize * len(inputs)
+        await self.fold_to(inputs, block.address, low, count, self._widened, 0)
+        return block
+
+    @property
+    def _widened(self) -> np.dtype[Any] | None:
+        """The dtype of sums of hosts, where that is another one than that of the inputs."""
+        return None if self._wide == self.array.dtype else self._wide
+
+    async def _lend_sum(self, rank: int) -> None:
+        """Lend a rank of another host its part of our host's sum."""
+        low, high = self._bounds[rank]
+        if low < high:
+            block = await self._sum_of_host(low, high)
+            self.lend(rank, Piece(block, block.offset, block.nbytes))
+
+    async def _reduce(self, low: int, high: int, out: int) -> None:
+        """Reduce elements of the inputs of all ranks to an address."""
+        rails, dtype, size = self.member.rails, self.array.dtype, self.member.size
+        count = high - low
+        if not count:
+            return
+        if self._whole:
+            near = dict(zip(self._near, self._inputs(self._near), strict=True))
+            first = low * dtype.itemsize
+            operands = await all_of([
+                self._from_rank(rank, low, count) if rank not in near else _ready(_behind(near[rank], first))
+                for rank in range(size)
+            ])  # fmt: skip
+            nbytes = count * dtype.itemsize * size
+            await self.compute(
+                lambda: fold_by_terms(self.op, dtype, operands, rails.terms, out, 0, count), nbytes
+            )  # fmt: skip
+            self._taken += nbytes
+            return
+        operands = await all_of([self._from_host(host, low, count) for host in range(len(rails.ranks))])
+        await self.fold_to(operands, out, 0, count, None, size)
+        self._taken += count * dtype.itemsize * (len(rails.ranks) - 1)
+
+    async def _from_rank(self, rank: int, low: int, count: int) -> Operand:
+        """Elements of the input of a rank on another host."""
+        memory, itemsize = self.published[rank].result, self.array.itemsize
+        if memory is None or memory.nbytes != self.array.nbytes:
+            raise ProtocolError(f"rank {rank} lent no input of {self.array.nbytes} bytes to a group")
+        return await self.brought(memory, low * itemsize, count * itemsize)
+
+    async def _from_host(self, host: int, low: int, count: int) -> Operand:
+        """Elements of the sum of a host."""
+        rails, rank = self.member.rails, self.member.rank
+        if host == rails.hosts[rank]:
+            if len(self._near) == 1:
+                return _behind(self.source.operand, low * self.array.itemsize)
+            block = await self._sum_of_host(low, low + count)
+            return Operand(block.address, None, block, self._widened)
+        other = rails.partner(rank, host)
+        if len(rails.ranks[host]) == 1:
+            return await self._from_rank(other, low, count)
+        nbytes = count * self._wide.itemsize
+        return await self.brought(await self.loan(other, nbytes), 0, nbytes, self._widened)
+
+    # ---------------------------------------------------------------- the shared result
+
+    def _shared_result(self) -> Any:
+        """The memory of the result on our host."""
+        if self.result is None:
+            memory = self.published[self._giver].result
+            if memory is None or memory.nbytes != self.array.nbytes:
+                raise ProtocolError("the memory for a group's result was not named, or has another size")
+            self.result = memory
+        return self.result
+
+    async def _put_together(self, finished: Piece | None) -> None:
+        """Put our part and those that we take from other hosts into the result."""
+        result = self._shared_result()
+        address = await self.writable(result)
+        itemsize = self.array.itemsize
+        steps = []
+        for rank in self.member.rails.served(self.member.rank):
+            low, high = self._bounds[rank]
+            if low < high:
+                steps.append(self._take(rank, (high - low) * itemsize, address + low * itemsize, result))
+        target = address + self._bounds[self.member.rank][0] * itemsize
+        if finished is not None and finished.block is not result:
+            steps.append(self.bring(finished, 0, finished.nbytes, target, result))
+        await all_of(steps)
+
+    async def _take(self, rank: int, nbytes: int, address: int, result: Any) -> None:
+        await self.bring(await self.loan(rank, nbytes), 0, nbytes, address, result)
+
+
+def _behind(operand: Operand, nbytes: int) -> Operand:
+    """The contiguous operand from so many bytes on."""
+    return operand._replace(address=operand.address + nbytes)
+
+
+async def _ready(operand: Operand) -> Operand:
+    return operand

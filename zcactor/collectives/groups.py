@@ -1,0 +1,432 @@
+"""The groups that a process takes part in: its members, the messages of peers to them, and the thread that computes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from zcactor.collectives.cost import BULK_NBYTES_PER_S
+from zcactor.collectives.founding import NAME_NBYTES
+from zcactor.collectives.member import Member
+from zcactor.collectives.operations import Publication
+from zcactor.collectives.passing import pass_groups
+from zcactor.collectives.rails import Rails, hosts_of
+from zcactor.peers.seating import Seat
+from zcactor.process.loops import fine_time
+from zcactor.process.spinning import Spinner
+from zcactor.process.tasks import all_of
+from zcactor.transport.cost import Line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from zcactor.collectives.group_options import GroupOptions
+    from zcactor.collectives.sources import Piece
+    from zcactor.objectstore.store import Block
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.session import Session
+
+__all__ = ["Counts", "Facts", "Groups", "Joined"]
+
+_MAX_THREADS: Final = 4
+"""Threads that compute, at most: four reach the bandwidth of one socket."""
+_AT_ONCE_NBYTES: Final = 1 << 20
+"""Bytes of inputs up to which the loop computes by itself: 50-90 us, where telling a thread and coming back takes
+100-200 us on two busy cores. More would delay what else is on the loop."""
+_PINGS: Final = 5
+"""Round trips of which the shortest counts: the first ones after a connection is made are slower."""
+
+
+class Joined(NamedTuple):
+    """The facts of the connections from one process of a group to those behind it in the order of ranks."""
+
+    eager_nbytes: int
+    """Bytes that travel in frames on all of them."""
+    mapped: Sequence[bytes]
+    """The processes whose memory it maps, and which map its own; the process itself is the first."""
+    frame_s: float
+    """Seconds of a frame, one way, on the first of the others; 0 where there are none."""
+    nbytes_per_s: float
+    """Bytes per second of bulk on the slowest of the others."""
+    latest: int
+    """The number of a later epoch that the process knows; -1: none."""
+
+
+class Facts(NamedTuple):
+    """The facts of a group, which are the same on all ranks."""
+
+    eager_nbytes: int
+    """Bytes of the largest input that travels in frames."""
+    hosts: Sequence[int]
+    """The host of each rank."""
+    everywhere: bool
+    """Whether sums add in the order of the ranks, wherever they are."""
+    frame_s: float
+    """Seconds of a frame between hosts, one way; 0 on one host."""
+    nbytes_per_s: float
+    """Bytes per second of bulk between hosts."""
+    spin_us: float
+    """Microseconds for which a waiting member's loop stays awake."""
+
+
+class Counts:
+    """Figures of the collectives of one process."""
+
+    def __init__(self) -> None:
+        self.collectives = 0
+        """Operations that members here have begun."""
+        self.bytes_reduced = 0
+        """Bytes of the inputs that sums and other reductions here have read."""
+
+
+class Groups:
+    """The members of groups in one process. Used on the loop's thread, except `work`.
+
+    Args:
+        process: the process.
+        hosts: the runners of its actors, by index.
+    """
+
+    def __init__(self, process: LocalProcess, hosts: Any) -> None:
+        pass_groups()
+        self.process = process
+        self.counts = Counts()
+        self._hosts = hosts
+        self._members: dict[bytes, dict[int, Member]] = {}
+        self._founded: dict[bytes, list[bytes]] = {}
+        """Processes of the members of groups that this process has founded, by key."""
+        self._dropped: deque[bytes] = deque()
+        """Groups that this process has founded and nobody holds any more."""
+        self._threads: ThreadPoolExecutor | None = None
+
+    # ---------------------------------------------------------------- members
+
+    def member(self, key: bytes, rank: int) -> Member | None:
+        """The member with that rank, if this process has it."""
+        return self._members.get(key, {}).get(rank)
+
+    async def join(self, key: bytes, epoch: int, places: Sequence[Sequence[Any]]) -> Joined:
+        """Make the members of this process, and connect them to the processes of the others.
+
+        Args:
+            key: names the epoch.
+            epoch: its number.
+            places: the fields of a `zcactor.peers.seating.Seat` for each rank.
+
+        Returns:
+            The facts of these connections, as a plain tuple; with the number of a later epoch, which the group has
+            already, there are no members.
+
+        Raises:
+            ConnectionLost: another process is not reached.
+            LookupError: an actor is not in this process.
+        """
+        name = key[:NAME_NBYTES]
+        latest = max((_epoch_of(known) for known in self._members if known.startswith(name)), default=-1)
+        if latest >= epoch:
+            return Joined(0, [], 0.0, math.inf, latest)
+        self._members[key] = {}
+        own = self.process.process
+        seats = [Seat(*fields) for fields in places]
+        for seat in seats:
+            if seat.process == own:
+                host = self._hosts.by_index.get(seat.place)
+                if host is None or host.info is None or host.info.actor_id != seat.actor_id:
+                    raise LookupError(f"actor {seat.label} is not in its process any more")
+        order = list(dict.fromkeys(seat.process for seat in seats))
+        self._keep(order, 1)  # from here on, so that no connection is closed for want of use meanwhile
+        try:
+            joined = await self._connected(order, own)
+            members = self._members.get(key)
+            if members is None:
+                raise LookupError("the party that makes the group has given up")
+        except BaseException:
+            self._keep(order, -1)
+            raise
+        for rank, seat in enumerate(seats):
+            if seat.process == own:
+                members[rank] = Member(self, key, epoch, rank, seats)
+        return joined
+
+    def _keep(self, processes: Iterable[bytes], count: int) -> None:
+        """Keep the connections to processes open, or with -1 do so no more."""
+        kept = self.process.sessions.kept
+        for process in processes:
+            kept[process] += count
+            if not kept[process]:
+                del kept[process]
+
+    async def _connected(self, order: Sequence[bytes], own: bytes) -> Joined:
+        """Connect to the processes behind our own in the order. The others connect to us."""
+        eager_nbytes, mapped, frame_s, nbytes_per_s = self.process.config.eager_limit, [own], 0.0, math.inf
+        for process in order[order.index(own) + 1 :]:
+            session = await self.process.connections.connect(process)
+            connection = session.connection
+            eager_nbytes = min(eager_nbytes, connection.eager_limit)
+            if connection.maps:
+                mapped.append(process)
+            else:
+                frame_s = frame_s or await self.frame_s(session)  # of one; the slowest of all processes' counts
+                nbytes_per_s = min(nbytes_per_s, BULK_NBYTES_PER_S.get(connection.kind, math.inf))
+        return Joined(eager_nbytes, mapped, frame_s, nbytes_per_s, -1)
+
+    async def frame_s(self, session: Session) -> float:
+        """Measure the seconds of a frame to a peer, one way."""
+        times = []
+        for _ in range(_PINGS):
+            before = fine_time(self.process.loop)
+            await self.process.requests.ask(session, "ping")
+            times.append(fine_time(self.process.loop) - before)
+        return min(times) / 2
+
+    async def start(self, key: bytes, facts: Sequence[Any]) -> None:
+        """Let the members of this process take calls: all others have joined.
+
+        Args:
+            key: names the group.
+            facts: the fields of `Facts`.
+
+        Raises:
+            ConnectionLost: the process of a member has ended.
+        """
+        eager_nbytes, hosts, everywhere, frame_s, nbytes_per_s, spin_us = facts
+        rails, line = Rails(hosts, everywhere=everywhere), Line(frame_s, nbytes_per_s)
+        members = self._members.get(key, {})
+        near = {member.seats[rank].process for member in members.values() for rank in rails.near(member.rank)}
+        for process in near - {self.process.process}:  # they write to one another's memory
+            await (await self.process.connections.connect(process)).connection.open_writable()
+        for member in self._members.get(key, {}).values():
+            member.eager_nbytes, member.rails, member.line = eager_nbytes, rails, line
+            member.spinner = Spinner(self.process.loop, spin_us * 1e-6) if spin_us else None
+        self.superseded(key[:NAME_NBYTES], _epoch_of(key))
+
+    def superseded(self, name: bytes, epoch: int) -> None:
+        """Break the epochs of a group before number `epoch`: the group was formed anew."""
+        for key, members in list(self._members.items()):
+            if key.startswith(name):
+                for member in list(members.values()):
+                    if member.epoch < epoch:
+                        member.break_up(-1, "", f"epoch {epoch} has replaced it")
+
+    def facts(self, key: bytes) -> Facts | None:
+        """The facts of a group that has a member here."""
+        for member in self._members.get(key, {}).values():
+            rails, line, spinner = member.rails, member.line, member.spinner
+            spin_us = 0.0 if spinner is None else spinner.seconds * 1e6
+            return Facts(member.eager_nbytes, rails.hosts, rails.everywhere, line.latency_s, line.bytes_per_s, spin_us)
+        return None
+
+    def forget(self, key: bytes) -> None:
+        """Forget the members of a group that nobody can call any more. Idempotent."""
+        members = self._members.pop(key, {})
+        for member in members.values():
+            member.kept = False
+            member.break_up(-1, "", "nobody holds the group any more")
+        if members:
+            self._keep({seat.process for seat in next(iter(members.values())).seats}, -1)
+
+    # ---------------------------------------------------------------- from peers
+
+    def publish(
+        self, key: bytes, to: int, source: int, seq: int, signature: str, failed: bool, data: Any, owner: bytes,
+        offset: int, layout: bytes, result: Sequence[int] = (),
+    ) -> bool:  # fmt: skip
+        """Take a publication for rank `to`.
+
+        Args:
+            key, to, source, seq: the group, the rank, the rank that has sent it, and the operation.
+            signature, data, owner, offset, layout: as in `zcactor.collectives.operations.Publication`.
+            failed: `data` is the error for which the rank cannot take part.
+            result: id, offset and bytes of memory that the sender has leased to this process: for the result, or of
+                its input.
+
+        Returns:
+            Whether this process has that member.
+        """
+        member = self.member(key, to)
+        if member is None:
+            return False
+        member.check(source, seq)
+        lease = member.lease(source, *result) if result else None
+        if failed:
+            publication = Publication(signature, failure=data)
+        else:
+            publication = Publication(signature, data, owner, offset, layout, lease)
+        member.published(source, seq, publication)
+        return True
+
+    def publish_here(self, key: bytes, to: int, source: int, seq: int, publication: Publication) -> None:
+        """Take a publication of a member in this process, for another one."""
+        member = self.member(key, to)
+        if member is not None:
+            member.published(source, seq, publication)
+
+    def piece(self, key: bytes, to: int, source: int, seq: int, data: bytes) -> None:
+        """Take a piece of an input that does not fit one frame."""
+        member = self.member(key, to)
+        if member is not None:
+            member.piece(source, seq, data)
+
+    def offer(self, key: bytes, to: int, source: int, seq: int, object_id: int, offset: int, nbytes: int) -> bool:
+        """Take memory that rank `source` has leased to this process. Returns whether this process has that member."""
+        member = self.member(key, to)
+        if member is None:
+            return False
+        member.check(source, seq)
+        member.offered(source, seq, member.lease(source, object_id, offset, nbytes))
+        return True
+
+    def offer_here(self, key: bytes, to: int, source: int, seq: int, memory: Block | Piece) -> None:
+        """Take memory of this process that another member here has named."""
+        member = self.member(key, to)
+        if member is not None:
+            member.offered(source, seq, memory)
+
+    def report(self, key: bytes, to: int, source: int, seq: int, failure: BaseException | None) -> None:
+        """Take the report of rank `source` that it is done with the memory of an operation."""
+        member = self.member(key, to)
+        if member is not None:
+            member.reported(source, seq, failure)
+
+    def broken(self, key: bytes, rank: int, actor: str, cause: str) -> None:
+        """Take the news that a member is gone."""
+        for member in list(self._members.get(key, {}).values()):
+            member.break_up(rank, actor, cause)
+
+    # ---------------------------------------------------------------- ends
+
+    def session_left(self, session: Session, another: Session | None) -> None:
+        """Note that a connection is lost; `another` one to the same process is used instead."""
+        if another is not None:
+            if not session.is_replaced:  # else it was closed by agreement, with all that it carried delivered
+                self._messages_lost(session.peer_process)
+            return
+        cause = session.given_up or "its process has ended"
+        for members in list(self._members.values()):
+            for member in list(members.values()):
+                member.lost(session.peer_process, cause)
+
+    def _messages_lost(self, process: bytes) -> None:
+        """Break the groups with ranks of `process`, which lives on: nobody sends their publications again."""
+        for members in list(self._members.values()):
+            for member in list(members.values()):
+                member.unreached(process, "a connection to its process broke")
+
+    def actor_ended(self, actor_id: bytes, cause: str) -> None:
+        """Note that an actor of this process has ended, while the process may go on."""
+        for members in list(self._members.values()):
+            for member in list(members.values()):
+                for rank, seat in enumerate(member.seats):
+                    if seat.actor_id == actor_id:
+                        member.break_up(rank, seat.label, cause)
+
+    # ---------------------------------------------------------------- founding
+
+    async def found(self, key: bytes, epoch: int, seats: Sequence[Seat], options: GroupOptions) -> int | None:
+        """Make all members of a new epoch of a group, wherever they are.
+
+        Args:
+            key: names the epoch.
+            epoch: its number.
+            seats: the places of all ranks.
+            options: of the group.
+
+        Returns:
+            None; or the number of a later epoch, which the group has already: then no member was made.
+
+        Raises:
+            ZcactorError: a member cannot be made; then none is kept.
+        """
+        processes = list(dict.fromkeys(seat.process for seat in seats))
+        plain = [list(seat) for seat in seats]
+        try:
+            joined = [Joined(*each) for each in await all_of(
+                [self._ask_at(process, "group_join", key, epoch, plain) for process in processes]
+            )]  # fmt: skip
+            latest = max(each.latest for each in joined)
+            if latest >= 0:
+                self._forget_at(key, processes)
+                return latest
+            numbers = hosts_of([[processes.index(process) for process in each.mapped] for each in joined])
+            facts = [
+                min(each.eager_nbytes for each in joined),
+                [numbers[processes.index(seat.process)] for seat in seats],
+                options.everywhere,
+                max(each.frame_s for each in joined),
+                min(each.nbytes_per_s for each in joined),
+                options.spin_us,
+            ]
+            await all_of([self._ask_at(process, "group_start", key, facts) for process in processes])
+        except BaseException:
+            self._forget_at(key, processes)
+            raise
+        self._founded[key] = processes
+        return None
+
+    async def _ask_at(self, process: bytes, method: str, *args: Any) -> Any:
+        return await self.process.requests.ask(await self.process.connections.connect(process), method, *args)
+
+    def drop(self, key: bytes) -> None:
+        """Note that nobody holds a group any more that this process has founded. Any thread may call this at any time,
+        within the garbage collector too."""
+        self._dropped.append(key)
+        try:
+            self.process.loop.call_soon_threadsafe(self._forget_dropped)
+        except RuntimeError:  # the loop is closed: the process ends, and its members with it
+            self._dropped.clear()
+
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            key = self._dropped.popleft()
+            self._forget_at(key, self._founded.pop(key, ()))
+
+    def _forget_at(self, key: bytes, processes: Sequence[bytes]) -> None:
+        for process in processes:
+            session = self.process.sessions.used.get(process)
+            if session is not None and session.closed is None:
+                self.process.requests.send(session, "group_forget", (key,))
+
+    # ---------------------------------------------------------------- computing
+
+    def work(
+        self, job: Callable[[], None], done: Callable[[BaseException | None], None], nbytes: int | None = None
+    ) -> None:  # fmt: skip
+        """Run ``job()``, then ``done(error)`` on the loop: both at once where that takes less time than to tell a
+        thread.
+
+        Args:
+            job: the computation.
+            done: takes None, or the exception of `job`.
+            nbytes: bytes that `job` reads, at the speed of a sum or a copy; None for a `job` that is slower.
+        """
+        if nbytes is not None and nbytes <= _AT_ONCE_NBYTES:
+            done(_error_of(job))
+            return
+        if self._threads is None:
+            threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+            self._threads = ThreadPoolExecutor(threads, "zcactor-collectives")
+        self._threads.submit(self._work, job, done)
+
+    def _work(self, job: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        self.process.loop.call_soon_threadsafe(done, _error_of(job))
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _error_of(job: Callable[[], None]) -> BaseException | None:
+    """Run a computation. Returns its exception, which is raised on all ranks."""
+    try:
+        job()
+    except Exception as failed:
+        return failed.with_traceback(None)
+    return None
+
+
+def _epoch_of(key: bytes) -> int:
+    return int.from_bytes(key[NAME_NBYTES:-4], "big")

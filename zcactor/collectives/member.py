@@ -1,0 +1,300 @@
+"""One rank of a group, in the process of its actor: the order of its operations, its messages to the other ranks."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from zcactor.collectives.operations import Collective, Publication
+from zcactor.collectives.rails import Rails
+from zcactor.errors import GroupBroken, ProtocolError
+from zcactor.objects.holders import granted, reached
+from zcactor.objectstore.ref import Region, RegionKind
+from zcactor.objectstore.store import Block
+from zcactor.transport.cost import Line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from zcactor.collectives.sources import Piece
+    from zcactor.peers.seating import Seat
+    from zcactor.process.context import LocalProcess
+    from zcactor.process.spinning import Spinner
+    from zcactor.rpc.session import Session
+
+__all__ = ["Member"]
+
+
+_HEAD_NBYTES: Final = 256
+"""Bytes of a frame for all but data and signature, at most."""
+
+
+class Registry(Protocol):
+    """The groups of the process; see `zcactor.collectives.groups.Groups`."""
+
+    process: LocalProcess
+    counts: Any
+
+    def offer_here(self, key: bytes, to: int, source: int, seq: int, memory: Block | Piece) -> None:
+        """Take memory of this process that another member here has named."""
+
+    def publish_here(self, key: bytes, to: int, source: int, seq: int, publication: Publication) -> None:
+        """Take a publication of a member in this process, for another one."""
+
+    def report(self, key: bytes, to: int, source: int, seq: int, failure: BaseException | None) -> None:
+        """Take the report of rank `source`."""
+
+
+class Member:
+    """One rank of a group. Used on the loop's thread.
+
+    Args:
+        groups: the groups of this process.
+        key: names the group and its epoch, among all processes.
+        epoch: number of the epoch.
+        rank: this rank.
+        seats: the places of all ranks.
+    """
+
+    def __init__(self, groups: Registry, key: bytes, epoch: int, rank: int, seats: Sequence[Seat]) -> None:
+        self.groups = groups
+        self.process = groups.process
+        self.key = key
+        self.epoch = epoch
+        self.rank = rank
+        self.seats = seats
+        self.size = len(seats)
+        self.eager_nbytes = 0
+        """Bytes of the largest input that travels in frames; the same on all ranks."""
+        self.rails = Rails(range(self.size))
+        """The ranks by host."""
+        self.line = Line(0.0, math.inf)
+        """The cost of bytes from a rank on another host."""
+        self.spinner: Spinner | None = None
+        """The wakefulness of the loop after each message; None lets it sleep."""
+        self.kept = True
+        """Whether the process still has this member."""
+        self.broken: tuple[int, str, str, int] | None = None
+        """The arguments of `GroupBroken`. Each call gets an error of its own: one that was raised refers to the frames
+        of its caller, and by them to the group, which would never be forgotten."""
+        self._others = [rank_ for rank_ in range(self.size) if rank_ != rank]
+        self._next = 0
+        self._operations: dict[int, Collective] = {}
+        self._early: dict[int, dict[int, Publication]] = {}
+        """Publications of operations that this rank has not called yet. Each rank has at most one for each call that it
+        has made."""
+        self._pieces: dict[tuple[int, int], list[bytes]] = {}
+        """Beginnings of inputs that do not fit one frame, by operation and rank."""
+
+    # ---------------------------------------------------------------- our calls
+
+    def begin(self, operation: Collective) -> None:
+        """Begin the next operation in the order of the group."""
+        if self.broken is not None:
+            operation.call.fail(GroupBroken(*self.broken))
+            operation.release()
+            return
+        self._stay_awake()
+        self.groups.counts.collectives += 1
+        seq, self._next = self._next, self._next + 1
+        self._operations[seq] = operation
+        try:
+            own = operation.begin(self, seq)
+        except Exception as error:  # no memory, say: all ranks get the error, and none waits for this one
+            operation.readers.clear()
+            own = Publication(operation.signature, failure=error)
+        for rank in self._others:
+            self._publish(rank, seq, operation, own)
+        for rank, publication in self._early.pop(seq, {}).items():
+            operation.arrived(rank, publication)
+        if self._operations.get(seq) is operation:
+            operation.arrived(self.rank, own)
+
+    def _stay_awake(self) -> None:
+        if self.spinner is not None:
+            self.spinner.touch()
+
+    def ended(self, operation: Collective) -> None:
+        """Forget an operation that has ended here."""
+        self._operations.pop(operation.seq, None)
+
+    def writable(self, result: Any) -> int:
+        """The address at which this process writes to the memory of a result."""
+        if type(result) is Block:
+            return result.address
+        connection = self.process.sessions.used[result.owner].connection
+        return connection.map(result.offset, result.nbytes, writable=True)  # type: ignore[no-any-return]
+
+    # ---------------------------------------------------------------- to the others
+
+    def _publish(self, rank: int, seq: int, operation: Collective, own: Publication) -> None:
+        publication = operation.for_rank(rank, own)
+        failed = publication.failure is not None
+        data = publication.failure if failed else publication.data
+        block = publication.result
+        head = (self.key, rank, self.rank, seq, publication.signature)
+        if self.seats[rank].process == self.process.process:
+            self.process.loop.call_soon(self.groups.publish_here, self.key, rank, self.rank, seq, publication)
+            return
+        session = self._session(rank)
+        if session is None:
+            return
+        room = session.connection.eager_limit - _HEAD_NBYTES - len(publication.signature)
+        if type(data) is bytes and 0 < room < len(data):
+            rest = (len(data) - 1) // room * room
+            for low in range(0, rest, room):
+                self.process.requests.send(session, "group_piece", (*head[:4], data[low : low + room]), more=True)
+            data = data[rest:]
+        body = (*head, failed, data, publication.owner, publication.offset, publication.layout)
+        if block is None:
+            self.process.requests.send(session, "group_publish", body)
+            return
+        with session.lock:
+            block.grant(session)
+        call = self.process.requests.tell(session, "group_publish_with", (*body, block.id, block.offset, block.nbytes))
+        if call is not None:
+            call.add_callback(partial(self._answered, session, block))
+
+    @staticmethod
+    def _answered(session: Session, block: Block | Piece, call: Any) -> None:
+        """Take the lease back where the peer has no such member: it has made none of it."""
+        if call.error is None and call.decoded and call.value is False:
+            with session.lock:
+                if session.leases.get(block.id) is not None:
+                    session.leases.release(block.id, 1)
+
+    def offer(self, seq: int, block: Block) -> None:
+        """Name the memory for the result of an operation to all other ranks."""
+        for rank in self._others:
+            self.lend(rank, seq, block)
+
+    def lend(self, rank: int, seq: int, memory: Block | Piece) -> None:
+        """Name memory of ours to another rank, which reads it, or writes the result to it."""
+        if self.seats[rank].process == self.process.process:
+            self.process.loop.call_soon(self.groups.offer_here, self.key, rank, self.rank, seq, memory)
+            return
+        session = self._session(rank)
+        if session is None:
+            return
+        with session.lock:
+            memory.grant(session)
+        call = self.process.requests.tell(
+            session, "group_offer", (self.key, rank, self.rank, seq, memory.id, memory.offset, memory.nbytes)
+        )
+        if call is not None:
+            call.add_callback(partial(self._answered, session, memory))
+
+    def report(self, seq: int, failure: BaseException | None, ranks: Iterable[int] | None = None) -> None:
+        """Tell other ranks, or all, that this one is done with their memory of an operation."""
+        for rank in self._others if ranks is None else ranks:
+            self._report_to(rank, seq, failure)
+
+    def _report_to(self, rank: int, seq: int, failure: BaseException | None) -> None:
+        if self.seats[rank].process == self.process.process:
+            self.process.loop.call_soon(self.groups.report, self.key, rank, self.rank, seq, failure)
+            return
+        session = self._session(rank)
+        if session is not None:
+            self.process.requests.send(session, "group_report", (self.key, rank, self.rank, seq, failure))
+
+    def _session(self, rank: int) -> Session | None:
+        """The session with the process of `rank`; None where it is lost, which breaks the group."""
+        session = self.process.sessions.used.get(self.seats[rank].process)
+        if session is not None and session.closed is None:
+            return session
+        return None
+
+    # ---------------------------------------------------------------- from the others
+
+    def piece(self, rank: int, seq: int, data: bytes) -> None:
+        """Take a piece of an input that does not fit one frame. The last one comes with the publication."""
+        self.check(rank, seq)
+        if self.broken is None and (seq >= self._next or seq in self._operations):
+            self._pieces.setdefault((seq, rank), []).append(data)
+
+    def check(self, rank: int, seq: int) -> None:
+        """Refuse a message that no other rank can have sent.
+
+        Raises:
+            ProtocolError: there is no such rank or operation.
+        """
+        if not 0 <= rank < self.size or rank == self.rank or seq < 0:
+            raise ProtocolError(f"operation {seq} of rank {rank} came to rank {self.rank} of a group of {self.size}")
+
+    def published(self, rank: int, seq: int, publication: Publication) -> None:
+        """Take a publication of another rank."""
+        self.check(rank, seq)
+        self._stay_awake()
+        pieces = self._pieces.pop((seq, rank), None)
+        if pieces is not None:
+            publication = publication._replace(data=b"".join([*pieces, publication.data]))
+        operation = self._operations.get(seq)
+        if self.broken is not None and operation is None:
+            self._report_to(rank, seq, None)
+        elif operation is not None:
+            operation.arrived(rank, publication)
+        elif seq >= self._next:
+            self._early.setdefault(seq, {})[rank] = publication
+
+    def offered(self, rank: int, seq: int, memory: Any) -> None:
+        """Take memory that another rank has named for an operation."""
+        operation = self._operations.get(seq)
+        if operation is not None:
+            operation.offered(rank, memory)
+
+    def reported(self, rank: int, seq: int, failure: BaseException | None) -> None:
+        """Take the report of another rank that it is done with the memory of an operation."""
+        self._stay_awake()
+        operation = self._operations.get(seq)
+        if operation is not None:
+            operation.reported(rank, failure)
+
+    def lost(self, process: bytes, cause: str) -> None:
+        """Note that a process has ended, or is not connected any more, and with it its ranks."""
+        self.unreached(process, cause)
+        ranks = [rank for rank, seat in enumerate(self.seats) if seat.process == process]
+        for operation in list(self._operations.values()):
+            for rank in ranks:
+                operation.reported(rank, None)
+
+    def unreached(self, process: bytes, cause: str) -> None:
+        """Break the group, because messages or memory of a process are not reached. The process may live, and its ranks
+        use our memory until they report."""
+        rank = next((rank for rank, seat in enumerate(self.seats) if seat.process == process), None)
+        if rank is not None:
+            self.break_up(rank, self.seats[rank].label, cause)
+
+    def break_up(self, rank: int, actor: str, cause: str) -> None:
+        """End all operations with `GroupBroken`, now and from now on, and tell the other ranks. The first cause
+        counts."""
+        if self.broken is not None:
+            return
+        self.broken = rank, actor, cause, self.epoch
+        told = {self.process.process}
+        for other in self._others:
+            process = self.seats[other].process
+            if other != rank and process not in told:
+                told.add(process)
+                session = self._session(other)
+                if session is not None:
+                    self.process.requests.send(session, "group_broken", (self.key, rank, actor, cause))
+        self._pieces.clear()
+        early, self._early = self._early, {}
+        for seq, publications in early.items():
+            for each in publications:
+                self._report_to(each, seq, None)
+        for operation in list(self._operations.values()):
+            operation.abandon(GroupBroken(*self.broken))
+
+    # ---------------------------------------------------------------- leases
+
+    def lease(self, rank: int, object_id: int, offset: int, nbytes: int) -> Any:
+        """Make our lease on memory that `rank` has granted: mapped, or to be read where it cannot be mapped."""
+        owner = self.seats[rank].process
+        session = self.process.sessions.used[owner]
+        region = Region(RegionKind.ARRAY, owner, object_id, offset, nbytes, 0, 0, 0, 0)
+        if not session.connection.maps:
+            return self.process.locations.remote(session, region).holder
+        holder = granted(self.process.process, session, region)
+        return reached(session, region, holder).holder

@@ -1,0 +1,252 @@
+"""The operations of a group, each as one member sees it: its publication, and its work on all publications.
+
+Every operation begins with one *publication* from each member to each other: its call as text, which has to agree, and
+its part of the data. With all of them a member either has its result at once, or does its share of the work in memory
+that the members map, says that it is *done*, and has the result with the last of these reports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from zcactor.errors import GroupMismatch, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from zcactor.collectives.rails import Rails
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.call import Call
+
+__all__ = ["Barrier", "Collective", "Publication", "Ranked", "Refusal"]
+
+
+class Ranked(Protocol):
+    """The member that an operation belongs to; see `zcactor.collectives.member.Member`."""
+
+    rank: int
+    size: int
+    eager_nbytes: int
+    rails: Rails
+
+    def ended(self, operation: Collective) -> None:
+        """Forget an operation that has ended here."""
+
+    def offer(self, seq: int, block: Any) -> None:
+        """Name the memory for the result to all other ranks."""
+
+    def lend(self, rank: int, seq: int, piece: Any) -> None:
+        """Let another rank read bytes of ours."""
+
+    def report(self, seq: int, failure: BaseException | None, ranks: Iterable[int] | None = None) -> None:
+        """Tell other ranks, or all, that this one is done with their memory of an operation."""
+
+    def unreached(self, process: bytes, cause: str) -> None:
+        """Break the group, because the memory of a process is not reached."""
+
+    def writable(self, result: Any) -> int:
+        """The address at which this process writes to the memory of a result."""
+
+
+class Publication(NamedTuple):
+    """The message of one rank to the others at its call."""
+
+    signature: str
+    data: Any = None
+    """Bytes or a value that came in the frame."""
+    owner: bytes = b""
+    """Process in whose arena the input lies."""
+    offset: int = 0
+    layout: bytes = b""
+    result: Any = None
+    """Memory for the result, from the rank that gives it; for a rank on another host, the sender's input. From another
+    process it comes as a lease."""
+    failure: BaseException | None = None
+    """The error for which the rank cannot take part."""
+
+
+class Collective:
+    """One operation as one member sees it. Used on the loop's thread, except for `__init__`.
+
+    Args:
+        process: this process.
+        call: the promise of the result.
+        signature: the call as text. It has to be the same on all ranks.
+    """
+
+    def __init__(self, process: LocalProcess, call: Call, signature: str) -> None:
+        self.process = process
+        self.call = call
+        self.signature = signature
+        self.member: Ranked
+        self.seq = -1
+        self.published: dict[int, Publication] = {}
+        """Publications by rank, our own among them."""
+        self.readers: set[int] = set()
+        """Other ranks that may read our memory: those that have not said that they are done."""
+        self.working = False
+        self.told = False
+        """Whether the others know that this member is done with their memory."""
+        self.failure: BaseException | None = None
+
+    # ---------------------------------------------------------------- for the member
+
+    def begin(self, member: Ranked, seq: int) -> Publication:
+        """Take number `seq` in the order of the group. Returns our own publication."""
+        self.member, self.seq = member, seq
+        return Publication(self.signature)
+
+    def for_rank(self, rank: int, own: Publication) -> Publication:
+        """Our publication for `rank`, made of the `own` one."""
+        del rank
+        return own
+
+    def arrived(self, rank: int, publication: Publication) -> None:
+        """Take the publication of `rank`."""
+        if self.published.setdefault(rank, publication) is not publication:
+            raise ProtocolError(f"rank {rank} published operation {self.seq} of a group twice")
+        if len(self.published) < self.member.size:
+            return
+        if self.failure is None:
+            self._all_here()
+        elif not self.told:  # a rank that had all of them before us has failed
+            self.worked(None)
+
+    def offered(self, rank: int, memory: Any) -> None:
+        """Take memory that `rank` has named after the publications: for the result, or bytes to read."""
+        del rank, memory
+        raise ProtocolError(f"memory was named for {self.signature}, which needs none")
+
+    def reported(self, rank: int, failure: BaseException | None) -> None:
+        """Take the report of `rank` that it reads and writes no memory of this operation any more."""
+        self.readers.discard(rank)
+        self.failure = self.failure or failure
+        if self.failure is not None and not self.working and not self.told:
+            if len(self.published) < self.member.size:
+                return
+            self._tell(None)  # this rank waits for memory that does not come
+        if not self.readers and self.told:
+            self._end()
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail the call, because a member is gone. Memory that others may still read is kept until they report."""
+        self.call.fail(error)
+        self.failure = self.failure or error
+        if not self.working:
+            if not self.told:
+                self._tell(None)
+            if not self.readers:
+                self._leave()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that have not called, or otherwise those that are not done."""
+        absent = tuple(rank for rank in range(self.member.size) if rank not in self.published)
+        return absent or tuple(sorted(self.readers))
+
+    # ---------------------------------------------------------------- for subclasses
+
+    def _all_here(self) -> None:
+        first = self.published[0]
+        for rank in range(self.member.size):
+            publication = self.published[rank]
+            if publication.failure is not None:
+                self._fail(publication.failure)
+                return
+        for rank in range(1, self.member.size):
+            theirs = self.published[rank].signature
+            if theirs != first.signature:
+                self._fail(GroupMismatch((0, rank), (first.signature, theirs)))
+                return
+        try:
+            self.run()
+        except Exception as error:  # of this member alone; the others must not wait for it
+            self.worked(error)
+
+    def run(self) -> None:
+        """Do this member's part, once all ranks have published the same call."""
+        self.complete(None)
+
+    def with_address(self, result: Any, use: Callable[[int], None]) -> None:
+        """Call ``use(address)`` with the address at which this process writes to `result`: at once, or once it has
+        write access. A connection that was opened from both ends at the same moment may have been replaced since."""
+        try:
+            address = self.member.writable(result)
+        except LookupError:
+            self.working = True
+            self.process.tasks.start(self._open(result, use))
+            return
+        use(address)
+
+    async def _open(self, result: Any, use: Callable[[int], None]) -> None:
+        try:
+            session = await self.process.connections.connect(result.owner)
+            await session.connection.open_writable()
+            use(self.member.writable(result))
+        except Exception as error:  # of this member alone; the others must not wait for it
+            self.worked(error)
+
+    def worked(self, failure: BaseException | None = None) -> None:
+        """Note the end of this member's work on memory that others share, and tell them."""
+        self.working = False
+        self.failure = self.failure or failure
+        self._tell(failure)
+        if not self.readers:
+            self._end()
+
+    def _tell(self, failure: BaseException | None) -> None:
+        self.told = True
+        self.member.report(self.seq, failure)
+
+    def _end(self) -> None:
+        """Finish, once nobody reads or writes memory of this operation."""
+        if self.failure is not None:
+            self._fail(self.failure)
+            return
+        try:
+            self.finish()
+        except Exception as error:
+            self._fail(error)
+
+    def finish(self) -> None:
+        """Make the result, once every member has done its part."""
+        self.complete(None)
+
+    def complete(self, value: Any) -> None:
+        """Give the result."""
+        self.call.complete_plain(value)
+        self._leave()
+
+    def _fail(self, error: BaseException) -> None:
+        self.call.fail(error)
+        self._leave()
+
+    def _leave(self) -> None:
+        self.release()
+        self.member.ended(self)
+
+    def release(self) -> None:
+        """Give the borrowed input back."""
+
+
+class Barrier(Collective):
+    """Nothing but the publications."""
+
+
+class Refusal(Collective):
+    """The place of an operation that this rank cannot take part in: all ranks get the error.
+
+    Args:
+        process, call: as for all operations.
+        what: the call as text.
+        error: the cause.
+    """
+
+    def __init__(self, process: LocalProcess, call: Call, what: str, error: Exception) -> None:
+        super().__init__(process, call, what)
+        self.error = error
+
+    def begin(self, member: Ranked, seq: int) -> Publication:
+        """See `Collective.begin`."""
+        super().begin(member, seq)
+        return Publication(self.signature, failure=self.error)

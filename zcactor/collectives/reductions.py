@@ -1,0 +1,234 @@
+"""Reductions: how the members of a group make the sum, or another reduction, of their arrays."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zcactor.collectives.borrowing import Borrowing
+from zcactor.collectives.folding import Operand, fold, fold_by_terms, native_kind, operand_of, swift_nbytes
+from zcactor.collectives.kinds import Array, described
+from zcactor.collectives.operations import Collective, Publication, Ranked
+from zcactor.collectives.rails import part_bounds
+from zcactor.collectives.sources import InputPlace, operand_at, source_of
+from zcactor.errors import ProtocolError
+from zcactor.native import hot
+from zcactor.objectstore.store import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.call import Call
+
+__all__ = ["Eager", "Private", "Reduction", "Shared"]
+
+
+@lru_cache(maxsize=256)
+def _signature(what: str, dtype: np.dtype[Any], shape: tuple[int, ...], op: str, extra: str) -> str:
+    """The call of a reduction as text. Programs repeat theirs."""
+    return f"{what}({described(dtype, shape)}, {op!r}{extra})"
+
+
+class Reduction(Collective):
+    """The base of reductions.
+
+    Args:
+        process, call: as for all operations.
+        what: the call without its arguments.
+        op: the kind of reduction.
+        array: this rank's input, which is borrowed until the end.
+        out: the array that the result is written to, or None.
+        rows: first row of the result, and the one after the last; None reduces all rows, to a read-only result.
+        extra: further text of the signature.
+    """
+
+    def __init__(
+        self, process: LocalProcess, call: Call, what: str, op: str, array: Array, out: Array | None = None,
+        rows: tuple[int, int] | None = None, extra: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(process, call, _signature(what, array.dtype, array.shape, op, extra))
+        self.op = op
+        self.array = array
+        self.shape = array.shape
+        self.start, self.count = 0, array.size
+        """The elements of the result, in C order."""
+        self.is_piece = rows is not None
+        if rows is not None:
+            low, high = rows
+            self.shape = (high - low, *array.shape[1:])
+            inner = array.size // len(array) if len(array) else 0
+            self.start, self.count = low * inner, (high - low) * inner
+        self.out = None if out is None else (out, out.view(np.ndarray))  # a view that stays writable during the loan
+        self.borrowing = Borrowing(array)
+
+    def release(self) -> None:
+        """Give the input back."""
+        self.borrowing.end()
+
+    def fold(self, operands: Sequence[Operand], result: Array) -> None:
+        """Reduce the inputs of all ranks to `result`, which is contiguous."""
+        terms = self.member.rails.terms
+        fold_by_terms(self.op, self.array.dtype, operands, terms, result.ctypes.data, self.start, self.count)
+
+    def deliver(self, result: Array) -> None:
+        """Complete with `result`, copied to `out` where there is one."""
+        self.process.groups().counts.bytes_reduced += self.read_nbytes
+        if self.out is None:
+            if not self.is_piece:
+                result.flags.writeable = False
+            self.complete(result)
+            return
+        out, writable = self.out
+        self.process.groups().work(
+            lambda: self._copy(writable, result), lambda error: self._delivered(out, error), result.nbytes
+        )
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes of the inputs that this rank has read."""
+        return self.count * self.array.itemsize * self.member.size
+
+    def _copy(self, out: Array, result: Array) -> None:
+        self.process.copies.copy_into(out, result, "group result into out")
+
+    def _delivered(self, out: Array, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
+        else:
+            self.complete(out)
+
+
+class Eager(Reduction):
+    """Small inputs travel in the frames, and every member reduces them alone."""
+
+    def begin(self, member: Ranked, seq: int) -> Publication:
+        """See `Collective.begin`."""
+        super().begin(member, seq)
+        return Publication(self.signature, self.array.tobytes())
+
+    def run(self) -> None:
+        """Reduce at once: this takes less time than to tell a thread."""
+        dtype, nbytes = self.array.dtype, self.array.nbytes
+        inputs = []
+        for rank in range(self.member.size):
+            data = self.published[rank].data
+            if type(data) is not bytes or len(data) != nbytes:
+                raise ProtocolError(f"rank {rank} did not send {nbytes} bytes as its input")
+            inputs.append(data)
+        result = np.empty(self.shape, dtype)
+        kind = None if self.is_piece or not self.member.rails.flat else native_kind(dtype, self.op)
+        if kind is not None and dtype.kind != "c":  # as `fold` does, with less around it
+            hot.fold(kind, tuple(inputs), result, self.count, len(inputs) if self.op == "mean" else 0)
+        else:
+            self.fold([operand_of(np.frombuffer(data, dtype)) for data in inputs], result)
+        self.deliver(result)
+
+
+class InPlace(Reduction):
+    """The base of reductions that read the inputs where they lie."""
+
+    source: InputPlace
+
+    def begin(self, member: Ranked, seq: int) -> Publication:
+        """See `Collective.begin`."""
+        super().begin(member, seq)
+        self.readers = {rank for rank in range(member.size) if rank != member.rank}
+        source = self.source = source_of(self.process, self.array)
+        owner = source.owner or self.process.process
+        return Publication(self.signature, None, owner, source.offset, source.layout, self.block())
+
+    def block(self) -> Any:
+        """The memory for the result, on the rank that gives it."""
+        return None
+
+    def work(self, start: int, count: int, address: int) -> None:
+        """Reduce the inputs, on a thread where that takes long.
+
+        Args:
+            start: number of the first element.
+            count: number of elements.
+            address: of the result's first element.
+        """
+        self.working = True
+        used, own = self.process.sessions.used, self.process.process
+        far = {p.owner for p in self.published.values() if p.owner != own and p.owner not in used}
+        if far:  # arrays of further processes, which the ranks have received as arguments
+            self.process.tasks.start(self._reach(far, start, count, address))
+        else:
+            self._work(start, count, address)
+
+    async def _reach(self, owners: set[bytes], start: int, count: int, address: int) -> None:
+        try:
+            await asyncio.gather(*map(self.process.connections.connect, owners))
+            self._work(start, count, address)
+        except Exception as error:  # of this member alone; the others must not wait for it
+            self.worked(error)
+
+    def _work(self, start: int, count: int, address: int) -> None:
+        operands = []
+        for rank in range(self.member.size):
+            publication = self.published[rank]
+            if rank == self.member.rank:
+                operands.append(self.source.operand)
+            else:
+                operands.append(
+                    operand_at(self.process, publication.owner, publication.offset, publication.layout, self.array)
+                )
+        dtype, op = self.array.dtype, self.op
+        self.process.groups().work(
+            lambda: fold(op, dtype, operands, address, start, count),
+            self.worked,
+            swift_nbytes(op, dtype, operands, count),
+        )
+
+
+class Private(InPlace):
+    """Each member reduces the elements of its own result: its piece of a `reduce_scatter`, or everything."""
+
+    result: Array
+
+    def run(self) -> None:
+        """Reduce, on a thread where that takes long."""
+        self.result = self.process.store.empty(self.shape, self.array.dtype)
+        self.work(self.start, self.count, self.result.ctypes.data)
+
+    def finish(self) -> None:
+        """Give the result, because all members have read this one's input."""
+        self.deliver(self.result)
+
+
+class Shared(InPlace):
+    """Each member reduces its part of the inputs into one result, which all members map."""
+
+    result: Any
+
+    def block(self) -> Any:
+        """The memory for the result; the ranks take turns."""
+        if self.seq % self.member.size != self.member.rank:
+            return None
+        return self.process.store.allocate(self.array.nbytes)
+
+    def run(self) -> None:
+        """Reduce this member's part, on a thread where that takes long."""
+        result = self.published[self.seq % self.member.size].result
+        if result is None or result.nbytes != self.array.nbytes:
+            raise ProtocolError("the memory for a group's result was not named, or has another size")
+        self.result = result
+        itemsize, rank = self.array.itemsize, self.member.rank
+        start, stop = part_bounds(self.array.size, itemsize, self.member.size)[rank : rank + 2]
+        self.with_address(result, lambda address: self.work(start, stop - start, address + start * itemsize))
+
+    def finish(self) -> None:
+        """Seal the result, because all members have written their parts."""
+        if type(self.result) is Block:
+            self.process.store.seal(self.result)
+        self.deliver(np.asarray(self.result).view(self.array.dtype).reshape(self.shape))
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes of the inputs that this rank has read: its part of each."""
+        return self.array.nbytes

@@ -1,0 +1,65 @@
+"""The start of an operation: its promise, its timeout, and its way to the loop."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from zcactor.api.future import ObjectRef
+from zcactor.collectives.kinds import check_timeout
+from zcactor.errors import GroupTimeout
+from zcactor.process.context import call_deadline
+from zcactor.rpc.call import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zcactor.collectives.member import Member
+    from zcactor.collectives.operations import Collective
+    from zcactor.process.context import LocalProcess
+
+__all__ = ["start"]
+
+
+def start(
+    member: Member, what: str, timeout: float | None, make: Callable[[LocalProcess, Call], Collective]
+) -> ObjectRef[Any]:
+    """Start an operation, and return the reference to its result. Any thread may call this.
+
+    Args:
+        member: the member that calls.
+        what: the name of the operation in messages.
+        timeout: seconds, or None.
+        make: makes the operation of the process and of the promise of the result.
+    """
+    check_timeout(timeout, what)
+    process = member.process
+    call = Call(process.process, process.loop, process.thread)
+    call.label = what
+    call.retrieved = True  # until its reference exists
+    operation = make(process, call)
+    reference: ObjectRef[Any] = ObjectRef(call)
+    call.retrieved = False
+    left = timeout
+    deadline = call_deadline.get()
+    if deadline is not None:
+        rest = max(deadline - process.loop.time(), 0.0)
+        left = rest if left is None else min(left, rest)
+    if threading.get_ident() == process.thread:
+        _begin(member, operation, left)
+    else:
+        process.loop.call_soon_threadsafe(_begin, member, operation, left)
+    return reference
+
+
+def _begin(member: Member, operation: Collective, seconds: float | None) -> None:
+    member.begin(operation)
+    call = operation.call
+    if seconds is None or call.known:
+        return
+
+    def expire() -> None:
+        if not call.known:
+            call.fail(GroupTimeout(call.label, seconds, operation.missing))
+
+    call.timer = member.process.loop.call_later(seconds, expire)

@@ -1,0 +1,1 @@
+"""The head: actors, nodes, resources and names of a cluster; and the agents of its nodes."""

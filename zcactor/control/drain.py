@@ -1,0 +1,81 @@
+"""The end of workers, and of an actor among others in one: in order where they respond, at once where they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from zcactor.errors import ConnectionLost, ZcactorError
+
+if TYPE_CHECKING:
+    from zcactor.control.node_table import OwnWorkers
+    from zcactor.process.context import Asking, LocalProcess
+    from zcactor.process.sessions import Sessions
+    from zcactor.rpc.session import Session
+    from zcactor.workers.worker_table import WorkerRecord
+
+__all__ = ["discard", "end_workers"]
+
+logger = logging.getLogger("zcactor")
+RESPONSE = 1.0
+"""Seconds in which a worker's loop must answer when the node ends; one that is blocked is killed without its close
+hooks."""
+_REAPING = 2.0
+"""Seconds that killed workers get to end: the kernel may take its time over a process with much memory."""
+_FIRST_PAUSE, _LAST_PAUSE = 0.1, 5.0
+"""Seconds between two attempts to reach a process, at first and at last."""
+
+
+async def end_workers(sessions: Sessions, requests: Asking, pool: OwnWorkers, grace: float, cause: str) -> None:
+    """End every worker of `pool`, and pass on their output.
+
+    Args:
+        sessions: of the agent's process.
+        requests: of the agent's process.
+        pool: the agent's workers.
+        grace: seconds in which idle actors are closed; actors with running calls are killed. 0 kills all at once.
+        cause: the reason that callers of the actors get.
+    """
+    if grace > 0:
+        leaving = []
+        for worker in list(pool.by_process.values()):
+            session = sessions.used.get(worker.process)
+            worker.leaving = True
+            if session is not None and session.closed is None:
+                leaving.append(_leave(requests, session, grace))
+        await asyncio.gather(*leaving)
+    pool.kill_all(cause)
+    await pool.wait_all(_REAPING)
+    pool.drain_output()
+
+
+async def discard(process: LocalProcess, worker: WorkerRecord, index: int) -> None:
+    """End one actor of a shared process at once. A process that cannot be reached is asked again until it ends: the
+    actor would live on there.
+
+    Args:
+        process: the head's process.
+        worker: the shared process.
+        index: index of the actor in that process.
+    """
+    pause = _FIRST_PAUSE
+    while not worker.ended.done():
+        try:
+            await process.requests.ask(await process.connections.connect(worker.process), "discard", index)
+        except ConnectionLost as error:
+            logger.debug("an actor of worker %d is not discarded yet: %s", worker.pid, error)
+            await asyncio.wait([worker.ended], timeout=pause)
+            pause = min(2 * pause, _LAST_PAUSE)
+        else:
+            return
+
+
+async def _leave(requests: Asking, session: Session, grace: float) -> None:
+    try:
+        async with asyncio.timeout(RESPONSE):
+            await requests.ask(session, "ping")
+        async with asyncio.timeout(grace):
+            await requests.ask(session, "leave", grace)
+    except (TimeoutError, ZcactorError) as error:
+        logger.debug("a worker did not leave by itself: %s", error)

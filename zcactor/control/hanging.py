@@ -1,0 +1,42 @@
+"""Actors that do not respond: with ``on_hang="kill"`` an actor's process is pinged, and killed when it does not
+answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from zcactor.errors import ZcactorError
+
+if TYPE_CHECKING:
+    from zcactor.control.actor_record import ActorRecord
+    from zcactor.process.context import LocalProcess
+
+__all__ = ["watch"]
+
+logger = logging.getLogger("zcactor")
+
+
+async def watch(actor: ActorRecord, process: LocalProcess, heartbeat: float, limit: float) -> None:
+    """Ping the process of an actor through its present life.
+
+    Args:
+        actor: the actor, which is alive.
+        process: the head's process.
+        heartbeat: seconds between an answer and the next ping.
+        limit: seconds without an answer until the process is killed.
+    """
+    life = actor.restarts
+    while actor.state == "alive" and actor.restarts == life and actor.worker is not None:
+        worker = actor.worker
+        try:
+            async with asyncio.timeout(limit):
+                await process.requests.ask(await process.connections.connect(worker.process), "ping")
+        except TimeoutError:
+            logger.warning("%s has not responded for %g s and is killed (on_hang='kill')", actor.label, limit)
+            worker.kill(f"its process did not respond for {limit:g} s and was killed (on_hang='kill')")
+            return
+        except ZcactorError:  # the process has ended, and the zygote reports it
+            return
+        await asyncio.sleep(heartbeat)

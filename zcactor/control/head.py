@@ -1,0 +1,496 @@
+"""The head, the node agent of a cluster: places and supervises actors, knows their names, the nodes and their
+resources.
+
+It is an actor like any other (index 1 of its process), so every request to it is a call. Calls between actors and their
+data do not pass through it. An embedded node's agent is the head of a cluster of one node; the agents of further nodes
+(`zcactor.control.node_agent`) start workers at its word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from zcactor import ids
+from zcactor.buggify import dawdle
+from zcactor.control.actor_record import ActorRecord
+from zcactor.control.actor_table import ActorTable
+from zcactor.control.console import Console
+from zcactor.control.drain import discard, end_workers
+from zcactor.control.handle_grants import HandleGrant, HandleGrants
+from zcactor.control.hanging import watch
+from zcactor.control.membership import Membership
+from zcactor.control.node_table import NodeRecord, NodeTable
+from zcactor.control.shortage import waits
+from zcactor.errors import (
+    ActorDied,
+    AuthenticationError,
+    ConnectionLost,
+    InsufficientResources,
+    NameTaken,
+    NoSuchActor,
+    RemoteError,
+    ZcactorError,
+)
+from zcactor.execution.actor_runner import current_call
+from zcactor.interface import Interface, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    from zcactor.control.node_table import OwnWorkers
+    from zcactor.ids import ActorId, ProcessId
+    from zcactor.marshal.packed import Packed
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.session import Session
+    from zcactor.workers.worker_table import WorkerRecord
+
+__all__ = ["Head", "agent_interface"]
+
+logger = logging.getLogger("zcactor")
+
+
+class Head:
+    """The actor that places actors. Its callers are drivers, workers and the agents of other nodes.
+
+    Args:
+        process: the head's process.
+        exports: the promises of the process; held actors are listed among them.
+        pool: starts workers on its node.
+        facts: the facts about its node; see `zcactor.control.node_table.facts_of`.
+        total: its node's resources.
+        heartbeat: seconds between two pings of another node, and of an actor with ``on_hang="kill"``.
+        hang_after: seconds without an answer after which either counts as hung.
+
+    Attributes:
+        driver: the process id of the program to which an embedded node belongs, and with which it ends; empty for a
+            cluster.
+    """
+
+    end_report: float = 2.0
+    """Seconds to wait for the report on a worker whose connection a caller has lost. The kernel needs milliseconds,
+    and more for a process with much memory."""
+
+    def __init__(
+        self, process: LocalProcess, exports: MutableMapping[int, Any], pool: OwnWorkers, facts: Mapping[str, Any],
+        total: Mapping[str, float], heartbeat: float = 1.0, hang_after: float = 10.0,
+    ) -> None:  # fmt: skip
+        self.process = process
+        self._pool = pool
+        self._nodes = NodeTable(NodeRecord(ids.ProcessId(process.process), pool, facts), total)
+        self._ledger = self._nodes.ledger
+        self._actors = ActorTable[ActorRecord]()
+        self.console = Console(process)
+        self.members = Membership(self, self._nodes, self.console, heartbeat, hang_after)
+        self.grants = HandleGrants(process, exports, self._nodes.addresses, self._actors, self._unheld)
+        self._next_object = 1
+        self._heartbeat = heartbeat
+        self._hang_after = hang_after
+        self.closing, self.driver = False, b""
+        self._ending: asyncio.Task[None] | None = None
+        self.finished: asyncio.Future[None] = process.loop.create_future()
+
+    # ---------------------------------------------------------------- workers
+
+    async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
+        """Note that a worker has started and listens, at `address` for peers of other hosts."""
+        found = self._nodes.worker(process)
+        if found is not None and not found[1].ready.done():
+            found[1].pid = pid
+            self._nodes.addresses[process] = address
+            found[1].ready.set_result(None)
+
+    def worker_ended(self, record: WorkerRecord) -> None:
+        """Note the end of a worker's process, as its node's pool reports it."""
+        self._nodes.forget(record)
+        cause = record.ended.result()
+        for actor in list(record.actors):
+            self._actor_lost(actor, cause)
+        self.end_owned(record.process)
+
+    def session_lost(self, session: Session) -> None:
+        peer = ids.ProcessId(session.peer_process)
+        self.console.forget(peer)
+        if self.process.sessions.used.get(peer) is not None:  # another connection to that process is open
+            return
+        self.members.session_lost(session)
+        if self.closing:
+            return
+        if peer == self.driver:
+            self.process.tasks.start(self.shutdown(0.0))
+        found = self._nodes.worker(peer)
+        if found is not None and not found[1].leaving:
+            found[1].kill()  # the worker has ended, or cannot be reached; its node reports its end
+
+    def stop_owned(self, driver: ProcessId) -> list[asyncio.Task[None]]:
+        """Begin to stop the actors that were made for a program that is about to go. Returns the tasks that stop
+        them."""
+        ending = []
+        makers = [driver, *(process for process in self._nodes.workers_for(driver) if self._nodes.worker(process))]
+        made = (actor for maker in makers for actor in self._actors.made_by(maker))
+        for actor in sorted(made, key=lambda actor: actor.object_id):
+            if actor.state == "alive" and not actor.detached:
+                self._begin_stop(actor, "its program has ended")
+                if actor.ending is not None:
+                    ending.append(actor.ending)
+        return ending
+
+    def end_owned(self, owner: ProcessId) -> None:
+        """Retire the actors that the process `owner` made, because it has ended."""
+        for actor in self._actors.made_by(owner):
+            # A detached actor outlives its spawner, but a spawn that is not finished does not: no process is left to
+            # construct it.
+            if actor.state == "pending" or not actor.detached:
+                self._retire(actor, "its owner's process ended")
+
+    async def _worker_for(self, actor: ActorRecord) -> WorkerRecord:
+        label = actor.class_name if actor.name is None else f"{actor.class_name} {shown(actor.name)}"
+        assert actor.node is not None
+        worker = self._nodes.worker_for(actor.node, label, actor.options, self._root(actor))
+        actor.worker = worker
+        actor.index = worker.take_index()
+        worker.actors[actor] = None
+        await worker.started(self.process.config.spawn_timeout, actor.label)
+        return worker
+
+    # ---------------------------------------------------------------- spawning
+
+    async def reserve(
+        self, options: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, spawner: bytes = b""
+    ) -> tuple[Any, bool, int]:
+        """Reserve an actor's name, its resources and its process. `spawner` is the asking worker, when its node's agent
+        asks for it.
+
+        Returns:
+            The handle; whether the actor existed already (``get_if_exists``); its object id. The caller constructs a
+            new actor in the worker, and reports that by `constructed`.
+        """
+        existing = self._actors.holder_of(options["namespace"], options.get("name"))
+        if existing is not None:
+            if not options.get("get_if_exists"):
+                raise NameTaken(
+                    f"an actor named {existing.name!r} lives in namespace {existing.namespace!r} already; stop it, "
+                    "choose another name, or pass get_if_exists=True to get its handle"
+                )
+            await existing.settled()
+            if existing.state == "alive":
+                return HandleGrant(self.grants, existing), True, existing.object_id
+            return await self.reserve(options, class_name, interface, recipe, spawner)
+        if self.closing:
+            raise ConnectionLost("the node is shutting down")
+        self._nodes.check(options.get("node"), shown(class_name))
+        self._next_object += 1
+        object_id = self._next_object << 32 | ids.bits(32)
+        owner = self._asking(spawner)
+        actor = ActorRecord(options, class_name, interface, owner, object_id)
+        actor.recipe = recipe
+        self._actors.add(actor)
+        try:
+            await self._acquire(actor)
+            await self._worker_for(actor)
+            if actor.state == "dead":
+                raise ActorDied(actor.label, actor.cause, False)
+        except BaseException as error:
+            self._retire(actor, f"it could not be placed: {str(error) or type(error).__name__}")
+            raise
+        return HandleGrant(self.grants, actor), False, object_id
+
+    def _asking(self, worker: bytes) -> ProcessId:
+        """The process for which the present call is made: the caller, or `worker`, when its node's agent is the caller.
+
+        Raises:
+            AuthenticationError: `worker` belongs to a node with another agent.
+        """
+        caller: ProcessId = current_call.get().session.peer_process
+        if not worker:
+            return caller
+        named = ids.ProcessId(worker)
+        node = self._nodes.host_of(named)
+        if node is None or node.process != caller:
+            raise AuthenticationError(f"process {worker.hex()} is no worker of the node whose agent has asked for it")
+        return named
+
+    async def waits(self, class_name: str, spawner: bytes = b"") -> str:
+        """The reasons why the caller's spawns of a class wait, as a line. Each spawn is counted in one line only: the
+        line is empty when no further spawn waits."""
+        owner, name = self._asking(spawner), shown(class_name)
+        pending = [
+            actor for actor in self._actors.made_by(owner)
+            if actor.state == "pending" and actor.class_name == name and not actor.told
+        ]  # fmt: skip
+        for actor in pending:
+            actor.told = True
+        return waits(pending, self._ledger, self._actors.all())
+
+    async def _acquire(self, actor: ActorRecord) -> None:
+        """Take a node for the actor, and on that node the resources of its request."""
+        granted: asyncio.Future[None] = self.process.loop.create_future()
+
+        def grant(node: str) -> None:
+            actor.node = self._nodes.by_id[node]
+            actor.node_id = node
+            actor.withdraw = None
+            if not granted.done():  # cancelled a moment ago: the actor is about to be buried, and this given back
+                granted.set_result(None)
+
+        def refuse(error: InsufficientResources) -> None:
+            actor.withdraw = None
+            if not granted.done():
+                granted.set_exception(error)
+
+        where, owner = actor.options.get("node"), actor.owner
+        withdraw = self._ledger.acquire(actor.request, self._nodes.order(where, owner), grant, refuse)
+        if actor.node is None and not granted.done():
+
+            def give_up() -> None:
+                withdraw()
+                granted.cancel()
+
+            actor.withdraw = give_up
+        await granted
+
+    def _give_back(self, actor: ActorRecord) -> None:
+        """Give the resources of an actor back to its node."""
+        node, actor.node = actor.node, None
+        if node is not None:
+            self._ledger.release(node.id, actor.request)
+
+    def _root(self, actor: ActorRecord) -> ProcessId:
+        """The program for which the actor was made, directly or through other actors."""
+        found = self._nodes.worker(actor.owner)
+        return actor.owner if found is None else found[1].driver
+
+    async def constructed(self, actor_id: ActorId, failure: str | None) -> None:
+        """Note that the constructor has returned. `failure` is the cause where the actor could not be constructed,
+        empty when its process was lost."""
+        await dawdle("constructed")
+        actor = self._actors.get(actor_id)
+        if actor is None or actor.state == "dead":
+            return
+        if failure is None:
+            self._alive(actor)
+            return
+        if not failure and actor.worker is not None:
+            await asyncio.wait([actor.worker.ended], timeout=self.end_report)
+        self._retire(actor, failure or "its process could not be reached")
+
+    def _alive(self, actor: ActorRecord) -> None:
+        if actor.worker is not None:
+            actor.location = (actor.worker.process, actor.index)
+        actor.note_life(self.process.loop.time())
+        actor.set_state("alive")
+        if actor.displaced:
+            actor.displaced = False
+            if not self.closing:
+                self.grants.tell_holders(actor)
+        if actor.options.get("on_hang") == "kill":
+            self.process.tasks.start(watch(actor, self.process, self._heartbeat, self._hang_after))
+
+    # ---------------------------------------------------------------- ends and restarts
+
+    def _actor_lost(self, actor: ActorRecord, cause: str) -> None:
+        """Restart or bury an actor whose process has ended."""
+        if actor.state == "dead":
+            return
+        if actor.worker is not None:
+            actor.worker.actors.pop(actor, None)
+        actor.displaced = actor.node is not None and not self._nodes.has(actor.node)
+        if self.closing or not actor.may_restart():
+            self._bury(actor, cause if actor.ending is None else f"{cause} while it was being stopped")
+            return
+        delay = actor.note_death(self.process.loop.time())
+        if delay is None:
+            self._bury(actor, f"{cause}; each time before its constructor had returned, so it is not restarted again")
+            return
+        actor.restarts += 1
+        cause = f"{cause}; it is being restarted, after a pause of {delay:g} s"
+        logger.warning("%s: %s", actor.label, cause)
+        actor.set_state("restarting", cause)
+        if actor.displaced:
+            self.grants.tell_holders(actor)
+        self.process.tasks.start(self._restart(actor, actor.restarts, delay))
+
+    async def _restart(self, actor: ActorRecord, turn: int, delay: float) -> None:
+        """Start the actor again, for the `turn`-th time."""
+        recipe = actor.recipe
+        failure = None
+        await asyncio.sleep(delay)
+        try:
+            if actor.restarts != turn or actor.state != "restarting":
+                return
+            if not self._nodes.has(actor.node):
+                self._give_back(actor)
+                await self._acquire(actor)
+            worker = await self._worker_for(actor)
+            session = await self.process.connections.connect(worker.process)
+            await self.process.requests.ask(
+                session, "create", actor.index, actor.actor_id, actor.object_id, turn, actor.options, recipe
+            )
+        except RemoteError as error:
+            failure = f"its constructor raised {error.type_name} when it was restarted: {error.message}"
+        except (ConnectionLost, InsufficientResources) as error:
+            if actor.worker is not None and not actor.worker.ended.done() and actor.restarts == turn:
+                actor.worker.kill()
+            if actor.worker is not None and actor in actor.worker.actors:
+                return  # the worker is about to end, and `_actor_lost` decides the rest
+            failure = f"it could not be restarted: {error}"
+        except ZcactorError as error:
+            failure = f"it could not be restarted: {error}"
+        if actor.restarts != turn or actor.state != "restarting":
+            return  # the actor was killed or lost meanwhile
+        if failure is None:
+            self._alive(actor)
+        else:
+            self._retire(actor, failure)
+
+    def _retire(self, actor: ActorRecord, cause: str) -> None:
+        """End an actor: its process, or its place in a shared process."""
+        worker = actor.worker
+        self._bury(actor, cause)
+        if worker is None or worker.ended.done():
+            return
+        worker.actors.pop(actor, None)
+        if not worker.actors:
+            worker.leaving = True
+            self._nodes.unshare(worker)
+            worker.kill()
+        elif worker.shared:
+            self.process.tasks.start(discard(self.process, worker, actor.index))
+
+    def _bury(self, actor: ActorRecord, cause: str) -> None:
+        if actor.state == "dead":
+            return
+        actor.set_state("dead", cause)
+        if actor.displaced and not self.closing:
+            self.grants.tell_holders(actor)
+        if actor.withdraw is not None:
+            actor.withdraw()
+        self._give_back(actor)
+        self._actors.bury(actor)
+
+    async def kill(self, actor_id: ActorId) -> None:
+        """End an actor at once. Returns when its process has ended."""
+        actor = self._actors.known(actor_id)
+        worker = actor.worker
+        self._retire(actor, "it was killed by zc.kill")
+        if worker is not None and not worker.shared:
+            await asyncio.shield(worker.ended)
+
+    async def stop(self, actor_id: ActorId) -> None:
+        """End an actor after its queued calls. Returns when its process has ended; cancelling ends only the wait."""
+        actor = self._actors.known(actor_id)
+        self._begin_stop(actor, "it was stopped by zc.stop")
+        if actor.ending is not None:
+            await asyncio.shield(actor.ending)
+
+    def _begin_stop(self, actor: ActorRecord, cause: str) -> None:
+        """Stop an actor in a task of its own, because the caller may go away meanwhile."""
+        if actor.state != "dead" and actor.ending is None:
+            actor.ending = self.process.loop.create_task(self._stop(actor, cause))
+
+    async def _stop(self, actor: ActorRecord, cause: str) -> None:
+        worker = actor.worker
+        if worker is not None and actor.state == "alive":
+            try:
+                await self.process.requests.ask(
+                    await self.process.connections.connect(worker.process), "stop", actor.index
+                )
+            except (ConnectionLost, RemoteError) as error:
+                logger.debug("%s ended while it was being stopped: %s", actor.label, error)
+        self._retire(actor, cause)
+        if worker is not None and not worker.shared:
+            await asyncio.shield(worker.ended)
+
+    def _unheld(self, actor: ActorRecord) -> None:
+        """Stop an actor whose last handle was dropped."""
+        if self.closing or actor.state == "dead" or (actor.token is not None and actor.token() is not None):
+            return
+        if actor.state == "pending":  # even a named one: the spawn was given up before the handle arrived
+            self._retire(actor, "its spawn was cancelled")
+        elif actor.name is None and not actor.detached:
+            self._begin_stop(actor, "its last handle was dropped")
+
+    # ---------------------------------------------------------------- questions
+
+    async def locate(self, actor_id: ActorId, calls_wait: bool) -> tuple[str, bytes, int, str]:
+        """The place of an actor; see `zcactor.peers.head_link.HeadLink.locate`."""
+        actor = self._actors.get(actor_id)
+        if actor is None:
+            return "dead", b"", 0, "it is unknown to its node"
+        if calls_wait and actor.state == "alive" and actor.worker is not None:
+            # The caller lost its connection: most likely the process has just ended, and the zygote is about to report
+            # it.
+            await asyncio.wait([actor.worker.ended], timeout=self.end_report)
+        while actor.state == "pending" or (actor.state == "restarting" and not calls_wait):
+            await actor.changed()
+        return actor.state, *actor.location, actor.cause
+
+    async def get_actor(self, name: str, namespace: str) -> Any:
+        """The handle of a named actor."""
+        actor = self._actors.named(namespace, name)
+        await actor.settled()
+        if actor.state == "dead":
+            raise NoSuchActor(f"the actor named {name!r} in namespace {namespace!r} has just died: {actor.cause}")
+        return HandleGrant(self.grants, actor)
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """The facts of every node, as inspection shows them."""
+        return self._nodes.told()
+
+    async def actors(self) -> list[dict[str, Any]]:
+        """The facts of every actor that lives or whose death is remembered, as inspection shows them."""
+        return self._actors.told()
+
+    async def resources(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The total and the free amounts of the cluster's resources, by name."""
+        return self._ledger.total(), self._ledger.free()
+
+    async def process_of(self, actor_id: ActorId) -> bytes:
+        """The process that hosts an actor."""
+        state, process, _, cause = await self.locate(actor_id, False)
+        if state == "dead":
+            raise NoSuchActor(f"actor {actor_id.hex()[:8]} is dead: {cause}")
+        return process
+
+    # ---------------------------------------------------------------- the end
+
+    def output(self, stream: str, worker: WorkerRecord, lines: list[str]) -> None:
+        """Take the output of a worker on this node."""
+        self.console.output(stream, worker, lines)
+
+    async def shutdown(self, grace: float) -> None:
+        """End every actor and then the node. Idle actors are closed first, within `grace` seconds; actors with running
+        calls are killed. Cancelling ends only the wait; a second call without grace ends the first one's grace."""
+        if self._ending is None:
+            self.closing = True
+            self._ending = self.process.loop.create_task(self._shutdown(grace))
+        elif grace <= 0:  # the driver died while it waited for an orderly end
+            self._pool.kill_all("the node was shut down")
+        await asyncio.shield(self._ending)
+
+    async def _shutdown(self, grace: float) -> None:
+        await asyncio.gather(
+            self.members.end(grace),
+            end_workers(self.process.sessions, self.process.requests, self._pool, grace, "the node was shut down"),
+        )
+        if grace > 0:
+            await self.console.show_all()
+        self.process.loop.call_soon(self.finish)
+
+    def zygote_lost(self) -> None:
+        """End the node: its workers have ended with the zygote, and no further worker can be started."""
+        self.closing = True
+        self.process.loop.call_soon(self.finish)
+
+    def finish(self) -> None:
+        """End the agent's process."""
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+
+@functools.cache
+def agent_interface() -> Interface:
+    """The interface of the head."""
+    return Interface.of(Head)

@@ -1,0 +1,275 @@
+"""The members of a cluster: the head's side of nodes and programs that join, are lost or leave."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from zcactor.control.node_agent import member_interface
+from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, RemotePool
+from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
+from zcactor.execution.actor_runner import current_call
+from zcactor.ids import ProcessId
+from zcactor.interface import Interface
+from zcactor.peers.head_link import AGENT_INDEX
+
+if TYPE_CHECKING:
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.session import Session
+    from zcactor.workers.worker_table import WorkerRecord
+
+__all__ = ["Membership", "membership_interface"]
+
+logger = logging.getLogger("zcactor")
+FENCE = 8.0
+"""Seconds after which a node whose cable was cut has noticed that, too, and has ended its workers: the five of
+`zcactor.transport.tcp.endpoint`, and time to act. Until then its actors do not start elsewhere, nor are their names
+free."""
+_LAST_WORD = 1.0
+"""Seconds beyond their grace that nodes get to report that their workers have ended."""
+
+
+class HeadAgent(Protocol):
+    """The parts of `zcactor.control.head.Head` that the membership needs."""
+
+    process: LocalProcess
+    driver: ProcessId
+    closing: bool
+
+    async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
+        """Note that a worker of another node serves."""
+
+    def worker_ended(self, record: WorkerRecord) -> None:
+        """Note the end of a worker."""
+
+    def stop_owned(self, driver: ProcessId) -> list[asyncio.Task[None]]:
+        """Begin to stop the actors of a program that is about to go."""
+
+    def end_owned(self, driver: ProcessId) -> None:
+        """Retire the actors of a program that is gone."""
+
+
+class Showing(Protocol):
+    """A console for the output of workers; see `zcactor.control.console.Console`."""
+
+    def show(self, driver: ProcessId, stream: str, prefix: str, lines: list[str]) -> None:
+        """Show the output of a worker on another node."""
+
+    async def show_all(self) -> None:
+        """Wait until the rest of the output is shown."""
+
+
+class Membership:
+    """The actor that nodes and programs join at: index 2 of the head's process.
+
+    Args:
+        agent: the head, which knows the actors.
+        nodes: the head's table of nodes.
+        console: shows the output of their workers.
+        heartbeat: seconds between two pings of a node.
+        hang_after: seconds without an answer after which a node counts as lost.
+    """
+
+    def __init__(
+        self, agent: HeadAgent, nodes: NodeTable, console: Showing, heartbeat: float, hang_after: float
+    ) -> None:
+        self._agent = agent
+        self._console = console
+        self._process = agent.process
+        self._nodes = nodes
+        self._remote: dict[NodeRecord, tuple[RemotePool, Session]] = {}
+        """Nodes that have joined and are not given up."""
+        self._agents: dict[ProcessId, NodeRecord] = {}
+        """The same nodes, by their agents."""
+        self._heartbeat = heartbeat
+        self._hang_after = hang_after
+        self._fenced: dict[NodeRecord, None] = {}
+        """Nodes that cannot be reached and are not given up yet."""
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    # ---------------------------------------------------------------- nodes
+
+    async def join_node(self, facts: dict[str, Any], resources: dict[str, float]) -> None:
+        """Let the node whose agent is the caller join the cluster.
+
+        Args:
+            facts: see `zcactor.control.node_table.facts_of`.
+            resources: amounts by name.
+        """
+        self._refuse_if_embedded()
+        session = current_call.get().session
+        pool = RemotePool(self._process.loop, functools.partial(self._tell, session), self._agent.worker_ended)
+        node = NodeRecord(session.peer_process, pool, facts)
+        node.heard = self._process.loop.time()
+        self._remote[node] = pool, session
+        self._agents[node.process] = node
+        self._none_left.clear()
+        self._nodes.add(node, resources)
+        logger.info("%s has joined at %s", node.label, facts["address"])
+        self._process.tasks.start(self._watch(node, session))
+
+    def _refuse_if_embedded(self) -> None:
+        if self._agent.driver:
+            raise ConnectionLost("this node is embedded in a program and takes no others; use zcactor start --head")
+        if self._agent.closing:
+            raise ConnectionLost("the cluster is shutting down")
+
+    def _tell(self, session: Session, method: str, *args: Any) -> None:
+        self._process.tasks.start(self._ask(session, method, *args))
+
+    async def _ask(self, session: Session, method: str, *args: Any) -> None:
+        try:
+            await self._process.requests.ask_of(session, AGENT_INDEX, member_interface(), method, args)
+        except ConnectionLost as error:  # the node is about to be taken for lost, so the request has lost its purpose
+            logger.debug("a node was not told to %s: %s", method, error)
+
+    async def _watch(self, node: NodeRecord, session: Session) -> None:
+        """Ping a node as long as it answers: a node whose agent is stopped keeps its connection."""
+        while session.closed is None:
+            try:
+                async with asyncio.timeout(self._hang_after):
+                    await self._process.requests.ask(session, "ping")
+            except TimeoutError:
+                self._unreachable(node, f"it did not respond for {self._hang_after:g} s")
+                await session.aclose()
+                return
+            except ZcactorError:
+                return
+            node.heard = self._process.loop.time()
+            await asyncio.sleep(self._heartbeat)
+
+    async def leave_node(self) -> None:
+        """Take the calling node out of the table: it is about to end its workers, and takes no more."""
+        peer = current_call.get().session.peer_process
+        node = self._agents.get(peer)
+        if node is not None and self._nodes.has(node):
+            self._nodes.remove(node)
+
+    def _unreachable(self, node: NodeRecord, cause: str) -> None:
+        """Fence a node: stop placing actors on it, and give it up once it must have given the head up."""
+        logger.warning("%s cannot be reached: %s", node.label, cause)
+        self._fenced[node] = None
+        if self._nodes.has(node):
+            self._nodes.remove(node)
+        self._process.tasks.start(self._fence(node, cause))
+
+    async def _fence(self, node: NodeRecord, cause: str) -> None:
+        if not self._agent.closing:
+            await asyncio.sleep(FENCE)
+        self._fenced.pop(node, None)
+        self._lost(node, cause)
+
+    def _lost(self, node: NodeRecord, cause: str) -> None:
+        """Give a node up: its actors are dead, or start again elsewhere. Its agent, which loses the head as well, ends
+        them where they are."""
+        pool, _ = self._remote.pop(node, (None, None))
+        if pool is None:
+            return
+        if self._agents.get(node.process) is node:
+            del self._agents[node.process]
+        if not self._agent.closing:
+            logger.warning("%s is lost: %s", node.label, cause)
+        if self._nodes.has(node):
+            self._nodes.remove(node)
+        pool.lost(f"its {node.label} was lost: {cause}")
+        if not self._remote:
+            self._none_left.set()
+
+    async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
+        """Note that a worker of the calling node has started."""
+        await self._agent.worker_ready(process, pid, address)
+
+    async def worker_ended(self, process: ProcessId, cause: str) -> None:
+        """Note that a worker of the calling node has ended, or could not be started."""
+        self._pool_of_caller().worker_ended(process, cause)
+
+    async def worker_said(self, driver: ProcessId, stream: str, text: str) -> None:
+        """Show the output of a worker on the calling node at its program, `driver`."""
+        self._console.show(driver, stream, "", text.splitlines())
+
+    def _pool_of_caller(self) -> RemotePool:
+        peer = current_call.get().session.peer_process
+        node = self._agents.get(peer)
+        if node is None:
+            raise AuthenticationError("this process is the agent of no node of this cluster")
+        return self._remote[node][0]
+
+    # ---------------------------------------------------------------- programs
+
+    async def join_driver(self, address: str, machine: str) -> None:
+        """Let the calling program use the cluster, until it leaves or its connection ends.
+
+        Args:
+            address: the address at which it listens for peers of other hosts.
+            machine: see `zcactor.control.node_table.machine_of`.
+        """
+        self._refuse_if_embedded()
+        process = current_call.get().session.peer_process
+        self._nodes.drivers[process] = DriverRecord(process, machine)
+        self._nodes.addresses[process] = address
+
+    async def leave_driver(self, grace: float) -> None:
+        """Stop the actors of the calling program, which is about to go: in order within `grace` seconds, and then at
+        once."""
+        driver = current_call.get().session.peer_process
+        ending = self._agent.stop_owned(driver)
+        if ending:
+            await asyncio.wait(ending, timeout=grace)
+        self._agent.end_owned(driver)
+        await self._console.show_all()
+
+    async def find(self, process: ProcessId) -> str:
+        """The address at which a process listens for peers of other hosts."""
+        return self._nodes.find(process)
+
+    async def silence(self, process: ProcessId) -> tuple[float, str]:
+        """The seconds since the last sign of life from the node of `process`, and the address of the process. The
+        seconds are 0 for the head's own node and for drivers, and -1 for a node that is fenced or given up and for an
+        unknown process."""
+        address = self._nodes.addresses.get(process, "")
+        node = self._agents.get(process) or self._nodes.host_of(process)
+        if node is not None and node.heard is not None:
+            return -1.0 if node in self._fenced else self._process.loop.time() - node.heard, address
+        known = process == self._process.process or process in self._nodes.drivers or node is not None
+        return 0.0 if known else -1.0, address
+
+    # ---------------------------------------------------------------- ends
+
+    def session_lost(self, session: Session) -> None:
+        """Note the end of the last connection to a process."""
+        peer = ProcessId(session.peer_process)
+        if self._nodes.drivers.pop(peer, None) is not None:
+            self._nodes.addresses.pop(peer, None)
+            self._agent.end_owned(peer)
+        node = self._agents.get(peer)
+        if node is not None and node not in self._fenced:
+            cause = f"the connection to it ended ({session.closed})"
+            if _ended_there(session.closed):
+                self._lost(node, cause)
+            else:
+                self._unreachable(node, cause)
+
+    async def end(self, grace: float) -> None:
+        """End every other node, and wait for that a little longer than `grace` seconds."""
+        for _, session in list(self._remote.values()):
+            self._tell(session, "end", grace)
+        try:
+            async with asyncio.timeout(grace + _LAST_WORD):
+                await self._none_left.wait()
+        except TimeoutError:
+            logger.warning("%d nodes did not end in time", len(self._remote))
+
+
+def _ended_there(error: Exception | None) -> bool:
+    """Whether a connection ended because the process at its other end did, and not because no packet came through."""
+    system = error.__cause__ if error is not None else None
+    return not isinstance(system, OSError) or isinstance(system, ConnectionResetError | BrokenPipeError)
+
+
+@functools.cache
+def membership_interface() -> Interface:
+    """The interface of the head's `Membership`."""
+    return Interface.of(Membership)

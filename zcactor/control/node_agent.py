@@ -1,0 +1,219 @@
+"""The agent of a node that has joined a cluster: it starts and ends workers at the head's word.
+
+It holds no names of actors and decides nothing. When it loses the head, it ends its workers and itself: the head has
+given up their actors by then, or is about to, and may start them elsewhere. So no actor lives twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from zcactor import ids
+from zcactor.control.drain import end_workers
+from zcactor.errors import ZcactorError
+from zcactor.execution.actor_runner import current_call
+from zcactor.ids import ProcessId
+from zcactor.interface import Interface
+from zcactor.peers.head_link import AGENT_INDEX, RELAYED
+from zcactor.workers.output import Printers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zcactor.control.node_table import OwnWorkers
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.session import Session
+    from zcactor.workers.worker_table import WorkerRecord
+
+__all__ = ["NodeAgent", "member_interface"]
+
+logger = logging.getLogger("zcactor")
+_FOR_SPAWNERS = ("reserve", "waits")
+"""Methods of the head to which the agent adds the worker for which it asks."""
+_LAST_REPORT = 1.0
+"""Seconds that the head gets at the end to take in the last reports."""
+
+
+class _ActorHold:
+    """A lease on an actor at the head, which lasts as long as a worker has a lease on this object."""
+
+    __slots__ = ("__weakref__", "_release", "id")
+
+    def __init__(self, own: int, release: Callable[[], None]) -> None:
+        self.id = own
+        self._release = release
+
+    def __del__(self) -> None:
+        self._release()
+
+
+class NodeAgent:
+    """The actor at index 1 of the agent's process. Its callers are the head and this node's workers.
+
+    Args:
+        process: the agent's own.
+        pool: starts workers here.
+    """
+
+    def __init__(self, process: LocalProcess, pool: OwnWorkers) -> None:
+        self._process = process
+        self._pool = pool
+        self._ending: asyncio.Task[None] | None = None
+        self._reports: dict[asyncio.Task[None], None] = {}
+        self._printers = Printers(self._show, process.tasks.start)
+        self._holds: WeakValueDictionary[int, _ActorHold] = WeakValueDictionary()
+        """The objects that workers have leased, by the actors' object ids at the head."""
+        self.finished: asyncio.Future[None] = process.loop.create_future()
+
+    async def start_worker(
+        self, worker: ProcessId, label: str, env: dict[str, str], driver: ProcessId, shared: bool
+    ) -> None:
+        """Start a worker with the process id `worker`, and report its start and its end."""
+        if self._ending is not None:
+            self._report("worker_ended", worker, "its node is shutting down")
+            return
+        try:
+            self._pool.start(label, env, driver, shared=shared, process=worker)
+        except (OSError, ValueError) as error:
+            self._report("worker_ended", worker, f"no process could be started for {label}: {error}; see ulimit -n")
+
+    async def kill_worker(self, worker: ProcessId, cause: str | None) -> None:
+        """Send SIGKILL to a worker and to all processes that it has started."""
+        record = self._pool.by_process.get(worker)
+        if record is not None:
+            record.kill(cause)
+
+    async def worker_ready(self, worker: ProcessId, pid: int, address: str) -> None:
+        """Note that a worker of this node has started and listens."""
+        record = self._pool.by_process.get(worker)
+        if record is not None and not record.ready.done():
+            record.ready.set_result(None)
+            await self._process.head.ask_members("worker_ready", worker, pid, address)
+
+    # ---------------------------------------------------------------- requests of workers to the head
+
+    async def relay(self, method: str, args: list[Any]) -> Any:
+        """Ask the head on behalf of a worker of this node.
+
+        Raises:
+            ValueError: workers may not ask for `method`.
+        """
+        if method not in RELAYED:
+            raise ValueError(f"a worker cannot ask the head for {method!r}")
+        if method in _FOR_SPAWNERS:
+            args = [*args, current_call.get().session.peer_process]
+        head = self._process.head
+        ask = head.ask_agent if RELAYED[method] == AGENT_INDEX else head.ask_members
+        return await ask(method, *args)
+
+    async def hold_actor(self, object_id: int) -> int:
+        """Lease an actor to a worker of this node. All workers share one lease of the agent at the head.
+
+        Args:
+            object_id: the id by which the head knows the actor.
+
+        Returns:
+            The id of the object that the worker has leased here; 0 where the actor is gone, or the head.
+        """
+        hold = self._holds.get(object_id)
+        if hold is None:  # shielded: a lease that comes after the worker's end has to be given back
+            hold = await asyncio.shield(self._process.tasks.begin(self._hold(object_id)))
+            if hold is None:
+                return 0
+        session = current_call.get().session
+        with session.lock:
+            session.leases.grant(hold.id, hold)
+        return hold.id
+
+    async def _hold(self, object_id: int) -> _ActorHold | None:
+        try:
+            release = await self._process.head.hold_actor(object_id)
+        except ZcactorError as error:  # the head is lost, and this node ends
+            logger.debug("an actor could not be leased: %s", error)
+            return None
+        return None if release is None else self._holds.setdefault(object_id, _ActorHold(ids.bits(62), release))
+
+    def actor_changed(self, *change: Any) -> None:
+        """Pass the head's report of an actor's change to the workers, some of which hold the actor."""
+        for process in self._pool.by_process:
+            session = self._process.sessions.used.get(process)
+            if session is not None and session.closed is None:
+                self._process.tasks.start(self._tell_worker(session, *change))
+
+    async def _tell_worker(self, session: Session, *change: Any) -> None:
+        with contextlib.suppress(ZcactorError):  # the worker has ended, and its handles with it
+            await self._process.requests.ask(session, "actor_changed", *change)
+
+    # ---------------------------------------------------------------- the end
+
+    async def end(self, grace: float) -> None:
+        """End every worker and then this node. Returns before that."""
+        if self._ending is None:
+            self._ending = self._process.loop.create_task(self._end(grace))
+        elif grace <= 0:
+            self._pool.kill_all("the node was shut down")
+
+    async def _end(self, grace: float) -> None:
+        self._report("leave_node")  # before the workers end, so that the head starts no others here in their place
+        await end_workers(self._process.sessions, self._process.requests, self._pool, grace, "the node was shut down")
+        with contextlib.suppress(TimeoutError):  # the head does not answer, and gets no further reports
+            async with asyncio.timeout(_LAST_REPORT):
+                await self._printers.flush()
+                await asyncio.gather(*self._reports)
+        self.finish()
+
+    def finish(self) -> None:
+        """End the agent's process."""
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+    # ---------------------------------------------------------------- reports of the pool and the process
+
+    def worker_ended(self, record: WorkerRecord) -> None:
+        """Report the end of a worker's process."""
+        self._report("worker_ended", record.process, record.ended.result())
+
+    def output(self, stream: str, record: WorkerRecord, lines: list[str]) -> None:
+        """Take the output of a worker."""
+        self._printers.write(record.driver, stream, f"({record.label} pid={record.pid}) ", lines)
+
+    async def _show(self, driver: ProcessId, stream: str, text: str) -> None:
+        await self._process.head.ask_members("worker_said", driver, stream, text)
+
+    def zygote_lost(self) -> None:
+        """End the node: its workers have ended with the zygote, and no further worker can be started."""
+        self._process.loop.call_soon(self.finish)
+
+    def session_lost(self, session: Session) -> None:
+        peer = ProcessId(session.peer_process)
+        if self._process.tasks.closing:
+            return
+        if peer == self._process.sessions.head and self._process.sessions.used.get(peer) is None:
+            if self._ending is None:
+                logger.warning("the cluster's head is lost (%s); this node ends", session.closed)
+            self._process.tasks.start(self.end(0.0))
+        worker = self._pool.by_process.get(peer)
+        if worker is not None and not worker.leaving:
+            worker.kill()
+
+    def _report(self, method: str, *args: Any) -> None:
+        task = self._process.loop.create_task(self._tell_head(method, args))
+        self._reports[task] = None
+        task.add_done_callback(self._reports.pop)
+
+    async def _tell_head(self, method: str, args: tuple[Any, ...]) -> None:
+        try:
+            await self._process.head.ask_members(method, *args)
+        except ZcactorError as error:  # the head is gone, or has given us up, and has no use for the report
+            logger.debug("the head was not told of %s: %s", method, error)
+
+
+@functools.cache
+def member_interface() -> Interface:
+    """The interface of `NodeAgent`."""
+    return Interface.of(NodeAgent)

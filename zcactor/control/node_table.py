@@ -1,0 +1,333 @@
+"""The nodes of a cluster as its head knows them: their workers, their resources, and the addresses of all processes.
+
+The head's own agent starts workers itself (`zcactor.workers.pool.Pool`); another node's agent starts them when it is
+asked by calls (`RemotePool`, and `zcactor.control.node_agent` at the other end). The code above sees no difference.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+from zcactor import ids
+from zcactor.control.scheduler import Ledger, Order
+from zcactor.errors import ConnectionLost, InsufficientResources
+from zcactor.process.place import Place
+from zcactor.workers.worker_table import WorkerRecord, WorkerTable
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from zcactor.config import Config
+    from zcactor.ids import ProcessId
+
+__all__ = [
+    "SHARED_WORKERS", "DriverRecord", "NodeRecord", "NodeTable", "OwnWorkers", "RemotePool", "Workers", "facts_of",
+    "machine_of", "own_machine",
+]  # fmt: skip
+
+SHARED_WORKERS = max(1, len(os.sched_getaffinity(0)))
+"""Processes on each node over which actors with ``process="shared"`` are spread: one per core."""
+
+
+def machine_of(directory: Path) -> str:
+    """The name of a machine: a host and a run directory on it. Processes of the same machine reach each other
+    locally."""
+    status = directory.stat()
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()}-{status.st_dev}-{status.st_ino}"
+
+
+def own_machine(config: Config, directory: Path) -> str:
+    """The machine of a process in the run directory `directory`, whose processes prefer to map each other's arenas;
+    empty where `config` does not prefer that."""
+    return machine_of(directory) if config.transports.startswith("local") else ""
+
+
+class Workers(Protocol):
+    """The workers of one node: starts and ends them."""
+
+    by_process: dict[ProcessId, WorkerRecord]
+
+    def start(self, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool) -> WorkerRecord:
+        """Ask for a worker; see `zcactor.workers.pool.Pool.start`."""
+        ...
+
+    def kill_all(self, cause: str | None) -> None:
+        """Kill every worker."""
+        ...
+
+
+class OwnWorkers(Workers, Protocol):
+    """The workers of the agent's own node, by forks: `zcactor.workers.pool.Pool`."""
+
+    def start(
+        self, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool, process: ProcessId | None = None
+    ) -> WorkerRecord:
+        """Ask for a worker, as `Workers.start` does; `process` is its process id, by default a new one."""
+        ...
+
+    async def wait_all(self, timeout: float) -> None:
+        """Wait until every worker has ended, at most `timeout` seconds."""
+        ...
+
+    def drain_output(self) -> None:
+        """Pass on the output of workers up to now, and read no more."""
+        ...
+
+    def close(self) -> None:
+        """End the remaining workers. Needs no loop."""
+        ...
+
+
+class _RemoteWorker(WorkerRecord):
+    """A worker of another node."""
+
+    def __init__(self, pool: RemotePool, label: str, driver: ProcessId, *, shared: bool) -> None:
+        super().__init__(ids.new_process(), pool.loop, label, driver, shared=shared)
+        self._pool = pool
+
+    def kill(self, cause: str | None = None) -> None:
+        """See `zcactor.workers.worker_table.WorkerRecord.kill`: the node's agent does it."""
+        if not self.ended.done():
+            self.doomed = True
+            self.cause = self.cause or cause
+            self._pool.tell("kill_worker", self.process, cause)
+
+
+class RemotePool(WorkerTable):
+    """The workers of another node.
+
+    Args:
+        loop: the head's loop.
+        tell: ``tell(method, *args)`` calls the node's agent and does not wait; the call has no effect where the node is
+            gone, and then `lost` is called.
+        ended: called once for each worker that ended, after `WorkerRecord.ended` is set.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, tell: Callable[..., None], ended: Callable[[WorkerRecord], None]
+    ) -> None:
+        super().__init__(loop, ended)
+        self.tell = tell
+        self._cause = ""
+        """The cause of the node's end; empty until then."""
+
+    def start(self, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool) -> WorkerRecord:
+        """Have the node start a worker. See `Workers.start`. Where the node was lost since it was chosen, the worker
+        ends in the loop's next turn."""
+        record = _RemoteWorker(self, label, driver, shared=shared)
+        self.by_process[record.process] = record
+        if self._cause:
+            self.loop.call_soon(self._end, record, self._cause)
+            return record
+        self.tell("start_worker", record.process, label, dict(env), driver, shared)
+        return record
+
+    def worker_ended(self, process: ProcessId, cause: str) -> None:
+        """Note that a worker's process has ended, or could not be started."""
+        record = self.by_process.get(process)
+        if record is not None:
+            self._end(record, cause)
+
+    def lost(self, cause: str) -> None:
+        """Note the end of the node, and of every worker with it."""
+        self._cause = cause
+        for process in list(self.by_process):
+            self.worker_ended(process, cause)
+
+
+class NodeRecord:
+    """A node of the cluster.
+
+    Args:
+        process: its agent's process id, 16 bytes, which names the node as well.
+        workers: starts its workers.
+        facts: the node's facts in `NodeInfo`: ``host``, ``pid``, ``address`` and ``transports``, and its ``machine``.
+    """
+
+    def __init__(self, process: ProcessId, workers: Workers, facts: Mapping[str, Any]) -> None:
+        self.process = process
+        self.id = process.hex()
+        self.workers = workers
+        self.facts = dict(facts)
+        self.shared: list[WorkerRecord] = []
+        self.heard: float | None = None
+        """The time when the head last heard from the node, in seconds of the loop's clock; None for the head's own
+        node."""
+
+    @property
+    def label(self) -> str:
+        """The node's name in messages."""
+        return f"node {self.id[:8]} ({self.facts['host']})"
+
+
+class DriverRecord:
+    """A program that has joined the cluster."""
+
+    __slots__ = ("machine", "process")
+
+    def __init__(self, process: ProcessId, machine: str) -> None:
+        self.process = process
+        self.machine = machine
+
+
+class NodeTable:
+    """The table of nodes: the choice of a node for an actor, and the place of each process.
+
+    Args:
+        own: the head's node.
+        resources: of the head's node, amounts by name.
+    """
+
+    def __init__(self, own: NodeRecord, resources: Mapping[str, float]) -> None:
+        self.own = own
+        self.by_id: dict[str, NodeRecord] = {}
+        self.ledger = Ledger()
+        self.addresses: dict[ProcessId, str] = {}
+        """The address at which each process listens for peers of other hosts, by process id."""
+        self.drivers: dict[ProcessId, DriverRecord] = {}
+        self._of_machine: dict[str, dict[str, NodeRecord]] = {}
+        """The nodes by id, for each machine."""
+        self._of_worker: dict[ProcessId, NodeRecord] = {}
+        """The node of each worker whose end is not known, also where the node is gone."""
+        self._made_for: dict[ProcessId, dict[ProcessId, None]] = {}
+        """The workers that were started for each program."""
+        self._include(own, resources)
+
+    def _include(self, node: NodeRecord, resources: Mapping[str, float]) -> None:
+        self.by_id[node.id] = node
+        self._of_machine.setdefault(node.facts["machine"], {})[node.id] = node
+        self.ledger.add(node.id, resources)
+
+    def add(self, node: NodeRecord, resources: Mapping[str, float]) -> None:
+        """Add a node that has joined."""
+        self.addresses[node.process] = node.facts["address"]
+        self._include(node, resources)
+
+    def remove(self, node: NodeRecord) -> None:
+        """Remove a node that is gone."""
+        del self.by_id[node.id]
+        machine = node.facts["machine"]
+        del self._of_machine[machine][node.id]
+        if not self._of_machine[machine]:
+            del self._of_machine[machine]
+        self.addresses.pop(node.process, None)
+        self.ledger.remove(node.id)
+
+    def has(self, node: NodeRecord | None) -> bool:
+        """Whether `node` belongs to the cluster."""
+        return node is not None and self.by_id.get(node.id) is node
+
+    def find(self, process: ProcessId) -> str:
+        """The address at which `process` listens for peers of other hosts.
+
+        Raises:
+            ConnectionLost: the process has ended, or does not listen for peers of other hosts.
+        """
+        address = self.addresses.get(process)
+        if not address:
+            raise ConnectionLost(f"process {process.hex()} is not known to the cluster: it has ended")
+        return address
+
+    def worker(self, process: ProcessId) -> tuple[NodeRecord, WorkerRecord] | None:
+        """The worker with that process id, and its node."""
+        node = self._of_worker.get(process)
+        record = node.workers.by_process.get(process) if node is not None and self.has(node) else None
+        return None if node is None or record is None else (node, record)
+
+    def host_of(self, process: ProcessId) -> NodeRecord | None:
+        """The node of a worker whose end is not known, also where the node is gone; None for any other process."""
+        return self._of_worker.get(process)
+
+    def workers_for(self, driver: ProcessId) -> list[ProcessId]:
+        """The workers that were started for a program."""
+        return list(self._made_for.get(driver, ()))
+
+    def home(self, process: ProcessId) -> NodeRecord:
+        """The node to which a process belongs: the own node of a worker or an agent, a node on the same host for a
+        driver, or the head's node."""
+        found = self.worker(process)
+        if found is not None:
+            return found[0]
+        driver = self.drivers.get(process)
+        if driver is not None:
+            return next(iter(self._of_machine.get(driver.machine, {}).values()), self.own)
+        return self.by_id.get(process.hex(), self.own)
+
+    def order(self, where: str | None, owner: ProcessId) -> Order:
+        """The nodes that an actor may go to. Without `where`, the node of the actor's owner is preferred."""
+        return Order(where, lambda: self.home(owner).id)
+
+    def check(self, where: str | None, label: str) -> None:
+        """Refuse an id of a node that the cluster does not have.
+
+        Raises:
+            ValueError: the node is unknown; the message lists the nodes.
+        """
+        if where not in (None, "spread", "pack") and where not in self.by_id:
+            raise ValueError(f"{label}.options: there is no node {where!r}; nodes: {', '.join(self.by_id)}")
+
+    def worker_for(self, node: NodeRecord, label: str, options: Mapping[str, Any], driver: ProcessId) -> WorkerRecord:
+        """A worker for an actor: one of its own, or one of the shared workers. `driver` is the program for which it
+        works.
+
+        Raises:
+            InsufficientResources: the worker cannot be started.
+        """
+        try:
+            if options.get("process") != "shared":
+                return self._start(node, label, options.get("env") or {}, driver, shared=False)
+            alive = [worker for worker in node.shared if not worker.leaving]
+            if len(alive) >= SHARED_WORKERS:
+                return min(alive, key=lambda worker: len(worker.actors))
+            node.shared.append(self._start(node, "shared", {}, driver, shared=True))
+            return node.shared[-1]
+        except OSError as error:
+            raise InsufficientResources(f"no process could be started for {label}: {error}; see ulimit -n") from error
+
+    def _start(
+        self, node: NodeRecord, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool
+    ) -> WorkerRecord:
+        worker = node.workers.start(label, env, driver, shared=shared)
+        self._of_worker[worker.process] = node
+        self._made_for.setdefault(driver, {})[worker.process] = None
+        return worker
+
+    def unshare(self, worker: WorkerRecord) -> None:
+        """Note that a worker is about to end: no further actor goes there."""
+        node = self._of_worker.get(worker.process)
+        if node is not None and worker in node.shared:
+            node.shared.remove(worker)
+
+    def forget(self, worker: WorkerRecord) -> None:
+        """Forget a worker that has ended."""
+        self.unshare(worker)
+        self.addresses.pop(worker.process, None)
+        self._of_worker.pop(worker.process, None)
+        made = self._made_for.get(worker.driver, {})
+        made.pop(worker.process, None)
+        if not made:
+            self._made_for.pop(worker.driver, None)
+
+    def told(self) -> list[dict[str, Any]]:
+        """The facts of all nodes, as `zcactor.nodes` shows them."""
+        return [
+            {
+                "node_id": node.id, "alive": True, "workers": len(node.workers.by_process),
+                "resources": self.ledger.total(node.id),
+                **{name: node.facts[name] for name in ("host", "pid", "address", "transports")},
+            }
+            for node in self.by_id.values()
+        ]  # fmt: skip
+
+
+def facts_of(address: str, transports: Sequence[str], machine: str, place: Place | None = None) -> dict[str, Any]:
+    """The facts that a node tells about itself; without `place`, of this process."""
+    place = place or Place.here()
+    return {
+        "host": place.host, "pid": place.pid, "address": address, "transports": list(transports),
+        "machine": machine,
+    }  # fmt: skip

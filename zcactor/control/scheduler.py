@@ -1,0 +1,377 @@
+"""The ledger of the nodes' resources: CPUs, GPUs and custom resources."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
+
+from zcactor.errors import InsufficientResources
+
+__all__ = ["Amounts", "Ledger", "Order", "QueuedRequest", "request_of"]
+
+_EPSILON = 1e-9
+"""Tolerance of comparisons: fractions are sums of floats, and 10 x 0.1 must fit into 1."""
+_NAMED = 8
+"""Nodes that a refusal lists."""
+
+
+def request_of(options: Mapping[str, object]) -> dict[str, float]:
+    """The resources that an actor's options ask for, by name; a zero amount is left out."""
+    request: dict[str, float] = {}
+    for name, option in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+        amount = options.get(option)
+        if isinstance(amount, int | float) and amount > 0:
+            request[name] = float(amount)
+    custom = options.get("resources")
+    if isinstance(custom, Mapping):
+        request.update({name: float(amount) for name, amount in custom.items() if amount > 0})
+    return request
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The nodes that a request may take, and those that it prefers.
+
+    Args:
+        where: ``"spread"`` prefers the node with the fewest actors, ``"pack"`` the node with the most; the id of a node
+            allows no other; None prefers `near`. Among equals the node that joined first comes first.
+        near: returns the id of the node that None prefers; called when the request is about to be granted.
+    """
+
+    where: str | None
+    near: Callable[[], str]
+
+    @property
+    def only(self) -> str | None:
+        """The id of the only node that may be taken; None for all."""
+        return None if self.where in (None, "spread", "pack") else self.where
+
+
+class Amounts(msgspec.Struct):
+    """The resources of one node."""
+
+    total: dict[str, float]
+    free: dict[str, float]
+    shape: frozenset[tuple[str, float]]
+    """`total`, as a key."""
+    number: int
+    """The node's number, in the order of joining."""
+    actors: int = 0
+    """Grants that were not released."""
+
+    def ever(self, request: Mapping[str, float]) -> bool:
+        """Whether `request` fits into the empty node."""
+        return _fits(request, self.total)
+
+    def now(self, request: Mapping[str, float]) -> bool:
+        """Whether `request` fits into the node as it is."""
+        return _fits(request, self.free)
+
+    def take(self, request: Mapping[str, float]) -> None:
+        """Grant `request`, for which there is room."""
+        self.actors += 1
+        for name, amount in request.items():
+            self.free[name] = max(self.free[name] - amount, 0.0)
+
+    def give(self, request: Mapping[str, float]) -> None:
+        """Take `request` back."""
+        self.actors -= 1
+        for name, amount in request.items():
+            left = min(self.free[name] + amount, self.total[name])
+            self.free[name] = self.total[name] if self.total[name] - left < _EPSILON else left
+
+
+class QueuedRequest(msgspec.Struct, eq=False):
+    """A request in the queue."""
+
+    number: int
+    """The request's number, in the order of arrival."""
+    request: dict[str, float]
+    order: Order
+    granted: Callable[[str], None]
+    refused: Callable[[InsufficientResources], None]
+
+    @property
+    def kind(self) -> tuple[str | None, frozenset[tuple[str, float]]]:
+        """The key that requests share which fit into the same nodes."""
+        return self.order.only, frozenset(self.request.items())
+
+
+class _Groups:
+    """Groups of nodes with the same total amounts, free amounts and number of actors: a group is looked at as one
+    node."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[object, list[tuple[int, str]]] = {}
+
+    def __iter__(self) -> Iterator[list[tuple[int, str]]]:
+        """The groups, each a list of its nodes' numbers and ids, in the order in which they joined."""
+        return iter(self._nodes.values())
+
+    def add(self, node: str, amounts: Amounts) -> None:
+        insort(self._nodes.setdefault(self._key(amounts), []), (amounts.number, node))
+
+    def remove(self, node: str, amounts: Amounts) -> None:
+        key = self._key(amounts)
+        group = self._nodes[key]
+        del group[bisect_left(group, (amounts.number, node))]
+        if not group:
+            del self._nodes[key]
+
+    @staticmethod
+    def _key(amounts: Amounts) -> object:
+        return amounts.shape, frozenset(amounts.free.items()), amounts.actors
+
+
+class _Awaited:
+    """Resources that earlier requests wait for, of all nodes of a shape or of one node."""
+
+    def __init__(self) -> None:
+        self._names: dict[object, set[str]] = {}
+        self.nodes = False
+        """Whether a resource is awaited of one node alone."""
+
+    def add(self, where: object, request: Mapping[str, float]) -> None:
+        """Add the resources of `request`; `where` is a shape, or the id of a node."""
+        self._names.setdefault(where, set()).update(request)
+
+    def free(self, where: object, request: Mapping[str, float]) -> bool:
+        """Whether no resource of `request` is awaited at `where`."""
+        names = self._names.get(where)
+        return names is None or names.isdisjoint(request)
+
+
+class Ledger:
+    """The resources of the nodes, their free amounts, and the waiting requests. Pure: a grant is a callback.
+
+    Requests are served first come, first served: a small one does not overtake a large one that waits for the same
+    resource of the same node, or the large one might wait for ever. Requests without a common resource do not wait for
+    each other.
+
+    The cost of a step grows with the number of different kinds of nodes (`_Groups`) and of waiting requests, not with
+    the number of nodes and requests.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Amounts] = {}
+        self._groups = _Groups()
+        self._shapes: dict[frozenset[tuple[str, float]], int] = {}
+        """The number of nodes for each shape, that is for their total amounts."""
+        self._waiting: dict[object, OrderedDict[int, QueuedRequest]] = {}
+        """The waiting requests by `QueuedRequest.kind`, and within a kind by number."""
+        self._joined = 0
+        self._asked = 0
+
+    def add(self, node: str, total: Mapping[str, float]) -> None:
+        """Add a node, with `total` amounts by name; waiting requests may fit into it."""
+        self._joined += 1
+        amounts = Amounts(dict(total), dict(total), frozenset(total.items()), self._joined)
+        self._nodes[node] = amounts
+        self._shapes[amounts.shape] = self._shapes.get(amounts.shape, 0) + 1
+        self._groups.add(node, amounts)
+        self._serve()
+
+    def remove(self, node: str) -> None:
+        """Remove a node with its grants, and refuse the waiting requests that fit into no other node."""
+        amounts = self._nodes.pop(node)
+        self._groups.remove(node, amounts)
+        self._shapes[amounts.shape] -= 1
+        if not self._shapes[amounts.shape]:
+            del self._shapes[amounts.shape]
+        self._serve()
+
+    def total(self, node: str | None = None) -> dict[str, float]:
+        """The total amounts of `node`, or of all nodes."""
+        return _sum(amounts.total for amounts in self._of(node))
+
+    def free(self, node: str | None = None) -> dict[str, float]:
+        """The free amounts of `node`, or of all nodes."""
+        return _sum(amounts.free for amounts in self._of(node))
+
+    def _of(self, node: str | None) -> Iterable[Amounts]:
+        return self._nodes.values() if node is None else (self._nodes[node],)
+
+    def acquire(
+        self,
+        request: Mapping[str, float],
+        order: Order,
+        granted: Callable[[str], None],
+        refused: Callable[[InsufficientResources], None],
+    ) -> Callable[[], None]:
+        """Take `request` from one of the nodes, now or later.
+
+        Args:
+            request: amounts by name; may be empty.
+            order: the nodes that may be taken, and the preferred ones.
+            granted: called with the node's id once the request is granted, perhaps before this returns.
+            refused: called when the last node that the request could ever fit into has gone while it waited.
+
+        Returns:
+            A function that withdraws the request while it waits.
+
+        Raises:
+            InsufficientResources: the request fits into no node, even an empty one, so that it would wait for ever.
+        """
+        self._asked += 1
+        entry = QueuedRequest(self._asked, dict(request), order, granted, refused)
+        if not self._possible(entry):
+            raise self._refusal(entry)
+        queue = self._waiting.setdefault(entry.kind, OrderedDict())
+        queue[entry.number] = entry
+        if len(queue) == 1:  # otherwise it waits for the same resources as the first of its kind
+            self._serve()
+
+        def withdraw() -> None:
+            if self._drop(entry):
+                self._serve()
+
+        return withdraw
+
+    def _drop(self, entry: QueuedRequest) -> bool:
+        """Take a request out of the queue; False when it does not wait."""
+        queue = self._waiting.get(entry.kind, OrderedDict())
+        if queue.pop(entry.number, None) is None:
+            return False
+        if not queue:
+            del self._waiting[entry.kind]
+        return True
+
+    def release(self, node: str, request: Mapping[str, float]) -> None:
+        """Give back a grant of `acquire`; without effect for a node that is gone."""
+        amounts = self._nodes.get(node)
+        if amounts is not None:
+            self._groups.remove(node, amounts)
+            amounts.give(request)
+            self._groups.add(node, amounts)
+            self._serve()
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting requests."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def first(self) -> QueuedRequest | None:
+        """The request that has waited longest."""
+        return min(map(_first, self._waiting.values()), key=lambda entry: entry.number, default=None)
+
+    def _possible(self, entry: QueuedRequest) -> bool:
+        """Whether the request of `entry` fits into an empty node that it may take."""
+        only = entry.order.only
+        if only is not None:
+            return only in self._nodes and self._nodes[only].ever(entry.request)
+        return any(_fits(entry.request, dict(shape)) for shape in self._shapes)
+
+    def _refusal(self, entry: QueuedRequest) -> InsufficientResources:
+        only = entry.order.only
+        nodes = list(self._nodes) if only is None else [only] if only in self._nodes else []
+        if len(nodes) == 1:
+            total = self._nodes[nodes[0]].total
+            have = _words(total) or "none"
+            for name, amount in entry.request.items():
+                if amount > total.get(name, 0.0) + _EPSILON:
+                    return InsufficientResources(
+                        f"{amount:g} {name} were asked for, but this node has {total.get(name, 0.0):g} in all "
+                        f"(its resources: {have}); ask for less, or give the node more: zc.init(...) or zcactor start "
+                        "take num_cpus, num_gpus and resources"
+                    )
+        have = "; ".join(f"{node[:8]}: {_words(self._nodes[node].total) or 'none'}" for node in nodes[:_NAMED])
+        more = f"; and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+        return InsufficientResources(
+            f"no node has {_words(entry.request) or 'room'} in all (nodes that may be taken: {have or 'none'}{more}); "
+            "ask for less, or start a node that has as much: zcactor start --resources"
+        )
+
+    def _serve(self) -> None:
+        """Grant the requests that fit, in order; a waiting request keeps its resources from those behind it."""
+        awaited = _Awaited()
+        heads = [(_first(queue).number, _first(queue)) for queue in self._waiting.values()]
+        heapq.heapify(heads)
+        calls: list[Callable[[], None]] = []
+        while heads:
+            _, entry = heapq.heappop(heads)
+            node = self._choice(entry, awaited)
+            if node is not None:
+                self._take(node, entry.request)
+                calls.append(lambda granted=entry.granted, node=node: granted(node))  # type: ignore[misc]
+            elif self._possible(entry):
+                self._await(entry, awaited)
+                continue  # and the others of its kind wait, too
+            else:
+                calls.append(lambda entry=entry: entry.refused(self._refusal(entry)))  # type: ignore[misc]
+            self._drop(entry)
+            if entry.kind in self._waiting:
+                following = _first(self._waiting[entry.kind])
+                heapq.heappush(heads, (following.number, following))
+        for call in calls:
+            call()
+
+    def _take(self, node: str, request: Mapping[str, float]) -> None:
+        amounts = self._nodes[node]
+        self._groups.remove(node, amounts)
+        amounts.take(request)
+        self._groups.add(node, amounts)
+
+    def _await(self, entry: QueuedRequest, awaited: _Awaited) -> None:
+        """Keep the resources that an entry waits for from the entries behind it."""
+        if entry.order.only is not None:
+            awaited.nodes = True
+            awaited.add(entry.order.only, entry.request)
+            return
+        for shape in self._shapes:
+            if _fits(entry.request, dict(shape)):
+                awaited.add(shape, entry.request)
+
+    def _choice(self, entry: QueuedRequest, awaited: _Awaited) -> str | None:
+        """The node to take for an entry; None where the entry has to wait."""
+        request, where = entry.request, entry.order.where
+        preferred = entry.order.near() if where is None else entry.order.only
+        if preferred is not None and self._takes(preferred, request, awaited):
+            return preferred
+        if entry.order.only is not None:
+            return None
+        best: tuple[int, int, str] | None = None
+        for group in self._groups:
+            amounts = self._nodes[group[0][1]]
+            if not amounts.now(request) or not awaited.free(amounts.shape, request):
+                continue
+            rank = amounts.actors if where == "spread" else -amounts.actors if where == "pack" else 0
+            if best is not None and best < (rank, *group[0]):
+                continue
+            found = next((one for one in group if not awaited.nodes or awaited.free(one[1], request)), None)
+            if found is not None and (best is None or (rank, *found) < best):
+                best = rank, *found
+        return None if best is None else best[2]
+
+    def _takes(self, node: str, request: Mapping[str, float], awaited: _Awaited) -> bool:
+        amounts = self._nodes.get(node)
+        return (
+            amounts is not None
+            and amounts.now(request)
+            and awaited.free(amounts.shape, request)
+            and awaited.free(node, request)
+        )
+
+
+def _first(queue: OrderedDict[int, QueuedRequest]) -> QueuedRequest:
+    return next(iter(queue.values()))
+
+
+def _fits(request: Mapping[str, float], amounts: Mapping[str, float]) -> bool:
+    """Whether `amounts` has at least as much of every resource as `request`."""
+    return all(amounts.get(name, 0.0) + _EPSILON >= amount for name, amount in request.items())
+
+
+def _sum(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    amounts: dict[str, float] = {}
+    for one in each:
+        for name, amount in one.items():
+            amounts[name] = amounts.get(name, 0.0) + amount
+    return amounts
+
+
+def _words(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}: {amount:g}" for name, amount in amounts.items())

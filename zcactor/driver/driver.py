@@ -1,0 +1,395 @@
+"""The driver: `zc.init`, `zc.shutdown`, and the embedded node or the cluster behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import logging
+import os
+import secrets
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from zcactor import ids
+from zcactor.assembly.endpoints import address_of, find_through, make_endpoint, problem_of, tls_of
+from zcactor.assembly.fork_guard import watch_forks
+from zcactor.assembly.process import Process
+from zcactor.config import TRANSPORTS, Config, load_config
+from zcactor.control.node_table import machine_of, own_machine
+from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
+from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
+from zcactor.marshal.importable import search_here
+from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path, send_setup
+from zcactor.objectstore.groups import default_capacity
+from zcactor.objectstore.store import Store
+from zcactor.process import context
+from zcactor.token import default_file, find_token
+from zcactor.transport.stream.probe import identify
+from zcactor.workers.orphans import LastResort
+from zcactor.workers.run_directory import RunDirectory, base_directory
+
+if TYPE_CHECKING:
+    import socket
+    import subprocess
+    from collections.abc import Generator, Mapping, Sequence
+    from types import TracebackType
+
+__all__ = ["HANG_AFTER", "HEARTBEAT", "adopt", "check_free", "init", "resources_of", "shutdown"]
+
+logger = logging.getLogger("zcactor")
+HEARTBEAT, HANG_AFTER = 1.0, 10.0
+"""Seconds between two pings of an actor with ``on_hang="kill"``, and seconds without an answer after which the actor
+counts as hung: far above the time of a busy machine or a long garbage collection, because the actor loses its state."""
+_runtime: Runtime | None = None
+_starting = False
+
+
+class Init:
+    """The result of `init`: await it, or use it with ``async with``."""
+
+    def __init__(self, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+        self._extra = extra
+
+    def __await__(self) -> Generator[Any, None, Runtime]:
+        return _start(self._arguments, self._extra).__await__()
+
+    async def __aenter__(self) -> Runtime:
+        return await self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if _runtime is not None:
+            await shutdown()
+
+    def __enter__(self) -> Self:
+        raise TypeError("zc.init() is asynchronous: use 'async with zc.init():' or 'await zc.init()'")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    resources: Mapping[str, float] = {},
+    store_capacity: int | None = None,
+    token: str | None = None,
+    transports: Sequence[str] | None = None,
+    require: str | None = None,
+    tls: str | None = None,
+    namespace: str | None = None,
+    log_to_driver: bool | None = None,
+    config: Config | None = None,
+) -> Init:
+    """Start the runtime: ``async with zc.init():``, or ``await zc.init()`` and later ``await zc.shutdown()``.
+
+    Without `address` an embedded node starts on this host, and needs no other service. It ends with this process, also
+    when the process crashes or is killed. `init` creates the arena of this process and starts the node agent; then the
+    program can spawn actors.
+
+    Args:
+        address: ``"host:port"`` of the head of a running cluster, which the program joins as a driver. With no address
+            here or in the settings, an embedded node starts.
+        num_cpus: number of CPUs that actors may reserve; default the CPUs that this process may use. For an embedded
+            node only.
+        num_gpus: number of GPUs that actors may reserve; default the GPUs found. For an embedded node only.
+        resources: amounts of custom resources, by name, each at least 0. For an embedded node only.
+        store_capacity: bytes; bounds the arena of each process. Default 30 % of the memory of the machine, or of the
+            memory that control groups allow.
+        token: the cluster's secret, 64 hexadecimal digits; the default is the token in ``ZCACTOR_TOKEN_FILE``,
+            ``ZCACTOR_TOKEN`` or the user's token file. An embedded node makes its own.
+        transports: allowed transports in the order of preference, of ``"local"``, ``"verbs"``, ``"tcp"``.
+        require: ``"verbs"`` or ``"tcp"``: the only transport between hosts. A peer on another host that this transport
+            does not reach is an error, not a fallback.
+        tls: path of the folder with this host's certificate, for connections to other hosts; see `Config`.
+        namespace: the namespace of actors' names, unless a call names another; default ``"default"``.
+        log_to_driver: show here what actors print; default True.
+        config: all further settings; the arguments above override it.
+
+    Returns:
+        An object to await, which gives the runtime, or to enter by ``async with``, which also shuts it down at the end.
+
+    Raises:
+        TypeError: an argument has the wrong type; at the call.
+        ValueError: `transports` names an unknown transport, or `resources` names CPU or GPU; at the call.
+
+    Raises when awaited:
+        AlreadyInitialized: the runtime is running in this process, or the process is an actor's.
+        TypeError, ValueError: a setting is wrong, here, in the environment or in a file; the message names the source.
+            Likewise `num_cpus`, `num_gpus` or `resources` together with `address`.
+        ConnectionLost: no process answers at `address`, or the process there takes no programs; or the embedded node's
+            agent ended, or was not ready within `Config.spawn_timeout` seconds.
+        AuthenticationError: there is no token, the token is not that of the cluster, or other users can read the
+            token's file; likewise for certificates.
+        VersionMismatch: the cluster speaks another protocol or Python version.
+
+    Cancelling an ``await zc.init()`` ends all that it has started.
+    """
+    if isinstance(transports, str) or not all(isinstance(name, str) for name in transports or ()):
+        raise TypeError(f"zc.init: transports is a sequence of names, such as ('verbs', 'tcp'), not {transports!r}")
+    for name in transports or ():
+        if name not in TRANSPORTS:
+            raise ValueError(f"zc.init: unknown transport {name!r}; valid ones: {', '.join(TRANSPORTS)}")
+    given: Mapping[Any, Any] = resources
+    for key, amount in given.items():
+        if not isinstance(key, str) or isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
+            raise TypeError(f"zc.init: resources maps names to amounts >= 0, got {key!r}: {amount!r}")
+        if key in ("CPU", "GPU"):
+            raise ValueError(f"zc.init: give {key} by num_{key.lower()}s, not in resources")
+    named = {
+        "address": address, "num_cpus": num_cpus, "num_gpus": num_gpus, "store_capacity": store_capacity,
+        "namespace": namespace, "log_to_driver": log_to_driver, "require": require, "tls": tls,
+        "transports": None if transports is None else ",".join(transports),
+    }  # fmt: skip
+    if config is not None:
+        named = {**asdict(config), **{key: value for key, value in named.items() if value is not None}}
+    if token is not None and not isinstance(token, str):
+        raise TypeError(f"zc.init: token must be a str, not {type(token).__name__}")
+    counted = num_cpus is not None or num_gpus is not None
+    return Init(named, {"resources": dict(resources), "counted": counted, "token": token})
+
+
+def check_free() -> None:
+    """Check that this process has no runtime, and is no worker. A runtime whose loop has ended without a shutdown is
+    ended here.
+
+    Raises:
+        AlreadyInitialized: the process has a runtime, or is an actor's.
+    """
+    global _runtime
+    if _runtime is not None and _runtime.process.loop.is_closed():
+        _runtime.end_now()
+        _runtime = None
+    if _runtime is not None or _starting:
+        raise AlreadyInitialized("zc.init was called before in this process; call 'await zc.shutdown()' first")
+    if context.current_or_none() is not None:
+        raise AlreadyInitialized(
+            "zc.init: this is an actor's process, which belongs to a node already; just spawn actors"
+        )
+
+
+def adopt(runtime: Runtime) -> None:
+    """Take `runtime`, which was started elsewhere, for the one of this process: `shutdown` ends it, and `init` is
+    refused until then. Call `check_free` before."""
+    global _runtime
+    _runtime = runtime
+
+
+async def _start(arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Runtime:
+    global _runtime, _starting
+    check_free()
+    config, sources = load_config(arguments)
+    _starting = True
+    try:
+        if config.address is None:
+            _runtime = await _start_node(config, extra["resources"])
+        else:
+            if extra["resources"] or extra["counted"]:
+                raise ValueError(
+                    "zc.init: num_cpus, num_gpus and resources are a node's, and a program that joins a cluster at "
+                    f"{config.address} brings none; give them to zcactor start"
+                )
+            # A `Config` that was passed has all fields, so a default in it does not say whether the caller has chosen
+            # it.
+            own_host = config.host != Config().host or sources["host"] not in ("default", "argument")
+            _runtime = await _join(config, extra["token"], own_host=own_host)
+    finally:
+        _starting = False
+    return _runtime
+
+
+async def _start_node(config: Config, resources: Mapping[str, float]) -> Runtime:
+    raise_descriptor_limit()
+    watch_forks()
+    with contextlib.ExitStack() as undo:
+        directory = RunDirectory(base_directory())
+        undo.callback(directory.remove)
+        driver, agent_id = ids.new_process(), ids.new_process()
+        last_resort = LastResort(agent_id.hex())
+        undo.callback(last_resort.close)
+        undo.callback(last_resort.end)
+        agent, control = launch(directory.lock_fd, node=agent_id.hex())
+        undo.callback(end_agent, agent)
+        undo.callback(control.close)
+        loop = asyncio.get_running_loop()
+        secret = secrets.token_bytes(32)
+        capacity = config.store_capacity or default_capacity()
+        send_setup(
+            control,
+            {
+                "directory": str(directory.path), "token": secret, "agent": agent_id, "driver": driver,
+                "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources),
+                "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "head": (agent_id, ""),
+                "clustered": False, "port": 0, "stays": False,
+                "worker": {"store_capacity": capacity, "namespace": config.namespace},
+            },
+        )  # fmt: skip
+        store = Store(capacity, driver)
+        undo.callback(store.close)
+        endpoint = make_endpoint(config, directory.path, driver, secret, store)
+        process = Process(driver, "driver", config, loop, store, endpoint)
+        process.sessions.head = agent_id
+        process.locations.machine = own_machine(config, directory.path)
+        process.system.print_log = _print_log
+        try:
+            await endpoint.start(process.connections.accepted)
+            await _agent_is_ready(loop, control, agent, config.spawn_timeout)
+            await process.connections.connect(agent_id)
+        except BaseException:
+            control.close()
+            await process.close()
+            raise
+        undo.pop_all()
+    search_here(search_path())
+    context.set_current(process)
+    return EmbeddedRuntime(config, process, directory, agent, control, last_resort)
+
+
+async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runtime:
+    """Join the cluster whose head listens at `config.address`.
+
+    Args:
+        config: the settings.
+        argument: the token that the program gave, if any.
+        own_host: whether a setting names `config.host`; otherwise the host is our own address on the way to the head.
+    """
+    address = config.address
+    assert address is not None
+    found = find_token(argument, os.environ)
+    if found is None:
+        raise AuthenticationError(
+            f"to join {address} the cluster's token is needed: copy {default_file(os.environ)} from the head's host, "
+            "or set ZCACTOR_TOKEN_FILE or ZCACTOR_TOKEN, or pass token="
+        )
+    token, _ = found
+    head = await identify(address, token, tls_of(config))
+    if not own_host:
+        config = replace(config, host=head.ours)
+    raise_descriptor_limit()
+    watch_forks()
+    with contextlib.ExitStack() as undo:
+        directory = RunDirectory.shared(base_directory(), head.process.hex())
+        undo.callback(directory.remove)
+        loop = asyncio.get_running_loop()
+        driver = ids.new_process()
+        store = Store(config.store_capacity or default_capacity(), driver)
+        undo.callback(store.close)
+        endpoint = make_endpoint(config, directory.path, driver, token, store, clustered=True)
+        problem = problem_of(endpoint)
+        if problem:
+            raise ConnectionLost(f"zc.init: {address} cannot be joined: {problem}")
+        process = Process(driver, "driver", config, loop, store, endpoint)
+        process.sessions.head = head.process
+        process.locations.machine = own_machine(config, directory.path)
+        process.system.print_log = _print_log
+        find_through(endpoint, process.places, process.head, head.address)
+        context.set_current(process)  # the answers to the calls below are unpacked in it
+        try:
+            await endpoint.start(process.connections.accepted)
+            await process.head.ask_members("join_driver", address_of(endpoint), machine_of(directory.path))
+        except BaseException:
+            context.clear_current()
+            await process.close()
+            raise
+        undo.pop_all()
+    search_here(search_path())
+    return JoinedRuntime(config, process, directory, address)
+
+
+async def _agent_is_ready(
+    loop: asyncio.AbstractEventLoop,
+    control: socket.socket,
+    agent: subprocess.Popen[bytes],
+    timeout: float,
+) -> None:
+    control.setblocking(False)
+    try:
+        async with asyncio.timeout(timeout):
+            if await loop.sock_recv(control, 1) == b"r":
+                return
+    except TimeoutError:
+        raise ConnectionLost(f"the node agent did not start within {timeout:g} s (spawn_timeout)") from None
+    except ConnectionResetError:  # the agent ended before it had read all of its setup
+        pass
+    end_agent(agent)
+    raise ConnectionLost(
+        f"the node agent ended at its start with status {agent.returncode}; its own error is printed above"
+    )
+
+
+async def shutdown() -> None:
+    """End every actor of this program, its embedded node, and the runtime of this process. Received arrays stay valid.
+
+    Idle actors are closed in order within `Config.shutdown_timeout` seconds; then the rest is killed. In a cluster that
+    the program has joined, the cluster and its detached actors go on.
+
+    Raises:
+        NotInitialized: the runtime is not running in this process.
+
+    Cancelling `shutdown` still ends everything, but kills actors instead of closing them.
+    """
+    global _runtime
+    if _runtime is None:
+        raise NotInitialized("zc.shutdown: the runtime is not running in this process")
+    runtime, _runtime = _runtime, None
+    if runtime.process.loop is not asyncio.get_running_loop():
+        runtime.end_now()  # its own loop cannot be used from here
+        return
+    await runtime.aclose()
+
+
+def resources_of(config: Config, custom: Mapping[str, float]) -> dict[str, float]:
+    """The resources of a node, amounts by name: those in `config` or else those of the machine, and the `custom`
+    ones."""
+    gpus = config.num_gpus if config.num_gpus is not None else len(list(Path("/dev").glob("nvidia[0-9]*")))
+    total = {"CPU": float(config.num_cpus if config.num_cpus is not None else len(os.sched_getaffinity(0))), **custom}
+    if gpus:
+        total["GPU"] = float(gpus)
+    return total
+
+
+def _print_log(stream: str, text: str) -> None:
+    """Write an actor's output to the present ``sys.stdout`` or ``sys.stderr`` (a notebook's, a test's capture).
+
+    A notebook shows output at the cell whose context printed it. Our context is that of the cell that called `init`, so
+    the text is printed in an empty context, which stands for the cell that runs now.
+    """
+    contextvars.Context().run(_write, sys.stderr if stream == "stderr" else sys.stdout, text)
+
+
+def _write(file: TextIO | None, text: str) -> None:
+    if file is None:
+        return
+    try:
+        file.write(text)
+    except UnicodeEncodeError:  # a standard output that is not UTF-8
+        encoding = getattr(file, "encoding", None) or "ascii"
+        file.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    file.flush()
+
+
+def _after_fork() -> None:
+    """Forget the runtime in the child of a fork: the node is the parent's."""
+    global _runtime
+    if _runtime is not None:
+        _runtime.forget()
+        _runtime = None
+
+
+def _at_exit() -> None:
+    """End the runtime of a program that exits without `shutdown`, and leave nothing behind."""
+    global _runtime
+    if _runtime is not None:
+        runtime, _runtime = _runtime, None
+        runtime.end_now()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

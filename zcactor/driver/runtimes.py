@@ -1,0 +1,253 @@
+"""The runtime of a program, between `zc.init` and `zc.shutdown`: its own process, and an embedded node or a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from zcactor.control.drain import RESPONSE
+from zcactor.errors import ZcactorError
+from zcactor.process import context
+
+if TYPE_CHECKING:
+    import socket
+
+    from zcactor.assembly.process import Process
+    from zcactor.config import Config
+    from zcactor.workers.orphans import LastResort
+    from zcactor.workers.run_directory import RunDirectory
+
+__all__ = ["EmbeddedRuntime", "JoinedRuntime", "Runtime", "end_agent"]
+
+logger = logging.getLogger("zcactor")
+_AGENT_WORK = 6.0
+"""Seconds that an agent which responds may take beyond the actors' own end, to kill and reap workers and to show the
+last output; see the agent's constants."""
+_AGENT_END = 3.0
+"""Seconds from the agent's last answer, or from the end of its control socket, until it is killed."""
+_END_PATIENCE = 0.5
+"""Seconds after which the end of a program logs what it waits for."""
+_NAMED = 3
+"""Calls that this log line names."""
+
+
+class Runtime(ABC):
+    """The runtime of a program, as `init` returns it: this process, and an embedded node or a joined cluster."""
+
+    def __init__(self, config: Config, process: Process, directory: RunDirectory) -> None:
+        self.config = config
+        self.process = process
+        self._directory = directory
+        self._shell = _notebook()
+        process.use_numpy()
+        if self._shell is not None:
+            self._shell.events.register("pre_run_cell", self._before_cell)
+
+    def _before_cell(self, _: object) -> None:
+        """Use the store for NumPy in a notebook's cell: its context is new, and knows nothing of the one `init` ran
+        in."""
+        self.process.use_numpy()
+
+    @property
+    def node_id(self) -> str:
+        """Id of the node whose agent knows the actors: 32 hexadecimal digits."""
+        return self.process.sessions.head.hex()
+
+    async def aclose(self) -> None:
+        """End this program's actors, and its node where the node is embedded. Idempotent.
+
+        Actors get `Config.shutdown_timeout` seconds. An agent that does not respond is killed a second later.
+        Cancelling skips the orderly part: actors are killed, and all else is still done.
+        """
+        process = self.process
+        process.unseen.close()
+        process.tasks.closing = True  # actors end from here on, and the agent is asked for no cause
+        grace = self.config.shutdown_timeout
+        ending = asyncio.ensure_future(self._end_actors(grace))
+        telling = process.loop.call_later(_END_PATIENCE, self._tell_waiting, grace, asyncio.current_task())
+        try:
+            await asyncio.wait({ending}, timeout=grace)
+            if not ending.done() and await self._responds():
+                await asyncio.wait({ending}, timeout=_AGENT_WORK)
+            if not ending.done():
+                self._give_up()
+        finally:
+            telling.cancel()
+            ending.cancel()
+            ending.add_done_callback(_note_failure)
+            self._let_go()
+            try:
+                await process.close()
+                await self._ended()
+            finally:
+                self.end_now()
+
+    def _tell_waiting(self, grace: float, task: asyncio.Task[Any] | None) -> None:
+        """Log what the end of the program waits for, and how to end at once."""
+        if not self.config.warn_after:
+            return
+        running = list(
+            dict.fromkeys(
+                f"{call.label} in {call.target.label if call.target is not None else call.actor_label}"
+                for session in self.process.sessions.all()
+                for call in session.pending.values()
+                if call.target is not None or call.actor_label
+            )
+        )
+        more = f" and {len(running) - _NAMED} more" if len(running) > _NAMED else ""
+        what = f"{', '.join(running[:_NAMED])}{more}" if running else "the actors to end"
+        again = "again " if task is not None and task.cancelling() else ""
+        logger.warning("waiting up to %g s for %s; Ctrl-C %sends it at once", grace, what, again)
+
+    async def _responds(self) -> bool:
+        """Whether the node agent, which is late, still responds."""
+        process = self.process
+        try:
+            async with asyncio.timeout(RESPONSE):
+                await process.requests.ask(await process.connections.connect(process.sessions.head), "ping")
+        except (TimeoutError, ZcactorError):
+            return False
+        return True
+
+    @abstractmethod
+    async def _end_actors(self, grace: float) -> None:
+        """Ask for the end of the actors, idle ones in order within `grace` seconds."""
+
+    @abstractmethod
+    def _give_up(self) -> None:
+        """Handle a node agent that does not respond."""
+
+    @abstractmethod
+    async def _ended(self) -> None:
+        """Wait for the processes that end by themselves once `_let_go` was called."""
+
+    def _let_go(self) -> None:
+        context.clear_current()
+        self.process.tasks.closing = True
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            shell.events.unregister("pre_run_cell", self._before_cell)
+
+    def end_now(self) -> None:
+        """End without an event loop, at the interpreter's exit or when the loop has been closed. Idempotent."""
+        self._let_go()
+        self._directory.remove()
+        self.process.trimmer.abandon()
+        self.process.sessions.end_leases()
+        self.process.store.close()
+
+    def forget(self) -> None:
+        """Close, in the child of a fork, the descriptors whose end tells other processes that the parent has ended."""
+        self._directory.forget()
+
+
+class EmbeddedRuntime(Runtime):
+    """The runtime of a program with an embedded node, whose agent is our child."""
+
+    def __init__(
+        self, config: Config, process: Process, directory: RunDirectory, agent: subprocess.Popen[bytes],
+        control: socket.socket, last_resort: LastResort,
+    ) -> None:  # fmt: skip
+        super().__init__(config, process, directory)
+        self._agent = agent
+        self._control = control
+        self._last_resort = last_resort
+        self._gone: asyncio.Future[None] = process.loop.create_future()
+        """Done when the agent has ended."""
+        self._pidfd = os.pidfd_open(agent.pid)
+        process.loop.add_reader(self._pidfd, self._agent_ended)
+
+    def __repr__(self) -> str:
+        return f"<zcactor node {self.node_id[:8]}, agent pid {self._agent.pid}>"
+
+    def _agent_ended(self) -> None:
+        self.process.loop.remove_reader(self._pidfd)
+        self._gone.set_result(None)
+        if not self.process.tasks.closing:  # the agent was killed, and its zygote perhaps as well
+            self.process.tasks.start(asyncio.to_thread(self._last_resort.end))
+
+    async def _end_actors(self, grace: float) -> None:
+        await self.process.head.ask_agent("shutdown", grace)
+
+    def _give_up(self) -> None:
+        logger.warning("the node agent, pid %d, does not end and is killed", self._agent.pid)
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def _ended(self) -> None:
+        try:
+            async with asyncio.timeout(_AGENT_END):
+                await asyncio.shield(self._gone)
+        except TimeoutError:
+            self._give_up()
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._control.close()  # the agent ends on this, even after an error here
+
+    def end_now(self) -> None:
+        """See `Runtime.end_now`."""
+        self._let_go()
+        end_agent(self._agent)
+        if self._pidfd >= 0:
+            if not self.process.loop.is_closed():
+                self.process.loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self._last_resort.end()
+        self._last_resort.close()
+        super().end_now()
+
+    def forget(self) -> None:
+        """See `Runtime.forget`."""
+        super().forget()
+        self._control.close()
+        os.close(self._pidfd)
+        self._agent.returncode = 0  # not a child of this process, which cannot wait for it
+
+
+class JoinedRuntime(Runtime):
+    """The runtime of a program that has joined a running cluster."""
+
+    def __init__(self, config: Config, process: Process, directory: RunDirectory, address: str) -> None:
+        super().__init__(config, process, directory)
+        self._address = address
+
+    def __repr__(self) -> str:
+        return f"<zcactor cluster at {self._address}, head {self.node_id[:8]}>"
+
+    async def _end_actors(self, grace: float) -> None:
+        await self.process.head.ask_members("leave_driver", grace)
+
+    def _give_up(self) -> None:
+        """Do nothing: the cluster's head notices that we are gone."""
+
+    async def _ended(self) -> None:
+        """Return at once: the program has no process of its own to wait for."""
+
+
+def _notebook() -> Any:
+    """IPython's shell in a notebook or at an IPython prompt; else None."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
+def _note_failure(ending: asyncio.Future[None]) -> None:
+    if ending.cancelled():
+        logger.debug("the node agent did not answer the request to end the actors in time")
+    elif (error := ending.exception()) is not None:
+        logger.debug("the node agent did not end the actors: %s", error)
+
+
+def end_agent(agent: subprocess.Popen[bytes]) -> None:
+    """Reap the agent, which was asked to end; kill it after `_AGENT_END` seconds."""
+    try:
+        agent.wait(_AGENT_END)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        agent.wait()

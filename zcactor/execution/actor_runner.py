@@ -1,0 +1,486 @@
+"""The runner of one actor in this process, from the call that arrives to the answer that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from zcactor.execution.answers import Answers
+from zcactor.execution.arguments import Arguments
+from zcactor.execution.eager_task import start_eagerly
+from zcactor.execution.generators import AsyncProducer, SyncProducer
+from zcactor.execution.mailbox import Lane, Mailbox
+from zcactor.interface import Interface, MethodKind, MethodSpec
+from zcactor.process.context import call_deadline, current_host
+from zcactor.rpc.incoming import NO_ANSWER, Incoming
+from zcactor.rpc.messages import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from zcactor.execution.home import Home
+    from zcactor.rpc.session import Session
+
+__all__ = ["ActorRunner", "current_call"]
+
+logger = logging.getLogger("zcactor")
+current_call: contextvars.ContextVar[Any] = contextvars.ContextVar("zcactor_current_call", default=None)
+"""The `Incoming` that a task of a system actor serves."""
+
+_ASYNC = int(MethodKind.ASYNC)
+_INLINE = int(MethodKind.INLINE)
+_SYNC = int(MethodKind.SYNC)
+_GENERATOR = int(MethodKind.GENERATOR)
+
+
+class ActorRunner:
+    """One actor: its instance, its mailboxes, and how each kind of method runs.
+
+    Args:
+        process: this process.
+        index: the actor's number in this process, which CALL frames carry.
+        actor_class: its class.
+        label: the actor's name in messages.
+        options: its options; see `zcactor.options.ActorDeclaration`.
+        info: the result of `zc.current_actor` in its methods.
+        interface: the interface of `actor_class`, where it is known already.
+    """
+
+    def __init__(
+        self, process: Home, index: int, actor_class: type, label: str, options: Mapping[str, Any], info: Any = None,
+        interface: Interface | None = None,
+    ) -> None:  # fmt: skip
+        self.process = process
+        self.index = index
+        self.actor_class = actor_class
+        self.label = label
+        self.info = info
+        self.interface = Interface.of(actor_class) if interface is None else interface
+        self.instance: Any = None
+        self.stopping = False
+        """Whether the actor refuses further calls."""
+        self._closed = False
+        self._methods: list[Callable[..., Any]] = []
+        self._plain: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
+        """For `receive_plain`: the methods with their kinds and mailboxes; empty when no call may start."""
+        self._pack = process.marshaller.pack
+        self._answers = Answers(label, process.marshaller, process.pushes.value, self._answered)
+        self._arguments = Arguments(process.marshaller, self.unblocked)
+        self._drained: asyncio.Future[None] | None = None
+        self._loop = process.loop
+        self._is_system = index <= process.last_system_index
+        self._context = contextvars.copy_context()
+        self._context.run(current_host.set, self)
+        if not self._is_system:
+            self._context.run(process.use_numpy)
+        self._run_in_context = self._context.run
+        limit: int | None = options.get("max_concurrency")
+        groups: Mapping[str, int] = options.get("concurrency_groups") or {}
+        self._threads = process.crew or (process.threads if options.get("process") == "shared" else None)
+        self._mailboxes = {"": self._mailbox("", limit or 1, limit or process.config.max_concurrency_async)}
+        for name, size in groups.items():
+            self._mailboxes[name] = self._mailbox(name, size, size)
+        self._by_code: list[Mailbox] = []
+        self._specs = self.interface.methods
+        for spec in self._specs:
+            mailbox = self._mailboxes.get(spec.group)
+            if mailbox is None:
+                raise ValueError(
+                    f"{spec.label} is in concurrency group {spec.group!r}, which its actor does not declare "
+                    f"(declared: {', '.join(groups) or 'none'}); "
+                    f"use @zc.actor(concurrency_groups={{{spec.group!r}: n}})"
+                )
+            self._by_code.append(mailbox)
+
+    def _mailbox(self, name: str, sync_limit: int, async_limit: int) -> Mailbox:
+        return Mailbox(
+            f"{self.label}{'.' if name else ''}{name}",
+            self.process.loop,
+            sync_limit,
+            async_limit,
+            steps_out=self.interface.is_async,
+            run_sync=self._run_sync,
+            start_async=self._start_async,
+            run_inline=self._run_inline,
+            enter_thread=self._enter_thread,
+            threads=self._threads,
+        )
+
+    def mailbox_of(self, code: int) -> Mailbox:
+        """The mailbox in which calls of method number `code` queue."""
+        return self._by_code[code]
+
+    # ---------------------------------------------------------------- life
+
+    def adopt(self, instance: Any) -> None:
+        """Use `instance`, which was made elsewhere."""
+        self.instance = instance
+        self._methods = [getattr(instance, spec.name) for spec in self._specs]
+        self._plain = [
+            (method, spec.kind, mailbox)
+            for method, spec, mailbox in zip(self._methods, self._specs, self._by_code, strict=True)
+        ]
+
+    async def construct(self, make: Callable[[], Any]) -> None:
+        """Run ``make()`` in the actor's thread, where its sync methods run too, then ``__aenter__`` if the actor has
+        one.
+
+        Raises the exceptions of the constructor.
+        """
+        instance = await self._mailboxes[""].run(make)
+        self.adopt(instance)
+        enter = getattr(instance, "__aenter__", None)
+        if enter is not None:
+            await self.process.loop.create_task(enter(), context=self._context.copy())
+
+    async def stop(self) -> None:
+        """Run the queued calls, refuse later ones, run ``__aexit__`` or ``close()``, and end the threads."""
+        await asyncio.sleep(0)  # take in the calls sent before the request to stop, which are in the sockets
+        await asyncio.sleep(0)
+        self.stopping = True
+        self._plain = ()
+        if self.busy:
+            self._drained = self.process.loop.create_future()
+            await self._drained
+        await self._leave()
+        await self.process.requests.delivered(self.process.sessions)
+        self.close()
+
+    async def _leave(self) -> None:
+        leave = getattr(self.instance, "__aexit__", None)
+        arguments: tuple[Any, ...] = (None, None, None)
+        if leave is None:
+            leave, arguments = getattr(self.instance, "close", None), ()
+        if leave is None or not callable(leave):
+            return
+        try:
+            if inspect.iscoroutinefunction(leave):
+                await self.process.loop.create_task(leave(*arguments), context=self._context.copy())
+            else:
+                await self._mailboxes[""].run(lambda: leave(*arguments))
+        except Exception:  # a user's close() may raise anything; the actor ends all the same, and the log says why
+            logger.exception("%s raised while it was being closed", self.label)
+
+    def close(self) -> None:
+        """End at once: cancel tasks, refuse queued calls, and leave a running sync method to finish."""
+        self.stopping = self._closed = True
+        self._plain = ()
+        for session in list(self.process.sessions.all()):
+            for incoming in list(session.incoming.values()):
+                if incoming.host is self:
+                    incoming.cancelled = True
+                    if incoming.started:
+                        self._answers.status(incoming, Status.KILLED)
+                    else:
+                        self._refuse(incoming)
+                    if incoming.task is not None:
+                        incoming.task.cancel()
+        for mailbox in self._mailboxes.values():
+            mailbox.close()
+        self._methods = []
+        self.instance = None
+
+    def _enter_thread(self) -> None:
+        current_host.set(self)
+        if not self._is_system:
+            self.process.use_numpy()
+
+    # ---------------------------------------------------------------- taking calls
+
+    def receive(self, incoming: Incoming) -> None:
+        """Take a call that has arrived. On the loop's thread."""
+        incoming.host = self
+        if self.stopping:
+            self._refuse(incoming)
+            return
+        if incoming.code >= len(self._methods):
+            self._answers.failure(incoming, AttributeError(f"{self.label} has no method number {incoming.code}"))
+            return
+        if incoming.timeout_ns:
+            incoming.deadline = self.process.loop.time() + incoming.timeout_ns * 1e-9
+        if incoming.parts and not incoming.blockers:
+            self._arguments.prepare(incoming)
+        self._by_code[incoming.code].submit(incoming, self._specs[incoming.code])
+
+    def receive_plain(self, session: Session, call_id: int, code: int, timeout_ns: int, args: list[Any]) -> None:
+        """Take a call with plain arguments that has arrived, as `receive` does. The native part calls this.
+
+        A call that can start at once starts right here. That repeats `Mailbox.submit` and the functions below it,
+        because after a context switch each Python function on the way costs a multiple of its warm time.
+        """
+        plain, lane = self._plain, None
+        if code < len(plain) and not timeout_ns:
+            method, kind, mailbox = plain[code]
+            lane = mailbox.lanes.get(session)
+            if lane is not None and (
+                lane.held
+                or (kind != _SYNC and (lane.put != lane.started or mailbox.async_running >= mailbox.async_limit))
+            ):
+                lane = None
+        if lane is not None and kind == _INLINE and not lane.async_unstarted:
+            try:
+                result = self._run_in_context(method, *args)
+                args.clear()  # leases that the method did not keep go back with the answer
+                answered = result is NO_ANSWER or session.wire.answer(call_id, result)
+            except BaseException as error:
+                incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
+                self._answers.failure(incoming, error)
+                return
+            if not answered:
+                incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, b"")
+                self._answer_inline(incoming, result)
+            return
+        incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
+        if lane is not None and kind == _SYNC and not lane.async_unstarted:
+            incoming.host = self
+            mailbox.hand_over(incoming, self._specs[code], lane)
+            return
+        if lane is not None and kind == _ASYNC:
+            incoming.host = self
+            mailbox.async_running += 1
+            lane.async_unstarted += 1
+            task = start_eagerly(self._run_async(incoming, lane, mailbox), self._loop, self._context.copy())
+            if task is not None:
+                incoming.task = task
+            return
+        incoming.timeout_ns = timeout_ns
+        self.receive(incoming)
+
+    def receive_linked(
+        self, session: Session, call_id: int, code: int, timeout_ns: int, args: list[Any],
+        forwards: Sequence[tuple[int, int, bytes]] | None,
+    ) -> None:  # fmt: skip
+        """Take a call as `receive_plain` does, with promises among its arguments or FORWARD frames."""
+        incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
+        incoming.timeout_ns = timeout_ns
+        for forward in forwards or ():
+            self.process.pushes.forward(incoming, *forward)
+        self.receive_values(incoming, args)
+
+    def receive_values(self, incoming: Incoming, args: list[Any]) -> None:
+        """Take a call whose arguments have come one by one: plain values, and promises that are done."""
+        self._arguments.wait(incoming, args)
+        self.receive(incoming)
+
+    def unblocked(self, incoming: Incoming) -> None:
+        """Go on with a call whose last lease or promise among the arguments has arrived."""
+        if incoming.host is not self or self._closed:
+            return
+        self._arguments.prepare(incoming)
+        if not incoming.blockers:
+            self._by_code[incoming.code].unblocked(incoming, self._specs[incoming.code])
+
+    # ---------------------------------------------------------------- running
+
+    def _run_sync(self, incoming: Incoming, spec: MethodSpec, more: bool) -> None:
+        """Run a sync method; in the actor's thread."""
+        incoming.started = True
+        if incoming.cancelled:
+            self._answers.status(incoming, Status.CANCELLED)
+            return
+        if spec.kind == _GENERATOR:
+            self._start_generator(incoming, spec)
+            return
+        session = incoming.session
+        held = session.hold_releases()
+        try:
+            if incoming.deadline:
+                call_deadline.set(incoming.deadline)
+            try:
+                payload = incoming.payload
+                if type(payload) is list:  # as in `Arguments.take`, with one function call less
+                    incoming.payload = b""
+                    result = self._methods[incoming.code](*payload)
+                    payload = None  # leases that the method did not keep go back with the answer
+                else:
+                    payload = None
+                    args, kwargs = self._arguments.take(incoming)
+                    result = self._methods[incoming.code](*args, **kwargs)
+                    incoming.payload = b""
+                    del args, kwargs
+            finally:
+                if incoming.deadline:
+                    call_deadline.set(None)
+            if type(result) is CoroutineType:  # a plain function that returns a coroutine, as some decorators make
+                self.process.loop.call_soon_threadsafe(self._adopt_coroutine, incoming, result)
+                return
+            wire = session.wire
+            if incoming.forwards is not None or wire is None or not wire.respond(incoming.id, result, more):
+                self._answers.value(incoming, result, more=more)
+            elif self.stopping:  # after the answer, because the loop may have set it meanwhile
+                self._answered()
+            del result
+        except BaseException as error:
+            self._answers.failure(incoming, error, more=more)
+        finally:
+            if held:
+                session.unhold_releases()
+
+    def _run_inline(self, incoming: Incoming, spec: MethodSpec) -> None:
+        incoming.started = True
+        try:
+            args, kwargs = self._arguments.take(incoming)
+            result = self._run_in_context(self._methods[incoming.code], *args, **kwargs)
+            incoming.payload = b""
+            del args, kwargs
+        except BaseException as error:
+            self._answers.failure(incoming, error)
+        else:
+            self._answer_inline(incoming, result)
+
+    def _answer_inline(self, incoming: Incoming, result: Any) -> None:
+        try:
+            self._answers.value(incoming, result)
+        except BaseException as error:
+            self._answers.failure(incoming, error)
+
+    def _start_async(self, incoming: Incoming, spec: MethodSpec, lane: Lane) -> None:
+        run = self._run_async if spec.kind == _ASYNC else self._run_stream
+        mailbox = self._by_code[spec.code]
+        task = start_eagerly(run(incoming, lane, mailbox), self._loop, self._context.copy())
+        if task is not None:
+            incoming.task = task
+
+    def _enter(self, incoming: Incoming) -> None:
+        """Prepare a call inside its task, before it runs: its cancellation, its deadline, the current call."""
+        if incoming.cancelled:
+            raise asyncio.CancelledError
+        if incoming.deadline:
+            call_deadline.set(incoming.deadline)
+        if self._is_system:
+            current_call.set(incoming)
+
+    async def _run_async(self, incoming: Incoming, lane: Lane, mailbox: Mailbox) -> None:
+        lane.async_unstarted -= 1
+        if lane.held:
+            mailbox.pump(lane)
+        try:
+            if self._is_system or incoming.deadline or incoming.cancelled:
+                self._enter(incoming)
+            incoming.started = True
+            payload = incoming.payload
+            if type(payload) is list:
+                incoming.payload = b""
+                result = await self._methods[incoming.code](*payload)
+                payload = None
+            else:
+                payload = None
+                args, kwargs = self._arguments.take(incoming)
+                result = await self._methods[incoming.code](*args, **kwargs)
+                del args, kwargs
+            wire = incoming.session.wire
+            plain = wire is not None and not self.stopping and incoming.forwards is None
+            if not plain or not wire.respond(incoming.id, result, False):
+                self._answers.value(incoming, result)
+            del result
+        except asyncio.CancelledError as error:
+            if incoming.cancelled:
+                self._answers.status(incoming, Status.CANCELLED)
+            else:
+                self._answers.failure(incoming, error)
+        except BaseException as error:
+            self._answers.failure(incoming, error)
+        mailbox.async_running -= 1
+        if mailbox.async_running + 1 == mailbox.async_limit:
+            mailbox.pump_all()
+
+    def _adopt_coroutine(self, incoming: Incoming, coroutine: Any) -> None:
+        async def finish() -> None:
+            try:
+                self._answers.value(incoming, await coroutine)
+            except BaseException as error:
+                self._answers.failure(incoming, error)
+
+        incoming.task = self.process.loop.create_task(finish(), context=self._context.copy())
+
+    # ---------------------------------------------------------------- streams
+
+    async def _run_stream(self, incoming: Incoming, lane: Lane, mailbox: Mailbox) -> None:
+        mailbox.task_began(lane)
+        try:
+            incoming.started = True
+            if incoming.cancelled:
+                raise asyncio.CancelledError
+            if incoming.deadline:
+                call_deadline.set(incoming.deadline)
+            args, kwargs = self._arguments.take(incoming)
+            generator = self._methods[incoming.code](*args, **kwargs)
+            del args, kwargs
+            producer = AsyncProducer(incoming, self._pack)
+            incoming.stream = producer
+            await producer.run(generator)
+        except asyncio.CancelledError as error:
+            if incoming.cancelled:
+                self._answers.status(incoming, Status.CANCELLED)
+            else:
+                self._answers.failure(incoming, error)
+        except BaseException as error:
+            self._answers.failure(incoming, error)
+        else:
+            self._answers.status(incoming, Status.STREAM_END)
+        finally:
+            mailbox.task_ended()
+
+    def _start_generator(self, incoming: Incoming, spec: MethodSpec) -> None:
+        try:
+            args, kwargs = self._arguments.take(incoming)
+            generator = self._methods[incoming.code](*args, **kwargs)
+        except BaseException as error:
+            self._answers.failure(incoming, error)
+            return
+        incoming.stream = SyncProducer(
+            incoming,
+            generator,
+            self._pack,
+            self._by_code[incoming.code].post,
+            ended=lambda status: self._answers.status(incoming, status),
+            failed=lambda error: self._answers.failure(incoming, error),
+        )
+        incoming.stream.step()
+
+    # ---------------------------------------------------------------- the ends of calls
+
+    def _refuse(self, incoming: Incoming) -> None:
+        """Refuse a call that will not start. Where the whole process ends, the end of the connection answers: the
+        caller then asks the node agent, which knows whether the actor starts again elsewhere."""
+        if self.process.leaving:
+            incoming.host = None  # no end of a process waits for this call
+        else:
+            self._answers.status(incoming, Status.STOPPED)
+
+    def _answered(self) -> None:
+        """Note the end of a call. From any thread."""
+        if not self.stopping:
+            return
+        if threading.get_ident() != self.process.thread:
+            self.process.loop.call_soon_threadsafe(self._answered)
+        elif self._drained is not None and not self._drained.done() and not self.busy:
+            self._drained.set_result(None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call to this actor is open."""
+        return any(
+            incoming.host is self
+            for session in self.process.sessions.all()
+            for incoming in list(session.incoming.values())
+        )
+
+    def cancel(self, incoming: Incoming) -> None:
+        """Cancel a call whose caller has cancelled it, or is gone. On the loop's thread."""
+        if incoming.stream is not None:
+            incoming.stream.close()
+        if incoming.task is not None:
+            incoming.task.cancel()
+        elif not incoming.started and (self._by_code[incoming.code].drop_held(incoming) or incoming.blockers):
+            self._answers.status(incoming, Status.CANCELLED)
+
+    def session_closed(self, session: Any) -> None:
+        """Forget a caller whose connection is gone."""
+        for mailbox in self._mailboxes.values():
+            mailbox.forget(session)

@@ -1,0 +1,97 @@
+"""The answers to an actor's calls: a result, a status or a failure, each of which reaches the caller in some form."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.errors import ConnectionLost
+from zcactor.execution.failure import Failure, pack_as_text
+from zcactor.rpc.incoming import NO_ANSWER
+from zcactor.rpc.messages import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zcactor.marshal import Marshaller
+    from zcactor.rpc.incoming import Incoming
+
+__all__ = ["Answers"]
+
+logger = logging.getLogger("zcactor")
+
+_FRAME_HEAD: Final = 4096
+"""Bytes of a frame beside its payload, at most: 128 releases of 16 bytes, and some 80 bytes of fields."""
+_OK = int(Status.OK)
+
+
+class Answers:
+    """The sender of an actor's answers. Its methods may be called from any thread.
+
+    Args:
+        label: the actor's name in messages.
+        marshaller: packs results and failures.
+        push: pushes results to other processes; see `zcactor.objects.pushes.Pushes.value`.
+        sent: called after each answer.
+    """
+
+    def __init__(
+        self, label: str, marshaller: Marshaller, push: Callable[[Incoming, Any], Any], sent: Callable[[], None]
+    ) -> None:
+        self._label = label
+        self._push = push
+        self._pack = marshaller.pack
+        self._sent = sent
+
+    def value(self, incoming: Incoming, value: Any, *, more: bool = False) -> None:
+        """Answer with a result. An exception of packing it is raised, and then no answer was sent.
+
+        Args:
+            incoming: the call.
+            value: the result of its method; `zcactor.rpc.incoming.NO_ANSWER` only closes the call.
+            more: another answer follows at once.
+        """
+        session = incoming.session
+        if value is NO_ANSWER:
+            session.incoming.pop(incoming.id, None)
+        elif incoming.forwards is not None and not incoming.cancelled and incoming.id in session.incoming:
+            pushed, payload, parts, flags = self._push(incoming, value)
+            if parts is None and (session.wire is None or not session.wire.respond(incoming.id, value, more, pushed)):
+                payload, parts, flags = self._pack(value, session.connection.eager_limit)
+            if parts is not None:
+                session.respond(incoming, _OK, payload, parts, flags, more=more, pushed=pushed)
+        elif session.wire is None or not session.wire.respond(incoming.id, value, more):
+            payload, parts, flags = self._pack(value, incoming.session.connection.eager_limit)
+            del value
+            session.respond(incoming, _OK, payload, parts, flags, more=more)
+        self._sent()
+
+    def status(self, incoming: Incoming, status: int) -> None:
+        """Answer with a status alone."""
+        try:
+            incoming.session.respond(incoming, status, b"", (), 0)
+        except BaseException as error:  # memory is short, for example
+            self.failure(incoming, error)
+            return
+        self._sent()
+
+    def failure(self, incoming: Incoming, error: BaseException, *, more: bool = False) -> None:
+        """Answer with an exception. The traceback's frames are cleared, or they would keep arguments alive."""
+        session = incoming.session
+        failure = Failure(error, getattr(error, "__zcactor_label__", self._label))
+        try:
+            payload, parts, flags = self._pack(failure)
+            session.respond(incoming, Status.ERROR, payload, parts, flags, more=more)
+        except BaseException as unsendable:  # the store is full, or an object in the exception is lost
+            self._as_text(incoming, failure, unsendable)
+        error.__traceback__ = None
+        self._sent()
+
+    def _as_text(self, incoming: Incoming, failure: Failure, unsendable: BaseException) -> None:
+        session = incoming.session
+        try:
+            payload = pack_as_text(failure, unsendable, session.connection.max_frame - _FRAME_HEAD)
+            session.respond(incoming, Status.ERROR, payload, (), 0)
+        except BaseException as error:  # even the text failed: the end of the connection tells the caller
+            logger.exception("%s: a call could not be answered", self._label)
+            session.fail(ConnectionLost(f"a call of {self._label} could not be answered: {error!r}", True))

@@ -1,0 +1,139 @@
+"""Start a coroutine at once, and make a task of it only if it has to wait.
+
+Many async methods never suspend: they look something up and return. From Python 3.12 on asyncio starts such tasks
+eagerly (``Task(eager_start=True)``); for 3.11 this module does the same by its own means. Measured on one core, a call
+of an async method that returns at once takes 4 us less: no entry in the registry of tasks, no extra turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import types
+from asyncio.tasks import _enter_task, _leave_task
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+    from contextvars import Context
+
+__all__ = ["start_eagerly"]
+
+_new_task = asyncio.Task.__new__
+
+
+def start_eagerly(
+    coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: Context
+) -> asyncio.Task[None] | None:
+    """Run `coroutine` up to its first suspension, as the current task.
+
+    Args:
+        coroutine: not started; the caller gets none of its exceptions, which the task holds as always.
+        loop: the running loop.
+        context: the context of all its steps.
+
+    Returns:
+        The task that goes on with the coroutine; None when the coroutine has ended.
+    """
+    if sys.version_info >= (3, 12):
+        task = asyncio.Task(coroutine, loop=loop, context=context, eager_start=True)
+        return None if task.done() else task
+    task = _new_task(_EagerTask)
+    task.begun = (coroutine, loop, context)
+    running = None
+    try:
+        _enter_task(loop, task)
+    except RuntimeError:  # the caller is in another task
+        running = asyncio.current_task(loop)
+        assert running is not None
+        _leave_task(loop, running)
+        _enter_task(loop, task)
+    try:
+        task.waiting = context.run(coroutine.send, None)
+    except StopIteration:
+        task.ended = True
+        return None
+    finally:
+        _leave_task(loop, task)
+        if running is not None:
+            _enter_task(loop, running)
+    if asyncio.isfuture(task.waiting):  # until the task takes its step, others may begin to await the same future
+        task.waiting._asyncio_future_blocking = False
+    if task.begun is not None:
+        task.become()
+    return task
+
+
+class _EagerTask(asyncio.Task[None]):
+    """The result of ``asyncio.current_task`` in the first step: a task that is not registered yet.
+
+    It becomes a full task (registered, with a callback in the loop) when a second step follows, or when the first step
+    uses any of its methods, as `asyncio.timeout` and ``TaskGroup`` do.
+    """
+
+    begun: tuple[Coroutine[Any, Any, None], asyncio.AbstractEventLoop, Context] | None = None
+    """The arguments of the full task; None once it is one."""
+    waiting: Any = None
+    """The future that the first step suspended on."""
+    ended = False
+    """Whether the first step was the last."""
+
+    def become(self) -> None:
+        """Become a full task. Its first turn in the loop comes after the first step."""
+        assert self.begun is not None
+        coroutine, loop, context = self.begun
+        self.begun = None
+        rest = _rest(coroutine, self)
+        rest.send(None)  # into its ``try``, where a cancellation before its turn is thrown
+        super().__init__(rest, loop=loop, context=context)
+
+
+def _becoming(name: str) -> Callable[..., Any]:
+    inherited = getattr(asyncio.Task, name)
+
+    @functools.wraps(inherited)
+    def method(self: _EagerTask, *args: Any, **kwargs: Any) -> Any:
+        if self.begun is not None:
+            self.become()
+        return inherited(self, *args, **kwargs)
+
+    return method
+
+
+for _name in (
+    "__await__", "__iter__", "__repr__", "add_done_callback", "cancel", "cancelled", "cancelling", "done", "exception",
+    "get_coro", "get_loop", "get_name", "get_stack", "print_stack", "remove_done_callback", "result", "set_name",
+    "uncancel",
+):  # fmt: skip
+    setattr(_EagerTask, _name, _becoming(_name))
+
+
+@types.coroutine
+def _rest(coroutine: Coroutine[Any, Any, None], task: _EagerTask) -> Generator[Any, Any, None]:
+    """The steps of `coroutine` after the first step of `task`."""
+    try:
+        yield
+        if task.ended:
+            return
+        waiting = task.waiting
+        if asyncio.isfuture(waiting):
+            waiting._asyncio_future_blocking = True  # as `await` leaves it for the step of a task
+        yield waiting
+    except GeneratorExit:  # the task was dropped; its coroutine may have been closed before it
+        coroutine.close()
+        raise
+    except BaseException as error:
+        if task.ended:
+            return
+        if isinstance(error, asyncio.CancelledError) and asyncio.isfuture(task.waiting):
+            task.waiting.cancel()
+        try:
+            task.waiting = coroutine.throw(error)
+        except StopIteration:
+            return
+        rest = _rest(coroutine, task)
+        rest.send(None)
+        yield from rest
+    else:
+        yield from coroutine

@@ -1,0 +1,29 @@
+"""The process of an actor, as its runner needs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from zcactor.process.context import LocalProcess
+
+if TYPE_CHECKING:
+    from zcactor.execution.threads import Runner, Threads
+    from zcactor.objects.pushes import Pushes
+    from zcactor.peers.requests import Requests
+
+__all__ = ["Home"]
+
+
+class Home(LocalProcess, Protocol):
+    """The parts of the process that a runner needs, beside those of `LocalProcess`."""
+
+    crew: Runner | None
+    threads: Threads
+    last_system_index: int
+    leaving: bool
+
+    pushes: Pushes
+
+    @property
+    def requests(self) -> Requests:
+        """Calls to system actors of peers."""

@@ -1,0 +1,380 @@
+"""A mailbox: the order in which an actor's calls start, and the threads that its sync methods run in.
+
+The promised order is per caller: its calls *start* in the order they were made, sync and async alike. So each caller
+has a lane. A call that cannot start yet (an argument has not arrived, an earlier sync call still waits for the thread,
+the limit is reached) is held in its lane, and everything behind it with it. Lanes do not wait for each other. On an
+actor with async methods, a call whose arguments have not arrived steps out of its lane instead.
+
+Sync calls whose turn has come go into one queue that the actor's thread empties by itself: between two of them the loop
+takes no part. An actor in a shared process has no thread of its own: one of the process's threads empties its queue, in
+the actor's own context (NumPy's allocator is set there). The loop's thread alone writes a lane, except for
+`Lane.started`, which the threads count up.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from collections import deque
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from zcactor.interface import MethodKind, MethodSpec
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from zcactor.execution.threads import Runner
+    from zcactor.rpc.incoming import Incoming
+
+__all__ = ["Lane", "Mailbox"]
+
+logger = logging.getLogger("zcactor")
+
+_THREADED = frozenset({int(MethodKind.SYNC), int(MethodKind.GENERATOR)})
+_INLINE = int(MethodKind.INLINE)
+
+
+class Lane:
+    """One caller's calls to one mailbox."""
+
+    __slots__ = ("async_unstarted", "held", "pumping", "put", "started")
+
+    def __init__(self) -> None:
+        self.put = 0
+        """Sync calls handed to the thread."""
+        self.started = 0
+        """The number of these that the thread has begun."""
+        self.async_unstarted = 0
+        """Tasks whose first step has not run."""
+        self.pumping = False
+        """Whether `Mailbox.pump` is at work on the lane: calls that start inside it must not pump again, or they would
+        nest."""
+        self.held: deque[tuple[Incoming, MethodSpec]] = deque()
+
+
+class Mailbox:
+    """The calls to one actor, or to one of its concurrency groups.
+
+    Args:
+        name: of the threads, for debuggers.
+        loop: the actor's loop.
+        sync_limit: the number of threads, that is of sync calls at the same time.
+        async_limit: the number of async calls at the same time.
+        run_sync: ``run_sync(incoming, spec, more)`` runs a call in the thread; `more` says that another call waits.
+        start_async: ``start_async(incoming, spec, lane)`` makes the task.
+        run_inline: ``run_inline(incoming, spec)`` runs a call on the loop.
+        enter_thread: called at each thread's start; with `threads` once in each context of methods.
+        threads: threads for the sync calls; None for threads of the mailbox's own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        sync_limit: int,
+        async_limit: int,
+        *,
+        steps_out: bool,
+        run_sync: Callable[[Incoming, MethodSpec, bool], None],
+        start_async: Callable[[Incoming, MethodSpec, Lane], None],
+        run_inline: Callable[[Incoming, MethodSpec], None],
+        enter_thread: Callable[[], None],
+        threads: Runner | None = None,
+    ) -> None:
+        self.name = name
+        self.loop = loop
+        self.sync_limit = sync_limit
+        self.async_limit = async_limit
+        self.steps_out = steps_out
+        self._run_sync = run_sync
+        self._start_async = start_async
+        self._run_inline = run_inline
+        self._enter_thread = enter_thread
+        self.lanes: dict[Any, Lane] = {}
+        """The lanes by the caller's session."""
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._shared = threads
+        self._turns = 0
+        """Shared threads that empty the queue, or are about to."""
+        self._contexts: list[contextvars.Context] = []
+        """The contexts of calls on shared threads: one for each turn at the same time."""
+        self._count_lock = threading.Lock()
+        self._open = 0
+        """Calls that are queued for the threads or run in one; counted while threads may be added."""
+        self.async_running = 0
+        self._closed = False
+
+    def submit(self, incoming: Incoming, spec: MethodSpec) -> None:
+        """Take a call. It starts now, or when its turn comes."""
+        lane = self.lanes.get(incoming.session)
+        if lane is None:
+            # Calls by another connection of the same caller come after those by its first one.
+            lane = self.lanes[incoming.session] = self.lanes.get(getattr(incoming.session, "twin", None)) or Lane()
+        if incoming.blockers:
+            if not self.steps_out:  # else `unblocked` brings it back
+                lane.held.append((incoming, spec))
+        elif lane.held:
+            lane.held.append((incoming, spec))
+        # The conditions of `_may_start` and the steps of `_start`, repeated for a call that can start at once, as most
+        # can.
+        elif spec.kind in _THREADED:
+            if lane.async_unstarted:
+                lane.held.append((incoming, spec))
+            else:
+                self.hand_over(incoming, spec, lane)
+        elif lane.put != lane.started or self.async_running >= self.async_limit:
+            lane.held.append((incoming, spec))
+            if lane.put == lane.started:  # the thread may have caught up before it could see the held call
+                self._pump(lane)
+        elif spec.kind == _INLINE:
+            if lane.async_unstarted:
+                lane.held.append((incoming, spec))
+            else:
+                self._run_inline(incoming, spec)
+        else:
+            self.async_running += 1
+            lane.async_unstarted += 1
+            self._start_async(incoming, spec, lane)
+
+    def hand_over(self, incoming: Incoming, spec: MethodSpec, lane: Lane) -> None:
+        """Give a call that may start to the thread."""
+        lane.put += 1
+        if len(self._threads) < self.sync_limit:
+            self._grow()
+        self._queue.put((incoming, spec, lane))
+        if self._shared is not None:
+            self._take_turn()
+
+    def unblocked(self, incoming: Incoming, spec: MethodSpec) -> None:
+        """Go on with a call whose last argument has arrived."""
+        if self.steps_out:
+            self.submit(incoming, spec)
+        else:
+            lane = self.lanes.get(incoming.session)
+            if lane is not None:
+                self._pump(lane)
+
+    def _may_start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> bool:
+        if incoming.blockers:
+            return False
+        if spec.kind in _THREADED:
+            return lane.async_unstarted == 0
+        if lane.put != lane.started or self.async_running >= self.async_limit:
+            return False
+        return lane.async_unstarted == 0 or spec.kind != _INLINE
+
+    def _start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> None:
+        kind = spec.kind
+        if kind in _THREADED:
+            self.hand_over(incoming, spec, lane)
+        elif kind == _INLINE:
+            self._run_inline(incoming, spec)
+        else:
+            self.async_running += 1
+            lane.async_unstarted += 1
+            self._start_async(incoming, spec, lane)
+
+    def pump(self, lane: Lane) -> None:
+        """Start the calls of a lane that can start, after the present step of the loop: a task that calls this in its
+        first step stays ahead of them."""
+        self.loop.call_soon(self._pump, lane)
+
+    def _pump(self, lane: Lane) -> None:
+        if lane.pumping:
+            return
+        lane.pumping = True
+        held = lane.held
+        try:
+            while held and self._may_start(lane, *held[0]):
+                self._start(lane, *held.popleft())
+        finally:
+            lane.pumping = False
+
+    def pump_all(self) -> None:
+        """Start the calls that a full limit has held up."""
+        for session, lane in list(self.lanes.items()):
+            if self.async_running >= self.async_limit:
+                return
+            if lane.held:
+                del self.lanes[session]  # to the back, or the first caller would always be served first
+                self.lanes[session] = lane
+                self._pump(lane)
+
+    def task_began(self, lane: Lane) -> None:
+        """Note that the first step of an async call is about to run."""
+        lane.async_unstarted -= 1
+        if lane.held:
+            self.pump(lane)
+
+    def task_ended(self) -> None:
+        """Note the end of an async call."""
+        self.async_running -= 1
+        if self.async_running + 1 == self.async_limit:
+            self.pump_all()
+
+    def forget(self, session: Any) -> None:
+        """Forget a caller that is gone: its held calls never start."""
+        lane = self.lanes.pop(session, None)
+        if lane is not None and lane.held:
+            kept = [entry for entry in lane.held if entry[0].session is not session]  # its twin's
+            lane.held.clear()
+            lane.held.extend(kept)
+            self._pump(lane)
+
+    def drop_held(self, incoming: Incoming) -> bool:
+        """Take a cancelled call out of its lane; False when it is not held there."""
+        lane = self.lanes.get(incoming.session)
+        if lane is None:
+            return False
+        for entry in lane.held:
+            if entry[0] is incoming:
+                lane.held.remove(entry)
+                self._pump(lane)
+                return True
+        return False
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Run `work` in the actor's thread, behind the queued calls."""
+        if len(self._threads) < self.sync_limit:
+            self._grow()
+        self._queue.put(work)
+        if self._shared is not None:
+            self._take_turn()
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Call `function` in the actor's thread, behind the queued calls. Returns its result, or raises its exception.
+
+        Cancelling does not stop the function.
+        """
+        loop = self.loop
+        done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result((value, error))
+
+        def work() -> None:
+            try:
+                value = function()
+            except BaseException as error:
+                loop.call_soon_threadsafe(settle, None, error)
+            else:
+                loop.call_soon_threadsafe(settle, value, None)
+
+        self.post(work)
+        value, error = await done
+        if error is not None:
+            raise error
+        return value
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held, queued for the thread or running as a task. (A running sync call shows only in the
+        open call of its caller.)"""
+        return self._queue.empty() and self.async_running == 0 and not any(lane.held for lane in self.lanes.values())
+
+    def _grow(self) -> None:
+        """Count a call that is about to be queued, and add a thread if all are busy. Called below the limit only:
+        threads do not end, so the count serves no purpose above it."""
+        if self._shared is not None:
+            return
+        with self._count_lock:
+            self._open += 1
+            if self._closed or self._open <= len(self._threads):
+                return
+            self._add_thread()
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"{self.name}-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        self._enter_thread()
+        queue = self._queue
+        get, empty, lock = queue.get, queue.empty, self._count_lock
+        while True:
+            work = get()
+            if work is None:
+                return
+            self._do(work, empty)
+            del work
+            if len(self._threads) < self.sync_limit:
+                with lock:
+                    self._open -= 1
+
+    def _do(self, work: Any, empty: Callable[[], bool]) -> None:
+        try:
+            if type(work) is tuple:
+                incoming, spec, lane = work
+                with self._count_lock:
+                    lane.started += 1
+                if lane.held:
+                    self.loop.call_soon_threadsafe(self._pump, lane)
+                self._run_sync(incoming, spec, not empty())
+            else:
+                work()
+        except BaseException:  # exceptions of methods were answered; a defect here must not end the actor's thread
+            logger.exception("%s: a call could not be answered", self.name)
+
+    # ---------------------------------------------------------------- shared threads
+
+    def _take_turn(self) -> None:
+        """Have a shared thread empty the queue, in which something was put, unless `sync_limit` threads do."""
+        assert self._shared is not None
+        with self._count_lock:
+            if self._turns >= self.sync_limit:
+                return
+            self._turns += 1
+        self._shared.submit(self._turn)
+
+    def _turn(self) -> None:
+        with self._count_lock:
+            context = self._contexts.pop() if self._contexts else None
+        if context is None:
+            context = contextvars.Context()
+            context.run(self._enter_thread)
+        context.run(self._empty_queue)
+        with self._count_lock:
+            self._contexts.append(context)
+            more = not self._queue.empty()  # queued meanwhile, or left for others that want the thread
+            if not more:
+                self._turns -= 1
+        if more:
+            assert self._shared is not None
+            self._shared.submit(self._turn)
+
+    def _empty_queue(self) -> None:
+        """Run all that is queued, or only the first call where others wait for the thread."""
+        assert self._shared is not None
+        queue, threads = self._queue, self._shared
+        while True:
+            try:
+                work = queue.get_nowait()
+            except Empty:
+                return
+            self._do(work, queue.empty)
+            del work
+            if threads.wanted:
+                return
+
+    def close(self) -> None:
+        """End the threads once they have emptied the queue. Idempotent; does not wait."""
+        if not self._closed:
+            self._closed = True
+            for _ in self._threads:
+                self._queue.put(None)
+        for lane in self.lanes.values():
+            lane.held.clear()
+        self.lanes.clear()
+
+    def join(self, timeout: float) -> bool:
+        """Wait in the calling thread until its own threads have ended; False when one still runs after `timeout` s."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+        return not any(thread.is_alive() for thread in self._threads)

@@ -1,0 +1,1 @@
+"""Graphs: calls of actors' methods along fixed edges, run again and again."""

@@ -1,0 +1,214 @@
+"""The graphs of one process: its shares of all graphs, and the runs of those that it has compiled."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from zcactor.api.future import ObjectRef
+from zcactor.graphs.share import Duty, Share
+from zcactor.graphs.values import Outcome
+from zcactor.process.spinning import Spinner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from zcactor.graphs.runs import Runs
+    from zcactor.marshal.packed import Packed
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.session import Session
+
+__all__ = ["Graphs"]
+
+
+class Graphs:
+    """The graphs of one process. Used on the loop's thread.
+
+    Args:
+        process: the process.
+        hosts: the runners of its actors, by index.
+    """
+
+    def __init__(self, process: LocalProcess, hosts: Any) -> None:
+        self.process = process
+        self._hosts = hosts
+        self._shares: dict[bytes, Share] = {}
+        self._founded: dict[bytes, Runs] = {}
+        self._all: dict[Runs, None] = {}
+
+    # ---------------------------------------------------------------- from founders
+
+    async def join(
+        self, key: bytes, founder: bytes, steps: Sequence[Sequence[Any]], targets: Mapping[str, Sequence[bytes]],
+        peers: Sequence[tuple[bytes, str]], order: Sequence[bytes], spin_us: float,
+    ) -> None:  # fmt: skip
+        """Make this process's share of a graph, and connect to the processes behind it in `order`, which do the same.
+
+        Args:
+            key: names the graph.
+            founder: the process that runs it.
+            steps: the fields of a `zcactor.graphs.share.Duty` each, with the actor's number here and its id in the
+                place of the runner.
+            targets: the processes that take the value of each node made here, by the node's number.
+            peers: the processes that exchange values with this one, with their names.
+            order: all processes of the graph.
+            spin_us: microseconds for which the loop stays awake after a message.
+
+        Raises:
+            LookupError: an actor is not in this process.
+            ConnectionLost: another process is not reached.
+        """
+        own = self.process.process
+        duties = []
+        for number, place, actor_id, code, label, args, kwargs, needs in steps:
+            host = self._hosts.by_index.get(place)
+            if host is None or host.info is None or host.info.actor_id != actor_id:
+                raise LookupError(f"the actor of {label} is not in its process any more")
+            found = [(comes, await _constant(value)) for comes, value in args]
+            named = {name: (comes, await _constant(value)) for name, (comes, value) in kwargs.items()}
+            duties.append(Duty(number, host, code, label, found, named, needs))
+        names = dict(peers)
+        for peer in names:
+            if order.index(peer) > order.index(own):
+                await self.process.connections.connect(peer)
+        runs = self._founded.get(key)
+        if founder == own and runs is None:
+            raise LookupError("the graph was given up")
+        sink = (frozenset(runs.layout.outputs), runs.arrived) if runs is not None else None
+        share = Share(
+            self.process, key, founder, duties, {int(number): to for number, to in targets.items()}, names, sink,
+            Spinner(self.process.loop, spin_us * 1e-6) if spin_us else None,
+        )  # fmt: skip
+        self._shares[key] = share
+        self.process.pushes.expectations.takers[share.word] = share.arrived
+        for peer in names:
+            self.process.sessions.kept[peer] += 1
+
+    async def start(self, key: bytes) -> list[tuple[bytes, str]]:
+        """The transports to the processes that exchange values with this one, once all are connected.
+
+        Raises:
+            LookupError: the graph was given up.
+            ConnectionLost: another process is not reached.
+        """
+        share = self._shares.get(key)
+        if share is None:
+            raise LookupError("the graph was given up")
+        connect = self.process.connections.connect
+        kinds = [(peer, (await connect(peer)).connection.kind) for peer in share.peers]
+        return [(self.process.process, "same process"), *kinds]
+
+    def failed(self, key: bytes, number: int, run: int, packed: Packed) -> None:
+        """Take the failure of a node in a run.
+
+        Raises:
+            ProtocolError: this process takes no value of that node, or has got it.
+        """
+        share = self._shares.get(key)
+        if share is not None:
+            share.failed(number, run, Outcome(packed.status, packed.payload, packed.parts, packed.flags))
+
+    def cancel(self, key: bytes, run: int) -> None:
+        """Stop what runs for a run that nobody waits for."""
+        share = self._shares.get(key)
+        if share is not None:
+            share.cancel(run)
+
+    def forget(self, key: bytes) -> None:
+        """Forget a graph. Idempotent."""
+        share = self._shares.pop(key, None)
+        if share is not None:
+            self.process.pushes.expectations.takers.pop(share.word, None)
+            share.close()
+            if share.spinner is not None:
+                share.spinner.close()
+            kept = self.process.sessions.kept
+            for peer in share.peers:
+                kept[peer] -= 1
+                if not kept[peer]:
+                    del kept[peer]
+
+    # ---------------------------------------------------------------- from shares
+
+    def here(self, method: str, key: bytes, *args: Any) -> None:
+        """Take a message of this process's own share for the founder."""
+        take: Any = self.noted if method == "graph_noted" else self.broken
+        take(key, *args)
+
+    def noted(self, key: bytes, number: int, nbytes: int) -> None:
+        """Take note of the bytes of a node's value."""
+        runs = self._founded.get(key)
+        if runs is not None:
+            runs.sizes[number] = max(nbytes, runs.sizes.get(number, 0))
+
+    def broken(self, key: bytes, label: str, cause: str, died: bool) -> None:
+        """Take the news that a graph has lost an actor, or messages."""
+        runs = self._founded.get(key)
+        if runs is not None:
+            runs.broke(label, cause, died=died)
+
+    # ---------------------------------------------------------------- of this process's graphs
+
+    def add(self, runs: Runs) -> None:
+        """Enter a graph that this process has compiled."""
+        self._all[runs] = None
+
+    def remove(self, runs: Runs) -> None:
+        """Forget a graph that nobody can run any more. Idempotent."""
+        self._all.pop(runs, None)
+
+    def prepare(self, runs: Runs, key: bytes) -> Callable[[], Share]:
+        """Expect this process's share of a graph that it compiles. Returns a function that gives it, once it is
+        made."""
+        self._founded[key] = runs
+        return partial(self._shares.__getitem__, key)
+
+    def forget_everywhere(self, key: bytes, processes: Sequence[bytes]) -> None:
+        """Have all processes of a graph forget it."""
+        self._founded.pop(key, None)
+        self._tell(processes, "graph_forget", key)
+        self.forget(key)
+
+    def cancel_everywhere(self, key: bytes, processes: Sequence[bytes], run: int) -> None:
+        """Have all processes of a graph stop a run."""
+        self._tell(processes, "graph_cancel", key, run)
+        self.cancel(key, run)
+
+    def _tell(self, processes: Sequence[bytes], method: str, *args: Any) -> None:
+        for process in processes:
+            session = self.process.sessions.used.get(process)
+            if process != self.process.process and session is not None and session.closed is None:
+                self.process.requests.send(session, method, args)
+
+    # ---------------------------------------------------------------- the ends
+
+    def session_left(self, session: Session, another: Session | None) -> None:
+        """Note that a connection is lost; `another` one to the same process is used instead."""
+        if another is not None and session.is_replaced:
+            return  # it was closed by agreement, with all that it carried delivered
+        peer, died = session.peer_process, another is None
+        cause = (session.given_up or "its process has ended") if died else "a connection to its process broke"
+        for key, share in list(self._shares.items()):
+            if share.founder == peer and died:
+                self.forget(key)
+            elif peer in share.peers:
+                share.tell_broken(share.peers[peer], cause, died=died)
+
+    def actor_ended(self, actor_id: bytes, cause: str) -> None:
+        """Note that an actor of this process has ended, while the process may go on."""
+        for share in list(self._shares.values()):
+            share.actor_ended(actor_id, cause)
+
+    def close(self) -> None:
+        """End all runs. Idempotent."""
+        for runs in list(self._all):
+            runs.close("zcactor was shut down while a graph ran")
+        self._all.clear()
+        self._founded.clear()
+        for key in list(self._shares):
+            self.forget(key)
+
+
+async def _constant(value: Any) -> Any:
+    """A constant argument; the value of a reference."""
+    return await value if isinstance(value, ObjectRef) else value

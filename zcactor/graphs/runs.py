@@ -1,0 +1,430 @@
+"""The runs of one compiled graph, in the process that has compiled it: their start, their outcomes, their limits."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from zcactor import ids
+from zcactor.api.future import ObjectRef, packed_result, value_of
+from zcactor.api.handle import ActorHandle
+from zcactor.errors import (
+    ActorDied,
+    ConnectionLost,
+    DeadlineExceeded,
+    MailboxFull,
+    RemoteError,
+    ZcactorError,
+)
+from zcactor.graphs.layout import RUN_BITS, GraphLayout, NodeSlot, tasks_of
+from zcactor.graphs.share import KEY_NBYTES
+from zcactor.graphs.values import PLAIN, Outcome, completed
+from zcactor.marshal.packed import Packed
+from zcactor.marshal.values import SCALARS
+from zcactor.peers.seating import Seat, seat_of
+from zcactor.process.tasks import all_of
+from zcactor.rpc.call import Call
+from zcactor.rpc.messages import Status
+from zcactor.rpc.protocol import CallState
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
+
+    from zcactor.graphs.share import Share
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.session import Session
+
+__all__ = ["Runs"]
+
+_ATTEMPTS: Final = 5
+"""Number of times that a graph is compiled while its actors change their processes."""
+_LAST_RUN: Final = (1 << RUN_BITS) - 1
+
+
+class Table(Protocol):
+    """The graphs of the process; see `zcactor.graphs.graphs.Graphs`."""
+
+    process: LocalProcess
+
+    def prepare(self, runs: Runs, key: bytes) -> Callable[[], Share]:
+        """Expect this process's share of a graph."""
+
+    def forget_everywhere(self, key: bytes, processes: Sequence[bytes]) -> None:
+        """Have all processes of a graph forget it."""
+
+    def cancel_everywhere(self, key: bytes, processes: Sequence[bytes], run: int) -> None:
+        """Have all processes of a graph stop a run."""
+
+    def remove(self, runs: Runs) -> None:
+        """Forget a graph that nobody can run any more."""
+
+
+class _Run:
+    """One run: its inputs until it starts, its outputs until all have come. It stands in the place of the session of
+    its promise, which asks it to cancel."""
+
+    __slots__ = ("blockers", "call", "inputs", "number", "outputs", "runs")
+
+    wire = None
+    closed = "a run of a graph has no session"
+
+    def __init__(self, runs: Runs, call: Call, inputs: list[Any]) -> None:
+        self.runs = runs
+        self.call = call
+        self.inputs = inputs
+        self.outputs: dict[int, Outcome] = {}
+        self.number = 0
+        """Its number once it has started; 0: it waits."""
+        self.blockers = 0
+        """References among the inputs whose values are not known yet."""
+
+    def cancel(self, call: Call) -> None:
+        """Give the run up; its promise fails right after."""
+        del call
+        self.runs.drop(self)
+
+
+class Runs:
+    """The runs of a compiled graph. Used on the loop's thread, except where a method says otherwise.
+
+    Args:
+        graphs: the graphs of this process.
+        layout: the graph.
+        in_flight: runs that are under way at the same time, at most.
+        spin_us: microseconds for which the loops of all its processes stay awake after a message.
+    """
+
+    def __init__(self, graphs: Table, layout: GraphLayout, in_flight: int, spin_us: float) -> None:
+        self.graphs = graphs
+        self.process: LocalProcess = graphs.process
+        self.layout, self.in_flight, self.spin_us = layout, in_flight, spin_us
+        self.handles = [ActorHandle(step.remote) for step in layout.steps]
+        """Keep the actors alive."""
+        self.limit = min(step.remote.max_pending for step in layout.steps) if layout.steps else 1 << 30
+        self.unfinished: set[Call] = set()
+        """The promises of all runs that have no outcome. Any thread adds its own."""
+        self.closing = False
+        self.share: Share | None = None
+        """This process's share; None while the graph is not compiled."""
+        self.seats: list[Seat] = []
+        self.paths: dict[tuple[bytes, bytes], str] = {}
+        """The transport from one process to another."""
+        self.sizes: dict[int, int] = {}
+        """Bytes of the largest value of each node so far."""
+        self.processes: list[bytes] = []
+        """All processes of the graph, this one among them."""
+        self._compiling = False
+        self._lost = False
+        self._number = 0
+        self._active: dict[int, _Run] = {}
+        self._waiting: deque[_Run] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+
+    # ---------------------------------------------------------------- compiling
+
+    async def compile(self) -> None:
+        """Give every process its share, and connect them.
+
+        Raises:
+            ActorDied: an actor is dead.
+            ConnectionLost: a process is not reached.
+        """
+        process, steps = self.process, self.layout.steps
+        self.forget()
+        seats = [await seat_of(process, handle, lost=self._lost) for handle in self.handles]
+        for attempt in range(_ATTEMPTS):
+            try:
+                await self._divide(ids.token(KEY_NBYTES), seats)
+            except (RemoteError, ConnectionLost) as error:
+                original = error.original if isinstance(error, RemoteError) else error
+                if not isinstance(original, LookupError | ZcactorError):
+                    raise
+                before, seats = seats, [await seat_of(process, handle, lost=True) for handle in self.handles]
+                if seats == before or attempt == _ATTEMPTS - 1:
+                    raise ConnectionLost(f"the graph of {steps[0].spec.label} could not be made: {original}") from error
+            else:
+                self._lost = False
+                return
+
+    async def _divide(self, key: bytes, seats: list[Seat]) -> None:
+        process, founder = self.process, self.process.process
+        tasks = tasks_of(self.layout, [seat.process for seat in seats], founder)
+        places = {step.number: seat for step, seat in zip(self.layout.steps, seats, strict=True)}
+        order = list(tasks)
+        sessions = [await process.connections.connect(each) for each in order]
+        asked = []
+        for place, session in zip(order, sessions, strict=True):
+            task = tasks[place]
+            steps = [
+                [
+                    step.number, places[step.number].place, places[step.number].actor_id, step.spec.code,
+                    step.spec.label, [_argued(each) for each in step.args],
+                    {name: _argued(each) for name, each in step.kwargs.items()}, list(step.needs),
+                ]
+                for step in task.steps
+            ]  # fmt: skip
+            targets = {str(number): list(to) for number, to in task.targets.items()}
+            asked.append((session, [key, founder, steps, targets, [[*each] for each in task.peers.items()], order]))
+        self.seats, self._number = seats, 0
+        share = self.graphs.prepare(self, key)
+        try:
+            await all_of([self._ask(session, "graph_join", *fields, self.spin_us) for session, fields in asked])
+            paths = await all_of([self._ask(session, "graph_start", key) for session in sessions])
+        except BaseException:
+            self.graphs.forget_everywhere(key, order)
+            raise
+        self.share = share()
+        self.paths = {(place, peer): kind for place, found in zip(order, paths, strict=True) for peer, kind in found}
+        self.processes = order
+
+    async def _ask(self, session: Session, method: str, *args: Any) -> Any:
+        return await self.process.requests.ask(session, method, *args)
+
+    def forget(self) -> None:
+        """Have all processes forget the graph. Idempotent."""
+        share, self.share = self.share, None
+        if share is not None:
+            self.graphs.forget_everywhere(share.key, self.processes)
+
+    # ---------------------------------------------------------------- starting
+
+    def begin(self, inputs: Sequence[Any], seconds: float | None) -> ObjectRef[Any]:
+        """Start a run, or let it wait until others have ended. Any thread may call this.
+
+        Raises:
+            MailboxFull: as many runs wait as calls of an actor may.
+            Exception: the error of packing an input.
+        """
+        process = self.process
+        if len(self.unfinished) >= self.limit:
+            raise MailboxFull(
+                f"the graph has {len(self.unfinished)} unfinished runs; its actors' max_pending_calls allows "
+                f"{self.limit}: await some of them first"
+            )
+        here = threading.get_ident() == process.thread
+        at_once = here and self.share is not None and not self._waiting and len(self._active) < self.in_flight
+        if not at_once:
+            inputs = [self._kept(value) for value in inputs]
+        call = Call(process.process, process.loop, process.thread)
+        call.label = "a run of a graph"
+        call.state = CallState.SENT  # a cancelled await tells its session, which is the run
+        call.on_done = self._done
+        call.retrieved = True  # until its reference exists
+        run = _Run(self, call, list(inputs))
+        call.session = run
+        self.unfinished.add(call)
+        reference: ObjectRef[Any] = ObjectRef(call)
+        if here:
+            try:
+                self._begin(run, seconds)
+            except BaseException:
+                self.unfinished.discard(call)
+                raise
+        else:
+            process.loop.call_soon_threadsafe(self._begin, run, seconds)
+        call.retrieved = False
+        return reference
+
+    def _kept(self, value: Any) -> Any:
+        """An input as it was at the call, for a run that starts later."""
+        if type(value) in SCALARS or type(value) is ObjectRef:
+            return value
+        return Packed(*self.process.marshaller.pack(value))
+
+    def _begin(self, run: _Run, seconds: float | None) -> None:
+        call = run.call
+        if call.done:
+            return
+        for value in run.inputs:
+            if type(value) is ObjectRef and not value._call.known:
+                run.blockers += 1
+                value._call.when_known(partial(self._unblocked, run))
+        self._waiting.append(run)
+        if len(self._waiting) == 1 and len(self._active) < self.in_flight and self.share is not None:
+            self._waiting.pop()
+            if run.blockers:
+                self._waiting.append(run)
+            else:
+                self._start(run)  # an input that cannot be packed raises at the call
+        self._go_on()
+        if seconds is not None and not call.done:
+            call.timer = self.process.loop.call_later(seconds, self._expire, run, seconds)
+
+    def _unblocked(self, run: _Run, call: Call) -> None:
+        del call
+        run.blockers -= 1
+        if not run.blockers:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Start waiting runs in order, as far as there is room."""
+        while self._waiting and len(self._active) < self.in_flight and not self._waiting[0].blockers:
+            if self.share is None:
+                if not self._compiling:
+                    self._compiling = True
+                    self.process.tasks.start(self._compile_again())
+                return
+            run = self._waiting.popleft()
+            try:
+                self._start(run)
+            except Exception as error:  # an input that is lost, or has failed
+                run.call.fail(error.with_traceback(None))
+
+    def _start(self, run: _Run) -> None:
+        share = self.share
+        assert share is not None
+        if self._number == _LAST_RUN:
+            self.forget()
+            self._waiting.appendleft(run)
+            return
+        inputs: list[Any] = [_resolved(value) for value in run.inputs]
+        for index, value in enumerate(inputs):
+            if type(value) not in SCALARS and type(value) is not Packed and len(inputs) > 1:
+                inputs[index] = Packed(*self.process.marshaller.pack(value))  # all can be sent, or none is
+        number = self._number + 1
+        for index, value in enumerate(inputs):
+            share.send(index, number, value)
+            self._note_size(index, value)
+        if self.layout.start in share.targets:
+            share.send(self.layout.start, number, None)
+        self._number = run.number = number
+        run.inputs = []
+        self._active[number] = run
+        if share.spinner is not None:
+            share.spinner.touch()
+
+    def _note_size(self, number: int, value: Any) -> None:
+        nbytes = sum(part.nbytes for part in value.parts) if type(value) is Packed else getattr(value, "nbytes", 0)
+        if type(nbytes) is int and nbytes > self.sizes.get(number, 0):
+            self.sizes[number] = nbytes
+
+    async def _compile_again(self) -> None:
+        """Compile the graph whose actors were lost, for the runs that wait."""
+        try:
+            await self.compile()
+        except ZcactorError as error:
+            waiting, self._waiting = self._waiting, deque()
+            for run in waiting:
+                run.call.fail(error.with_traceback(None))
+        finally:
+            self._compiling = False
+        if self.share is not None:
+            self._go_on()
+
+    # ---------------------------------------------------------------- outcomes
+
+    def arrived(self, number: int, run_number: int, outcome: Outcome) -> None:
+        """Take an output of a run."""
+        run = self._active.get(run_number)
+        if run is None:
+            return  # it was cancelled
+        run.outputs[number] = outcome
+        if len(run.outputs) == len(self.layout.outputs):
+            del self._active[run_number]
+            self._finish(run.call, run.outputs)
+            self._go_on()
+
+    def _finish(self, call: Call, outputs: Mapping[int, Outcome]) -> None:
+        failure = next((outcome for outcome in outputs.values() if outcome.failed), None)
+        if failure is not None or len(self.layout.outputs) == 1:
+            outcome = failure or outputs[self.layout.outputs[0]]
+            if outcome.flags == PLAIN:
+                call.complete_plain(outcome.payload)
+            else:
+                call.complete(outcome.status, outcome.payload, outcome.parts, outcome.flags)
+            return
+        try:
+            found = [outputs[number] for number in self.layout.outputs]
+            values = tuple(
+                each.payload if each.flags == PLAIN else value_of(completed(self.process, call.label, each))
+                for each in found
+            )
+        except Exception as error:  # unpickling may raise anything, and it is raised where the run is awaited
+            call.fail(error.with_traceback(None))
+        else:
+            call.complete_plain(values)
+
+    def _done(self, call: Call) -> None:
+        self.unfinished.discard(call)
+        if not self.unfinished:
+            idle, self._idle = self._idle, []
+            for future in idle:
+                if not future.done():
+                    future.set_result(None)
+            if self.closing:
+                self._end()
+
+    def drop(self, run: _Run) -> None:
+        """Give a run up: its place is free at once, and its methods stop as cancelled calls do."""
+        if run.number:
+            if self._active.pop(run.number, None) is not None and self.share is not None:
+                self.graphs.cancel_everywhere(self.share.key, self.processes, run.number)
+        elif run in self._waiting:
+            self._waiting.remove(run)
+        self.process.loop.call_soon(self._go_on)
+
+    def _expire(self, run: _Run, seconds: float) -> None:
+        self.drop(run)
+        run.call.fail(DeadlineExceeded(f"a run of a graph had no result after {seconds:.6g} s"))
+
+    # ---------------------------------------------------------------- faults and ends
+
+    def broke(self, label: str, cause: str, *, died: bool) -> None:
+        """End the runs under way: an actor, or messages, are lost. The next run compiles the graph again."""
+        active, self._active = self._active, {}
+        self._lost = True
+        self.forget()
+        for run in active.values():
+            if died:
+                run.call.fail(ActorDied(label, cause, True))
+            else:
+                run.call.fail(ConnectionLost(f"a run of a graph lost messages: {label}: {cause}", True))
+        self._go_on()
+
+    async def idle(self) -> None:
+        """Return once all runs have ended."""
+        while self.unfinished:
+            future = self.process.loop.create_future()
+            self._idle.append(future)
+            await future
+
+    def release(self) -> None:
+        """Forget the graph as soon as its runs have ended: nobody can start another."""
+        self.closing = True
+        if not self.unfinished:
+            self._end()
+
+    def _end(self) -> None:
+        self.forget()
+        self.graphs.remove(self)
+
+    def close(self, cause: str) -> None:
+        """End all runs, because the process ends."""
+        self.closing = True
+        self._active.clear()
+        self._waiting.clear()
+        for call in list(self.unfinished):
+            call.fail(ConnectionLost(cause, True))
+
+
+def _argued(value: Any) -> tuple[bool, Any]:
+    """An argument for the wire: a node's number, or a constant."""
+    return (True, value.node) if type(value) is NodeSlot else (False, value)
+
+
+def _resolved(value: Any) -> Any:
+    """The input for a value; that of a reference without opening it.
+
+    Raises:
+        Exception: the failure of the reference.
+    """
+    if type(value) is not ObjectRef:
+        return value
+    call = value._call
+    call.retrieved = True
+    if call.error is not None or call.status != Status.OK:
+        value_of(call)
+    return Packed(*packed_result(call))

@@ -1,0 +1,242 @@
+/* The sum of arrays element by element, in the order of the inputs: ((in[0] + in[1]) + in[2]) + ...
+
+   The bits depend on that order alone, and zcactor/collectives/folding.py has a twin in NumPy with the same ones.
+   Narrow floats are added as floats of 32 bits and rounded once. Integers wrap. The interpreter lock is released. */
+#include "hot.h"
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3") /* the loops are worth vectors */
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define BLOCK_NBYTES (256 << 10) /* of the result: it stays in the second-level cache while inputs are added to it */
+#define NARROW 4096              /* elements of a block of narrow floats, whose sum lies on the stack */
+#define MAX_INPUTS 4096
+
+typedef struct {
+    const char *const *inputs;
+    size_t ninputs;
+    char *out;
+    size_t count; /* elements */
+    long divisor; /* of a mean; 0: a sum */
+} Job;
+
+#define WIDE(NAME, T, DIVIDE)                                                     \
+    static void fold_##NAME(const Job *job) {                                     \
+        const size_t step = BLOCK_NBYTES / sizeof(T);                             \
+        for (size_t start = 0; start < job->count; start += step) {               \
+            const size_t n = job->count - start < step ? job->count - start : step; \
+            T *restrict out = (T *)job->out + start;                              \
+            const T *restrict a = (const T *)job->inputs[0] + start;              \
+            if (job->ninputs == 1) {                                              \
+                memcpy(out, a, n * sizeof(T));                                    \
+            } else {                                                              \
+                const T *restrict b = (const T *)job->inputs[1] + start;          \
+                for (size_t i = 0; i < n; i++) out[i] = (T)(a[i] + b[i]);         \
+            }                                                                     \
+            for (size_t k = 2; k < job->ninputs; k++) {                           \
+                const T *restrict c = (const T *)job->inputs[k] + start;          \
+                for (size_t i = 0; i < n; i++) out[i] = (T)(out[i] + c[i]);       \
+            }                                                                     \
+            DIVIDE                                                                \
+        }                                                                         \
+    }
+#define NOTHING
+#define DIVIDED(T)                                                         \
+    if (job->divisor) {                                                    \
+        const T divisor = (T)job->divisor;                                 \
+        for (size_t i = 0; i < n; i++) out[i] /= divisor;                  \
+    }
+
+WIDE(u8, uint8_t, NOTHING)
+WIDE(u16, uint16_t, NOTHING)
+WIDE(u32, uint32_t, NOTHING)
+WIDE(u64, uint64_t, NOTHING)
+WIDE(f32, float, DIVIDED(float))
+WIDE(f64, double, DIVIDED(double))
+
+/* ---- narrow floats */
+
+static inline float bits_to_float(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static inline uint32_t float_to_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float from_bf16(uint16_t half) { return bits_to_float((uint32_t)half << 16); }
+/* To the nearest, ties to even. */
+static inline uint16_t to_bf16(float value) {
+    const uint32_t bits = float_to_bits(value);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const uint32_t nan = (bits >> 16 & 0x8000) | 0x7fc0;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+}
+
+static inline float from_f16(uint16_t half) {
+    const uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
+    if (rest >= 0x7c00) return bits_to_float(sign | 0x7f800000 | (rest & 0x3ff) << 13 | (rest > 0x7c00 ? 0x400000 : 0));
+    if (rest >= 0x400) return bits_to_float(sign | ((rest << 13) + 0x38000000));
+    const float small = (float)rest * 0x1p-24f; /* exact */
+    return sign ? -small : small;
+}
+/* To the nearest, ties to even. */
+static inline uint16_t to_f16(float value) {
+    const uint32_t bits = float_to_bits(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+    if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
+    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* rounds to more than the largest */
+    if (rest >= 0x38800000) return (uint16_t)(sign | ((rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13));
+    /* Adding 0.5 moves the last bit of a number below 2^-14 to the last bit of the sum, which rounds. */
+    const float moved = bits_to_float(rest) + 0.5f;
+    return (uint16_t)(sign | (float_to_bits(moved) - 0x3f000000));
+}
+
+#define SCALAR_LOADS(NAME)                                                                        \
+    static void NAME##_set(float *sum, const uint16_t *from, size_t n) {                          \
+        for (size_t i = 0; i < n; i++) sum[i] = from_##NAME(from[i]);                             \
+    }                                                                                             \
+    static void NAME##_add(float *sum, const uint16_t *from, size_t n) {                          \
+        for (size_t i = 0; i < n; i++) sum[i] = sum[i] + from_##NAME(from[i]);                    \
+    }                                                                                             \
+    static void NAME##_round(uint16_t *out, const float *sum, size_t n) {                         \
+        for (size_t i = 0; i < n; i++) out[i] = to_##NAME(sum[i]);                                \
+    }
+SCALAR_LOADS(bf16)
+SCALAR_LOADS(f16)
+
+#if defined(__x86_64__)
+#define F16C __attribute__((target("avx,f16c")))
+F16C static void f16c_set(float *sum, const uint16_t *from, size_t n) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(sum + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+    f16_set(sum + i, from + i, n - i);
+}
+F16C static void f16c_add(float *sum, const uint16_t *from, size_t n) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 other = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i)));
+        _mm256_storeu_ps(sum + i, _mm256_add_ps(_mm256_loadu_ps(sum + i), other));
+    }
+    f16_add(sum + i, from + i, n - i);
+}
+F16C static void f16c_round(uint16_t *out, const float *sum, size_t n) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(sum + i), _MM_FROUND_TO_NEAREST_INT));
+    f16_round(out + i, sum + i, n - i);
+}
+#endif
+
+typedef struct {
+    void (*set)(float *, const uint16_t *, size_t), (*add)(float *, const uint16_t *, size_t),
+        (*round)(uint16_t *, const float *, size_t);
+} Narrow;
+
+static void fold_narrow(const Job *job, const Narrow *how) {
+    float sum[NARROW];
+    for (size_t start = 0; start < job->count; start += NARROW) {
+        const size_t n = job->count - start < NARROW ? job->count - start : NARROW;
+        how->set(sum, (const uint16_t *)job->inputs[0] + start, n);
+        for (size_t k = 1; k < job->ninputs; k++) how->add(sum, (const uint16_t *)job->inputs[k] + start, n);
+        if (job->divisor) {
+            const float divisor = (float)job->divisor;
+            for (size_t i = 0; i < n; i++) sum[i] /= divisor;
+        }
+        how->round((uint16_t *)job->out + start, sum, n);
+    }
+}
+static void fold_bf16(const Job *job) {
+    static const Narrow how = {bf16_set, bf16_add, bf16_round};
+    fold_narrow(job, &how);
+}
+static void fold_f16(const Job *job) {
+    static const Narrow how = {f16_set, f16_add, f16_round};
+#if defined(__x86_64__)
+    static const Narrow fast = {f16c_set, f16c_add, f16c_round};
+    if (__builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c")) {
+        fold_narrow(job, &fast);
+        return;
+    }
+#endif
+    fold_narrow(job, &how);
+}
+
+/* ---- from Python */
+
+static const struct {
+    const char *name;
+    void (*fold)(const Job *);
+    size_t itemsize;
+    int divides;
+} kinds[] = {
+    {"u8", fold_u8, 1, 0},   {"u16", fold_u16, 2, 0}, {"u32", fold_u32, 4, 0},   {"u64", fold_u64, 8, 0},
+    {"f32", fold_f32, 4, 1}, {"f64", fold_f64, 8, 1}, {"bf16", fold_bf16, 2, 1}, {"f16", fold_f16, 2, 1},
+};
+
+/* The address of memory for `count` elements: given as a number, as bytes, or as an array that is contiguous. */
+static int fold_address(PyObject *object, Py_ssize_t count, size_t itemsize, char **address) {
+    Py_ssize_t nbytes = -1;
+    if (PyBytes_Check(object)) {
+        *address = PyBytes_AS_STRING(object);
+        nbytes = PyBytes_GET_SIZE(object);
+    } else if (PyArray_Check(object)) {
+        PyArrayObject *array = (PyArrayObject *)object;
+        *address = PyArray_BYTES(array);
+        nbytes = PyArray_IS_C_CONTIGUOUS(array) ? PyArray_NBYTES(array) : 0;
+    } else {
+        *address = PyLong_AsVoidPtr(object);
+        if (!*address && PyErr_Occurred()) return -1;
+    }
+    if (nbytes >= 0 && (size_t)nbytes / itemsize < (size_t)count) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes for %zd elements of %zu bytes", nbytes, count, itemsize);
+        return -1;
+    }
+    if ((uintptr_t)*address % itemsize == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "address %p is not a multiple of %zu bytes", (void *)*address, itemsize);
+    return -1;
+}
+
+/* fold(kind, inputs, out, count, divisor): see FOLD_DOC. */
+PyObject *hot_fold(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *kind;
+    PyObject *addresses, *to;
+    Py_ssize_t count;
+    Job job = {0};
+    if (!PyArg_ParseTuple(args, "sO!Onl:fold", &kind, &PyTuple_Type, &addresses, &to, &count, &job.divisor)) return NULL;
+    size_t which = 0;
+    while (which < Py_ARRAY_LENGTH(kinds) && strcmp(kind, kinds[which].name)) which++;
+    if (which == Py_ARRAY_LENGTH(kinds)) return PyErr_Format(PyExc_ValueError, "no sums of %.20s are known", kind);
+    const Py_ssize_t n = PyTuple_GET_SIZE(addresses);
+    if (n < 1 || n > MAX_INPUTS)
+        return PyErr_Format(PyExc_ValueError, "%zd inputs; a sum has 1 to %d", n, MAX_INPUTS);
+    if (count < 0 || job.divisor < 0 || (job.divisor && !kinds[which].divides)) {
+        PyErr_SetString(PyExc_ValueError, "a negative count, or a divisor that is negative or of integers");
+        return NULL;
+    }
+    char **inputs = PyMem_New(char *, n);
+    if (!inputs) return PyErr_NoMemory();
+    int wrong = fold_address(to, count, kinds[which].itemsize, &job.out) < 0;
+    for (Py_ssize_t i = 0; !wrong && i < n; i++)
+        wrong = fold_address(PyTuple_GET_ITEM(addresses, i), count, kinds[which].itemsize, &inputs[i]) < 0;
+    if (!wrong) {
+        job.inputs = (const char *const *)inputs;
+        job.ninputs = (size_t)n;
+        job.count = (size_t)count;
+        if (job.count * kinds[which].itemsize < BLOCK_NBYTES / 8) kinds[which].fold(&job); /* sooner than others get the lock */
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            kinds[which].fold(&job);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    PyMem_Free(inputs);
+    if (wrong) return NULL;
+    Py_RETURN_NONE;
+}

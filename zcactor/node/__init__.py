@@ -1,0 +1,1 @@
+"""The programs of a node's processes: its agent, and its workers."""

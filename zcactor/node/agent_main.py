@@ -1,0 +1,308 @@
+"""The node agent's process: how a driver or the command line launches it, and its main function."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from zcactor.workers.orphans import MARK, keep_orphans
+from zcactor.workers.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import IO
+
+__all__ = ["SECRETS", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
+
+_BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from zcactor.node.agent_main import main; main({fd}, {lock_fd})"
+SECRETS = ("ZCACTOR_TOKEN",)
+"""Variables that actors must not see: other processes of the same user can read the environment of a process."""
+_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
+_LENGTH = struct.Struct("<I")
+AGENT_ARENA = 1 << 30
+"""The limit of bytes of the agent's arena: large messages on their way (a list of 10,000 actors takes 3 MiB). This is
+only address space: memory is taken when it is needed."""
+_DESCRIPTORS = 1 << 16
+"""Descriptors for thousands of actors; not more, because some programs walk through all that they might have."""
+_ZYGOTE_END = 2.0
+"""Seconds that the zygote gets to end its workers."""
+
+
+def launch(
+    lock_fd: int, output: IO[bytes] | None = None, node: str = ""
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a node agent as a child. It waits for `send_setup`, and ends when the returned socket closes.
+
+    The child leads a session of its own: Ctrl-C in the terminal and a signal to the driver's process group reach the
+    driver alone, and the agent lives to clean up after it.
+
+    Args:
+        lock_fd: descriptor of the run directory's lock; the child inherits it, so that the lock is held as long as
+            either process lives.
+        output: the file for its output; None shares our standard output and error.
+        node: the mark of its processes, and of those they start, in their environment; see `zcactor.workers.orphans`.
+            Empty for no mark.
+
+    Raises:
+        OSError: the process could not be started.
+        RuntimeError: this interpreter does not know its own executable.
+    """
+    if not sys.executable:
+        raise RuntimeError("zc.init: sys.executable is empty: set it to a Python interpreter for the node agent")
+    mark = {MARK: node} if node else {}
+    ours, theirs = socket.socketpair()
+    with theirs:
+        code = _BOOTSTRAP.format(path=search_path(), fd=theirs.fileno(), lock_fd=lock_fd)
+        try:
+            child = subprocess.Popen(
+                [sys.executable, *_interpreter_flags(), "-c", code],
+                pass_fds=(theirs.fileno(), lock_fd),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**{key: value for key, value in os.environ.items() if key not in SECRETS}, **mark},
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
+    return child, ours
+
+
+def search_path() -> list[str]:
+    """This process's import path, made absolute: the node's processes import the same modules as this one."""
+    entries: list[object] = list(sys.path)  # programs put anything there; only text counts
+    path = [os.path.abspath(entry) for entry in entries if isinstance(entry, str)]
+    if _PACKAGE_PARENT not in path:  # imported in a way of its own
+        path.append(_PACKAGE_PARENT)
+    return path
+
+
+def _interpreter_flags() -> list[str]:
+    """-X dev, -W and the like, as ``multiprocessing`` passes them on."""
+    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined,no-any-return]
+
+
+def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
+    """Send the agent its setup. The token travels here and never on a command line.
+
+    Args:
+        sock: the socket that `launch` returned.
+        setup: ``directory``, ``token``, ``agent`` (its process id), ``driver`` (of the program that it belongs to,
+            empty for a cluster's), ``head`` (process id and address of the head that it joins; its own id and ``""``
+            where it is the head), ``clustered`` (whether the cluster may have other hosts), ``port`` (where it listens
+            for them, 0 for any), ``stays`` (whether it outlives its launcher), ``config``, ``loop``, ``resources``,
+            ``cwd``, ``heartbeat``, ``hang_after``, and ``worker``: further entries for the setup of its workers.
+    """
+    message = msgspec.msgpack.encode(setup)
+    with contextlib.suppress(BrokenPipeError):  # it has failed at its start, which the waiting caller will see
+        sock.sendall(_LENGTH.pack(len(message)) + message)
+
+
+def _receive_setup(sock: socket.socket) -> dict[str, Any] | None:
+    """The setup, or None when the driver is gone."""
+    with sock.makefile("rb", buffering=0) as file:
+        head = file.read(_LENGTH.size)
+        if not head or len(head) < _LENGTH.size:
+            return None
+        left = _LENGTH.unpack(head)[0]
+        chunks = []
+        while left:
+            chunk = file.read(left)
+            if not chunk:
+                return None
+            chunks.append(chunk)
+            left -= len(chunk)
+    return msgspec.msgpack.decode(b"".join(chunks))  # type: ignore[no-any-return]
+
+
+def main(fd: int, lock_fd: int) -> None:
+    """Run the agent. Called in the process that `launch` started; does not return."""
+    control = socket.socket(fileno=fd)
+    os.set_inheritable(lock_fd, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import zcactor.node.worker_main  # noqa: F401  # for workers: the zygote shares it with them
+    from zcactor.workers import zygote
+
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: F401
+    setup = _receive_setup(control)
+    if setup is None:
+        return
+    sys.argv[:] = [""]
+    with contextlib.suppress(OSError):
+        os.chdir(setup["cwd"])
+    raise_descriptor_limit()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        for file in (ours, control):
+            file.close()
+        os.close(lock_fd)
+        if setup["clustered"]:  # no program adopts its orphans
+            keep_orphans(theirs)
+        # A program that starts a node for itself is about to use it. Some nodes of a cluster may never be used.
+        zygote.run_zygote(theirs, functools.partial(_prepare, setup), at_once=not setup["clustered"])
+        os._exit(0)
+    theirs.close()
+    from zcactor.process.loops import new_event_loop
+
+    zygote.adopt_orphans()
+    status = 1
+    try:
+        loop = new_event_loop(setup["loop"])
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(_serve(loop, control, ours, setup))
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        ours.close()
+        _end_zygote(pid)
+        zygote.kill_orphans()
+        directory = RunDirectory.inherited(Path(setup["directory"]), lock_fd, shared=setup["clustered"])
+        directory.path.joinpath(f"node-{setup['agent'].hex()}.json").unlink(missing_ok=True)
+        directory.remove()
+        os._exit(status)
+
+
+def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """Import, in the zygote, the modules that workers are likely to use, and find out the facts that all of them need.
+    Returns the function by which a fork of the zygote becomes a worker."""
+    import cloudpickle  # noqa: F401
+    import numpy.random  # noqa: F401
+
+    import zcactor.api.inspection  # noqa: F401
+    from zcactor.assembly.endpoints import preload
+    from zcactor.assembly.system import system_interface
+    from zcactor.control.head import agent_interface
+    from zcactor.marshal.importable import search_here
+    from zcactor.node.worker_main import become_worker
+    from zcactor.objectstore.groups import inherited_groups
+
+    inherited_groups()
+    system_interface()
+    agent_interface()
+    preload(setup["config"]["transports"], clustered=setup["clustered"])
+    search_here(sys.path)
+    return become_worker
+
+
+def _end_zygote(pid: int) -> None:
+    """Wait until the zygote has ended, as it does when its socket closes; kill it after `_ZYGOTE_END` seconds."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    from zcactor.workers.zygote import wait_for_end
+
+    if not wait_for_end(pidfd, _ZYGOTE_END):
+        os.kill(pid, signal.SIGKILL)
+    os.close(pidfd)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the limit of descriptors as far as allowed, within reason: a connection takes two, and a worker takes four
+    of the agent's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def _serve(
+    loop: asyncio.AbstractEventLoop, control: socket.socket, zygote: socket.socket, setup: dict[str, Any]
+) -> None:
+    from zcactor.assembly.agents import assemble_agent
+    from zcactor.assembly.endpoints import address_of, find_through, make_endpoint, problem_of
+    from zcactor.assembly.process import Process
+    from zcactor.config import Config
+    from zcactor.control.head import Head
+    from zcactor.control.node_agent import NodeAgent
+    from zcactor.control.node_table import facts_of, machine_of, own_machine
+    from zcactor.errors import ZcactorError
+    from zcactor.objectstore.groups import within_file_limit
+    from zcactor.objectstore.store import Store
+    from zcactor.process import context
+    from zcactor.workers.pool import Pool
+
+    config = Config(**setup["config"])
+    store = Store(within_file_limit(AGENT_ARENA), setup["agent"])
+    directory = Path(setup["directory"])
+    head, head_address = setup["head"]
+    endpoint = make_endpoint(
+        config, directory, setup["agent"], setup["token"], store, clustered=setup["clustered"], port=setup["port"]
+    )
+    process = Process(setup["agent"], "agent", config, loop, store, endpoint)
+    process.sessions.head = head
+    process.locations.machine = own_machine(config, directory)
+    context.set_current(process)
+    problem = problem_of(endpoint)
+    if problem:
+        _tell(control, b"e" + problem.encode())
+        return
+    try:
+        await endpoint.start(process.connections.accepted)
+    except OSError as error:
+        _tell(control, b"e" + f"cannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
+        return
+    address = address_of(endpoint)
+    find_through(endpoint, process.places, process.head, head_address or address)
+    every_worker = {
+        **setup["worker"], "directory": setup["directory"], "token": setup["token"], "agent": head,
+        "loop": setup["loop"], "config": setup["config"], "node": setup["agent"].hex(),
+        "clustered": setup["clustered"], "head_address": head_address or address,
+    }  # fmt: skip
+    pool = Pool(
+        loop, zygote, every_worker,
+        output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.zygote_lost(),
+    )  # fmt: skip
+    facts = facts_of(address, config.transports.split(","), machine_of(directory))
+    node = assemble_agent(process, pool, facts, setup["resources"], setup["heartbeat"], setup["hang_after"])
+    if isinstance(node, Head):
+        node.driver = setup["driver"]
+        node.console.has_log = not node.driver
+    end = node.shutdown if isinstance(node, Head) else node.end
+
+    def told_to_end(grace: float = 0.0) -> None:
+        process.tasks.start(end(grace))
+
+    def launcher_gone() -> None:
+        loop.remove_reader(control.fileno())
+        if not setup["stays"]:
+            told_to_end()
+
+    control.setblocking(False)
+    loop.add_reader(control.fileno(), launcher_gone)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, told_to_end, 0.0 if setup["driver"] else config.shutdown_timeout)
+    try:
+        if isinstance(node, NodeAgent):
+            await process.head.ask_members("join_node", facts, setup["resources"])
+    except ZcactorError as error:
+        _tell(control, b"e" + f"cannot join: {error}".encode())
+    else:
+        _tell(control, b"r" + address.encode())
+        await node.finished
+    await process.close()
+    pool.close()
+
+
+def _tell(control: socket.socket, message: bytes) -> None:
+    """Tell the launcher; when the launcher is gone, the reader of its socket notices that as well."""
+    with contextlib.suppress(BrokenPipeError):
+        control.send(message)

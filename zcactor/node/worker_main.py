@@ -1,0 +1,204 @@
+"""A worker: the process that hosts actors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zcactor.api.actor import declared_options
+from zcactor.api.handle import ActorHandle, ActorHold
+from zcactor.api.remote_actor import RemoteActor
+from zcactor.assembly.endpoints import address_of, find_through, make_endpoint
+from zcactor.assembly.fork_guard import watch_forks
+from zcactor.assembly.process import Process
+from zcactor.buggify import dawdle
+from zcactor.config import Config
+from zcactor.control.head import agent_interface
+from zcactor.control.node_agent import member_interface
+from zcactor.control.node_table import own_machine
+from zcactor.errors import ConnectionLost
+from zcactor.interface import shown
+from zcactor.objectstore.store import Store
+from zcactor.peers.head_link import AGENT_INDEX
+from zcactor.process import context
+from zcactor.process.loops import new_event_loop
+from zcactor.rpc.messages import Flags
+
+if TYPE_CHECKING:
+    from zcactor.ids import ActorId
+    from zcactor.marshal.packed import Packed
+    from zcactor.rpc.session import Session
+
+__all__ = ["ActorIdentity", "Worker", "become_worker", "flush_output", "serve"]
+
+logger = logging.getLogger("zcactor")
+
+
+class ActorIdentity:
+    """The facts that an actor may know about itself; see `zcactor.api.actor.CurrentActor`."""
+
+    __slots__ = ("actor_id", "handle", "node", "restarts")
+
+    def __init__(self, actor_id: ActorId, handle: ActorHandle, node: str, restarts: int) -> None:
+        self.actor_id = actor_id
+        self.handle = handle
+        self.node = node
+        self.restarts = restarts
+
+
+class Worker:
+    """The part of a worker process beside `Process`: makes and ends actors at the word of the agent or a spawner."""
+
+    def __init__(self, process: Process, node: str) -> None:
+        self.process = process
+        self.node = node
+        self.done: asyncio.Future[None] = process.loop.create_future()
+
+    async def create(
+        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], recipe: Packed
+    ) -> None:
+        """Make the actor for which the agent has reserved `index`. Raises the exceptions of its constructor."""
+        process = self.process
+        parts = recipe.parts
+        if options.get("max_restarts"):  # another life must find the spawner's arguments as they were passed
+            parts = process.marshaller.duplicate(parts)
+        # The class is unpickled on the loop, because its runner needs it. The constructor runs in the actor's thread.
+        actor_class, *args = process.marshaller.unpack(recipe.payload, parts, recipe.flags)
+        kwargs = args.pop() if recipe.flags & Flags.KWARGS else {}
+        merged = {**declared_options(actor_class), **options}
+        name = options.get("name")
+        label = f"{shown(actor_class.__name__)}({shown(name) if name else actor_id.hex()[:8]})"
+        host = process.hosts.add(index, actor_class, label, merged)
+        remote = RemoteActor(
+            process, actor_id, host.interface, (process.process, index), name, options["namespace"],
+            merged.get("max_pending_calls") or process.config.max_pending_calls, merged.get("max_retries") or 0,
+        )  # fmt: skip
+        remote.hold = ActorHold(process.sessions.head, object_id, None)
+        process.sessions.remotes[actor_id] = remote
+        host.info = ActorIdentity(actor_id, ActorHandle(remote), self.node, restarts)
+        await dawdle("construct")
+        try:
+            await host.construct(lambda: actor_class(*args, **kwargs))
+        except BaseException as error:
+            process.hosts.by_index.pop(index, None)
+            host.close()
+            error.__zcactor_label__ = label  # type: ignore[attr-defined]  # so that the failure names the actor
+            raise
+
+    async def stop(self, index: int) -> None:
+        """Run the queued calls, close the actor, forget it."""
+        host = self.process.hosts.by_index.get(index)
+        if host is not None:
+            await host.stop()
+            self.process.hosts.by_index.pop(index, None)
+            self.process.groups.actor_ended(host.info.actor_id, "it was stopped")
+            self.process.graphs.actor_ended(host.info.actor_id, "it was stopped")
+        flush_output()
+
+    async def discard(self, index: int) -> None:
+        """End an actor at once (one of several in a shared process)."""
+        host = self.process.hosts.by_index.pop(index, None)
+        if host is not None:
+            host.close()
+            self.process.groups.actor_ended(host.info.actor_id, "it was ended")
+            self.process.graphs.actor_ended(host.info.actor_id, "it was ended")
+
+    async def leave(self, grace: float) -> None:
+        """End the process: idle actors are closed first, within `grace` seconds."""
+        self.process.unseen.close()
+        self.process.leaving = True
+        idle = [
+            self.process.loop.create_task(host.stop())
+            for host in self.process.hosts.actors()
+            if host.instance is not None and not host.busy
+        ]
+        if idle:
+            await asyncio.wait(idle, timeout=grace)
+        flush_output()
+        self.process.loop.call_soon(self.finish)
+
+    def session_lost(self, session: Session) -> None:
+        """End the worker when the agent of its node is gone."""
+        if session.peer_process.hex() == self.node:
+            self.finish()
+
+    async def report(self, address: str) -> None:
+        """Tell the agent of its node that this worker serves, at `address` for peers of other hosts.
+
+        Raises:
+            ConnectionLost: the agent is gone.
+        """
+        await dawdle("worker ready")
+        process = self.process
+        node = bytes.fromhex(self.node)
+        interface = agent_interface() if node == process.sessions.head else member_interface()
+        session = await process.connections.connect(node)
+        await process.requests.ask_of(
+            session, AGENT_INDEX, interface, "worker_ready", (process.process, process.place.pid, address)
+        )
+
+    def finish(self) -> None:
+        """End the process."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def flush_output() -> None:
+    """Flush text that has no line end yet: the process may be killed next."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # user code may have replaced or closed it
+            stream.flush()
+
+
+def become_worker(setup: dict[str, Any]) -> None:
+    """Run a worker until its agent is gone or tells it to leave. Called in a fresh fork of the zygote."""
+    os.environ.update(setup["env"])
+    if "TZ" in setup["env"]:
+        time.tzset()
+    if logging.lastResort is not None:  # this handler shows records until user code configures logging
+        logging.lastResort.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    watch_forks()
+    loop = new_event_loop(setup["loop"])
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(_work(loop, setup))
+
+
+async def _work(loop: asyncio.AbstractEventLoop, setup: dict[str, Any]) -> None:
+    config = Config(**setup["config"])
+    store = Store(setup["store_capacity"], setup["process"])
+    endpoint = make_endpoint(
+        config, Path(setup["directory"]), setup["process"], setup["token"], store, clustered=setup["clustered"]
+    )
+    process = Process(setup["process"], "worker", config, loop, store, endpoint)
+    process.sessions.head = setup["agent"]
+    process.locations.machine = own_machine(config, Path(setup["directory"]))
+    find_through(endpoint, process.places, process.head, setup["head_address"])
+    process.namespace = setup["namespace"]
+    context.set_current(process)
+    process.use_numpy()
+    await serve(process, setup["node"])
+
+
+async def serve(process: Process, node: str) -> None:
+    """Run a worker until the agent of its node is gone or tells it to leave.
+
+    Args:
+        process: the worker's own, with an endpoint that has not been started.
+        node: id of its node.
+    """
+    worker = Worker(process, node)
+    process.system.worker = worker
+    process.sessions.node = bytes.fromhex(node)
+    await process.endpoint.start(process.connections.accepted)
+    process.connections.on_lost = worker.session_lost
+    try:
+        await worker.report(address_of(process.endpoint))
+    except ConnectionLost:
+        return
+    await worker.done

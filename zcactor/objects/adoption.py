@@ -1,0 +1,460 @@
+"""Adoption of objects whose owner has ended: a holder copies them, so that they can be passed on.
+
+A reference is passed on by the id of its owner, and the receiver leases the object there. Where that fails, the
+receiver asks the process that passed the reference on, whose pin still holds the object. That process copies the bytes,
+once, and answers with an object of its own; the pin is released when that object is leased.
+
+A single array that is still mapped keeps all memory of a process that has ended. So a holder of such arrays copies
+their pages in the background, and maps the copies in the place of the pages: the same bytes, at the same addresses.
+Then it unmaps the rest. Moved arrays stay where they are, because they may be written to at any moment. Once nobody
+else maps the file that a moved array lies in, all other bytes are punched out of that file.
+
+The copying rests half of the time, until somebody waits for the copies. Then it works at full speed, and the copies are
+passed on as soon as they are made, before the memory of the ended process goes back to the system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import threading
+import time
+from ctypes import memmove
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakValueDictionary, ref
+
+from zcactor.buggify import dawdle
+from zcactor.errors import ZcactorError
+from zcactor.objects.locations import LostPart
+from zcactor.objectstore.lease import Lease, RemoteLease
+from zcactor.objectstore.parallel import in_parallel
+from zcactor.objectstore.ref import RegionKind
+from zcactor.rpc.parts import Part
+
+if TYPE_CHECKING:
+    from zcactor.objects.locations import Locations
+    from zcactor.objectstore.copies import CopyCounter
+    from zcactor.objectstore.store import Block, Store
+    from zcactor.peers.connections import Connections
+    from zcactor.peers.requests import Requests
+    from zcactor.process.tasks import Tasks
+    from zcactor.rpc.session import Session
+    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.os_process import OsProcess
+
+__all__ = ["Adoptions"]
+
+_REASON: Final = "owner ended"
+_IN_THREAD_NBYTES: Final = 1 << 20
+"""Bytes from which a thread copies: 1 MiB keeps the loop for up to 0.3 ms."""
+
+_STEP_NBYTES: Final = 4 << 20
+"""Bytes copied between two rests, which takes 1 ms: a caller that wants the copies waits as long, until several threads
+make them."""
+_ANSWER: Final = 0.01
+"""Seconds in which an answer that has waited for the copies is sent. Mapping the copies takes milliseconds, in which no
+page of the process can be touched for the first time."""
+_SHARE_NBYTES: Final = 4 << 20
+"""Bytes that one of several threads copies at a time, which takes 1 ms: taking a share is cheap beside it."""
+_DELAY: Final = 1.0
+"""Seconds that an owner may keep memory after a connection's end, in order to save frames."""
+_RETRY: Final = 1.0
+"""Seconds until the next attempt to watch a process, after no descriptor was left for it."""
+
+logger = logging.getLogger("zcactor")
+_Key = tuple[bytes, int, int, int]
+
+
+class _Taking:
+    """A thread's work on one mapping. The object is made on the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.copied: asyncio.Future[None] = loop.create_future()
+        """Done when all bytes are copied, or none will be."""
+        self.wanted = threading.Event()
+        """Set when a caller waits for the copies."""
+
+    def set_copied(self) -> None:
+        """Mark the copies as made. Idempotent. Called on the loop's thread."""
+        if not self.copied.done():
+            self.copied.set_result(None)
+
+    def copy(self, to: int, low: int, nbytes: int) -> None:
+        """Copy, and rest as long as each step took, because the process has other work. Called in the thread."""
+        at = 0
+        while at < nbytes and not self.wanted.is_set():
+            begun = time.monotonic()
+            step = min(_STEP_NBYTES, nbytes - at)
+            memmove(to + at, low + at, step)
+            at += step
+            self.wanted.wait(time.monotonic() - begun)
+        if at < nbytes:
+            _copy_fast(to + at, low + at, nbytes - at)
+
+
+class Adoptions:
+    """The objects that one process has adopted. Used on the loop's thread.
+
+    Args:
+        tasks: the tasks of the process.
+        connections: connect to processes whose objects are held here.
+        requests: report the held objects to them.
+        store: the store for copies.
+        copies: counts the copies.
+        locations: bring bytes that cannot be mapped.
+    """
+
+    def __init__(
+        self, tasks: Tasks, connections: Connections, requests: Requests, store: Store, copies: CopyCounter,
+        locations: Locations,
+    ) -> None:  # fmt: skip
+        self.count = 0
+        """Number of objects that were ever adopted."""
+        self._tasks = tasks
+        self._connections = connections
+        self._requests = requests
+        self._store = store
+        self._copies = copies
+        self._locations = locations
+        self._watched: dict[bytes, int] = {}  # pidfds by peer
+        self._taking: dict[Mapping, _Taking] = {}
+        """Mappings whose pages a thread replaces."""
+        self._outlived: dict[bytes, dict[int, tuple[ref[Mapping], ...]]] = {}
+        """Mappings of each ended connection, read-only and then writable, by peer and by number of the connection."""
+        self._moved: dict[bytes, list[ref[Mapping]]] = {}
+        """Writable mappings of the memory of each peer that has ended, by peer."""
+        self._late: set[bytes] = set()
+        self._out_of_room = False
+        self._made: WeakValueDictionary[_Key, Block] = WeakValueDictionary()
+        self._coming: dict[_Key, asyncio.Task[Block]] = {}
+
+    def left(self, session: Session, another: Session | None) -> None:
+        """Note the end of a connection. Nothing more is mapped by it. Objects leased from its peer are adopted as soon
+        as the peer's process has ended, and can neither write to its memory nor share it. A living peer keeps all
+        objects that it has leased by the connection, until it learns which of them are still held.
+
+        Args:
+            session: the session that has ended.
+            another: another session with the same peer, or None.
+        """
+        connection = session.connection
+        mapping, owner = connection.mapping, connection.reader
+        if mapping is None or owner is None:
+            return
+        maps = [each for each in (mapping, connection.writable_mapping) if each is not None]
+        connection.mapping = connection.writable_mapping = None  # objects over the mappings keep them
+        if session.parted and not any(each.leases for each in maps):
+            return
+        both = tuple(map(ref, maps))
+        self._outlived.setdefault(session.peer_process, {})[session.number] = both
+        if another is not None:
+            self.met(another)
+        self._watch(session.peer_process, owner)
+
+    def met(self, session: Session) -> None:
+        """Note that a connection to a peer is open: report which of the objects that were leased by ended connections
+        are held."""
+        if session.peer_process in self._outlived:
+            self._tasks.start(self._tell(session))
+
+    def let_go(self, peer: bytes) -> None:
+        """Note that a peer has dropped an object, whose lease came by a connection that has ended."""
+        if not self._tasks.closing and (peer in self._outlived or peer in self._moved) and peer not in self._late:
+            self._late.add(peer)
+            self._tasks.loop.call_later(_DELAY, self._tell_later, peer)
+
+    def _tell_later(self, peer: bytes) -> None:
+        self._late.discard(peer)
+        if not self._tasks.closing:
+            self._tasks.start(self._tell_again(peer))
+
+    async def _tell_again(self, peer: bytes) -> None:
+        if peer in self._moved:
+            await self._punch(peer)
+        elif peer in self._outlived:
+            with contextlib.suppress(ZcactorError):  # the peer has ended, and keeps nothing
+                await self._tell(await self._connections.connect(peer))
+
+    async def _tell(self, session: Session) -> None:
+        peer = session.peer_process
+        outlived = self._outlived.get(peer, {})
+        ended = list(outlived)
+        done = [number for number in ended if not any(_leases_of(each()) for each in outlived[number])]
+        held = {lease.id for mappings in outlived.values() for each in mappings for lease in _leases_of(each())}
+        await dawdle("hold")
+        try:
+            await self._requests.ask(session, "hold", ended, sorted(held))
+        except ZcactorError:  # lost again: the next connection reports
+            return
+        for number in done:
+            outlived.pop(number, None)
+        if not outlived:
+            self._outlived.pop(peer, None)
+            self._unwatch(peer)
+
+    def _watch(self, peer: bytes, owner: OsProcess) -> None:
+        if self._tasks.closing or not owner.pid or peer in self._watched or peer not in self._outlived:
+            return
+        try:
+            fd = owner.open()
+        except OSError:  # no descriptor is left
+            self._tasks.loop.call_later(_RETRY, self._watch, peer, owner)
+            return
+        if fd is None:
+            self._gone(peer, owner)
+        else:
+            self._watched[peer] = fd
+            self._tasks.loop.add_reader(fd, self._gone, peer, owner)
+
+    def _unwatch(self, peer: bytes) -> None:
+        fd = self._watched.pop(peer, None)
+        if fd is not None:
+            self._tasks.loop.remove_reader(fd)
+            os.close(fd)
+
+    def _gone(self, peer: bytes, owner: OsProcess) -> None:
+        self._unwatch(peer)
+        for mapping, *writable in self._outlived.pop(peer, {}).values():
+            found = mapping()
+            if found is not None and found.leases:
+                self._tasks.start(self._take_over(found, owner))
+            if writable:
+                self._moved.setdefault(peer, []).extend(writable)
+        if peer in self._moved:
+            self._tasks.start(self._punch(peer))
+
+    async def _punch(self, peer: bytes) -> None:
+        """Punch the memory of an ended peer, except held objects, as soon as no other process maps it."""
+        left = [mapping for each in self._moved.get(peer, ()) if (mapping := each()) is not None and mapping.leases]
+        if not left:
+            self._moved.pop(peer, None)
+        elif all(mapping.is_the_only_one() for mapping in left):
+            await asyncio.to_thread(_punch_others, left)
+        else:
+            self._tasks.loop.call_later(_RETRY, self._punch_again, peer)
+
+    def _punch_again(self, peer: bytes) -> None:
+        if not self._tasks.closing:
+            self._tasks.start(self._punch(peer))
+
+    async def _take_over(self, mapping: Mapping, owner: OsProcess) -> None:
+        if self._coming:  # so that nothing is copied twice
+            await asyncio.wait(list(self._coming.values()))
+        found = [lease for lease in _leases_of(mapping) if lease.nbytes]
+        if found:
+            taking = self._taking[mapping] = _Taking(self._tasks.loop)
+            work = threading.Thread(target=self._work, args=(mapping, owner, found, taking), name="zcactor-adopting")
+            work.daemon = True
+            work.start()
+
+    def _work(self, mapping: Mapping, owner: OsProcess, leases: list[Lease], taking: _Taking) -> None:
+        """Replace the pages of all leases or, without room for the copies, of none. Runs in a thread."""
+        loop, runs = self._tasks.loop, _runs(leases)
+        try:
+            blocks = self._copy_runs(mapping, owner, runs, taking)
+            if blocks is not None:
+                count = self._name(runs, blocks)
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._copied, count, taking)
+                if taking.wanted.is_set():
+                    time.sleep(_ANSWER)
+                self._replace(mapping, owner, runs, blocks)
+        finally:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._taken_over, mapping, taking)
+
+    def _copied(self, count: int, taking: _Taking) -> None:
+        """Count the objects before anybody gets one of them, so that statistics taken afterwards include them."""
+        self.count += count
+        taking.set_copied()
+
+    def _taken_over(self, mapping: Mapping, taking: _Taking) -> None:
+        del self._taking[mapping]
+        taking.set_copied()
+
+    def _copy_runs(self, mapping: Mapping, owner: OsProcess, runs: list[_Run], taking: _Taking) -> list[Block] | None:
+        """Make blocks with the bytes of `runs`; None without room for them."""
+        store = self._store
+        try:
+            blocks = [_same_pages(run) or store.allocate(run.nbytes, mmap.PAGESIZE) for run in runs]
+        except ZcactorError as error:
+            if not self._out_of_room:
+                self._out_of_room = True
+                logger.warning(
+                    "the memory of process %d, which has ended, stays as long as arrays of it are held here: %s",
+                    owner.pid, error,
+                )  # fmt: skip
+            return None
+        for run, block in zip(runs, blocks, strict=True):
+            if not block.sealed:
+                taking.copy(block.address, mapping.address + run.low, run.nbytes)
+                self._copies.count(_REASON, run.nbytes)
+                block.sealed = True
+        return blocks
+
+    @staticmethod
+    def _name(runs: list[_Run], blocks: list[Block]) -> int:
+        """Set the block that is passed on in the place of each lease. Returns the number of objects that this
+        adopts."""
+        adopted = set()
+        for run, block in zip(runs, blocks, strict=True):
+            for lease in run.leases:
+                if lease.adopted is None:
+                    adopted.add((lease.id, lease.offset, lease.nbytes))
+                    lease.adopted = block, block.offset + lease.offset - run.low
+        return len(adopted)
+
+    def _replace(self, mapping: Mapping, owner: OsProcess, runs: list[_Run], blocks: list[Block]) -> None:
+        """Map the blocks in the place of the copied pages, and give up the rest of the mapping."""
+        fd = self._store.arena.fd
+        try:
+            for run, block in zip(runs, blocks, strict=True):
+                for lease in run.leases:
+                    lease.pages = block  # set before anything is mapped from the block
+                mapping.replace(run.low, run.nbytes, fd, block.offset)
+            mapping.give_up([(run.low, run.nbytes) for run in runs])
+        except OSError as error:  # the store is closed, or mappings are used up: the old pages stay valid
+            logger.debug("the memory of process %d, which has ended, stays: %s", owner.pid, error)
+
+    def close(self) -> None:
+        """Stop adopting. Idempotent."""
+        for peer in list(self._watched):
+            self._unwatch(peer)
+
+    async def adopt(self, lease: Lease | RemoteLease, kind: int) -> tuple[Block, int]:
+        """Make an object of this process with the bytes of `lease`.
+
+        A read-only object is copied once while its lease is held here. An array that was moved here and is moved on is
+        copied each time, because its receiver may write to it. Bytes that cannot be mapped are pulled: this process may
+        reach an owner that others do not reach.
+
+        Args:
+            lease: a lease on an object that its owner does not lease to others any more.
+            kind: value of a `RegionKind`.
+
+        Returns:
+            The object's block, and the offset of the bytes in this process's arena.
+
+        Raises:
+            OutOfMemory: the store has no room for the object.
+            ObjectLost: the bytes cannot be mapped, and were not pulled while that was possible.
+        """
+        if isinstance(lease, RemoteLease):
+            # Authenticated in any case: the asking process may want the bytes for a pickle, and does not know this
+            # transfer.
+            part = await self._locations.read(Part(kind, lease, lease.offset, lease.nbytes, authenticate=1))
+            if isinstance(part.holder, LostPart):
+                part.holder.raise_error()
+            if not isinstance(part.holder, Lease):
+                return part.holder, part.offset
+            lease = part.holder
+        if kind == RegionKind.MOVED:
+            block = await self._copy(lease)
+            return block, block.offset + lease.address % mmap.PAGESIZE
+        taking = self._taking.get(lease.mapping)
+        if taking is not None:
+            taking.wanted.set()
+            await asyncio.shield(taking.copied)
+        if lease.adopted is None:
+            key = lease.owner, lease.id, lease.offset, lease.nbytes
+            found = self._made.get(key)
+            if found is None:
+                task = self._coming.get(key)
+                if task is None:
+                    task = self._coming[key] = self._tasks.begin(self._copy(lease))
+                    task.add_done_callback(partial(self._arrived, key))
+                found = self._made[key] = await asyncio.shield(task)
+                found.sealed = True
+            lease.adopted = found, found.offset + lease.address % mmap.PAGESIZE
+        return lease.adopted
+
+    def _arrived(self, key: _Key, _: object) -> None:
+        del self._coming[key]
+
+    async def _copy(self, lease: Lease) -> Block:
+        """Copy the pages that a lease lies in into a block that begins at a page: the bytes keep their offset in the
+        page."""
+        low = lease.address - lease.address % mmap.PAGESIZE
+        nbytes = -(-(lease.address + lease.nbytes - low) // mmap.PAGESIZE) * mmap.PAGESIZE
+        block = self._store.allocate(nbytes, mmap.PAGESIZE)
+        if nbytes < _IN_THREAD_NBYTES:
+            memmove(block.address, low, nbytes)
+        else:
+            await self._tasks.loop.run_in_executor(None, _copy_pages, block, lease, low, nbytes)
+        self._copies.count(_REASON, nbytes)
+        self.count += 1
+        return block
+
+
+def _leases_of(mapping: Mapping | None) -> list[Lease]:
+    """The living leases on objects in a mapping. A lease that is being finalized on another thread may be among
+    them."""
+    found = () if mapping is None else [seen() for seen in mapping.leases.copy().values()]
+    return [lease for lease in found if lease is not None]
+
+
+def _punch_others(mappings: list[Mapping]) -> None:
+    """Give back all memory without leases."""
+    for mapping in mappings:
+        try:
+            mapping.punch([(run.low, run.nbytes) for run in _runs(_leases_of(mapping))])
+        except OSError as error:
+            logger.debug("memory of a process that has ended stays: %s", error)
+
+
+class _Run(NamedTuple):
+    """A run of adjacent pages of a mapping, and the leases in them."""
+
+    low: int
+    """Offset in bytes from the start of the mapping."""
+    nbytes: int
+    leases: list[Lease]
+
+
+def _runs(leases: list[Lease]) -> list[_Run]:
+    """The pages that leases lie in, in order. Leases that share a page are in one run."""
+    runs: list[_Run] = []
+    for lease in sorted(leases, key=attrgetter("offset")):
+        low = lease.offset - lease.offset % mmap.PAGESIZE
+        high = -(-(lease.offset + lease.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = runs[-1] if runs else None
+        if last is not None and low < last.low + last.nbytes:
+            last.leases.append(lease)
+            runs[-1] = last._replace(nbytes=max(last.nbytes, high - last.low))
+        else:
+            runs.append(_Run(low, high - low, [lease]))
+    return runs
+
+
+def _same_pages(run: _Run) -> Block | None:
+    """The block that already has all pages of `run`, because its objects were adopted when they were passed on; or
+    None."""
+    found = {lease.adopted for lease in run.leases}
+    if len(found) != 1 or (adopted := found.pop()) is None:
+        return None
+    block, offset = adopted
+    return block if (block.nbytes, offset - block.offset) == (run.nbytes, run.leases[0].offset - run.low) else None
+
+
+def _copy_fast(to: int, low: int, nbytes: int) -> None:
+    """Copy, in several threads if there is much to copy. Pages of the ended process that were not read here yet fault,
+    which takes as long as their copy. Each thread takes the next share when it has finished one, because threads may
+    get different parts of the machine."""
+    shares = iter(range(0, nbytes, _SHARE_NBYTES))
+
+    def take(_start: int, _stop: int) -> None:
+        for at in shares:
+            memmove(to + at, low + at, min(_SHARE_NBYTES, nbytes - at))
+
+    in_parallel(take, nbytes)
+
+
+def _copy_pages(block: Block, lease: Lease, low: int, nbytes: int) -> None:
+    """Copy `nbytes` from the address `low`. `lease` keeps the bytes, also when nobody waits for the copy any more."""
+    _copy_fast(block.address, low, nbytes)
+    del lease

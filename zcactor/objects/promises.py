@@ -1,0 +1,116 @@
+"""Promises that processes pass to each other: promises of ours that peers hold, and stand-ins for promises of peers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from zcactor import ids
+from zcactor.api.passing import OwnRef, RefHolder
+from zcactor.errors import ConnectionLost, ObjectLost, RemoteError, ZcactorError
+from zcactor.objects.locations import LostPart
+from zcactor.rpc.call import Call
+from zcactor.rpc.messages import Flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zcactor.objects.locations import Locations
+    from zcactor.peers.connections import Connections
+    from zcactor.peers.requests import Requests
+    from zcactor.process.tasks import Tasks
+    from zcactor.rpc.session import Session
+
+__all__ = ["Promises"]
+
+
+def _stop(fetching: asyncio.Task[None], _: Call) -> None:
+    fetching.cancel()
+
+
+class Promises:
+    """The results of calls that are passed on before they are known.
+
+    Args:
+        tasks: run the fetching.
+        connections: connect to the owners of promises.
+        requests: ask the owners.
+        locations: bring the bytes of results.
+    """
+
+    def __init__(self, tasks: Tasks, connections: Connections, requests: Requests, locations: Locations) -> None:
+        self._tasks = tasks
+        self._connections = connections
+        self._requests = requests
+        self._locations = locations
+        self._next_id = 1
+        self.announce: Callable[[Call, Session], int] = lambda *_: 0
+        """See `zcactor.objects.pushes.Pushes.announce`."""
+        self.exports: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        """Promises (and, at the agent, actors) that peers may hold, by object id."""
+
+    def export(self, call: Call) -> int:
+        """Let peers hold the promise `call`. Returns its object id."""
+        if not call.export_id:
+            self._next_id += 1
+            call.export_id = self._next_id << 32 | ids.bits(32)
+            self.exports[call.export_id] = call
+        return call.export_id
+
+    def call_of(self, holder: Any, label: str) -> Call:
+        """Return the promise that a reference names: one of ours, or a stand-in that gets the result when it is
+        needed."""
+        if isinstance(holder, OwnRef):
+            return holder.call
+        owner = holder.owner if isinstance(holder, RefHolder) else b""
+        call = Call(owner, self._tasks.loop, self._tasks.thread)
+        call.label = label
+        call.holder = holder
+        call.retrieved = True
+        if isinstance(holder, LostPart):
+            call.fail(ObjectLost(holder.reason))
+        elif holder.expected is not None and threading.get_ident() == self._tasks.thread:
+            holder.expected.add(call, self.ask)
+        else:
+            call.fetch = self.ask
+        return call
+
+    def ask(self, call: Call) -> None:
+        """Start to get the outcome of a stand-in from the promise's owner. Where it comes another way before, the
+        owner is told that it need not answer."""
+        if threading.get_ident() != self._tasks.thread:
+            self._tasks.loop.call_soon_threadsafe(self.ask, call)
+            return
+        call.add_callback(partial(_stop, self._tasks.begin(self._fetch(call))))
+
+    async def _fetch(self, call: Call) -> None:
+        holder = call.holder
+        try:
+            owner = await self._connections.connect(holder.owner)
+            sealed = await self._requests.ask(owner, "fetch", holder.id)
+        except RemoteError as error:
+            call.fail(error.original if isinstance(error.original, ZcactorError) else error)
+        except ConnectionLost as error:
+            call.fail(ObjectLost(f"the process that owns {call.label or 'the value'} is gone: {error}"))
+        except (Exception, asyncio.CancelledError) as error:  # any error: the value could not be had, or read
+            call.fail(error)  # the error is raised where the promise is awaited; nobody retrieves this task's
+        else:
+            call.complete(sealed.status, sealed.payload, sealed.parts, sealed.flags)
+        finally:
+            del call, holder  # see `zcactor.api.future.value_of`: the error keeps this frame
+
+    def read_result(self, call: Call) -> None:
+        """Read the bytes of a result that has arrived without them; see `zcactor.rpc.hub.Hub`."""
+        self._tasks.start(self._read_result(call))
+
+    async def _read_result(self, call: Call) -> None:
+        sealed = bool(call.flags & Flags.SPILLED) and len(call.payload) > 0
+        found = [self._locations.bring(part, sealed=sealed and part is call.parts[0]) for part in call.parts]
+        coming = [task for task in found if isinstance(task, asyncio.Task)]
+        if coming:
+            await asyncio.wait(coming)
+        parts = [task.result() if isinstance(task, asyncio.Task) else task for task in found]
+        call.complete(call.status, call.payload, parts, call.flags)

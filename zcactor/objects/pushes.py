@@ -1,0 +1,324 @@
+"""Pushes: results that go straight to the processes of calls that have them as arguments.
+
+The caller of a method owns its promise. When it passes the unfinished promise to an actor of another process, it tells
+the process that makes the result to push it there (FORWARD). That process may have answered already, may have no
+connection to the other one, or the call may fail: then the owner itself pushes the outcome once it has it. The answer
+says which of the FORWARD frames were obeyed.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from zcactor.api.future import ObjectRef, packed_result
+from zcactor.api.passing import RefHolder, Unresolved
+from zcactor.buggify import buggify
+from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
+from zcactor.objects.expectations import Expectations
+from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.ref import RegionKind
+from zcactor.objectstore.store import Block
+from zcactor.rpc.messages import MAX_FORWARDS, Status, owner_word
+from zcactor.rpc.parts import Announced
+from zcactor.rpc.protocol import CallState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from zcactor.marshal import Marshaller
+    from zcactor.objects.promises import Promises
+    from zcactor.peers.connections import Connections
+    from zcactor.process.sessions import Sessions
+    from zcactor.process.tasks import Tasks
+    from zcactor.rpc.call import Call
+    from zcactor.rpc.incoming import Incoming
+    from zcactor.rpc.parts import Part
+    from zcactor.rpc.session import Session
+
+__all__ = ["Forward", "Pushes"]
+
+_OK: Final = int(Status.OK)
+_SENT: Final = CallState.SENT
+_PATIENCE: Final = 8
+"""Calls to a process that are sent at the end of the loop's turn, and not at once, after a result of it was passed on:
+so the FORWARD frame for a call goes with it. That costs a call some 2 us."""
+
+
+class Push:
+    """One outcome that is owed to the process of a call."""
+
+    __slots__ = ("key", "number", "session")
+
+    def __init__(self, session: Session, key: int) -> None:
+        self.session = session
+        """The session by which the reference went."""
+        self.key = key
+        self.number = -1
+        """Its number among the FORWARD frames of the promise's call; -1: the owner pushes it."""
+
+
+class Forward(NamedTuple):
+    """A FORWARD frame that a call of a peer has got."""
+
+    number: int
+    key: int
+    target: bytes
+    """Id of the process to push to."""
+
+
+class Pushes:
+    """Pushes the outcomes of one process's calls, and the results of its actors.
+
+    Args:
+        tasks: of the process.
+        sessions: of the process.
+        connections: open connections to processes that results are to be pushed to.
+        marshaller: packs results.
+        promises: of the process; an announced outcome that does not come is asked for through them.
+    """
+
+    def __init__(
+        self, tasks: Tasks, sessions: Sessions, connections: Connections, marshaller: Marshaller, promises: Promises
+    ) -> None:
+        self._tasks = tasks
+        self._loop = tasks.loop
+        self._sessions = sessions
+        self._connections = connections
+        self._marshaller = marshaller
+        self._promises = promises
+        self.expectations = Expectations(tasks, promises.ask)
+        """The outcomes that are to come to this process."""
+        promises.announce = self.announce
+        connections.on_left.append(self._left)
+        self._process = sessions.process
+        self._word = owner_word(sessions.process)
+        self._keys = 0
+        self._unsent: list[tuple[Call, Push]] = []
+        self._scheduled = False
+        self.noted: Callable[[str], None] = lambda _: None
+        """Called with the name of a rare state, for simulations."""
+
+    def _left(self, session: Session, another: Session | None) -> None:
+        # One of two connections is closed by agreement, when all that it carried has come. A push that is lost all the
+        # same, as it broke before, is asked for after a while.
+        if not self._tasks.closing and not session.is_replaced:
+            self.expectations.session_lost(session.peer_process, last=another is None)
+
+    # ---------------------------------------------------------------- the owner
+
+    def announce(self, call: Call, session: Session) -> int:
+        """Owe the outcome of `call` to the peer of `session`, which gets a reference to it as an argument.
+
+        Returns:
+            The key under which the outcome will be pushed; 0 where the peer has to ask for it, as for an outcome that
+            is known, and for references that are passed on from other threads than the loop's.
+        """
+        if call.known or session.peer_process == self._process or threading.get_ident() != self._tasks.thread:
+            return 0
+        push = self._owe(call, session)
+        self._later(call, push)
+        return push.key
+
+    def _owe(self, call: Call, session: Session) -> Push:
+        self._keys += 1
+        push = Push(session, self._keys << 32 | call.export_id & 0xFFFFFFFF)  # the random half of the id
+        if call.pushes is None:
+            call.pushes = [push]
+            call.when_known(self._settle)
+        else:
+            call.pushes.append(push)
+        maker = call.session
+        if maker is not None and maker.wire is not None:
+            maker.wire.patience = _PATIENCE
+        return push
+
+    def sent_again(self, call: Call) -> None:
+        """Take note that `call`, whose outcome is owed, is sent only now, or for another time."""
+        for push in call.pushes or ():
+            push.number = -1
+            self._later(call, push)
+
+    def _later(self, call: Call, push: Push) -> None:
+        """Send a FORWARD frame outside of the lock of the session that the reference goes by."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        self._unsent.append((call, push))
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the FORWARD frames that are due."""
+        unsent, self._unsent = self._unsent, []
+        for call, push in unsent:
+            session = call.session
+            if session is None or session.closed is not None or call.state is not _SENT or push.number >= 0:
+                continue  # it ends, or is sent later
+            if session.peer_process != self._process and call.forwarded < MAX_FORWARDS:
+                session.forward(call, push.key, push.session.peer_process)
+                push.number = call.forwarded
+                call.forwarded += 1
+
+    def _settle(self, call: Call) -> None:
+        """Push the outcome wherever its maker has not."""
+        pushes, call.pushes = call.pushes or (), None
+        for push in pushes:
+            if push.number >= 0 and call.pushed >> push.number & 1:
+                continue
+            session = push.session
+            if session.closed is not None and session.successor is not None:
+                session = session.successor
+            if session.closed is None:
+                self.noted("owner pushes" if push.number < 0 else "owner pushes in place of the maker")
+                self._push(session, push.key, call)
+
+    def _push(self, session: Session, key: int, call: Call) -> None:
+        try:
+            if call.error is None and call.status == _OK:
+                payload, parts, flags = packed_result(call)
+                if len(payload) > session.connection.eager_limit:
+                    payload, parts, flags = self._marshaller.fit((payload, parts, flags))
+                session.push(key, self._word, _OK, payload, parts, flags)
+                return
+        except (ZcactorError, OSError):  # the store is full, or an object is lost: the peer learns it when it asks
+            self.noted("owner could not push")
+        try:
+            session.push(key, self._word, Status.ERROR, b"", (), 0)
+        except ConnectionLost:  # the peer asks when it notices
+            return
+
+    def arguments(self, args: tuple[Any, ...], session: Session) -> tuple[Any, ...] | None:
+        """Announce the unfinished promises among the arguments of a call that the native part is to send, and that is
+        followed by `flush` or `take_back`.
+
+        Returns:
+            The arguments with an `Announced` for each promise; None where the call has to go another way, and nothing
+            was announced.
+        """
+        peer = session.peer_process
+        if peer == self._process or threading.get_ident() != self._tasks.thread:
+            return None
+        announced: list[Any] | None = None
+        for index, arg in enumerate(args):
+            if type(arg) is ObjectRef:
+                call = arg._call
+                if call.known or call.holder is not None:
+                    if announced is not None:
+                        self.take_back(tuple(announced), session)
+                    return None
+                call.retrieved = True
+                if announced is None:
+                    announced = list(args)
+                object_id = self._promises.export(call)
+                with session.lock:
+                    session.leases.grant(object_id, call)
+                push = self._owe(call, session)
+                self._unsent.append((call, push))
+                announced[index] = Announced(object_id, push.key, call.label)
+        return None if announced is None else tuple(announced)
+
+    def take_back(self, announced: tuple[Any, ...], session: Session) -> None:
+        """Undo `arguments` for a call that was not sent that way."""
+        for each in announced:
+            if type(each) is Announced:
+                call = self._promises.exports.get(each.id)
+                if call is not None and call.pushes is not None:
+                    call.pushes = [push for push in call.pushes if push.key != each.key]
+                self._unsent = [(other, push) for other, push in self._unsent if push.key != each.key]
+                with session.lock:
+                    if session.leases.get(each.id) is not None:
+                        session.leases.release(each.id, 1)
+
+    def argument(self, session: Session, object_id: int, key: int, label: str) -> Unresolved:
+        """See `zcactor.rpc.hub.Hub.argument_received`."""
+        owner = session.peer_process
+        holder = RefHolder(owner, object_id, session.release_later)
+        holder.expected = self.expectations.expect(owner, key)
+        return Unresolved(self._promises.call_of(holder, label))
+
+    # ---------------------------------------------------------------- the maker
+
+    def forward(self, incoming: Incoming, number: int, key: int, target: bytes) -> None:
+        """Take a FORWARD frame for a call that is open.
+
+        Raises:
+            ProtocolError: the number is not the next one.
+        """
+        forwards = incoming.forwards
+        if number != (0 if forwards is None else len(forwards)):
+            raise ProtocolError(
+                f"FORWARD {number} of call {incoming.id} came after {0 if forwards is None else len(forwards)} others"
+            )
+        if forwards is None:
+            forwards = incoming.forwards = []
+        forwards.append(Forward(number, key, target))
+        if target != self._process and target not in self._sessions.used:
+            self._tasks.start(self._meet(target))
+
+    async def _meet(self, target: bytes) -> None:
+        """Connect to a process that results are to be pushed to: now, or for the next time."""
+        try:
+            await self._connections.connect(target)
+        except (ConnectionLost, ProtocolError):
+            self.noted("no way to push")
+
+    def value(self, incoming: Incoming, value: Any) -> tuple[int, Any, Sequence[Part] | None, int]:
+        """Push the result of a call to all that its FORWARD frames name, as far as possible.
+
+        Returns:
+            The numbers of those pushed, as bits; and the packed result: payload, parts (None where the value was not
+            packed) and flags.
+
+        Raises:
+            Exception: the error of packing the value.
+        """
+        pushed = 0
+        packed: tuple[Any, Sequence[Part], int] | None = None
+        word = owner_word(incoming.session.peer_process)
+        limit = incoming.session.connection.eager_limit
+        for forward in incoming.forwards or ():
+            session = None
+            if forward.target != self._process:
+                session = self._sessions.used.get(forward.target)
+                if session is None or session.closed is not None or session.peer_hello is None:
+                    self.noted("maker has no connection to push by")
+                    continue
+                if buggify("push refused"):
+                    continue
+                if buggify("push lost"):  # as by a connection that breaks at this moment
+                    pushed |= 1 << forward.number
+                    continue
+                if packed is None and session.wire is not None and session.wire.push(forward.key, word, value):
+                    pushed |= 1 << forward.number
+                    continue
+            if packed is None:
+                packed = self._marshaller.pack(value, limit)
+            if self._push_packed(session, forward.key, word, *packed):
+                pushed |= 1 << forward.number
+        if packed is None:
+            return pushed, None, None, 0
+        return pushed, *packed
+
+    def _push_packed(
+        self, session: Session | None, key: int, word: int, payload: Any, parts: Sequence[Part], flags: int
+    ) -> bool:
+        """Push a packed result, to this process itself without a session. Returns whether that was done."""
+        if any(part.kind == RegionKind.MOVED for part in parts):  # write access has one receiver, the owner
+            return False
+        if session is None:
+            if not all(type(part.holder) in (Block, Lease) for part in parts):
+                return False
+            self._loop.call_soon_threadsafe(partial(self.expectations.pushed, word, key, _OK, payload, parts, flags))
+            return True
+        if len(payload) > session.connection.eager_limit:
+            return False
+        try:
+            session.push(key, word, _OK, payload, parts, flags)
+        except (ZcactorError, OSError):  # its connection has ended, or an object is lost
+            self.noted("maker could not push")
+            return False
+        return True

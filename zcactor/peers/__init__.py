@@ -1,0 +1,1 @@
+"""The connections of a process to others, and its requests to them."""

@@ -1,0 +1,136 @@
+"""Requests of a process to the head, whose node agent knows every node and every actor.
+
+A worker of another node asks through its own node's agent: the head has a connection to each node, and not to each
+worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zcactor.ids import ActorId
+    from zcactor.interface import Interface
+    from zcactor.peers.connections import Connections
+    from zcactor.peers.requests import Requests
+    from zcactor.process.sessions import Sessions
+
+__all__ = ["AGENT_INDEX", "MEMBERSHIP_INDEX", "RELAYED", "HeadLink"]
+
+AGENT_INDEX: Final = 1
+"""Index of the node agent's actor in its process."""
+MEMBERSHIP_INDEX: Final = 2
+"""Index of the `zcactor.control.membership.Membership` in the head's process."""
+RELAYED: Final = {
+    **dict.fromkeys(
+        ("actors", "constructed", "get_actor", "kill", "locate", "nodes", "process_of", "reserve", "resources", "stop",
+         "waits"),
+        AGENT_INDEX,
+    ),
+    **dict.fromkeys(("find", "silence"), MEMBERSHIP_INDEX),
+}  # fmt: skip
+"""The requests that a worker may make through its node's agent, with the index of the head's actor for each."""
+_ANSWER: Final = 1.0
+"""Seconds that the head has for an answer; calls that are not answered wait for it."""
+
+
+class HeadLink:
+    """The requests of this process to the head. Any thread's loop may await them.
+
+    Args:
+        sessions: the table of sessions, which has the id of the head's process.
+        connections: opens the connection to the head.
+        requests: the requests of the process.
+        agent, members, node: functions that return the interfaces of the head's two system actors, and of the agents of
+            other nodes. They are called at first use: most processes never import the modules of these actors.
+    """
+
+    def __init__(
+        self, sessions: Sessions, connections: Connections, requests: Requests, agent: Callable[[], Interface],
+        members: Callable[[], Interface], node: Callable[[], Interface],
+    ) -> None:  # fmt: skip
+        self._sessions = sessions
+        self._connections = connections
+        self._requests = requests
+        self._agent = agent
+        self._members = members
+        self._node = node
+
+    @property
+    def process(self) -> bytes:
+        """Id of the head's process."""
+        return self._sessions.head
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether requests go through the agent of this process's node."""
+        return self._sessions.node not in (b"", self._sessions.head)
+
+    async def ask_agent(self, method: str, *args: Any) -> Any:
+        """Call the head's agent. Errors of zcactor's own are raised unchanged, not as remote errors.
+
+        Raises:
+            ConnectionLost: the agent has ended.
+        """
+        return await self._ask(AGENT_INDEX, self._agent, method, args)
+
+    async def ask_members(self, method: str, *args: Any) -> Any:
+        """Call the head's `zcactor.control.membership.Membership`. Errors as in `ask_agent`."""
+        return await self._ask(MEMBERSHIP_INDEX, self._members, method, args)
+
+    async def _ask(self, index: int, interface: Callable[[], Interface], method: str, args: tuple[Any, ...]) -> Any:
+        if self.is_relayed:
+            return await self._ask_node("relay", method, args)
+        session = await self._connections.connect(self._sessions.head)
+        return await self._requests.ask_of(session, index, interface(), method, args)
+
+    async def _ask_node(self, method: str, *args: Any) -> Any:
+        session = await self._connections.connect(self._sessions.node)
+        return await self._requests.ask_of(session, AGENT_INDEX, self._node(), method, args)
+
+    async def hold_actor(self, object_id: int) -> Callable[[], None] | None:
+        """Lease the actor that the head knows by `object_id`, so that it is not stopped when its last handle is
+        dropped. Returns a function that gives the lease back; None where the actor has ended.
+
+        Raises:
+            ConnectionLost: the agent has ended.
+        """
+        if self.is_relayed:
+            session = await self._connections.connect(self._sessions.node)
+            leased = await self._requests.ask_of(session, AGENT_INDEX, self._node(), "hold_actor", (object_id,))
+        else:
+            session = await self._connections.connect(self._sessions.head)
+            leased = object_id if await self._requests.ask(session, "lease", object_id) else 0
+        return partial(session.release, leased) if leased else None
+
+    async def locate(self, actor_id: ActorId, *, calls_wait: bool = False) -> tuple[str, tuple[bytes, int], str]:
+        """Return the location of an actor: ``("alive", (process, index), "")`` or ``("dead", ..., cause)``.
+
+        While the actor is being restarted this waits. With `calls_wait` it may return ``("restarting", ..., cause)``
+        instead.
+        """
+        try:
+            state, process, index, cause = await self.ask_agent("locate", actor_id, calls_wait)
+        except ConnectionLost:
+            return "dead", (b"", 0), "its node agent is gone"
+        return state, (process, index), cause
+
+    async def silence_of(self, process: bytes) -> tuple[float, str]:
+        """Return for how many seconds the node of `process` has been silent towards the head, and the address of
+        `process`; see `zcactor.control.membership.Membership.silence`.
+
+        Raises:
+            ConnectionLost: the head has ended, or does not answer within a second.
+        """
+        try:
+            async with asyncio.timeout(_ANSWER):
+                silence, address = await self.ask_members("silence", process)
+        except TimeoutError:
+            raise ConnectionLost("the cluster's head does not answer") from None
+        return silence, address

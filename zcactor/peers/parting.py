@@ -1,0 +1,151 @@
+"""Closing unused connections by agreement of both ends, so that no message is lost.
+
+An idle connection takes descriptors and buffers at both ends. By RDMA its queue pairs take memory of the card, which
+gets slower with thousands of them ("FaSST: Fast, Scalable and Simple Distributed Transactions", OSDI 2016, section
+3.1). A connection is opened again when it is needed: a handle does not keep a connection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zcactor.errors import ConnectionLost, ZcactorError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from zcactor.config import Config
+    from zcactor.peers.requests import Requests
+    from zcactor.peers.twins import Twins
+    from zcactor.process.sessions import Sessions
+    from zcactor.process.tasks import Tasks
+    from zcactor.rpc.session import Session
+
+__all__ = ["Parting"]
+
+
+class Parting:
+    """Checks the connections from time to time. Used on the loop's thread.
+
+    Args:
+        sessions: the sessions of the process.
+        tasks: the tasks of the process.
+        requests: carry the proposals to peers.
+        twins: settles connections that peers have opened meanwhile.
+        config: has `idle_timeout` and `verbs_idle_timeout`.
+    """
+
+    def __init__(self, sessions: Sessions, tasks: Tasks, requests: Requests, twins: Twins, config: Config) -> None:
+        self._sessions = sessions
+        self._tasks = tasks
+        self._requests = requests
+        self._twins = twins
+        self._config = config
+        self._seen: dict[Session, tuple[int, float]] = {}
+        """Number of calls that had been sent by a session at the last check, and the time since when it has been the
+        same."""
+        self._proposed: dict[Session, bool] = {}
+        """Sessions that we have proposed to close; the value is whether we have agreed meanwhile that the peer closes
+        it."""
+        self._agreed: dict[Session, int] = {}
+        """Sessions that the peer closes by agreement, with the number of calls that had been sent by then."""
+        timeouts = [timeout for timeout in (config.idle_timeout, config.verbs_idle_timeout) if timeout]
+        self._pause = min(timeouts, default=0.0) / 2
+        self._timer: asyncio.TimerHandle | None = None
+        if self._pause:
+            self._timer = tasks.loop.call_later(self._pause, self.look)
+
+    def _timeout(self, session: Session) -> float:
+        """Seconds after which `session` counts as idle; 0 where it is kept open."""
+        kind = session.connection.kind
+        if kind == "loopback":  # takes no descriptor
+            return 0.0
+        return self._config.verbs_idle_timeout if kind == "verbs" else self._config.idle_timeout
+
+    def look(self) -> None:
+        """Propose to close each session by which nothing was sent for long enough."""
+        assert self._timer is not None
+        before, now = self._seen, self._tasks.loop.time()
+        self._seen = seen = {}
+        if self._agreed:
+            self._agreed = {session: sent for session, sent in self._agreed.items() if session.closed is None}
+        for session in self._sessions.all():
+            timeout = self._timeout(session)
+            if timeout and session.closed is None:
+                sent, last = session.sent, before.get(session)
+                if last is None or last[0] != sent:
+                    last = sent, now
+                seen[session] = last
+                if now - last[1] >= timeout and self.is_idle(session):
+                    self._tasks.start(self._propose(session))
+        self._timer = self._tasks.loop.call_later(self._pause, self.look)
+
+    def is_idle(self, session: Session, asking: int = 0, serving: int = 0) -> bool:
+        """Whether `session` is unused on our side, except for `asking` calls of ours and `serving` calls of the
+        peer."""
+        return (
+            session.closed is None
+            and len(session.pending) <= asking
+            and len(session.incoming) <= serving
+            and session.leases.total == 0
+            and session.peer_process not in self._sessions.kept
+            and (session.twin is None or session.twin.closed is not None)
+            and session.peer_process not in (self._sessions.head, self._sessions.node)
+            and self._sessions.process != self._sessions.head
+        )
+
+    async def _propose(self, session: Session) -> None:
+        """Stop using `session`, ask the peer to do the same, and close it; use it again if the peer needs it."""
+        self._leave(session)
+        self._proposed[session] = False
+        try:
+            agreed, idle = True, False
+            while agreed and not idle:
+                # Asked twice: another thread may be about to send by the session; it has sent by the time of the second
+                # answer.
+                agreed = await self._requests.ask(session, "part") and await self._requests.ask(session, "part")
+                idle = self.is_idle(session)
+        except ZcactorError:  # the session has ended meanwhile
+            return
+        finally:
+            peer_parts = self._proposed.pop(session)
+        if agreed:
+            session.parted = True
+            await session.aclose(ConnectionLost("the connection was closed, as nobody used it", maybe_executed=False))
+        elif not peer_parts:
+            self._sessions.stay(session)
+
+    def close_if_idle(self, session: Session) -> bool:
+        """Take the peer's proposal to close `session`. Returns whether we agree; then this side stops using it. Where
+        both sides propose at once, the process with the smaller id closes it."""
+        both = session in self._proposed
+        seen, since = self._seen.get(session, (-1, 0.0))
+        sent = self._agreed.pop(session, seen + both)
+        young = self._tasks.loop.time() - since < self._pause  # the side that opened it may be about to send
+        if young or sent != session.sent or not self.is_idle(session, asking=both, serving=1):
+            session.parted = False
+            if both:
+                self._proposed[session] = False  # we had agreed to the peer's first question
+            else:
+                self._sessions.stay(session)
+            self._twins.settle(session)
+            return False
+        if both:
+            if self._sessions.process < session.peer_process:
+                return False
+            self._proposed[session] = True
+        self._agreed[session] = sent
+        session.parted = True
+        self._leave(session)
+        return True
+
+    def _leave(self, session: Session) -> None:
+        """Stop using `session`: calls of this process wait until it is closed, or used again."""
+        self._sessions.leave(session)
+        for actor in self._sessions.unwatch(session):
+            actor.leave(session)
+
+    def close(self) -> None:
+        """Stop checking. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,49 @@
+"""The places of actors: the process of each, and its number there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from zcactor.errors import ActorDied, ConnectionLost
+
+if TYPE_CHECKING:
+    from zcactor.api.handle import ActorHandle
+    from zcactor.process.context import LocalProcess
+
+__all__ = ["Seat", "seat_of"]
+
+
+class Seat(NamedTuple):
+    """The place of one actor."""
+
+    actor_id: bytes
+    process: bytes
+    """Id of its process."""
+    place: int
+    """Number of the actor in its process."""
+    label: str
+
+
+async def seat_of(process: LocalProcess, handle: ActorHandle, *, lost: bool = False) -> Seat:
+    """The place of an actor, as the head knows it.
+
+    Args:
+        process: this process, on whose loop this runs.
+        handle: of the actor.
+        lost: the actor's process may just have ended, and the head may not know yet.
+
+    Raises:
+        ActorDied: the actor is dead.
+        ConnectionLost: the head is not reached.
+    """
+    remote = handle._remote
+    state, (host, index), cause = await process.head.locate(remote.actor_id)
+    if lost and state != "dead":
+        try:
+            await process.connections.connect(host)
+        except ConnectionLost:
+            await process.head.locate(remote.actor_id, calls_wait=True)  # until its end is reported
+            state, (host, index), cause = await process.head.locate(remote.actor_id)
+    if state == "dead":
+        raise ActorDied(remote.label, cause, False)
+    return Seat(remote.actor_id, host, index, remote.label)

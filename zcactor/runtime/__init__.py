@@ -1,1 +1,0 @@
-"""Processes: the driver, the node agent, the zygote and the workers, and what runs in them."""

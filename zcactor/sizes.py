@@ -1,0 +1,22 @@
+"""Sizes of memory as text."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["size"]
+
+_UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def size(text: str) -> int:
+    """The bytes of a size such as ``"256MiB"``.
+
+    Raises:
+        ValueError: `text` is no size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMG]?i?B?)", text, re.IGNORECASE)
+    if found is None or found[2].upper() not in _UNITS:
+        raise ValueError(f"{text!r} is no size: write for instance 256MiB, 1GiB or 1048576")
+    return int(float(found[1]) * _UNITS[found[2].upper()])

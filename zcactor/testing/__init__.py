@@ -1,0 +1,5 @@
+"""Fixtures and suites for tests of actors; `zcactor.testing.plugin` is the plugin for pytest."""
+
+from zcactor.testing.waiting import until
+
+__all__ = ["until"]

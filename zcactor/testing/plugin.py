@@ -1,0 +1,221 @@
+"""The plugin for pytest: opt in by ``pytest_plugins = ["zcactor.testing.plugin"]`` in the root ``conftest.py``.
+
+Each fixture fails its test at the end where the test has left something: a task, a thread, a child, a descriptor, a
+lease or bytes of a store. The message names each of them.
+
+It needs pytest-asyncio, in its strict or its auto mode; ``pip install 'zcactor[testing]'`` brings that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from zcactor.testing.fabric import make_fabric, resources_left
+from zcactor.testing.faults import check_faults
+from zcactor.testing.leaks import Snapshot, memory_left, settled
+from zcactor.testing.loopback import Pair, PairStart
+from zcactor.testing.runtime import LoopbackRuntime, end_runtime, start_runtime
+from zcactor.testing.simulation import Result, SimulatedCluster, simulate
+
+try:
+    from pytest_asyncio import fixture as async_fixture
+except ImportError:
+    async_fixture = pytest.fixture  # type: ignore[assignment]  # `pytest_configure` ends the run
+
+pytest.register_assert_rewrite("zcactor.testing.conformance")  # its modules are imported later
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+
+    from zcactor.transport.verbs.driver.fake import FakeFabric
+
+__all__ = [
+    "pytest_configure", "pytest_runtest_makereport", "zc_loopback", "zc_rdma", "zc_runtime", "zc_simulation",
+]  # fmt: skip
+
+_RAISED: Final = pytest.StashKey[bool]()
+"""Whether a test has raised: its frames, and the arrays in them, live on for the report."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check that the fixtures can work.
+
+    Raises:
+        pytest.UsageError: pytest-asyncio is not installed, or is switched off.
+    """
+    if not config.pluginmanager.hasplugin("asyncio"):
+        raise pytest.UsageError("zcactor.testing needs pytest-asyncio: pip install 'zcactor[testing]'")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Note whether the test has raised."""
+    if call.excinfo is not None:
+        item.stash[_RAISED] = True
+    return (yield)
+
+
+async def _check(
+    request: pytest.FixtureRequest, before: Snapshot, own: Callable[[], list[str]] = list
+) -> None:  # fmt: skip
+    """Fail the test where it has left something.
+
+    Args:
+        request: of the fixture.
+        before: the state of this process before the test.
+        own: returns a line for each thing that is left of the fixture's own. Not asked where the test has raised.
+    """
+    raised = request.node.stash.get(_RAISED, False)
+
+    def look() -> list[str]:
+        return before.left() + ([] if raised else own())
+
+    if look():
+        request.node.funcargs.clear()  # it has the values of fixtures that have ended, and what they keep
+    left = await settled(look)
+    if left:
+        what = "".join(f"\n  - {each}" for each in left)
+        pytest.fail(f"{request.fixturename}: the test has left{what}", pytrace=False)
+
+
+@async_fixture
+async def zc_runtime(request: pytest.FixtureRequest) -> AsyncIterator[LoopbackRuntime]:
+    """A runtime wholly in this process, on the test's loop: head, driver and actors, over loopback connections.
+
+    All of ``zc.*`` works in the test, and no process is forked and no socket opened. Arrays lie in real arenas, and are
+    mapped, not copied. Each test has a runtime of its own; it starts in a few milliseconds. Settings come from the
+    environment, as for `zcactor.init`. The page "Test your actors" has the differences to a real node.
+
+    Returns:
+        The runtime, as `zcactor.init` does; its `processes` is an empty list.
+
+    Raises:
+        AlreadyInitialized: a runtime is running in this process.
+    """
+    before = Snapshot(asyncio.get_running_loop())
+    runtime = await start_runtime()
+    yield runtime
+    await end_runtime(runtime)
+    await _check(request, before, lambda: memory_left(runtime))
+
+
+@async_fixture
+async def zc_loopback(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., PairStart]]:
+    """A factory of pairs: this process, and actors beyond a connection with faults.
+
+    ``await zc_loopback(seed=0, faults={})`` starts a runtime like that of `zc_runtime`, and gives a `Pair`.
+    """
+    before = Snapshot(asyncio.get_running_loop())
+    pairs: list[Pair] = []
+
+    def make(*, seed: int = 0, faults: Mapping[str, Any] = {}) -> PairStart:
+        """Start a pair.
+
+        Args:
+            seed: decides the delays: the same seed draws the same ones.
+            faults: the faults of connections between this process and the pair's actors, from the moment on at which
+                `Pair.spawn` has returned for the first time.
+
+                - ``delay``: ``(low, high)``, seconds that each batch of frames takes. Order is kept.
+                - ``break_after``: number of frames, of both directions together, after which the connection breaks,
+                  once. These frames still arrive, and the actor lives on.
+                - ``stall``: ``(at, seconds)``: nothing arrives for `seconds` from the moment on that is `at` seconds
+                  after the faults have begun. It arrives then.
+
+        Returns:
+            An object to await, which gives the `Pair`, or to enter by ``async with``. The fixture ends it.
+
+        Raises:
+            TypeError: a fault is unknown, or its value has the wrong type; at the call.
+            ValueError: a number is negative or not finite, or a pair in the wrong order; at the call.
+
+        Raises when awaited:
+            AlreadyInitialized: a runtime is running in this process: one test has one pair at a time.
+        """
+        check_faults(faults)
+        return PairStart(seed, faults, pairs)
+
+    yield make
+    for pair in pairs:
+        await pair.aclose()
+    await _check(request, before, lambda: [line for pair in pairs for line in memory_left(pair.runtime)])
+
+
+@async_fixture
+async def zc_rdma(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., FakeFabric]]:
+    """A factory of fake RDMA fabrics: adapters that all reach each other, and move real bytes of this process.
+
+    ``zc_rdma(adapters=1, seed=0)`` gives a fabric, whose `devices` are the adapters. Tests of transports open them, and
+    break them: see `zcactor.transport.verbs.driver.fake.FakeFabric`. At the end no device may be open.
+    """
+    before = Snapshot(asyncio.get_running_loop())
+    fabrics: list[FakeFabric] = []
+
+    def make(*, adapters: int = 1, seed: int = 0) -> FakeFabric:
+        """Make a fabric.
+
+        Args:
+            adapters: number of adapters, named ``fake0``, ``fake1`` and so on.
+            seed: decides the order in which queue pairs get their turn, and the keys of memory.
+
+        Returns:
+            The fabric. Its `devices` are the adapters, each with its `name`.
+
+        Raises:
+            TypeError: `adapters` is no int.
+            ValueError: `adapters` is less than 1.
+        """
+        fabrics.append(make_fabric(adapters, seed))
+        return fabrics[-1]
+
+    yield make
+    await _check(request, before, lambda: [line for fabric in fabrics for line in resources_left(fabric)])
+
+
+@async_fixture
+async def zc_simulation(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Result]]:
+    """A function that runs a program in a simulated cluster, in virtual time, under faults that a seed decides.
+
+    ``zc_simulation(program, seed=1)`` returns a `Result` when the run is over. It is no coroutine, and works in tests
+    with and without a loop.
+    """
+    before = Snapshot(asyncio.get_running_loop())
+    repeat = f"python -m pytest '{request.node.nodeid}'"
+
+    def run(
+        program: Callable[[SimulatedCluster], Awaitable[Any]], *, seed: int, nodes: int = 6,
+        faults: Sequence[Any] | None = None, workloads: Sequence[str] = (), **config: Any,
+    ) -> Result:  # fmt: skip
+        """Run ``program(cluster)`` in a driver of a simulated cluster.
+
+        Faults happen while the program runs, for at most 30 virtual seconds; then all damage is repaired. Processes,
+        hosts and the network are simulated, and the package's own code runs in them. After the run the invariants of
+        `zcactor.simulation` are checked: no call is lost or runs twice, and no lease and no byte of a store is left.
+
+        Args:
+            program: async function of one argument, the `SimulatedCluster`. It may use all of ``zc.*``, and no wall
+                clock, thread or socket. It returns plain values: an array would be a lease that is left.
+            seed: decides the order of events, delays, faults and settings.
+            nodes: number of nodes, 1 to 4,096.
+            faults: ``()`` for none, or `zcactor.simulation.schedule.Fault` objects or mappings of their fields; None
+                draws them by the seed.
+            workloads: names of workloads of `zcactor.simulation` that run beside the program.
+            config: fields of `zcactor.Config`, in place of those that the seed draws.
+
+        Returns:
+            The result. The same seed, arguments and sources give the same `Result.digest`.
+
+        Raises:
+            AssertionError: an invariant was broken.
+            Exception: the program raised it.
+            TypeError, ValueError: an argument is wrong.
+
+        The first two carry a note with the seed and the command that repeats the run.
+        """
+        return simulate(program, seed, nodes, faults, workloads, config, repeat)
+
+    yield run
+    await _check(request, before)

@@ -1,0 +1,212 @@
+"""Peers on this host: authenticated unix sockets in a private directory, and arenas that are passed as memfds.
+
+An endpoint's address is its process's name in hexadecimal, and its socket is the file of that name in the run
+directory. So a peer can never make this process open another path. Before any frame both sides
+
+1. compare the user at the other end with their own (SO_PEERCRED, unix(7)),
+2. prove that they hold the cluster's token (`zcactor.transport.stream.handshake`),
+3. pass their arena, opened again read-only so that the peer cannot write to it by mistake, and check that the received
+   one has file seals and the announced size (`zcactor.transport.mapping.check_seals`).
+
+A peer that receives a moved array asks for the arena again, through a connection of its own, with write access.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Final
+
+from zcactor.errors import AuthenticationError, ProtocolError
+from zcactor.transport.base import Connection, PeerInfo
+from zcactor.transport.local import unix
+from zcactor.transport.local.connection import LocalConnection
+from zcactor.transport.mapping import Mapping, check_seals
+from zcactor.transport.stream.endpoint import ListeningEndpoint
+from zcactor.transport.stream.handshake import Introduction, Purpose
+from zcactor.transport.stream.handshake_io import answering
+from zcactor.transport.stream.listener import Listener
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["LocalEndpoint"]
+
+_ADDRESS: Final = re.compile(r"[0-9a-f]{32}")
+
+
+class LocalEndpoint(ListeningEndpoint):
+    """A listener for peers on this host, and the way to connect to theirs. Satisfies `zcactor.transport.base.Endpoint`.
+
+    Args:
+        directory: the folder with the sockets of this cluster's processes; this user's, mode 0700.
+        process: 16 random bytes that name this process.
+        token: the cluster's secret, 32 bytes.
+        arena_fd: the memfd of this process's arena, sealed against resizing, open for reading and writing; stays the
+            caller's and must outlive the endpoint. None for a process without an arena.
+        arena_nbytes: bytes of the arena; 0 without one.
+        recv_depth: frames that this process can receive before it returns credits. A connection uses the smaller number
+            of both sides.
+        eager_limit: bytes of the largest payload inside a frame. A connection uses the smaller number of both sides.
+
+    Raises:
+        ValueError: `process` has not 16 bytes, or one of `arena_fd` and `arena_nbytes` is given without the other.
+    """
+
+    kind = "local"
+
+    def __init__(
+        self,
+        directory: Path,
+        process: bytes,
+        token: bytes,
+        arena_fd: int | None,
+        arena_nbytes: int,
+        recv_depth: int = 1024,
+        eager_limit: int = 16384,
+    ) -> None:
+        super().__init__(process, token, arena_fd, arena_nbytes, recv_depth, eager_limit)
+        self.address = process.hex()
+        self._directory = directory
+
+    def viability(self) -> str | None:
+        """Return None when this endpoint can work here, else the reason and the remedy."""
+        if sys.platform != "linux":
+            return f"connections on one host need Linux (memfd, SO_PEERCRED), this is {sys.platform}; use TCP"
+        return unix.directory_problem(self._directory)
+
+    async def start(self, accepted: Callable[[Connection], None]) -> None:
+        """Listen at `address`, and call `accepted` on the loop with each authenticated connection, which is not started
+        yet.
+
+        Raises:
+            PermissionError: the directory is missing, belongs to another user, or is open to others; see `viability`.
+            RuntimeError: the endpoint listens already.
+            OSError: the socket cannot be created.
+        """
+        self._refuse_second_start()
+        problem = self.viability()
+        if problem is not None:
+            raise PermissionError(problem)
+        self._accepted = accepted
+        self._listener = Listener(unix.listen(self._path(self.address)), self._greet, _objection)
+
+    async def connect(self, address: str) -> LocalConnection:
+        """Connect to the process that listens at `address`, and authenticate both sides.
+
+        Cancelling closes the socket. The peer sees a handshake that ends, or an accepted connection that is lost at
+        once.
+
+        Raises:
+            ConnectionLost: no process listens there, the peer has ended, sent nothing for 5 s, took 30 s in all, or had
+                too many handshakes under way for 30 s.
+            AuthenticationError: the peer refused this process, is another user's process, does not hold the token, or
+                is not the process that `address` names.
+            VersionMismatch: the peer has another protocol or Python version.
+            ProtocolError: `address` is no process's name, or the peer passed a descriptor that is no sealed arena.
+        """
+        return await self._admitted(lambda: self._connect(address))
+
+    async def _connect(self, address: str) -> LocalConnection:
+        with contextlib.ExitStack() as undo:
+            hello, sock = await self._introduce(address, Purpose.PEER, undo)
+            async with answering(address, "on this host"):
+                mapping = await self._receive_arena(sock, hello.arena_nbytes, writable=False)
+                await self._send_arena(sock, writable=False)
+                connection = self._connection(sock, hello, mapping)
+            undo.pop_all()
+        return connection
+
+    async def aclose(self) -> None:
+        """Stop listening and remove the socket's file. Connections stay open. Idempotent."""
+        if self._listener is not None and not self._listener.closed and self._listener.ours:
+            self._path(self.address).unlink(missing_ok=True)
+        await super().aclose()
+
+    def _path(self, address: str) -> Path:
+        if not _ADDRESS.fullmatch(address):
+            raise ProtocolError(f"{address!r} is no address on this host: it must be 32 hexadecimal digits")
+        return self._directory / f"{address}.sock"
+
+    async def _introduce(
+        self, address: str, purpose: Purpose, undo: contextlib.ExitStack
+    ) -> tuple[Introduction, socket.socket]:
+        """Connect and do the handshake. `undo` closes the socket."""
+        path = self._path(address)
+        async with answering(address, "on this host"):
+            sock = undo.enter_context(await unix.connect(path))
+            uid = unix.peer_uid(sock)
+            if uid != os.geteuid():
+                raise AuthenticationError(f"process {address} runs as uid {uid}, this one as uid {os.geteuid()}")
+            return await self._say_hello(sock, purpose, address), sock
+
+    async def _greet(self, sock: socket.socket) -> None:
+        """Do the accepting side of `connect`. Owns `sock`."""
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(sock)
+            hello = await self._hear_hello(sock)
+            if hello.purpose is Purpose.WRITABLE_ARENA:
+                await self._send_arena(sock, writable=True)
+                return
+            if hello.purpose is not Purpose.PEER:
+                raise ProtocolError(f"nobody connects on this host for {hello.purpose.name}")
+            await self._send_arena(sock, writable=False)
+            mapping = await self._receive_arena(sock, hello.arena_nbytes, writable=False)
+            connection = self._connection(sock, hello, mapping)
+            undo.pop_all()
+        self._hand_on(connection)
+
+    async def _send_arena(self, sock: socket.socket, *, writable: bool) -> None:
+        if self._arena_fd is None:
+            await unix.send_descriptor(sock, None)
+            return
+        # Opened again for each peer, so that the system counts the peers: see `Mapping.is_the_only_one`.
+        access = os.O_RDWR if writable else os.O_RDONLY
+        fd = os.open(f"/proc/self/fd/{self._arena_fd}", access | os.O_CLOEXEC)
+        try:
+            await unix.send_descriptor(sock, fd)
+        finally:
+            os.close(fd)
+
+    async def _receive_arena(self, sock: socket.socket, nbytes: int, *, writable: bool) -> Mapping | None:
+        fd = await unix.receive_descriptor(sock)
+        if fd is None:
+            if nbytes:
+                raise ProtocolError(f"the peer announced an arena of {nbytes} bytes and passed none")
+            return None
+        try:
+            check_seals(fd, nbytes)
+            return Mapping(fd, nbytes, writable=writable, spare=not writable)
+        finally:
+            os.close(fd)
+
+    async def _map_writable(self, address: str, nbytes: int) -> Mapping | None:
+        return await self._admitted(lambda: self._ask_for_writable(address, nbytes))
+
+    async def _ask_for_writable(self, address: str, nbytes: int) -> Mapping | None:
+        with contextlib.ExitStack() as undo:
+            _, sock = await self._introduce(address, Purpose.WRITABLE_ARENA, undo)
+            async with answering(address, "on this host"):
+                return await self._receive_arena(sock, nbytes, writable=True)
+
+    def _connection(self, sock: socket.socket, hello: Introduction, mapping: Mapping | None) -> LocalConnection:
+        unix.set_send_buffer(sock)
+        recv_depth, eager_limit = self._agreed(hello)
+        return LocalConnection(
+            sock,
+            PeerInfo(hello.process, hello.pid, unix.peer_uid(sock), hello.arena_nbytes),
+            recv_depth=recv_depth,
+            eager_limit=eager_limit,
+            mapping=mapping,
+            map_writable=lambda: self._map_writable(hello.process.hex(), hello.arena_nbytes),
+            reader=None if self._arena_fd is None else unix.peer_process(sock),
+        )
+
+
+def _objection(sock: socket.socket) -> str | None:
+    uid, ours = unix.peer_uid(sock), os.geteuid()
+    return None if uid == ours else f"it comes from uid {uid}, we are uid {ours}"

@@ -1,0 +1,212 @@
+"""The choice of a transport for each peer: the first allowed one that works for the pair.
+
+Processes of one host find each other in the run directory. It has the unix socket of each process, and a file with the
+address of each process that listens by TCP, which only its user can read. A peer that cannot be reached by one
+transport is tried by the next, and `Connection.rejected` has the reasons. (UCX decides likewise, for each peer and by
+capability: Shamis et al., "UCX: An Open Source Framework for HPC Network APIs and Beyond", HOTI 2015.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.stream.endpoint import EndpointContext
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from zcactor.transport.base import Connection, Endpoint
+
+__all__ = ["FIRST_REST", "LONGEST_REST", "SelectingEndpoint"]
+
+log = logging.getLogger("zcactor.transport")
+FIRST_REST, LONGEST_REST = 1.0, 10.0
+"""First and longest time in seconds for which a failed address is not tried again. Each further failure doubles the
+time. Otherwise each call would wait for as long as a connection takes to fail."""
+_NAME: Final = re.compile(r"[0-9a-f]{32}")
+
+
+class _Resting:
+    """The addresses that have failed."""
+
+    def __init__(self) -> None:
+        self._failed: dict[str, tuple[float, float, str]] = {}
+        """The end of the pause, its length, and the failure, by address."""
+
+    def check(self, address: str, now: float) -> None:
+        """Refuse an address whose pause is not over.
+
+        Raises:
+            ConnectionLost: the pause is not over. The message has the rest of it, and the failure.
+        """
+        until, _, reason = self._failed.get(address, (now, 0.0, ""))
+        if now < until:
+            raise ConnectionLost(f"{address} is not tried again for {until - now:.1f} s, because it failed: {reason}")
+
+    def failed(self, address: str, now: float, reason: object) -> None:
+        """Begin a pause: no process was reached at `address`."""
+        self._failed = {place: entry for place, entry in self._failed.items() if now < entry[0] + LONGEST_REST}
+        _, pause, _ = self._failed.get(address, (0.0, FIRST_REST / 2, ""))
+        pause = min(2 * pause, LONGEST_REST)
+        self._failed[address] = now + pause, pause, str(reason)
+
+    def reached(self, address: str) -> None:
+        """Forget the failures of `address`: a process has answered there."""
+        self._failed.pop(address, None)
+
+
+class SelectingEndpoint(EndpointContext):
+    """Several endpoints as one. Satisfies `zcactor.transport.base.Endpoint`; addresses are processes' names.
+
+    Args:
+        directory: the folder in which addresses are published; this user's, mode 0700.
+        process: 16 random bytes that name this process.
+        ways: the endpoints in the order of preference. The one of kind ``"local"`` connects by the process's name, all
+            others by the published address.
+        required: the kind that connections to other hosts must have; empty for any. Connections of another kind are
+            closed, on the accepting side as well.
+    """
+
+    kind = "any"
+
+    def __init__(self, directory: Path, process: bytes, ways: Sequence[Endpoint], required: str = "") -> None:
+        self.address = process.hex()
+        self.ways = tuple(ways)
+        self.seals_payloads = any(way.seals_payloads for way in ways)
+        self.find: Callable[[str], Awaitable[str]] | None = None
+        """Returns the address of a process on another host, or raises ConnectionLost."""
+        self._directory = directory
+        self._required = required
+        self._resting = _Resting()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def far_address(self) -> str:
+        """The address of the endpoint that leads to other hosts; empty where there is no such endpoint."""
+        return next((way.address for way in self.ways if way.kind != "local"), "")
+
+    def find_by(self, find: Callable[[str], Awaitable[str]]) -> None:
+        """See `zcactor.transport.base.Endpoint.find_by`."""
+        self.find = find
+
+    def viability(self) -> str | None:
+        """Return None when one of the endpoints can work here, else the reasons against all."""
+        problems = {way.kind: way.viability() for way in self.ways}
+        if None in problems.values():
+            return None
+        return "; ".join(f"{kind}: {problem}" for kind, problem in problems.items())
+
+    async def start(self, accepted: Callable[[Connection], None]) -> None:
+        """Listen by all endpoints. See `zcactor.transport.base.Endpoint.start`."""
+
+        def take(connection: Connection) -> None:
+            if self._fits(connection):
+                accepted(connection)
+                return
+            log.warning("refused a connection: %s", self._misfit(connection))
+            task = asyncio.get_running_loop().create_task(connection.aclose())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+        for way in self.ways:
+            await way.start(take if self._required else accepted)
+            if way.kind != "local":
+                self._publish(way)
+
+    def _fits(self, connection: Connection) -> bool:
+        return connection.kind in (self._required or connection.kind, "local")
+
+    def _misfit(self, connection: Connection) -> str:
+        reason = connection.rejected.get(self._required, "it is not among the transports")
+        return (
+            f"process {connection.peer.process.hex()} is reached by {connection.kind}, and require={self._required!r} "
+            f"takes nothing else: {reason}"
+        )
+
+    def _publish(self, way: Endpoint) -> None:
+        path = self._path(self.address, way.kind)
+        part = path.with_suffix(".part")  # no process reads half an address
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(way.address)
+        part.rename(path)
+
+    def _path(self, process: str, kind: str) -> Path:
+        if not _NAME.fullmatch(process):
+            raise ProtocolError(f"{process!r} is no name of a process: it must be 32 hexadecimal digits")
+        return self._directory / f"{process}.{kind}"
+
+    async def connect(self, address: str) -> Connection:
+        """Connect by the first endpoint that works. See `zcactor.transport.base.Endpoint.connect`.
+
+        Raises:
+            ConnectionLost: no endpoint works, or not the required one, or the address has failed a moment ago. The
+                message has the reason against each endpoint.
+        """
+        rejected: dict[str, str] = {}
+        for way in self.ways:
+            problem = None if way.kind == "local" else way.viability()
+            if problem is not None:
+                rejected[way.kind] = problem
+                continue
+            try:
+                connection = await self._connect(way, await self._address(address, way.kind))
+            except ConnectionLost as error:
+                rejected[way.kind] = str(error.args[0])
+                continue
+            connection.rejected = {**rejected, **connection.rejected}
+            if not self._fits(connection):
+                await connection.aclose()
+                raise ConnectionLost(self._misfit(connection))
+            return connection
+        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in rejected.items())
+        raise ConnectionLost(f"process {address} cannot be reached: {reasons}")
+
+    async def _connect(self, way: Endpoint, address: str) -> Connection:
+        """Connect by one endpoint, unless `address` is on another host and has failed a moment ago."""
+        if way.kind == "local":
+            return await way.connect(address)
+        loop = asyncio.get_running_loop()
+        self._resting.check(address, loop.time())
+        try:
+            connection = await way.connect(address)
+        except ConnectionLost as error:
+            self._resting.failed(address, loop.time(), error.args[0])
+            raise
+        self._resting.reached(address)
+        return connection
+
+    async def _address(self, process: str, kind: str) -> str:
+        if kind == "local":
+            return process
+        try:
+            return self._path(process, kind).read_text("ascii")
+        except FileNotFoundError:
+            if self.find is not None:
+                return await self.find(process)
+            raise ConnectionLost(f"process {process} does not listen by {kind}, or has ended") from None
+
+    def abandon(self) -> None:
+        """Abandon all endpoints, in a forked child."""
+        for way in self.ways:
+            way.abandon()
+
+    async def aclose(self) -> None:
+        """Stop listening and remove the published addresses. Connections stay open. Idempotent."""
+        for way in self.ways:
+            if way.kind != "local":
+                with contextlib.suppress(FileNotFoundError):
+                    self._path(self.address, way.kind).unlink()
+            await way.aclose()
+
+    def dispose(self) -> None:
+        """See `zcactor.transport.base.Endpoint.dispose`."""
+        for way in self.ways:
+            way.dispose()

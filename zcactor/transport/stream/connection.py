@@ -1,0 +1,341 @@
+"""Frames over a connected stream socket: the common part of connections on one host and between hosts.
+
+The loop's readiness callbacks drive the socket, without an asyncio transport. A frame is sent by one ``send`` from the
+buffer it was encoded in, and received by one ``recv_into`` into a buffer that is reused. So a batch costs two system
+calls, and no allocation for each frame. asyncio and uvloop both have such callbacks.
+
+A peer that ends with unread bytes leaves an error on our socket beside its last frames, and libuv's ``uv_poll`` stops
+watching a socket with an error after one call. A second descriptor makes the end visible under uvloop too: an epoll
+instance that becomes readable when the peer hangs up (EPOLLRDHUP, epoll_ctl(2)) and never has an error of its own. It
+stays silent as long as the connection lives.
+
+On a `SealedSocket` the same frames leave and arrive in sealed records (`zcactor.transport.stream.record_layer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import select
+import struct
+import threading
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.native import hot
+from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver
+from zcactor.transport.base_connection import BaseConnection
+from zcactor.transport.stream.framing import max_frame_for, whole_frames
+from zcactor.transport.stream.record_layer import SealedReader, SealedSocket
+from zcactor.transport.stream.send_buffer import SendBuffer
+
+if TYPE_CHECKING:
+    import socket
+    from collections import abc
+    from collections.abc import Callable
+
+__all__ = ["StreamConnection"]
+
+RECEIVE_NBYTES: Final = 256 << 10
+"""Bytes of the receive buffer, and the most that one system call receives. A larger buffer does not fit the cache, and
+gains nothing."""
+LAST_READS: Final = 64
+"""Reads after sending has failed, for frames that the peer sent before. Bounded, because a peer that
+closed only its reading side could go on sending for ever."""
+
+_unpack_length = struct.Struct("<I").unpack_from
+
+
+class _Reserve(Protocol):
+    def __call__(self, nbytes: int) -> tuple[bytearray, int]: ...
+
+
+class _Commit(Protocol):
+    def __call__(self, nbytes: int) -> None: ...
+
+
+class StreamConnection(BaseConnection):
+    """The frames of a connected and authenticated socket. A subclass adds access to the peer's bytes.
+
+    Args:
+        sock: non-blocking; belongs to the connection from here. Frames are encrypted where it is a `SealedSocket`.
+        peer: the process at the other end.
+        recv_depth: frames that each end may have outstanding; the same number at both ends.
+        eager_limit: bytes; the same number at both ends.
+        where: the place of the peer, which messages add to its process number.
+        native: whether the native part reads and writes the descriptor. If not, Python calls the methods of `sock`.
+
+    Raises:
+        OSError: no descriptor is left (EMFILE). `sock` stays the caller's then.
+    """
+
+    export: Callable[[int, int, int], tuple[int, int]] | None = None
+
+    def __init__(
+        self, sock: socket.socket, peer: PeerInfo, *, recv_depth: int, eager_limit: int, where: str = "",
+        native: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(asyncio.get_running_loop())
+        self.peer = peer
+        self.rejected: abc.Mapping[str, str] = {}
+        self.name = f"process {peer.pid}{where}"
+        """The name of the peer in messages."""
+        self.recv_depth = recv_depth
+        self.eager_limit = eager_limit
+        self.max_frame = max_frame_for(eager_limit)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._hangup = select.epoll(1)
+        self._hangup.register(self._fd, select.EPOLLRDHUP)
+        self._recv_into = sock.recv_into
+        self._sealed = sock if isinstance(sock, SealedSocket) else None
+        self._native = native
+        self._out: Any
+        if native:
+            sealing = () if self._sealed is None else (None, *self._sealed.seals.sealer.hand_over())
+            self._out = self.native_out = hot.SendBuffer(self.max_frame + LENGTH_PREFIX, sock.fileno(), *sealing)
+        else:
+            send = sock.send if self._sealed is None else self._sealed.send_record
+            self._out = SendBuffer(self.max_frame + LENGTH_PREFIX, send)
+        # Bound here, because the rpc layer calls them for each frame: this saves one call.
+        self.reserve: _Reserve = self._out.reserve
+        self.commit: _Commit = self._out.commit
+        self._flush_out = self._out.flush
+        self._reader: Any = None  # native, while the connection is open; the three attributes below are unused then
+        self._read: Callable[[], bool] = self._on_readable
+        self._in = bytearray(0 if native else max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX))
+        self._in_view = memoryview(self._in)
+        self._filled = 0  # bytes at the start of _in: the beginning of a frame
+        self._thread = threading.get_ident()
+        self._process = os.getpid()
+        self._drained = asyncio.Event()
+
+    @property
+    def sealed(self) -> bool:
+        """See `zcactor.transport.base.Connection`."""
+        return self._sealed is not None
+
+    @property
+    def seals_payloads(self) -> bool:
+        """See `zcactor.transport.base.Connection`."""
+        return self._sealed is not None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._lost else "closing" if self._closing else "open"
+        return f"<{type(self).__name__} to {self.name}, {state}>"
+
+    def _begin(self, receiver: Receiver) -> None:
+        """Watch the socket. Where the receiver's `wire` is native, the native reader delivers frames to it, without a
+        Python function in between."""
+        if self._native:
+            opening = () if self._sealed is None else self._sealed.seals.opener.hand_over()
+            self._reader = hot.Reader(
+                self._fd, max(RECEIVE_NBYTES, self.max_frame + LENGTH_PREFIX), self.max_frame,
+                getattr(receiver, "wire", None), receiver.frames_received, self._reading_ended, *opening,
+            )  # fmt: skip
+            self._read = self._reader.readable
+        elif self._sealed is not None:
+            self._read = SealedReader(self._sealed, self._feed, self._reading_ended).readable
+        self._loop.add_reader(self._fd, self._read)
+        self._loop.add_reader(self._hangup.fileno(), self._read)
+
+    # ---- sending
+
+    def flush(self) -> None:
+        """Send all committed frames, by one system call where the peer keeps up. Never blocks."""
+        try:
+            if self._flush_out():
+                self.send_blocked()
+        except OSError as error:
+            self.send_failed(error)
+
+    def send_blocked(self) -> None:
+        """Resume sending when the socket, which is full, takes bytes again."""
+        self._on_loop(self._watch_writable)
+
+    def send_failed(self, error: OSError) -> None:
+        """End the connection: the socket is broken."""
+        self._on_loop(self._on_send_failed, error)
+
+    def _on_loop(self, callback: Callable[..., object], *args: object) -> None:
+        if threading.get_ident() == self._thread:
+            self._loop.call_soon(callback, *args)
+        else:
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _watch_writable(self) -> None:
+        if not self._lost:
+            self._loop.add_writer(self._fd, self._on_writable)
+
+    def _on_writable(self) -> None:
+        try:
+            if self._out.resume():
+                self._loop.remove_writer(self._fd)
+                self._drained.set()
+        except OSError as error:
+            self._on_send_failed(error)
+
+    def _on_send_failed(self, error: OSError) -> None:
+        # Frames that the peer sent before its end can still be read, and may have the reason for the end.
+        for _ in range(LAST_READS if self._receiver is not None else 0):
+            if self._lost or not self._read():
+                break
+        self._lose(self._broken(error))
+
+    # ---- receiving
+
+    def _on_readable(self) -> bool:
+        """Read once and deliver the frames. False when there was nothing to read, or the connection has ended."""
+        filled = self._filled
+        try:
+            received = self._recv_into(self._in_view[filled:] if filled else self._in)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._lose(self._broken(error))
+            return False
+        if received == 0:
+            self._lose(ConnectionLost(f"{self.name} closed the connection", maybe_executed=True))
+            return False
+        return self._deliver(filled + received)
+
+    def _feed(self, plain: bytes) -> bool:
+        """Deliver the frames in the plain text of a record. False when the connection has ended."""
+        view, at = self._in_view, 0
+        while at < len(plain) and not self._lost:
+            filled = self._filled
+            part = plain[at : at + len(view) - filled]
+            view[filled : filled + len(part)] = part
+            at += len(part)
+            self._deliver(filled + len(part))
+        return not self._lost
+
+    def _deliver(self, end: int) -> bool:
+        """Deliver the whole frames in the first `end` bytes of the buffer. False when the connection has ended."""
+        # The common case of a process that waits for one answer: the buffer is exactly one frame.
+        done = 0
+        if LENGTH_PREFIX <= end <= self.max_frame and _unpack_length(self._in)[0] + LENGTH_PREFIX == end:
+            done = end
+        view, receiver = self._in_view, self._receiver
+        delivered = False
+        try:
+            while receiver is not None and (done or (done := whole_frames(self._in, end, self.max_frame))):
+                receiver.frames_received(view[:done])
+                if done == end or self._lost:
+                    end = 0
+                    break
+                end -= done
+                view[:end] = view[done : done + end]
+                done = 0
+            delivered = True
+        except ProtocolError as error:
+            self._lose(error)
+        finally:
+            # Any other exception is a defect of the receiver, and is raised to the loop's exception handler. Frames
+            # were skipped, and callers would wait for their answers for ever, so the connection ends as well.
+            if not delivered:
+                self._lose(self._ended("has no receiver any more: it failed"))
+        self._filled = end
+        return not self._lost
+
+    def _reading_ended(self, error: BaseException | None, from_receiver: bool) -> None:
+        """End the connection after the native reader: the socket has ended (None) or failed, or the receiver raised."""
+        if error is None:
+            self._lose(ConnectionLost(f"{self.name} closed the connection", maybe_executed=True))
+        elif not from_receiver and isinstance(error, OSError):
+            self._lose(self._broken(error))
+        elif isinstance(error, ProtocolError):
+            self._lose(error)
+        else:  # as in `_on_readable`
+            self._lose(self._ended("has no receiver any more: it failed"))
+            raise error
+
+    # ---- ending
+
+    async def aclose(self) -> None:
+        """Send all committed frames, then close. `reserve` raises from the start. Idempotent.
+
+        Frames that arrive meanwhile are delivered. Cancelling drops frames that were not sent, and closes at once.
+        """
+        if not self._lost:
+            self._closing = True
+            self._out.refuse(f"the connection to {self.name} is closing")
+            self.flush()
+            try:
+                while self._out.pending and not self._lost:
+                    self._watch_writable()
+                    self._drained.clear()
+                    await self._drained.wait()
+                if not self._lost:
+                    await self._linger()
+            finally:
+                self._lose(None)
+        await self._gone.wait()
+
+    def abort(self) -> None:
+        """Close at once and drop all bytes that were not sent. Idempotent.
+
+        In a forked child it closes only the child's copy of the socket: loop and peer belong to the parent, and nothing
+        is reported.
+        """
+        if os.getpid() != self._process:
+            # Use neither the loop, as the parent shares its epoll set, nor a lock, as a thread may have held it.
+            self._lost = True
+            self._out.refuse("this connection belongs to the process that forked this one")
+            self._hangup.close()
+            self._sock.close()
+            self._abandon()
+        elif threading.get_ident() == self._thread:
+            self._lose(None)
+        else:
+            self._loop.call_soon_threadsafe(self._lose, None)
+
+    # ---- for subclasses
+
+    async def _linger(self) -> None:
+        """Wait until closing the socket loses no byte. Runs after the last byte was given to the system."""
+
+    def _fence(self, then: Callable[[], None]) -> None:
+        """Call `then`, at once or in a later turn of the loop, when nothing of the connection reads our arena any more.
+
+        Runs once, on the loop, when the connection has ended, and before the receiver learns of the end: the receiver
+        ends the peer's leases.
+        """
+        then()
+
+    def _abandon(self) -> None:
+        """Close copies of further descriptors in a forked child, without a lock and without the loop."""
+
+    def _broken(self, error: OSError) -> Exception:
+        if isinstance(error, ProtocolError):  # from a socket that checks records
+            return error
+        lost = self._ended(f"broke: {error.strerror}")
+        lost.__cause__ = error
+        return lost
+
+    def _ended(self, how: str) -> ConnectionLost:
+        # This end cannot know which of the sent frames the peer has acted on.
+        return ConnectionLost(f"the connection to {self.name} {how}", maybe_executed=True)
+
+    def _lose(self, cause: Exception | None) -> None:
+        """Close, and report the end in the loop's next turn. Only the first call has an effect."""
+        if self._lost:
+            return
+        self._lost = True
+        if self._reader is not None:
+            self._reader.close()
+        self._out.close(f"the connection to {self.name} is closed")
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_reader(self._hangup.fileno())
+        self._loop.remove_writer(self._fd)
+        self._hangup.close()
+        self._sock.close()
+        self._drained.set()
+        self._fence(functools.partial(self._report_later, cause))
+
+    def _report(self, cause: Exception | None) -> None:
+        # These hold the receiver, and so the peer's arena, too.
+        self._reader = None
+        self._read = self._on_readable
+        super()._report(cause)

@@ -1,0 +1,500 @@
+"""The record layer: encryption of the frames between two processes, and the derivation of its keys.
+
+Both ends make a fresh X25519 key (RFC 7748). The handshake's proofs cover both public keys, so no process in between
+can replace one. HKDF-SHA256 (RFC 5869) derives keys from the shared secret, each with a label of its own: one for the
+frames of each direction, and one from which further keys are derived (`Exporter`). Its salt is a value of this very
+handshake that only holders of the token can compute. A person who learns the token later cannot decrypt recorded bytes,
+because the private keys are gone by then.
+
+A nonce counts the uses of its key, and is raised before each use, so an error cannot repeat it. In a forked child no
+key can be used (`Secret`).
+
+The bytes that a connection sends at once become one *record*, sealed with AES-256-GCM (NIST SP 800-38D)::
+
+    nbytes (u32, little-endian)   ciphertext (nbytes)   tag (16)
+
+The length is authenticated, too. The nonce is not sent: it counts the records of a direction (SP 800-38D, 8.2.1). So a
+record that is repeated, or comes in another order, from the other direction or from another connection, does not open.
+Records do not follow the bounds of frames. An attacker can still end the connection, and see how much is sent and when.
+
+The package ``cryptography`` is imported for the first encrypted connection and not before, as the import takes about
+50 ms. libsodium makes the records of frames where it is installed (`zcactor.transport.stream.aes`).
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hmac
+import importlib.util
+import os
+import socket
+import struct
+import weakref
+from abc import ABC, abstractmethod
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import msgspec
+
+from zcactor.errors import ForkedProcess, ProtocolError
+from zcactor.transport.stream.aes import decryption, encryption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+__all__ = [
+    "HEADER_NBYTES",
+    "KEY_NBYTES",
+    "MAX_RECORD",
+    "NO_KEY",
+    "RECORD_NBYTES",
+    "REMEDY",
+    "TAG_NBYTES",
+    "BadRecord",
+    "Exporter",
+    "Integrity",
+    "KeyExchange",
+    "Opener",
+    "SealedReader",
+    "SealedSocket",
+    "Sealer",
+    "Seals",
+    "Secret",
+    "can_seal",
+    "derive",
+    "key_exchange",
+]
+
+KEY_NBYTES: Final = 32
+"""Bytes of a public key of X25519, and of a key of AES-256."""
+NO_KEY: Final = bytes(KEY_NBYTES)
+"""Value in place of the public key of a process that cannot encrypt."""
+TAG_NBYTES: Final = 16
+MAX_RECORD: Final = 1 << 20
+"""The most bytes of plain text in a record. A greater length is refused before memory is allocated."""
+REMEDY: Final = "pip install 'zcactor[cluster]'"
+
+CONTROL_NBYTES: Final = 4096
+"""Bytes of plain text in a record of `SealedSocket.send`. Receivers read at least so many bytes at a time, so that no
+decrypted bytes are left, which the system would not report."""
+RECEIVE_NBYTES: Final = 256 << 10
+"""The most bytes that one system call receives."""
+
+_LENGTH: Final = struct.Struct("<I")
+HEADER_NBYTES: Final = _LENGTH.size
+_NONCE: Final = struct.Struct("<4xQ")
+RECORD_NBYTES: Final = HEADER_NBYTES + TAG_NBYTES
+"""Bytes of a record beside its plain text."""
+_SALT: Final = b"zcactor sealing\0\0\0"
+_CONNECTORS_FRAMES: Final = b"zcactor 3: frames of the connector"
+_ACCEPTORS_FRAMES: Final = b"zcactor 3: frames of the acceptor"
+_EXPORTER: Final = b"zcactor 3: exporter"
+
+
+class Integrity(IntEnum):
+    """The bytes besides frames that are authenticated where frames are encrypted. The greater wish of two ends
+    holds."""
+
+    FRAMES = 0
+    """No bytes, unless a pull asks for it."""
+    AUTO = 1
+    """The bytes of arrays over TCP, but not by RDMA."""
+    ARRAYS = 2
+    """The bytes of all arrays."""
+
+
+class BadRecord(ProtocolError, OSError):
+    """Bytes of the peer that are no valid record. An `OSError` as well, for code that expects errors of sockets."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.EBADMSG, message)
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+# ---- keys
+
+
+class KeyExchange:
+    """This side's key of one handshake.
+
+    Args:
+        private: of X25519, fresh.
+    """
+
+    def __init__(self, private: X25519PrivateKey) -> None:
+        self._private = private
+        self.public: Final = private.public_key().public_bytes_raw()
+        """The public key for the other side, 32 bytes."""
+
+    def shared(self, public: bytes) -> bytes:
+        """Compute the secret of both private keys, 32 bytes.
+
+        Args:
+            public: the other side's public key.
+
+        Raises:
+            ProtocolError: `public` leads to a secret that everybody knows (RFC 7748, 6.1).
+        """
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+        try:
+            return self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError as error:
+            raise ProtocolError("the peer's key for sealing is of low order, so its secret would be none") from error
+
+
+@functools.cache
+def can_seal() -> bool:
+    """Whether ``cryptography`` is installed. It is not imported."""
+    return importlib.util.find_spec("cryptography") is not None
+
+
+def key_exchange() -> KeyExchange | None:
+    """Make a fresh `KeyExchange`; None where ``cryptography`` is not installed."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    except ImportError:
+        return None
+    return KeyExchange(X25519PrivateKey.generate())
+
+
+_secrets: weakref.WeakSet[Secret] = weakref.WeakSet()
+
+
+class Secret(ABC):
+    """A holder of keys, which are dropped in a forked child: with them it would repeat the parent's nonces."""
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self) -> None:
+        _secrets.add(self)
+
+    @staticmethod
+    def refuse() -> NoReturn:
+        """Raise `ForkedProcess`: the keys were dropped."""
+        _forgotten()
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop all keys. Methods that need a key raise from here on."""
+
+
+def _forked() -> None:
+    for secret in list(_secrets):
+        secret.forget()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _forgotten(*_: object) -> NoReturn:
+    raise ForkedProcess("this connection belongs to the process that forked this one: its keys cannot be used here")
+
+
+def _expand(secret: bytes | bytearray, label: bytes) -> bytes:
+    """Compute the first 32 bytes of HKDF-Expand (RFC 5869, 2.3)."""
+    return hmac.digest(secret, label + b"\x01", "sha256")
+
+
+class Exporter(Secret):
+    """A source of further keys of one connection, which only its two ends know.
+
+    An encrypted connection has one (`SealedSocket.seals`). Each purpose has a label of its own, so no key serves two
+    purposes.
+
+    Args:
+        secret: 32 bytes, from `derive`.
+    """
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        super().__init__()
+        self._secret: bytearray | None = bytearray(secret)
+
+    def keys(self, salt: bytes, *labels: bytes) -> tuple[bytes, ...]:
+        """Derive a key of 32 bytes for each label, by HKDF from the exporter's secret.
+
+        Args:
+            salt: bytes that both ends know and that differ for each set of keys, for instance of a data socket. Empty
+                where there is one set only.
+            labels: the purposes of the keys. All labels of the package are different.
+
+        Raises:
+            ForkedProcess: this is a forked child.
+        """
+        secret = _forgotten() if self._secret is None else self._secret
+        extracted = hmac.digest(salt or bytes(KEY_NBYTES), secret, "sha256")
+        return tuple(_expand(extracted, label) for label in labels)
+
+    def forget(self) -> None:
+        """See `Secret.forget`. The bytes are overwritten."""
+        if self._secret is not None:
+            self._secret[:] = bytes(KEY_NBYTES)
+            self._secret = None
+
+
+def derive(shared: bytes, token: bytes, transcript: bytes) -> tuple[bytes, bytes, bytes]:
+    """Derive the keys of the connector's frames and of the acceptor's, and the secret of their `Exporter`.
+
+    Args:
+        shared: the secret from `KeyExchange`.
+        token: the cluster's secret.
+        transcript: the bytes that the proofs of the handshake cover.
+    """
+    extracted = hmac.digest(hmac.digest(token, _SALT + transcript, "sha256"), shared, "sha256")
+    return (
+        _expand(extracted, _CONNECTORS_FRAMES), _expand(extracted, _ACCEPTORS_FRAMES), _expand(extracted, _EXPORTER),
+    )  # fmt: skip
+
+
+class Sealer(Secret):
+    """The encryption of one direction of a connection. Two threads must not call it at the same time.
+
+    Args:
+        key: 32 bytes that were never used before.
+    """
+
+    __slots__ = ("_count", "_encrypt", "_key")
+
+    def __init__(self, key: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        super().__init__()
+        self._encrypt: Callable[..., bytes] = AESGCM(key).encrypt
+        self._key = key
+        self._count = 0
+
+    def hand_over(self) -> tuple[Callable[[bytes, bytes, bytes], bytes], int]:
+        """Return the function that encrypts, and the number of records so far. The native part goes on from there."""
+        return encryption(self._key), self._count
+
+    def seal(self, plain: bytes | bytearray | memoryview) -> bytes:
+        """Make the next record from `plain`, 1 to `MAX_RECORD` bytes."""
+        header = _LENGTH.pack(len(plain))
+        nonce = _NONCE.pack(self._count)
+        self._count += 1
+        return header + self._encrypt(nonce, plain, header)
+
+    def forget(self) -> None:
+        """See `Secret.forget`."""
+        self._encrypt, self._key = _forgotten, b""
+
+
+class Opener(Secret):
+    """The decryption of one direction of a connection.
+
+    Args:
+        key: the key of the other end's `Sealer`.
+    """
+
+    __slots__ = ("_count", "_decrypt", "_invalid", "_key")
+
+    def __init__(self, key: bytes) -> None:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        super().__init__()
+        self._decrypt: Callable[..., bytes] = AESGCM(key).decrypt
+        self._key = key
+        self._invalid = InvalidTag
+        self._count = 0
+
+    def hand_over(self) -> tuple[Callable[[bytes, bytes, bytes], bytes], int, type[Exception]]:
+        """Return the function that decrypts, the number of records so far, and the exception that the function raises,
+        for the native part, which opens the records from here on."""
+        return decryption(self._key), self._count, self._invalid
+
+    @staticmethod
+    def nbytes(header: bytes | bytearray | memoryview, at: int = 0) -> int:
+        """Return the number of bytes behind the header at `at`.
+
+        Raises:
+            ProtocolError: the header has a length that no record has.
+        """
+        nbytes: int = _LENGTH.unpack_from(header, at)[0]
+        if not 0 < nbytes <= MAX_RECORD:
+            raise BadRecord(f"the peer announced a record of {nbytes} bytes; 1 to {MAX_RECORD} are allowed")
+        return nbytes + TAG_NBYTES
+
+    def open(self, header: bytes | bytearray | memoryview, body: bytes | bytearray | memoryview) -> bytes:
+        """Decrypt the next record. After a failure no record can be opened.
+
+        Raises:
+            ProtocolError: the record is not the peer's next one.
+        """
+        nonce = _NONCE.pack(self._count)
+        try:
+            plain = self._decrypt(nonce, body, header)
+        except self._invalid:
+            raise BadRecord(
+                f"record {self._count} from the peer does not open: somebody forged, changed, repeated or dropped one"
+            ) from None
+        self._count += 1
+        return plain
+
+    def forget(self) -> None:
+        """See `Secret.forget`."""
+        self._decrypt, self._key = _forgotten, b""
+
+
+class Seals(msgspec.Struct, frozen=True):
+    """The encryption of one end of a connection, in both directions, and the protection of other bytes."""
+
+    sealer: Sealer
+    opener: Opener
+    exporter: Exporter
+    integrity: Integrity
+    """The protection of other bytes that both ends have agreed on."""
+
+
+# ---- a socket with encrypted bytes
+
+
+class SealedSocket(socket.socket):
+    """A connected, non-blocking socket: `send` encrypts and `recv` decrypts.
+
+    It is for messages before the first frame, and for connections that send messages only. A connection for frames
+    takes `seals` over: by the native part, or in Python by `SealedReader` and a `SendBuffer` on `send_record`.
+
+    Args:
+        sock: connected and non-blocking; its descriptor belongs to this socket from here.
+        seals: keys that no other object may use meanwhile.
+    """
+
+    raw_send = socket.socket.send
+    raw_recv_into = socket.socket.recv_into
+
+    def __init__(self, sock: socket.socket, seals: Seals) -> None:
+        super().__init__(sock.family, sock.type, sock.proto, sock.detach())
+        self.setblocking(False)
+        self.seals: Final = seals
+        self._unsent = memoryview(b"")  # the rest of a record of which the system took a part
+        self._unsent_plain = 0  # bytes of that record's plain text
+        self._record = bytearray()  # the beginning of a received record
+        self._plain = memoryview(b"")  # decrypted bytes that `recv` has not returned yet
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        """Encrypt up to 4 KiB of `data` and send the record.
+
+        Returns:
+            Number of bytes of `data` in the record.
+
+        Raises:
+            BlockingIOError: the system takes no more bytes now. A part of the record may have been sent: the next call
+                must begin with the same bytes, and more may follow them.
+            OSError: the system reports the connection broken.
+        """
+        return self._send_record(data, CONTROL_NBYTES, flags)
+
+    def send_record(self, data: memoryview) -> int:
+        """Encrypt and send up to `MAX_RECORD` bytes; otherwise as `send`."""
+        return self._send_record(data, MAX_RECORD, 0)
+
+    def _send_record(self, data: Any, most: int, flags: int) -> int:
+        if not self._unsent:
+            with memoryview(data) as view:
+                plain = view[:most]
+                self._unsent_plain = len(plain)
+                self._unsent = memoryview(self.seals.sealer.seal(plain) if plain else b"")
+                plain.release()
+        while self._unsent:
+            self._unsent = self._unsent[self.raw_send(self._unsent, flags) :]
+        return self._unsent_plain
+
+    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
+        """Return up to `bufsize` bytes of the plain text of a record. Reads no byte beyond that record.
+
+        Returns:
+            Empty bytes when the stream has ended, also within a record.
+
+        Raises:
+            BlockingIOError: the rest of the record has not arrived yet.
+            ProtocolError: the bytes are no valid record; the error is an `OSError` as well.
+            OSError: the system reports the connection broken.
+        """
+        while not self._plain:
+            wanted = HEADER_NBYTES
+            if len(self._record) >= HEADER_NBYTES:
+                wanted += Opener.nbytes(self._record)
+            if len(self._record) < wanted or wanted == HEADER_NBYTES:
+                part = super().recv(wanted - len(self._record), flags)
+                if not part:
+                    return b""
+                self._record += part
+                continue
+            record = bytes(self._record)
+            self._record.clear()
+            self._plain = memoryview(self.seals.opener.open(record[:HEADER_NBYTES], record[HEADER_NBYTES:]))
+        part, self._plain = bytes(self._plain[:bufsize]), self._plain[bufsize:]
+        return part
+
+    def check_drained(self) -> None:
+        """Make sure that the next bytes of the stream are the beginning of a record.
+
+        Raises:
+            ProtocolError: the peer has sent more bytes than the handshake has.
+        """
+        if self._plain or self._record:
+            raise ProtocolError("the peer sent more than a message where one was due")
+
+
+# ---- frames
+
+
+class SealedReader:
+    """The reader of an encrypted connection, in Python. Runs on the loop's thread.
+
+    Args:
+        sock: the socket to read from; its keys decrypt.
+        feed: takes the plain text of a record. Returns False when nothing more may be read.
+        ended: ``ended(error, from_receiver)``, called once when nothing can be read any more. The error is None at the
+            end of the stream. A `ProtocolError` counts as the receiver's.
+    """
+
+    def __init__(
+        self, sock: SealedSocket, feed: Callable[[bytes], bool], ended: Callable[[BaseException | None, bool], object]
+    ) -> None:
+        self._recv_into = sock.raw_recv_into
+        self._opener = sock.seals.opener
+        self._feed = feed
+        self._ended = ended
+        self._view = memoryview(bytearray(MAX_RECORD + RECORD_NBYTES))  # pages that no record reaches are never made
+        self._filled = 0  # bytes of the beginning of a record
+
+    def readable(self) -> bool:
+        """Read once, and pass on the plain text of whole records. False with nothing to read, and at the end."""
+        view, filled = self._view, self._filled
+        try:
+            received = self._recv_into(view[filled:] if filled else view, min(RECEIVE_NBYTES, len(view) - filled))
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._ended(error, False)
+            return False
+        if received == 0:
+            self._ended(None, False)
+            return False
+        at, end = 0, filled + received
+        try:
+            while end - at >= HEADER_NBYTES:
+                body = at + HEADER_NBYTES
+                following = body + self._opener.nbytes(view, at)
+                if following > end:
+                    break
+                plain = self._opener.open(view[at:body], view[body:following])
+                at = following
+                if not self._feed(plain):
+                    return False
+        except ProtocolError as error:
+            self._ended(error, True)
+            return False
+        if at:
+            view[: end - at] = view[at:end]
+        self._filled = end - at
+        return True

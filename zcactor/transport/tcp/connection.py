@@ -1,0 +1,161 @@
+"""A connection to a peer on any host: frames through a TCP socket, and bytes through further sockets."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import termios
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.stream.connection import StreamConnection
+from zcactor.transport.stream.record_layer import Integrity
+from zcactor.transport.tcp.data import Channel
+from zcactor.transport.tcp.liveness import Liveness, received
+from zcactor.transport.tcp.pull import DataPuller
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable
+
+    from zcactor.transport.base import PeerInfo, Receiver, RemoteRegion
+    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.tcp.serve import DataServer
+
+__all__ = ["TcpConnection"]
+
+LINGER: Final = 5.0
+"""Seconds that closing waits for the peer's system to confirm the last bytes. After that it counts as gone."""
+_FIRST_LOOK: Final = 0.001
+_LAST_LOOK: Final = 0.05
+
+
+class TcpConnection(StreamConnection):
+    """A connected and authenticated TCP socket. Satisfies `zcactor.transport.base.Connection`.
+
+    Frames are encrypted where the socket is a `zcactor.transport.stream.record_layer.SealedSocket`. Pulled bytes are
+    not encrypted, and they are authenticated as both ends have agreed.
+    `zcactor.transport.tcp.tls_connection.TlsConnection` encrypts all bytes.
+
+    Args, beside those of `StreamConnection`, which raises the same:
+        connect_data: opens a data socket to the peer, for `pull`.
+        server: answers the peer's pulls; belongs to the connection from here.
+    """
+
+    kind = "tcp"
+    maps = False
+    tls: ClassVar[bool] = False
+    """Whether pulled bytes are encrypted, too."""
+    channel: ClassVar[type[Channel]] = Channel
+    """The class of data sockets where frames are not encrypted."""
+    mapping: Mapping | None = None
+    """None: the arena of another host cannot be mapped."""
+    writable_mapping: Mapping | None = None
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: PeerInfo,
+        *,
+        recv_depth: int,
+        eager_limit: int,
+        where: str,
+        connect_data: Callable[[], Awaitable[Channel]],
+        server: DataServer,
+        native: bool = True,
+    ) -> None:
+        super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, where=where, native=native)
+        self._puller = DataPuller(self.name, connect_data, self._lose)
+        self._server = server
+        self._liveness: Liveness | None = None
+
+    def _begin(self, receiver: Receiver) -> None:
+        self._server.receiver = receiver
+        super()._begin(receiver)
+        self._liveness = Liveness(self._sock, self._loop, lambda how: self._lose(self._ended(how)))
+
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
+        """Return 0, as the arena of another host cannot be mapped.
+
+        Raises:
+            ProtocolError: the range does not lie inside the peer's arena.
+            LookupError: `writable` is True: there is no write access to another host's arena.
+        """
+        self._check(offset, nbytes)
+        if writable:
+            raise LookupError(f"the arena of {self.name} cannot be mapped: pull from it")
+        return 0
+
+    @property
+    def heard(self) -> int | None:
+        """Number of received bytes; see `zcactor.transport.base.Connection`."""
+        return None if self._lost else received(self._sock)
+
+    @property
+    def integrity(self) -> str:
+        """See `zcactor.transport.base.Connection`."""
+        if self._sealed is None:
+            return "none"
+        return "frames" if self._sealed.seals.integrity is Integrity.FRAMES else "arrays"
+
+    async def open_writable(self) -> None:
+        """Raise `RuntimeError`: no arena is mapped, and moved arrays are pulled as all others are.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"the arena of {self.name} cannot be mapped: moved arrays are pulled from it")
+
+    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+        """Copy bytes of the peer's arena to `address`. Several pulls may run at the same time.
+
+        Cancelling ends the data socket in use. Other pulls continue.
+
+        Args:
+            region: the bytes.
+            address: their destination.
+            keep: the owner of the memory at `address`. It is held until no thread can write there any more, which is
+                soon after this has raised or was cancelled.
+
+        Raises:
+            ConnectionLost: the connection has ended, or the peer cannot be reached for a data socket.
+            ObjectLost: the peer has freed the object.
+            ProtocolError: the range does not lie inside the peer's arena, or received bytes are not from the peer. In
+                the latter case the connection ends, too.
+        """
+        if self._lost:
+            raise ConnectionLost(f"the connection to {self.name} is closed")
+        self._check(region.offset, region.nbytes)
+        try:
+            if region.nbytes:
+                await self._puller.pull(region, address, keep)
+        finally:
+            del keep  # an exception that is kept refers to this frame
+
+    def _check(self, offset: int, nbytes: int) -> None:
+        size = self.peer.arena_nbytes
+        if offset < 0 or nbytes < 0 or offset + nbytes > size:
+            raise ProtocolError(f"{self.name} named {nbytes} bytes at {offset} of its arena, which has {size} bytes")
+
+    async def _linger(self) -> None:
+        # A TCP socket that is closed with unread bytes, or that receives more, is reset (RFC 2525, 2.17). Bytes that
+        # the peer's system has not confirmed are lost then. The system does not report a confirmation, so ask it.
+        delay, unconfirmed = _FIRST_LOOK, array.array("i", [0])
+        until = self._loop.time() + LINGER
+        while not self._lost and self._loop.time() < until:
+            fcntl.ioctl(self._fd, termios.TIOCOUTQ, unconfirmed)
+            if unconfirmed[0] == 0:
+                return
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LAST_LOOK)
+
+    def _fence(self, then: Callable[[], None]) -> None:
+        if self._liveness is not None:
+            self._liveness.stop()
+        self._puller.close()
+        self._server.close(then)
+
+    def _abandon(self) -> None:
+        self._puller.abandon()
+        self._server.abandon()

@@ -1,0 +1,201 @@
+"""The owner's side of bulk bytes over TCP: answers to a peer's requests, straight from the arena's memfd.
+
+A thread of the process's crew (`zcactor.transport.tcp.crew`) sends by sendfile(2): the bytes go from the arena's pages
+to the network without passing through this process's address space. Many bytes are sent from where they are mapped: the
+kernel copies them into its buffers, which takes less time than to look up each page of the memfd. The pages must not
+change before the puller has the bytes. The puller's lease keeps them, the thread holds the leased object meanwhile, and
+`DataServer.close` ends the sockets before the connection's end takes the lease away. A data socket without a request
+for some time has no thread until the next one arrives (`zcactor.transport.tcp.waiting`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.errors import ProtocolError
+from zcactor.transport.stream.listener import Rebuff
+from zcactor.transport.tcp import crew, waiting
+from zcactor.transport.tcp import data as tcp_data
+from zcactor.transport.tcp.authenticated import DataSeal, SealedChannel
+from zcactor.transport.tcp.data import Channel
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from zcactor.transport.base import Receiver
+    from zcactor.transport.stream.record_layer import Seals
+
+__all__ = ["MAPPED_NBYTES", "MAX_CHANNELS", "DataServer"]
+
+MAX_CHANNELS: Final = 16
+"""The most data sockets, and threads, of one connection: four times as many as a puller uses, as cancelled ones may
+still be open."""
+MAPPED_NBYTES: Final = 4 << 20
+"""Bytes from which an answer is sent from where they are mapped. From 16 MiB on that takes three quarters of the
+processor time of sendfile, at 4 MiB as much, and below it up to a fifth more."""
+LINGER: Final = 0.02
+"""Seconds that a thread waits for the next request before it leaves the data socket. Waiting saves 100 us for the next
+request, and takes an idle thread for that time."""
+
+
+_rebuff = Rebuff("closed a data socket")
+
+
+class DataServer:
+    """The answers to requests of one connection's data sockets. The connection keeps the server. Its methods run on the
+    loop's thread.
+
+    Args:
+        process: the peer's name.
+        arena_fd: the memfd of this process's arena; stays the caller's. None for a process without an arena.
+        arena_nbytes: bytes of the arena.
+        authorize: ``authorize(receiver, object_id, offset, nbytes)``: returns an object that keeps these bytes, which
+            lie inside the arena, while they are sent. None (or False) where the peer may not read them. An object with
+            an `address` and an `offset` also keeps the arena mapped from that offset on at that address. Called from
+            serving threads, under no lock.
+        channel: the class of data sockets where frames are not encrypted.
+        seals: the keys of the connection where frames are encrypted; the keys of data sockets come from them.
+        arena: returns the bytes of the arena, which are read only where they are authenticated.
+
+    Attributes:
+        receiver: the receiver of the connection, once there is one.
+    """
+
+    def __init__(
+        self,
+        process: bytes,
+        arena_fd: int | None,
+        arena_nbytes: int,
+        authorize: Callable[[Receiver | None, int, int, int], object],
+        channel: Callable[[socket.socket], Channel] = Channel,
+        seals: Seals | None = None,
+        arena: Callable[[], memoryview] | None = None,
+    ) -> None:
+        self._channel = channel
+        self._seals = seals
+        self._arena = arena
+        self.process = process
+        self.receiver: Receiver | None = None
+        self._arena_fd = arena_fd
+        self._arena_nbytes = arena_nbytes
+        self._authorize = authorize
+        self._loop = asyncio.get_running_loop()
+        self._channels: set[Channel] = set()
+        self._closed = False
+        self._then: Callable[[], None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether `adopt` must not be called: there are `MAX_CHANNELS` data sockets, or the connection has ended."""
+        return self._closed or len(self._channels) >= MAX_CHANNELS
+
+    def adopt(self, sock: socket.socket, occasion: bytes = b"") -> None:
+        """Serve a data socket, which belongs to the server from here.
+
+        Args:
+            sock: authenticated.
+            occasion: bytes that its keys are derived from, beside the keys of the connection.
+
+        Raises:
+            OSError: no descriptor or no thread is left; `sock` stays the caller's.
+        """
+        if self.full:
+            raise BlockingIOError(errno.EAGAIN, "no further data socket is allowed")
+        # A thread may outlive the connection, so it reads from a descriptor of its own.
+        arena = -1 if self._arena_fd is None else os.dup(self._arena_fd)
+        with contextlib.ExitStack() as undo:
+            if arena >= 0:
+                undo.callback(os.close, arena)
+            if self._seals is None:
+                channel = self._channel(sock)
+            else:
+                channel = SealedChannel(sock, DataSeal.of(self._seals, occasion), self._arena and self._arena())
+            try:
+                crew.run(partial(self._serve, channel, arena))
+            except crew.NoThread as error:
+                raise BlockingIOError(errno.EAGAIN, "no thread is left for a data socket") from error
+            undo.pop_all()
+        self._channels.add(channel)
+
+    def close(self, then: Callable[[], None]) -> None:
+        """End all data sockets. Calls `then` on the loop once no thread reads the arena for this peer any more."""
+        self._closed = True
+        self.receiver = None
+        self._then = then
+        for channel in self._channels:
+            channel.end()
+        self._finish()
+
+    def abandon(self) -> None:
+        """Close a forked child's copies of the sockets."""
+        for channel in self._channels:
+            channel.abandon()
+
+    def _finish(self) -> None:
+        if self._then is not None and not self._channels:
+            then, self._then = self._then, None
+            then()
+
+    def _ended(self, channel: Channel) -> None:
+        self._channels.discard(channel)
+        self._finish()
+
+    # ---- in a thread of the crew
+
+    def _serve(self, channel: Channel, arena: int) -> None:
+        goes_on = False
+        try:
+            while not (goes_on := not channel.wait(LINGER)):
+                request = channel.asked()
+                if request is None:
+                    break
+                self._answer(channel, arena, *request)
+            if goes_on:
+                resume = partial(self._resume, channel, arena)
+                waiting.until_readable(channel.sock.fileno(), tcp_data.PATIENCE, resume)
+        except OSError:
+            goes_on = False  # the peer has ended or closed the socket; the control connection reports which
+        except ProtocolError as error:
+            goes_on = False
+            _rebuff.report(time.monotonic(), error)
+        finally:
+            if not goes_on:
+                self._give_up(channel, arena)
+
+    def _resume(self, channel: Channel, arena: int, readable: bool) -> None:
+        """Continue after the wait for the next request. `readable` is False where it was too long."""
+        try:
+            if readable:
+                crew.run(partial(self._serve, channel, arena))
+                return
+        except crew.NoThread:
+            pass  # the peer tries again on another data socket
+        self._give_up(channel, arena)
+
+    def _give_up(self, channel: Channel, arena: int) -> None:
+        channel.close()
+        if arena >= 0:
+            os.close(arena)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
+            self._loop.call_soon_threadsafe(self._ended, channel)
+
+    def _answer(self, channel: Channel, arena: int, object_id: int, offset: int, nbytes: int) -> None:
+        inside = nbytes > 0 and offset + nbytes <= self._arena_nbytes
+        held: Any = self._authorize(self.receiver, object_id, offset, nbytes) if inside else None
+        if not held:
+            channel.refuse()
+            return
+        address = getattr(held, "address", None) if nbytes >= MAPPED_NBYTES else None
+        if address is None:
+            channel.give(arena)
+        else:
+            low = address + offset - held.offset
+            channel.give(arena, memoryview((ctypes.c_char * nbytes).from_address(low)).cast("B"))

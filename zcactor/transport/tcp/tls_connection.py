@@ -1,0 +1,111 @@
+"""A connection to a peer by TLS: frames and bytes as over TCP, and all of them encrypted.
+
+The native part is not used, because it reads and writes the descriptor itself. Bulk bytes are not sent by sendfile(2):
+the owner passes the requested range to OpenSSL where it is mapped, and maps it first if it is not. The puller has
+OpenSSL write to the destination. So the bytes pass through a CPU only for encryption and decryption.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from zcactor.transport.stream.tls import TlsSocket
+from zcactor.transport.tcp import data as tcp_data
+from zcactor.transport.tcp.connection import TcpConnection
+from zcactor.transport.tcp.data import Channel
+
+if TYPE_CHECKING:
+    import socket
+
+    from zcactor.transport.base import Receiver
+
+__all__ = ["TlsChannel", "TlsConnection"]
+
+READS: Final = 16
+"""Records of at most 16 KiB in one turn of the loop: as many bytes as other connections read at once."""
+PIECE_NBYTES: Final = 1 << 20
+"""Bytes that one call encrypts and sends, within `PATIENCE` seconds."""
+LASTS_NBYTES: Final = 1 << 38
+"""256 GiB are 2^24 full records. RFC 8446, 5.5, allows 2^24.5 under one key, and keys are not changed."""
+
+
+class TlsChannel(Channel):
+    """A data socket that is a `zcactor.transport.stream.tls.TlsSocket`."""
+
+    lasts: ClassVar[float] = LASTS_NBYTES
+
+    def _be_patient(self, sock: socket.socket) -> None:
+        sock.settimeout(tcp_data.PATIENCE)  # OpenSSL's calls follow Python's timeout, not that of the system
+
+    def send(self, data: bytes | memoryview, *, more: bool = False) -> None:
+        """See `Channel.send`. The bytes become records of their own."""
+        del more
+        view = memoryview(data)
+        at, end = 0, len(view)
+        while at < end:
+            at += self.sock.send(view[at : at + PIECE_NBYTES])
+
+    def send_file(self, fd: int, offset: int, nbytes: int) -> None:
+        """See `Channel.send_file`. The bytes are read from the mapped file."""
+        if os.fstat(fd).st_size < offset + nbytes:
+            raise BrokenPipeError("the arena ends before its announced size")
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        # Do not close the mapping here: the frames of an exception hold the view until it has been handled.
+        view = memoryview(mmap.mmap(fd, offset + nbytes - start, prot=mmap.PROT_READ, offset=start))
+        self.send(view[offset - start :])
+
+    def wait(self, seconds: float) -> bool:
+        """See `Channel.wait`. The descriptor does not report bytes that were decrypted already."""
+        assert isinstance(self.sock, TlsSocket)
+        return self.sock.pending() > 0 or super().wait(seconds)
+
+    def _receive_into(self, view: memoryview) -> int:
+        return self.sock.recv_into(view)
+
+
+class TlsConnection(TcpConnection):
+    """A connection on a `zcactor.transport.stream.tls.TlsSocket`. Satisfies `zcactor.transport.base.Connection`.
+
+    Args: as for `TcpConnection`, with data sockets that use TLS, too.
+    """
+
+    tls: ClassVar[bool] = True
+    channel: ClassVar[type[Channel]] = TlsChannel
+
+    def __init__(self, sock: socket.socket, *args: Any, **settings: Any) -> None:
+        super().__init__(sock, *args, native=False, **settings)
+        self._going_on = False  # reading, in a later turn
+
+    @property
+    def integrity(self) -> str:
+        """See `TcpConnection.integrity`."""
+        return "tls"
+
+    @property
+    def sealed(self) -> bool:
+        """Always True; see `zcactor.transport.base.Connection`."""
+        return True
+
+    def _begin(self, receiver: Receiver) -> None:
+        super()._begin(receiver)
+        self._go_on_later()  # the descriptor does not report bytes that were received before
+
+    def _go_on_later(self) -> None:
+        if not self._going_on:
+            self._going_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._going_on = False
+        self._on_readable()
+
+    def _on_readable(self) -> bool:
+        """Read until there is nothing more, or until it is the turn of others. False when there was nothing more to
+        read, or the connection has ended."""
+        for _ in range(READS):
+            if self._lost or not super()._on_readable():
+                return False
+        self._go_on_later()
+        return True

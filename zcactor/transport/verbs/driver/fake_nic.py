@@ -1,0 +1,57 @@
+"""One adapter of a fake fabric: port, addresses and limits, and the descriptors of its events."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from zcactor.transport.verbs.driver.base import DeviceAttributes, Gid, PortAttributes
+from zcactor.transport.verbs.driver.codes import PortState
+
+__all__ = ["ATTRIBUTES", "EventFd", "FakeNic"]
+
+ATTRIBUTES: Final = DeviceAttributes(
+    ports=1, max_qp_rd_atom=128, max_qp_init_rd_atom=128, max_qp_wr=16384, max_srq_wr=32768, max_cqe=32767
+)
+"""Default limits of an adapter, about those of rdma_rxe."""
+
+
+class EventFd:
+    """An eventfd that is closed with its owner, so that a test that drops a device leaves no descriptor."""
+
+    def __init__(self, count: int) -> None:
+        self.fd = os.eventfd(count, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self.fd)
+        """Close the descriptor, once."""
+
+
+@dataclass(slots=True)
+class FakeNic:
+    """One adapter. Tests may change its fields while it is in use: a port goes down, or pinned memory runs out."""
+
+    name: str
+    port: PortAttributes
+    gids: tuple[Gid, ...]
+    attributes: DeviceAttributes = ATTRIBUTES
+    pin_limit: int | None = None
+    """Bytes that all its devices together may register; None for any number."""
+    pinned: int = 0
+    devices: list[Any] = field(default_factory=list, repr=False)
+    """The opened devices of processes; see `zcactor.transport.verbs.driver.fake.FakeDevice`."""
+
+    def tell(self, kind: int) -> None:
+        """Raise an asynchronous event at all opened devices. The fabric raises none by itself, so tests can leave
+        events out."""
+        for device in self.devices:
+            device.tell(kind)
+
+    @property
+    def active(self) -> bool:
+        """Whether the port sends and receives packets."""
+        return self.port.state == PortState.ACTIVE
+
+    def set_active(self, active: bool) -> None:
+        """Connect or disconnect the cable."""
+        self.port = replace(self.port, state=PortState.ACTIVE if active else PortState.DOWN)

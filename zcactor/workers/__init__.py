@@ -1,0 +1,1 @@
+"""Worker processes: how a node starts, watches and ends them."""

@@ -1,0 +1,183 @@
+"""The run directory: the sockets of one node in a directory that is private to its user, and gone with the node.
+
+The driver removes it, or the agent where the driver was killed. When both are killed at once, with a whole control
+group for instance, the start of a later node removes it: the directory holds a file that driver and agent keep locked
+(flock(2)) as long as they live, so any process can tell whether they do. A second file marks the directory as zcactor's
+own. Removing takes away the files that processes of zcactor have put there, and then the directory if it is empty.
+Other files stay, and so does the directory around them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+__all__ = ["PREFIX", "RunDirectory", "base_directory", "sweep"]
+
+PREFIX = f"zcactor-{os.getuid()}-"
+_NAME: Final = re.compile(re.escape(PREFIX) + "[0-9a-f]{32}")
+_LOCK: Final = "lock"
+_MARKER: Final = "made-by-zcactor"
+"""The file that distinguishes a directory of ours from another with such a name. It is made under the lock, so a marked
+directory without a holder of the lock has been left behind."""
+_OURS: Final = re.compile(r".*\.sock|[0-9a-f]{32}\.(tcp|verbs|part)|node-.*\.(json|part)")
+"""Sockets, published addresses and records of nodes (`zcactor.transport.selector`, `zcactor.cluster.records`)."""
+_ATTEMPTS = 10
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def base_directory() -> Path:
+    """The folder of run directories: ``$XDG_RUNTIME_DIR``, or the temporary directory where that is not set or not
+    writable."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.access(base, os.W_OK | os.X_OK):
+        return Path(base)
+    return Path(tempfile.gettempdir())
+
+
+def sweep(base: Path) -> list[Path]:
+    """Remove the run directories of this user in `base` whose driver and agent are both gone.
+
+    Returns:
+        The directories that were left behind, now without the files made here. A directory with other files in it
+        stays.
+    """
+    removed = []
+    for directory in base.glob(f"{PREFIX}*"):
+        if not _NAME.fullmatch(directory.name):
+            continue
+        with contextlib.ExitStack() as undo:
+            try:
+                folder = os.open(directory, _DIRECTORY)
+                undo.callback(os.close, folder)
+                if os.fstat(folder).st_uid != os.getuid() or not _is_marked(folder):
+                    continue
+                lock = os.open(_LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+            except OSError:
+                continue  # the directory has just gone, or is not ours
+            undo.callback(os.close, lock)
+            if _lock(lock):  # else its owner lives, or it is removed already and its name is another directory's
+                _empty(directory, folder)
+                removed.append(directory)
+    return removed
+
+
+def _is_marked(folder: int) -> bool:
+    try:
+        status = os.stat(_MARKER, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+
+
+def _empty(directory: Path, folder: int) -> None:
+    """Take away the files made here, and the directory if it is empty then. The caller holds its lock exclusively.
+
+    The lock's file goes last: as long as it is there, newcomers to a shared directory wait for us.
+    """
+    names = [name for name in os.listdir(folder) if _OURS.fullmatch(name)]
+    for name in [*names, _MARKER, _LOCK]:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # the file has just gone, or is not ours
+            os.unlink(name, dir_fd=folder)
+    with contextlib.suppress(OSError):  # the directory has other files, or another process joins it
+        directory.rmdir()
+
+
+class RunDirectory:
+    """A fresh run directory, mode 0700, and its lock.
+
+    Args:
+        base: the folder to make it in; left-over run directories there are removed first.
+
+    Raises:
+        OSError: the directory cannot be made.
+    """
+
+    def __init__(self, base: Path) -> None:
+        sweep(base)
+        self._shared = False
+        self.path = base / f"{PREFIX}{secrets.token_hex(16)}"
+        self.path.mkdir(mode=0o700)
+        self.lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        """The locked file; -1 once removed. A process that inherits it keeps the directory in use."""
+        fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Mark the directory: from here on it is swept once no process holds its lock."""
+        os.close(os.open(self.path / _MARKER, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+    @classmethod
+    def shared(cls, base: Path, name: str) -> RunDirectory:
+        """The run directory called `name` that processes of one cluster share. The first of them makes it.
+
+        The last process that lets go of it removes it.
+
+        Args:
+            base: the folder in which it lies; left-over run directories there are removed first.
+            name: of the cluster.
+
+        Raises:
+            PermissionError: a file or directory of that name belongs to another user, or is open to others.
+            OSError: the directory cannot be made.
+        """
+        sweep(base)
+        self = cls.__new__(cls)
+        self.path = base / f"{PREFIX}{name}"
+        self._shared = True
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir(mode=0o700)
+            with contextlib.suppress(FileNotFoundError):  # its last user was just removing it
+                status = self.path.lstat()
+                if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+                    raise PermissionError(f"{self.path} is in the way: it must be a directory that only we can use")
+                self.lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                fcntl.flock(self.lock_fd, fcntl.LOCK_SH)  # waits for a process that is removing it
+                if os.fstat(self.lock_fd).st_nlink > 0:
+                    self._mark()
+                    return self
+                os.close(self.lock_fd)
+        raise OSError(f"the run directory {self.path} could not be locked: it vanished {_ATTEMPTS} times")
+
+    @classmethod
+    def inherited(cls, path: Path, lock_fd: int, *, shared: bool) -> RunDirectory:
+        """The run directory of the process which started this one, with the lock that it passed on."""
+        self = cls.__new__(cls)
+        self.path, self.lock_fd, self._shared = path, lock_fd, shared
+        return self
+
+    def remove(self) -> None:
+        """Remove the directory with all that was made in it, or only let go of it where other processes share it.
+        Idempotent."""
+        if self.lock_fd >= 0:
+            if not self._shared or _lock(self.lock_fd):
+                with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                    folder = os.open(self.path, _DIRECTORY)
+                    try:
+                        _empty(self.path, folder)
+                    finally:
+                        os.close(folder)
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go of the lock and leave the directory alone."""
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+
+def _lock(fd: int) -> bool:
+    """Lock it; False when another process holds the lock, or the file was removed meanwhile."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return os.fstat(fd).st_nlink > 0

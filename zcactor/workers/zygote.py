@@ -1,0 +1,256 @@
+"""The zygote: a small process that has imported the modules of workers, and forks a worker when the node agent asks.
+
+It is forked from the agent before the agent has a thread or an event loop, and never gets either, so that its children
+may use both. Forking takes a few milliseconds where starting Python and importing NumPy takes a hundred, and the
+children share the imported pages.
+
+It ends when the agent's socket closes, and takes all workers with it; workers end by PR_SET_PDEATHSIG when it is
+killed. It adopts the processes that workers start and leave behind (PR_SET_CHILD_SUBREAPER), so that it can end them,
+too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import random
+import select
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "ZYGOTE_MESSAGE",
+    "adopt_orphans",
+    "adopts_orphans",
+    "children_of_ours",
+    "kill_group",
+    "kill_orphans",
+    "run_zygote",
+    "set_death_signal",
+    "set_name",
+    "wait_for_end",
+]
+
+ZYGOTE_MESSAGE = 128 << 10
+"""Bytes of the largest request (an actor's environment variables): a size that one message of a socket surely holds."""
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 15, 36, 37
+_KILL_ROUNDS = 100
+"""Generations of orphans killed at the end: the children of a killed process become ours, and are next."""
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def set_name(name: str) -> None:
+    """Name this process in the lists of the system, by up to 15 bytes (prctl(2), PR_SET_NAME)."""
+    _prctl(_PR_SET_NAME, name.encode(errors="replace")[:15], 0, 0, 0)
+
+
+def set_death_signal() -> None:
+    """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def adopt_orphans(*, yes: bool = True) -> None:
+    """Become the parent of descendants whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER); with ``yes=False``
+    stop that."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
+
+
+def adopts_orphans() -> bool:
+    """Whether this process is the parent of such descendants."""
+    answer = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
+
+
+def kill_orphans() -> None:
+    """Send SIGKILL to every child of this process, and to their children as they become ours. Returns when all have
+    ended.
+
+    All are dead before the first is reaped. Should this process be killed meanwhile, its adopter finds the sessions of
+    dead workers by their entries, and so the processes left in those sessions (`zcactor.workers.orphans.LastResort`). A
+    child that cannot be killed (it runs as another user) is left alone.
+    """
+    seen: set[int] = set()
+    killed: list[int] = []
+    for _ in range(_KILL_ROUNDS):
+        left = [pid for pid in children_of_ours() if pid not in seen]
+        if not left:
+            break
+        dying = []
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                dying.append(pid)
+        for pid in dying:
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # the processes that it has started are ours then
+        seen.update(left)
+        killed += dying
+    for pid in killed:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def children_of_ours() -> list[int]:
+    """The pids of this process's children, adopted ones included."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return []
+
+
+def wait_for_end(pidfd: int, seconds: float) -> bool:
+    """Wait at most `seconds` for the end of the process of `pidfd` (pidfd_open(2)); return whether it has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0.0) * 1000))
+
+
+def kill_group(pid: int) -> None:
+    """Kill a worker and the processes that it started: each worker leads a process group of its own."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def run_zygote(
+    sock: socket.socket, prepare: Callable[[], Callable[[dict[str, Any]], None]], *, at_once: bool = True
+) -> None:
+    """Serve fork requests on `sock` until it closes. Returns only in the zygote; a worker never leaves this function.
+
+    Each request is one message (SOCK_SEQPACKET), a mapping, with two descriptors for the worker's standard output and
+    error. The answer is ``{"pid": n}``; ``{"pid": n, "status": s}`` is sent when a child has ended, `s` as
+    ``os.waitpid`` gives it.
+
+    Args:
+        sock: the socket to the agent.
+        prepare: called once: imports the modules of workers, and returns the function that is called in a child with
+            the request.
+        at_once: whether `prepare` is called now; otherwise at the first request, which waits for it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans()
+    set_name("zc zygote")
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    become_worker = _prepared(prepare) if at_once else None
+    children: set[int] = set()
+    encode = msgspec.msgpack.encode
+    while True:
+        ready, _, _ = select.select([sock.fileno(), wake_read], [], [])
+        if wake_read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_read, 4096)
+            for pid, status in _reap(children):
+                if pid not in children:
+                    continue  # an orphan
+                children.remove(pid)
+                with contextlib.suppress(OSError):  # the agent is gone: the next read notices it
+                    sock.send(encode({"pid": pid, "status": status}))
+        if sock.fileno() not in ready:
+            continue
+        try:
+            message, descriptors, _, _ = socket.recv_fds(sock, ZYGOTE_MESSAGE, 2)
+        except ConnectionResetError:  # the agent is gone, and has not read all reports
+            break
+        if not message:
+            break
+        request: dict[str, Any] = msgspec.msgpack.decode(message)
+        if become_worker is None:
+            become_worker = _prepared(prepare)
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or no memory: the agent tells the spawner
+            for fd in descriptors:
+                os.close(fd)
+            with contextlib.suppress(OSError):
+                sock.send(encode({"pid": 0, "error": str(error)}))
+            continue
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for fd in (wake_read, wake_write):
+                os.close(fd)
+            sock.close()
+            _enter_child(descriptors, request["label"])
+            status = 1
+            try:
+                become_worker(request)
+                status = 0
+            except BaseException:  # the last frame of a process: report, and leave without the parent's handlers
+                sys.excepthook(*sys.exc_info())
+            finally:
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                os._exit(status)
+        children.add(pid)
+        for fd in descriptors:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            sock.send(encode({"pid": pid}))
+    for pid in children:
+        kill_group(pid)
+    kill_orphans()
+
+
+def _prepared(prepare: Callable[[], Callable[[dict[str, Any]], None]]) -> Callable[[dict[str, Any]], None]:
+    become_worker = prepare()
+    gc.collect()
+    gc.freeze()  # children share these pages as long as the collector does not touch them
+    return become_worker
+
+
+def _reap(workers: set[int]) -> list[tuple[int, int]]:
+    """Every child that has ended, with its wait status. The rest of a worker's group is killed first, as long as the
+    group can still be found by the worker."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return ended
+        if found is None:
+            return ended
+        if found.si_pid in workers:
+            kill_group(found.si_pid)
+        ended.append(os.waitpid(found.si_pid, 0))
+
+
+def _enter_child(descriptors: list[int], label: str) -> None:
+    """Make the fork a process of its own: session, signals, standard streams, random state."""
+    parent = os.getppid()
+    os.setsid()
+    set_death_signal()
+    if os.getppid() != parent:  # the zygote had died before the call above took effect
+        os._exit(1)
+    set_name(f"zc {label}")
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for target, fd in zip((1, 2), descriptors, strict=True):
+        os.dup2(fd, target)
+        os.close(fd)
+    sys.stdout, sys.stderr = _text(1), _text(2)
+    random.seed()
+    if "numpy.random" in sys.modules:
+        np.random.seed()  # the legacy global state, which users' code may use and forks would share
+
+
+def _text(fd: int) -> TextIO:
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
