@@ -1,4 +1,4 @@
-"""Actors that the tests share: small, and importable by workers without importing a test."""
+"""Small actors that the tests share, in a module that workers can import without importing a test."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 
 import zcactor as zc
-from zcactor import context
 from zcactor.objectstore.table import LeaseTable
+from zcactor.process import context
 from zcactor.rpc import outgoing as outgoing_module
 from zcactor.rpc.codec import encode_into
 
 __all__ = ["Caller", "Faulty", "Plain", "Probe", "Unusual"]
 
 WATCHDOG = 30
-"""Seconds after which a method that a failed test left blocked lets go of its thread."""
+"""Seconds after which a blocked method of a failed test gives back its thread."""
 
 
 @zc.actor(concurrency_groups={"control": 64})
 class Probe:
-    """Logs what happens in it, and blocks until told: handshakes instead of sleeps.
+    """An actor that logs its calls and blocks until a test lets it go on: handshakes instead of sleeps.
 
-    What steers it is in a group of its own, so that it gets through whatever the other methods do.
+    The methods that steer it are in a concurrency group of their own, so blocked methods do not hold them up.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Probe:
 
     @zc.method(concurrency_group="control")
     async def open(self, key: str) -> None:
-        """Let go whoever is held under `key`, now and later."""
+        """Let go every call that waits under `key`, now and later."""
         self._opened[key].set()
         self._aopened[key].set()
 
@@ -81,7 +81,7 @@ class Probe:
         return key
 
     def threads(self) -> tuple[bool, bool]:
-        """Whether this runs in the constructor's thread, and whether in the main one."""
+        """Whether the method runs in the constructor's thread, and whether it runs in the main thread."""
         me = threading.get_ident()
         return me == self._constructor_thread, me == threading.main_thread().ident
 
@@ -92,7 +92,7 @@ class Probe:
         return value
 
     async def ahold(self, key: str) -> str:
-        """Suspend until `open`; logs a cancellation."""
+        """Suspend until `open`, and log a cancellation."""
         self._log(f"{key} began")
         try:
             await self._aopened[key].wait()
@@ -120,7 +120,7 @@ class Probe:
     # ---- streams
 
     async def acount(self, n: int) -> AsyncIterator[int]:
-        """Numbers; logs each before it is yielded, and the end of the generator."""
+        """Yield numbers; log each before its yield, and the end of the generator."""
         try:
             for i in range(n):
                 self._log(("item", i))
@@ -129,7 +129,7 @@ class Probe:
             self._log("stream closed")
 
     def count(self, n: int) -> Iterator[int]:
-        """The same in the thread."""
+        """Do the same as `acount`, in the actor's thread."""
         try:
             for i in range(n):
                 self._log(("item", i))
@@ -161,7 +161,7 @@ class Probe:
 
 @zc.actor
 class Plain:
-    """Only sync methods."""
+    """An actor with sync methods only."""
 
     def __init__(self) -> None:
         self._seen: list[Any] = []
@@ -182,7 +182,7 @@ class Plain:
 
 @zc.actor
 class Caller:
-    """Another caller: what it calls comes from its process."""
+    """A caller in a process of its own."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
@@ -201,11 +201,11 @@ class Caller:
         return self._kept
 
     async def start(self, handle: Any, method: str, *args: Any) -> Any:
-        """The reference, not its value."""
+        """Start a call and return its reference in a list, not its value."""
         return [getattr(handle, method)(*args)]
 
     async def value(self, box: list[Any]) -> Any:
-        """What the reference in `box` becomes."""
+        """Await the reference in `box` and return its value."""
         return await box[0]
 
     async def give_to(self, other: Any, box: list[Any]) -> Any:
@@ -227,7 +227,7 @@ class Base:
 
 
 class Unusual(Base, dict[str, int]):
-    """Methods that are not plain functions."""
+    """A class whose methods are not plain functions."""
 
     def __init__(self) -> None:
         super().__init__(a=1)
@@ -269,7 +269,7 @@ class Unusual(Base, dict[str, int]):
 
 
 class Faulty:
-    """Answers in a process in which a step of answering fails, once or for good."""
+    """Methods that make a step of answering fail in their process, for the next `times` calls of that step."""
 
     def _break(self, step: str, times: int) -> None:
         left = times
@@ -295,7 +295,7 @@ class Faulty:
             LeaseTable.grant = failing(LeaseTable.grant)  # type: ignore[method-assign]
         for session in process.sessions.all():
             if step in ("encode", "reserve"):
-                session._outgoing._wire = None  # which writes frames without these
+                session._outgoing.wire = None  # the native wire writes frames without these steps
             holder, name = {
                 "export": (session._grants, "export"),
                 "reserve": (session._outgoing, "_reserve"),

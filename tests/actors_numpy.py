@@ -1,4 +1,4 @@
-"""An actor that computes with NumPy, for the tests of what it and its driver allocate and share."""
+"""An actor that computes with NumPy, for tests of the arrays that it and its driver allocate and share."""
 
 from __future__ import annotations
 
@@ -23,54 +23,54 @@ MIB = 1 << 20
 
 
 def library(name: str) -> ModuleType:
-    """The module, or a skip that says what is missing."""
+    """Import the module, or skip the test with the name of the missing package."""
     return pytest.importorskip(name, reason=f"{name} is not installed: pip install {name}")  # type: ignore[no-any-return]
 
 
 @zc.actor
 class Computer:
-    """Computes, in every kind of method. Results come with whether they lie in this process's store."""
+    """Add arrays in every kind of method. Each result comes with whether it lies in this process's store."""
 
     def __init__(self) -> None:
         self.first = np.arange(COUNT) * 2.0
         self.kept: list[Any] = []
 
     def sync(self, a: Any, b: Any) -> tuple[bool, Any]:
-        """In the actor's thread."""
+        """Add in the actor's thread."""
         result = a + b
         return zc.in_store(result), result
 
     async def awaiting(self, a: Any, b: Any) -> tuple[bool, Any]:
-        """On the loop, across an await."""
+        """Add on the loop, after an await."""
         await asyncio.sleep(0)
         result = a + b
         return zc.in_store(result), result
 
     @zc.method(inline=True)
     def inline(self, a: Any, b: Any) -> tuple[bool, Any]:
-        """On the loop."""
+        """Add on the loop."""
         result = a + b
         return zc.in_store(result), result
 
     def items(self, a: Any, b: Any) -> Iterator[tuple[bool, Any]]:
-        """In the thread, one after the other."""
+        """Yield three sums from the actor's thread."""
         for _ in range(3):
             result = a + b
             yield zc.in_store(result), result
 
     async def aitems(self, a: Any, b: Any) -> AsyncIterator[tuple[bool, Any]]:
-        """On the loop, one after the other."""
+        """Yield three sums from the loop."""
         for _ in range(3):
             await asyncio.sleep(0)
             result = a + b
             yield zc.in_store(result), result
 
     async def in_a_task(self, a: Any, b: Any) -> tuple[bool, Any]:
-        """In a task of the method's own."""
+        """Add in a task that the method starts."""
         return await asyncio.create_task(self.awaiting(a, b))
 
     def in_a_thread(self, a: Any, b: Any) -> tuple[bool, bool]:
-        """Whether results of a thread of the program's own lie in the store, without and with the switch."""
+        """Whether sums of a thread that the method starts lie in the store, without and with `zc.numpy_allocator`."""
         found: list[bool] = []
 
         def work() -> None:
@@ -84,53 +84,57 @@ class Computer:
         return found[0], found[1]
 
     def switched_off(self, a: Any, b: Any) -> tuple[bool, Any]:
-        """Without the store."""
+        """Add while NumPy allocates outside the store."""
         with zc.numpy_allocator(False):
             result = a + b
         return zc.in_store(result), result
 
     def initial(self) -> tuple[bool, Any]:
-        """What the constructor made."""
+        """The array that the constructor made."""
         return zc.in_store(self.first), self.first
 
     def keep(self, value: Any) -> tuple[bool, int, Any]:
-        """Keep a value; whether it can be written to, where it lies, and what its owner calls the block."""
+        """Keep a value; return whether it is writable, its address, and the object id of its block."""
         self.kept.append(value)
         return value.flags.writeable, value.ctypes.data, getattr(root_of(value), "object_id", None)
 
     def drop(self) -> None:
-        """Forget what was kept."""
+        """Forget all kept values."""
         self.kept.clear()
 
     def last(self) -> Any:
-        """What was kept last."""
+        """The value that was kept last."""
         return self.kept[-1]
 
     def give(self) -> Any:
-        """What was kept last, handed over."""
+        """Hand over the value that was kept last."""
         value = self.kept.pop()
         return zc.move(value)
 
     def fill(self, number: float) -> None:
-        """Write to what was kept last."""
+        """Overwrite the value that was kept last."""
         self.kept[-1][...] = number
 
     def make(self, nbytes: int) -> Any:
-        """An array of that size."""
+        """An array of `nbytes` bytes."""
         array = np.empty(nbytes // 8)
         array.fill(7)
         return array
 
     async def pass_on(self, array: Any, others: list[Any]) -> Any:
-        """Give `array` to the first of the others, which passes it on; give back what comes back."""
+        """Send `array` through all of the others in turn, and return the array that comes back."""
         return await others[0].pass_on(array, others[1:]) if others else array
 
     def pid(self) -> int:
-        """Of this process."""
+        """The id of this process."""
         return os.getpid()
 
     def fill_up(self, count: int) -> tuple[int, float, bool, bool]:
-        """Allocate more than the store holds; how many lie there, a sum over all, and what is so afterwards."""
+        """Allocate more than the store holds.
+
+        Returns the number of arrays in the store, a sum over all arrays, whether the store was full for further arrays,
+        and whether it takes an array again once those are dropped.
+        """
         arrays = [np.full(MIB // 8, float(index)) for index in range(count)]
         grown = np.arange(MIB // 8)
         grown.resize(MIB // 4, refcheck=False)
@@ -141,11 +145,11 @@ class Computer:
         return inside, total, full, zc.in_store(np.ones(MIB // 8))
 
     def frame(self, frame: Any) -> tuple[Any, int]:
-        """Twice the frame, and bytes copied here."""
+        """Twice the frame, and bytes copied in this process."""
         return frame * 2, zc.stats().bytes_copied
 
     def fitted(self, x: Any, y: Any) -> tuple[Any, Any, Any, int]:
-        """A model, its predictions, scaled data, and bytes copied here."""
+        """A model, its predictions, scaled data, and bytes copied in this process."""
         linear = library("sklearn.linear_model")
         scaled = library("sklearn.preprocessing").StandardScaler().fit_transform(x)
         model = linear.LinearRegression().fit(x, y)
@@ -153,10 +157,10 @@ class Computer:
 
 
 async def computer() -> Any:
-    """The handle of a new actor, untyped."""
+    """Spawn the actor; its handle is untyped."""
     return await zc.spawn(Computer)
 
 
 async def copied(*actors: Any) -> list[int]:
-    """Bytes copied, in this process and in those of the actors."""
+    """Bytes copied in this process and in the process of each actor."""
     return [zc.stats().bytes_copied, *[(await zc.stats(actor)).bytes_copied for actor in actors]]

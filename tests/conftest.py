@@ -1,4 +1,4 @@
-"""What every test shares: both event loops, and markers that skip where the machine lacks what they name."""
+"""Fixtures and hooks of all tests: both event loops, and markers that skip where the machine lacks something."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import pytest
 import uvloop
 from xdist.scheduler import LoadScopeScheduling
 
-# Before NumPy is imported, and for the thousand interpreters that tests start: in each of them OpenBLAS would have
-# threads spin for a while, on processors that the tests need.
+# This comes before NumPy is imported, and holds for the thousand interpreters that tests start: in each of them the
+# threads of OpenBLAS would spin for a while, on processors that the tests need.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# A failing assertion there shows its values, too.
-pytest.register_assert_rewrite("tests.conformance.connection", "tests.conformance.session", "tests.conformance.talk")
+pytest_plugins = ["pytester", "zcactor.testing.plugin"]
 
 LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
@@ -34,7 +33,7 @@ LONGEST = ("test_heap_stress.py", "test_faults.py", "test_memory.py")
 
 @pytest.fixture(autouse=True)
 def _workers_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Actors of a test run on the same kind of loop as the test."""
+    """Run the actors of a test on the same kind of loop as the test."""
     callspec = getattr(request.node, "callspec", None)
     for name in LOOPS:
         if callspec is not None and name in callspec.id.split("-"):
@@ -43,7 +42,7 @@ def _workers_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_garbage_left() -> Iterator[None]:
-    """What a module's tests leave is collected before the next module's begin, which may count descriptors."""
+    """Collect a module's garbage before the next module begins, whose tests may count descriptors."""
     yield
     gc.collect()
 
@@ -53,7 +52,7 @@ _directories = itertools.count()
 
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Like pytest's own, with a short name: the path of a unix socket has 107 bytes at most."""
+    """A directory like pytest's own, with a short name: the path of a unix socket has 107 bytes at most."""
     name = re.sub(r"\W", "_", request.node.name)[:12]
     path = tmp_path_factory.getbasetemp() / f"{name}{next(_directories)}"
     path.mkdir(mode=0o700)
@@ -61,7 +60,8 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds ``--loops``, by which a quick run takes one loop only, and ``--rounds``, by which seeded tests draw more."""
+    """Add ``--loops``, which limits the loops of a quick run, and ``--rounds``, which multiplies the draws of seeded
+    tests."""
     parser.addoption(
         "--loops",
         default=",".join(LOOPS),
@@ -78,7 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def rounds(request: pytest.FixtureRequest) -> int:
-    """What the number of draws of a seeded test is multiplied by."""
+    """The factor by which a seeded test multiplies its number of draws."""
     factor: int = request.config.getoption("--rounds")
     if factor < 1:
         raise pytest.UsageError(f"--rounds: {factor} is less than 1")
@@ -88,8 +88,10 @@ def rounds(request: pytest.FixtureRequest) -> int:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Each async test runs once per loop, or on those that its module has as ``LOOP_FACTORIES``; pytest-asyncio asks
-    this at collection."""
+    """Run each async test once per loop, or on the loops that its module lists in ``LOOP_FACTORIES``.
+
+    pytest-asyncio calls this hook at collection.
+    """
     own: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] | None = None
     if isinstance(item, pytest.Function):
         own = getattr(item.module, "LOOP_FACTORIES", None)
@@ -103,8 +105,10 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hypothesis sets no time limits: a busy machine is no counterexample. (Guests leave its plugin out: importing it
-    takes them seconds.)"""
+    """Switch off Hypothesis's time limits, because a busy machine is no counterexample.
+
+    Guests leave its plugin out: they take seconds to import it.
+    """
     if config.pluginmanager.hasplugin("hypothesispytest"):
         from hypothesis import settings
 
@@ -113,8 +117,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Spread(LoadScopeScheduling):  # type: ignore[misc]
-    """Which tests go to the same process: those of a module, and all that start virtual machines, as the machine has no
-    room for two at once."""
+    """The choice of tests that run in one process: the tests of a module, and all tests that start virtual machines,
+    because
+    the machine has no room for two of them at once."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
@@ -122,13 +127,15 @@ class Spread(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
-    """How tests are spread over processes; pytest-xdist asks this where it has several."""
+    """Spread the tests over processes; pytest-xdist calls this hook where it has several."""
     return Spread(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what this machine cannot run, with the reason. What takes longest comes first, so that no process has it
-    left when the others are done."""
+    """Skip the tests that this machine cannot run, with the reason.
+
+    The longest tests come first, so that no process still has one to run when the others are done.
+    """
     items.sort(key=_turn)
     infiniband = Path("/sys/class/infiniband")
     missing = {
@@ -148,14 +155,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported is left out of garbage collections from here on. Tests ask for hundreds of them, to see what
-    goes, and all that pytest, its plugins and the tests' modules consist of would be searched each time."""
+    """Leave all imported objects out of later garbage collections.
+
+    Tests run hundreds of collections to see objects go, and each would search all of pytest, its plugins and the tests'
+    modules.
+    """
     gc.collect()
     gc.freeze()
 
 
 def _turn(item: pytest.Item) -> int:
-    """A number; items of lower ones are run first."""
+    """The rank of an item; lower ranks run first."""
     parts = item.path.parts
     if "vm" in parts:
         return 0

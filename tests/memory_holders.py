@@ -1,4 +1,4 @@
-"""Holders of arrays, in programs and in actors, and the model of what each of them has to see."""
+"""Holders of arrays, in programs and in actors, and a model of the arrays that each of them has to see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import zcactor as zc
-from zcactor import context
+from zcactor.process import context
 
 __all__ = ["ASYNC", "Holder", "Model", "Root", "Slot", "pattern"]
 
@@ -22,23 +22,23 @@ ASYNC = ("send", "fetch", "move", "pid", "cut", "reach")
 
 
 def pattern(value: int, length: int) -> Array:
-    """Elements that tell arrays of different values apart at each place."""
+    """An array in which arrays of different values differ at each place."""
     made: Array = np.arange(value, value + 7 * length, 7, dtype=np.int64)
     return made
 
 
 class Tagged(np.ndarray[Any, Any]):
-    """A subclass, which travels inside a pickle."""
+    """A subclass of NumPy's array, which travels inside a pickle."""
 
 
 class Holder:
-    """Arrays by name; in a program a plain object, elsewhere an actor."""
+    """Arrays by name; a plain object in a program, elsewhere an actor."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
 
     def make(self, name: str, value: int, length: int, how: str) -> None:
-        """Have an array of `pattern` that was made in one of several ways."""
+        """Make an array of `pattern` in one of several ways, and keep it."""
         if how == "store":
             made: Array = zc.empty(length, dtype=np.int64)
             made[:] = pattern(value, length)
@@ -54,31 +54,31 @@ class Holder:
         self.arrays[name] = made
 
     def take(self, name: str, array: Array) -> None:
-        """Keep what was passed."""
+        """Keep an array that was passed."""
         self.arrays[name] = array
 
     def same(self, array: Array) -> Array:
-        """What was passed."""
+        """Return an array that was passed."""
         return array
 
     def give(self, name: str) -> Array:
-        """Share it as a result."""
+        """Share an array as a result."""
         return self.arrays[name]
 
     def hand(self, name: str) -> Array:
-        """Hand it over as a result."""
+        """Hand an array over as a result."""
         return zc.move(self.arrays.pop(name))
 
     async def send(self, name: str, other: Any, new: str) -> None:
-        """Share it with another holder."""
+        """Share an array with another holder."""
         await other.take(new, self.arrays[name])
 
     async def fetch(self, name: str, other: Any, new: str) -> None:
-        """Keep what another holder shares."""
+        """Keep an array that another holder shares."""
         self.arrays[new] = await other.give(name)
 
     async def move(self, name: str, other: Any, new: str) -> bool:
-        """Hand it over to another holder; False where that is refused, and then it stays."""
+        """Hand an array over to another holder; where that is refused, keep it and return False."""
         array = self.arrays.pop(name)
         try:
             await other.take(new, zc.move(array))
@@ -88,7 +88,7 @@ class Holder:
         return True
 
     def part(self, name: str, new: str, start: int, step: int) -> None:
-        """Keep a view of it as well."""
+        """Keep a view of an array as well."""
         self.arrays[new] = self.arrays[name][..., start::step]
 
     def write(self, name: str, value: int) -> bool:
@@ -100,20 +100,20 @@ class Holder:
         return True
 
     def drop(self, name: str) -> None:
-        """Let go of it."""
+        """Let go of an array."""
         del self.arrays[name]
 
     def fill(self, length: int, count: int) -> None:
-        """Take and give back memory that others may have had."""
+        """Allocate and free memory that other arrays may have had."""
         made = [np.full(length, -0x2222222222222223, dtype=np.int64) for _ in range(count)]
         del made
 
     def look(self) -> dict[str, int]:
-        """A checksum of each."""
+        """A checksum of each array."""
         return {name: zlib.crc32(array.tobytes()) for name, array in self.arrays.items()}
 
     async def pid(self) -> int:
-        """The process."""
+        """The id of this process."""
         return os.getpid()
 
     async def cut(self, other: Any) -> None:
@@ -125,7 +125,7 @@ class Holder:
         await self.reach(other)
 
     async def reach(self, other: Any) -> None:
-        """Return when calls arrive there: those in the turn in which a connection ends do not."""
+        """Return once a call arrives there: calls in the loop's turn in which a connection ends do not."""
         while True:
             try:
                 await other.pid()
@@ -137,29 +137,29 @@ class Holder:
 
 @dataclass(slots=True)
 class Root:
-    """Memory of one array, and whether it was shared."""
+    """The memory of one array, and whether it was shared."""
 
     subclass: bool
-    """Whether views of it are of a class of their own."""
+    """Whether the array is of the subclass, and so are its views."""
     shared: bool = False
 
 
 @dataclass(slots=True)
 class Slot:
-    """What a holder sees under one name: a view of a root's elements."""
+    """The array that a holder sees under one name: a view of a root's elements."""
 
     root: Root
     elements: Array
     passed: bool = False
-    """This very array was passed or received, so that a write to it is refused."""
+    """Whether this very array was passed or received, so that a write to it is refused."""
 
 
 @dataclass(slots=True)
 class Model:
-    """What each holder has to see."""
+    """The arrays that each holder has to see."""
 
     holders: dict[str, dict[str, Slot]] = field(default_factory=dict)
 
     def expected(self, holder: str) -> dict[str, int]:
-        """As `Holder.look` tells it."""
+        """The checksums that `Holder.look` has to return."""
         return {name: zlib.crc32(slot.elements.tobytes()) for name, slot in self.holders[holder].items()}

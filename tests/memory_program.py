@@ -1,6 +1,6 @@
 """A program that joins a cluster and holds arrays there, as the driver and actors do: see `tests.test_memory`.
 
-Run as ``python -m tests.memory_program ADDRESS``, it takes one call a line and answers each by a line.
+Run as ``python -m tests.memory_program ADDRESS``, it reads one call a line and answers each by a line.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CAPACITY = 1 << 28
 
 
 class Joined:
-    """Such a program, seen from the test."""
+    """Such a program, as the test sees it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, address: str) -> Self:
-        """Have it join with the environment of this process."""
+        """Start the program, with the environment of this process."""
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.memory_program", address,
@@ -40,7 +40,7 @@ class Joined:
         return cls(process)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Run a method of its `Holder`; an actor is given as `{"actor": name}`."""
+        """Run a method of the program's `Holder`; an actor is given as `{"actor": name}`."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps([method, *arguments]).encode() + b"\n")
         line = await self._process.stdout.readline()
@@ -48,19 +48,19 @@ class Joined:
         return json.loads(line)
 
     async def stop(self) -> None:
-        """Have it leave in order."""
+        """Let the program leave the cluster in order."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         assert await self._process.wait() == 0
 
     async def kill(self) -> None:
-        """End it as it is."""
+        """Kill the program."""
         self._process.kill()
         await self._process.wait()
 
 
 async def main(address: str) -> None:
-    """Join, and run calls until there are none."""
+    """Join, and run calls until the input ends."""
     holder = Holder()
     async with zc.init(address, store_capacity=CAPACITY, log_to_driver=False):
         while line := await asyncio.to_thread(sys.stdin.readline):

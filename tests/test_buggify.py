@@ -1,4 +1,4 @@
-"""Places where the unlikely is done in a simulation: nothing happens there else, and there are not many."""
+"""`zcactor.buggify`: its places do the unlikely in a simulation only, and they are few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zcactor.config`: precedence, sources, and what each mistake is answered with."""
+"""`zcactor.config`: precedence, sources, and the error that answers each mistake."""
 
 from __future__ import annotations
 
@@ -116,6 +116,11 @@ def test_an_unknown_key_of_a_file_names_file_key_and_the_close_one(here: Path, u
 def test_an_unknown_variable_names_the_close_one(here: Path, user: Path) -> None:
     with pytest.raises(ValueError, match="no setting 'ZCACTOR_ADRESS'; did you mean 'ZCACTOR_ADDRESS'"):
         load(here, user, {"ZCACTOR_ADRESS": "host:1"})
+
+
+def test_no_variable_switches_the_native_part_off(here: Path, user: Path) -> None:
+    with pytest.raises(ValueError, match="environment: there is no setting 'ZCACTOR_NATIVE'"):
+        load(here, user, {"ZCACTOR_NATIVE": "0"})
 
 
 def test_an_unknown_argument_is_a_type_error(here: Path, user: Path) -> None:

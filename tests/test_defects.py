@@ -1,4 +1,4 @@
-"""Each test that the table of mended defects names is there."""
+"""Each test that the table of mended defects names exists."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LINES = (ROOT / "docs" / "defects.md").read_text().splitlines()
+LINES = (ROOT / "docs" / "explanation" / "defects.md").read_text().splitlines()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in LINES
     if re.match(r"\| ([CHMRS][0-9]+|-) \|", line)
 ]
 SEEN = [found.groups() for line in LINES if (found := re.match(r"- \*\*([CHMRS][0-9]+)\*\*(?: N)?: (.*)", line))]
-"""What was seen on the code before: the id, and the text."""
+"""Observations of the defects before they were mended: the id, and the text."""
 
 
 def test_each_defect_has_one_row() -> None:
@@ -31,7 +31,10 @@ def test_its_tests_are_there(row: list[str]) -> None:
     assert tests
     for test in tests:
         path, *names = re.sub(r"\[.*\]", "", test.strip()).split("::")
-        suites = [ROOT / path, *sorted((ROOT / "tests" / "conformance").glob("*.py"))]  # which classes of tests inherit
+        suites = [
+            ROOT / path,
+            *sorted((ROOT / "zcactor" / "testing" / "conformance").glob("*.py")),
+        ]  # test classes inherit from them
         text = "\n".join(suite.read_text() for suite in suites)
         for name in names:
             assert re.search(rf"^ *(?:async )?(?:def|class) {re.escape(name)}\b", text, re.MULTILINE), test
@@ -39,7 +42,7 @@ def test_its_tests_are_there(row: list[str]) -> None:
 
 @pytest.mark.parametrize(("name", "text"), SEEN, ids=[name for name, _ in SEEN])
 def test_what_was_seen_is_of_its_tests(name: str, text: str) -> None:
-    """Each test of the row is spoken of once, and no other one."""
+    """The text of a row mentions each test of the row once, and no other test."""
     (row,) = (row for row in ROWS if row[0] == name)
     named = [test.split("::")[-1] for test in row[-2].split("<br>")]
     assert sorted(re.findall(r"`(test_\w+)`", text)) == sorted(named)

@@ -15,6 +15,9 @@ from zcactor.errors import (
     ActorUnavailable,
     ConnectionLost,
     DeadlineExceeded,
+    GroupBroken,
+    GroupMismatch,
+    GroupTimeout,
     OutOfMemory,
     RemoteError,
     ZcactorError,
@@ -50,10 +53,23 @@ def test_one_tree() -> None:
         ActorUnavailable("A(b)", "restarting", False),
         OutOfMemory(1, 2, 3, 4, "note"),
         ConnectionLost("gone", True),
+        GroupBroken(1, "A(b)", "killed", 2),
+        GroupMismatch((0, 2), ("barrier()", "broadcast(root=0)")),
+        GroupTimeout("Group.barrier", 0.5, (1, 2)),
         *(
             cls("text")
             for cls in CLASSES
-            if cls not in (ActorDied, ActorUnavailable, OutOfMemory, ConnectionLost, RemoteError)
+            if cls
+            not in (
+                ActorDied,
+                ActorUnavailable,
+                OutOfMemory,
+                ConnectionLost,
+                RemoteError,
+                GroupBroken,
+                GroupMismatch,
+                GroupTimeout,
+            )
         ),
     ],
     ids=lambda error: type(error).__name__,
@@ -64,6 +80,16 @@ def test_they_pickle(error: ZcactorError) -> None:
     assert again.args == error.args
     assert again.__dict__ == error.__dict__
     assert str(again) == str(error)
+
+
+def test_messages_of_groups() -> None:
+    broken = GroupBroken(1, "A(b)", "killed", 2)
+    assert "the group of epoch 2 is broken: rank 1, actor A(b), is gone: killed" in str(broken)
+    assert "epoch 3 has replaced it" in str(GroupBroken(-1, "", "epoch 3 has replaced it", 2))
+    mismatch = GroupMismatch((0, 2), ("barrier()", "broadcast(root=0)"))
+    assert "rank 0 called barrier(), and rank 2 called broadcast(root=0)" in str(mismatch)
+    assert "missing ranks: 1, 2;" in str(GroupTimeout("Group.barrier", 0.5, (1, 2)))
+    assert "only bytes are on their way" in str(GroupTimeout("Group.barrier", 0.5, ()))
 
 
 def test_messages() -> None:
@@ -99,7 +125,7 @@ class OddFile(OSError):
 
 
 class Reduced(Exception):
-    """Says itself how it is pickled."""
+    """An exception that defines how it is pickled."""
 
     def __init__(self, a: int, b: int) -> None:
         super().__init__(a)

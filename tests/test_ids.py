@@ -1,4 +1,4 @@
-"""Where names come from: the system, or inside a block a generator."""
+"""The source of ids: the system, or a generator inside a block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zcactor import ids
 
 def test_sizes() -> None:
     assert [len(ids.token(n)) for n in (1, 8, 16, 32)] == [1, 8, 16, 32]
-    assert len(ids.token()) == 16
+    assert len(ids.token()) == len(ids.new_process()) == len(ids.new_actor()) == 16
     assert all(0 <= ids.bits(32) < 1 << 32 for _ in range(100))
     assert ids.token() != ids.token()
 

@@ -1,4 +1,4 @@
-"""Other libraries' objects over memory of the store, or holding arrays: by reference wherever that is possible."""
+"""Other libraries' objects over memory of the store, or with arrays in them: by reference where that is possible."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COUNT = 50_000
 
 
 def library(name: str) -> ModuleType:
-    """The module, or a skip that says what is missing."""
+    """Import the module, or skip the test with the name of the missing package."""
     return pytest.importorskip(name, reason=f"{name} is not installed: pip install {name}")  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def wire() -> Iterator[Wire]:
-    """Two marshallers and what is between them."""
+    """Two marshallers and the wire between them."""
     made = Wire()
     yield made
     made.close()
@@ -41,20 +41,20 @@ def stored(wire: Wire, shape: Any, dtype: Any = "f8") -> Any:
 
 @zc.actor
 class User:
-    """Uses what it is given."""
+    """An actor that uses its arguments."""
 
     def __init__(self) -> None:
         self.kept: Any = None
 
     def tensor(self, tensor: Any) -> tuple[float, float, int]:
-        """Sum, what the first element is after it was written to, bytes copied in this process."""
+        """Sum, first element after a write to it, and bytes copied in this process."""
         total = float(tensor.sum())
         tensor[0] = -1
         self.kept = tensor
         return total, float(tensor[0]), zc.stats().bytes_copied
 
     def column(self, frame: Any, name: str) -> tuple[float, bool, int]:
-        """Sum of a column, whether it can be written to, and bytes copied in this process."""
+        """Sum of a column, whether the column is writable, and bytes copied in this process."""
         values = frame[name].to_numpy()
         return float(values.sum()), values.flags.writeable, zc.stats().bytes_copied
 
@@ -63,12 +63,12 @@ class User:
         return len(value), zc.stats().bytes_copied
 
     def echo(self, value: Any) -> Any:
-        """Give it back."""
+        """Return the value."""
         return value
 
 
 async def spawned() -> Any:
-    """The handle of a new actor, untyped."""
+    """Spawn the actor; its handle is untyped."""
     return await zc.spawn(User)
 
 
@@ -169,7 +169,7 @@ class TestArrow:
 class TestTorch:
     @pytest.fixture
     def torch(self) -> Any:
-        """The module."""
+        """The torch module, or a skip."""
         return library("torch")
 
     def test_strides_and_types(self, wire: Wire, torch: Any) -> None:
@@ -226,18 +226,19 @@ class TestTorch:
                 assert await user.tensor(tensor) == (COUNT, -1, 0)
             assert float(tensor[0]) == array[0] == 1
             assert zc.stats().bytes_copied == 0
-            # A part that begins in the middle of a page, after its memory was used for something else.
+            # A part that begins in the middle of a page; its memory had another array before.
             for value in (2.0, 3.0):
                 part = torch.from_numpy(zc.full(COUNT, value))[7:-5]
                 assert await one.tensor(part) == (value * (COUNT - 12), -1, 0)
-            # Small ones come within the message.
+            # Small tensors travel within the message.
             assert await one.tensor(torch.ones(3)) == (3, -1, 0)
-            # Back from an actor, which may have written to it: a tensor of its own, not the array that was sent.
+            # An actor may have written to its tensor: the one that comes back has memory of its own, not the sent
+            # array's.
             back = await one.echo(tensor)
             assert back.data_ptr() != address(array)
             back[0] = 5
             assert array[0] == 1
-            # In the process that owns the memory: likewise, and not copied.
+            # In the owner's process a received tensor is private, too, and not copied.
             ref = zc.put(tensor)
             ours = await ref
             assert ours.data_ptr() != address(array)
@@ -249,7 +250,7 @@ class TestTorch:
 def test_jax() -> None:
     if importlib.util.find_spec("jax") is None:
         pytest.skip("jax is not installed: pip install jax")
-    # In a process of its own: once JAX is imported it objects to every fork, and other tests here fork.
+    # JAX gets a process of its own: once imported, it objects to every fork, and other tests here fork.
     program = Path(__file__).parent / "marshal" / "jax_program.py"
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

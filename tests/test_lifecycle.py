@@ -1,4 +1,4 @@
-"""Whole programs, ended in every way there is: nothing may be left behind."""
+"""Whole programs, ended in every possible way: they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.programs import Program, alive, processes, until
+from tests.driver.programs import Program, alive, processes, until
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ async def main():
         await asyncio.Event().wait()
 zc.run(main())
 """
-"""A program that waits for ever, with an actor that has started two processes, one in a session of its own."""
+"""A program that waits for ever, with an actor that has started two processes, one of them in a session of its own."""
 
 
 def endings() -> list[object]:
@@ -85,7 +85,7 @@ def test_the_run_directory_lies_where_the_system_says() -> None:
 def test_a_driver_that_is_killed_leaves_nothing(number: int) -> None:
     with Program(IDLE) as program:
         program.told("agent")
-        # Driver, agent, zygote, actor, and the two that the actor has started, whose environment shows a moment later.
+        # Driver, agent, zygote, actor, and the actor's two children, whose environment shows a moment later.
         until(lambda: len(processes(program.mark)) == 6, "all processes show")
         os.kill(program.pid, number)
         program.status()
@@ -159,7 +159,7 @@ async def main():
 zc.run(main())
 """
     with Program(source) as program:
-        assert program.told("seconds") < 5  # far below the 1000 s of the method, and the grace for close hooks
+        assert program.told("seconds") < 5  # far below the 1000 s of the method, and below the grace for close hooks
         program.told("error")
         program.told("error")
         assert program.status() == 0
@@ -269,7 +269,7 @@ def test_everything_is_killed_at_once_and_the_next_start_cleans_up() -> None:
         program.told("agent")
         until(lambda: _kill_all(program.mark), "all processes are dead")
         assert program.status() == -signal.SIGKILL
-        # The kernel closes what was on its way between two dead processes a moment after the last of them is gone.
+        # The kernel closes descriptors on their way between two dead processes a moment after the last of them is gone.
         until(lambda: set(program.left_behind()) == {"files"}, "sockets' files and the lock are all that stays")
         clean = subprocess.run(
             [
@@ -285,7 +285,10 @@ def test_everything_is_killed_at_once_and_the_next_start_cleans_up() -> None:
 
 
 def _kill_all(mark: str) -> bool:
-    """Kill all of them, none of which sees another's end before its own; whether there were none."""
+    """Stop all of them, then kill them, so that none sees another's end before its own.
+
+    Returns whether they were gone already.
+    """
     found = processes(mark)
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in found:
@@ -369,10 +372,10 @@ zc.run(main())
         zygote = next(pid for pid, text in processes(program.mark).items() if text.startswith("zc zygote"))
         order = [told["agent"], zygote]
         for pid in order if first == "agent" else reversed(order):
-            with contextlib.suppress(ProcessLookupError):  # the one may have ended with the other
+            with contextlib.suppress(ProcessLookupError):  # it may have ended with the other process
                 os.kill(pid, signal.SIGKILL)
         until(lambda: not any(map(alive, told["pids"])), "what the actor has started ends")
-        assert alive(told["own"])  # what the program has left behind itself is its own business
+        assert alive(told["own"])  # the program itself has left this process behind, and zcactor leaves it alone
         os.kill(told["own"], signal.SIGKILL)
         os.kill(program.pid, signal.SIGINT)
         program.status()

@@ -23,37 +23,38 @@ from tests.memory_program import CAPACITY, Joined
 PARTS, DRAWS = 5, 50
 """Tests of each loop, and draws of each test."""
 RUNTIME = 25
-"""Draws until the next runtime begins, in which the driver still holds what the last of them has left."""
+"""Draws of one runtime; the next runtime begins while the driver still holds the arrays of the last draw."""
 STEPS = 14
 ENDS, CUTS = 0.04, 0.003
-"""Of all steps. After a cut callers wait for two seconds, until the node agent says that the actor lives."""
+"""Shares of all steps. After a cut, callers wait for two seconds until the node agent says that the actor lives."""
 ACTORS = ("a", "b", "c")
 LENGTHS = (4096, 8192, 12_000, 100_000, 400_000)
-"""Elements: above the eager limit of 16 KiB, below and above what NumPy's own arrays need to lie in the store, and more
-than a huge page."""
+"""Elements: above the eager limit of 16 KiB, below and above the size from which NumPy's own arrays lie in the store,
+and
+larger than a huge page."""
 LEAST_NBYTES = 32 << 10
-"""Bytes that an array has to have to be passed here; what rides in frames is another array at its receiver."""
+"""Bytes of the smallest array that is passed here; an array in a frame would be another array at its receiver."""
 WAYS = ("store", "numpy", "malloc", "reshaped", "subclass")
 DRAWN = {"take from program", "give to program", "end program"}
-"""Steps in which the second program takes part, all of which are drawn by each test."""
+"""Steps in which the second program takes part; each test draws all of them."""
 
 NamedHolder: Any = zc.actor(Holder)
 
 
 class Runtime:
-    """A runtime of this program, and the holders of it that outlive a draw."""
+    """A runtime of this program, and its holders that outlive a draw."""
 
     def __init__(self, address: str | None) -> None:
         self.driver = Holder()
         self.actors: dict[str, Any] = {}
         self.program: Joined | None = None
-        """The second program, in a cluster."""
+        """The second program, where there is a cluster."""
         self._address = address
 
     @classmethod
     @contextlib.asynccontextmanager
     async def start(cls, joined: bool) -> AsyncIterator[Runtime]:
-        """Have a node of this program's own, or a cluster that another program has joined as well."""
+        """Start a node of this program's own, or a cluster that a second program joins as well."""
         if not joined:
             async with zc.init():
                 yield cls(None)
@@ -72,14 +73,14 @@ class Runtime:
                     await runtime.program.stop()
 
     async def replace_program(self, killed: bool) -> None:
-        """End the second program, in order or not, and have another join."""
+        """End the second program, in order or by a kill, and start another."""
         assert self.program is not None and self._address is not None
         await (self.program.kill() if killed else self.program.stop())
         self.program = await Joined.start(self._address)
 
 
 class Scene:
-    """One runtime's holders, and what they have to see."""
+    """The holders of one runtime, and the arrays that they have to see."""
 
     def __init__(self, seed: int, runtime: Runtime) -> None:
         self.seed = seed
@@ -93,17 +94,17 @@ class Scene:
         self.names = 0
 
     async def spawn(self, name: str) -> None:
-        """Have an actor of that name, without arrays."""
+        """Spawn an actor of that name, without arrays."""
         self.actors[name] = await NamedHolder.options(name=self.new(name)).spawn()
         self.model.holders[name] = {}
 
     def new(self, kind: str = "x") -> str:
-        """A name that no array has had, and no actor of the runtime."""
+        """A name that no array and no actor of the runtime has had."""
         self.names += 1
         return f"{kind}{self.names}" if kind == "x" else f"{kind}{self.seed}-{self.names}"
 
     async def at(self, holder: str, method: str, *arguments: Any) -> Any:
-        """Run a method of a holder where it is."""
+        """Run a method of a holder in the holder's process."""
         if holder == "driver":
             result = getattr(self.driver, method)(*arguments)
             return await result if method in ASYNC else result
@@ -114,7 +115,7 @@ class Scene:
         return await getattr(self.actors[holder], method)(*arguments)
 
     def any_slot(self, least: int = 0) -> tuple[str, str] | None:
-        """A holder and the name of an array of it, at least so many bytes large."""
+        """A random array of at least `least` bytes, as its holder and its name."""
         found = [
             (holder, name)
             for holder, slots in self.model.holders.items()
@@ -126,7 +127,7 @@ class Scene:
     # ---- steps
 
     async def make(self) -> None:
-        """A new array somewhere."""
+        """Make an array at a random holder."""
         holder = self.random.choice(list(self.model.holders))
         name, value = self.new(), self.random.randrange(1 << 40)
         length, how = self.random.choice(LENGTHS), self.random.choice(WAYS)
@@ -138,7 +139,7 @@ class Scene:
         )
 
     async def share(self) -> None:
-        """An array goes to another holder, and both see the same from then on."""
+        """Share an array with another holder; both see the same from then on."""
         chosen = self.any_slot(LEAST_NBYTES)
         if chosen is None:
             return
@@ -157,7 +158,7 @@ class Scene:
         self.model.holders[other][new] = Slot(slot.root, slot.elements, passed=True)
 
     async def move(self) -> None:
-        """An array is handed over, or that is refused because others see it."""
+        """Hand an array over, or see the refusal because others see it."""
         chosen = self.any_slot(LEAST_NBYTES)
         if chosen is None:
             return
@@ -166,20 +167,20 @@ class Scene:
         slot = slots[name]
         alone = sum(one.root is slot.root for one in slots.values()) == 1
         if slot.root.subclass or (not slot.root.shared and not alone):
-            return  # `zc.move` takes arrays of NumPy's own class; what views of moved memory see is said nowhere
+            return  # `zc.move` takes arrays of NumPy's own class; no contract says what views of moved memory show
         other = self.random.choice([one for one in self.actors if one != holder])
         new = self.new()
         self.steps.append(f"move {holder}.{name} to {other}.{new}")
         self.drawn.add(f"move from {holder}")
         moved = await self.at(holder, "move", name, self.actors[other], new)
         assert not moved if slot.passed else moved or slot.root.shared
-        if moved:  # beside a part that was shared the receiver gets a copy, where it is not refused
+        if moved:  # where other parts of the memory were shared, the receiver gets a copy, unless the move is refused
             del slots[name]
             of_its_own = Root(slot.root.subclass), slot.elements.copy()
             self.model.holders[other][new] = Slot(*(of_its_own if slot.root.shared else (slot.root, slot.elements)))
 
     async def part(self) -> None:
-        """A view of an array."""
+        """Take a view of an array."""
         chosen = self.any_slot()
         if chosen is None:
             return
@@ -192,7 +193,7 @@ class Scene:
         self.model.holders[holder][new] = view
 
     async def write(self) -> None:
-        """A write, which is refused where the array was passed."""
+        """Write to an array; NumPy refuses that where the array was passed."""
         chosen = self.any_slot()
         if chosen is None:
             return
@@ -207,7 +208,7 @@ class Scene:
             slot.elements += value
 
     async def drop(self) -> None:
-        """An array is let go."""
+        """Let go of an array."""
         chosen = self.any_slot()
         if chosen is None:
             return
@@ -217,14 +218,14 @@ class Scene:
         del self.model.holders[holder][name]
 
     async def fill(self) -> None:
-        """Whatever memory is free is written to."""
+        """Overwrite free memory."""
         holder = self.random.choice(list(self.model.holders))
         length = self.random.choice(LENGTHS)
         self.steps.append(f"fill {holder} by {length}")
         await self.at(holder, "fill", length, 6)
 
     async def end(self) -> None:
-        """An actor or the second program ends, in order or not, and another takes its place."""
+        """End an actor or the second program, in order or by a kill, and start another in its place."""
         name = self.random.choice([one for one in self.model.holders if one != "driver"])
         way = self.random.choice((zc.stop, zc.kill))
         self.steps.append(f"{way.__name__} {name}")
@@ -237,7 +238,7 @@ class Scene:
             self.model.holders[name] = {}
 
     async def cut(self) -> None:
-        """A connection ends though both processes live."""
+        """End a connection while both processes live."""
         other = self.random.choice(list(self.actors))  # programs are connected to actors, not to each other
         one = self.random.choice([holder for holder in self.model.holders if holder != other])
         self.steps.append(f"cut {one} from {other}")
@@ -248,12 +249,12 @@ class Scene:
             await self.at(other, "reach", self.actors[one])
 
     async def check(self) -> None:
-        """Every reader sees what it has to."""
+        """Compare the arrays of every holder with the model."""
         for holder in self.model.holders:
             assert await self.at(holder, "look") == self.model.expected(holder), holder
 
     async def run(self) -> None:
-        """Draw steps and take them."""
+        """Draw steps, take them, and check after each."""
         kinds = [self.make, self.make, self.share, self.share, self.share, self.move, self.part, self.write, self.drop]
         kinds += [self.drop, self.fill, self.fill]
         for _ in range(STEPS):
@@ -263,7 +264,7 @@ class Scene:
 
 
 async def _draw(scene: Scene, driver_keeps: bool) -> None:
-    """Take one draw's steps with actors that hold nothing, and leave them so."""
+    """Take one draw's steps with actors that hold nothing, and drop all arrays at the end."""
     for name in ACTORS:
         if name in scene.actors:
             scene.model.holders[name] = {}
@@ -287,7 +288,7 @@ async def test_every_reader_sees_its_bytes(part: int, rounds: int) -> None:
         async with Runtime.start(joined=begin // RUNTIME % 2 == 1) as runtime:
             driver = runtime.driver
             another: Any = await zc.spawn(Holder)
-            for array, expected in kept.values():  # of the runtime before
+            for array, expected in kept.values():  # arrays of the runtime before
                 assert (array == expected).all()
                 assert (await another.same(array) == expected).all()
             kept.clear()

@@ -1,15 +1,16 @@
-"""Programs in the forms that people write them in: notebooks, scripts, modules, and text on standard input."""
+"""Programs in each form in which people write them: notebooks, scripts, modules, and text on standard input."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runtime.programs import ROOT, Program
+from tests.driver.programs import ROOT, Program
 
 pytestmark = pytest.mark.slow
 
@@ -37,23 +38,49 @@ CELLS = [
     "zc.in_store(np.ones(100_000))",
     "async with zc.init():\n    print(await (await Shard.spawn()).version())",
 ]
-"""A session: what each cell gives is in `RESULTS`."""
+"""A session: the result of each cell is in `RESULTS`."""
 
 RESULTS = {2: "(300000.0, 1, 6)", 4: "(2, 1)", 5: "(2, 3)", 8: "1", 9: "True", 11: "False"}
 
 
-def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbformat = pytest.importorskip("nbformat")
+@pytest.fixture
+def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs the cells of a notebook in a kernel of its own."""
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    where = {"metadata": {"path": str(tmp_path)}}
+
+    def run_cells(notebook: Any, *, allow_errors: bool = False) -> None:
+        nbclient.NotebookClient(
+            notebook, timeout=50, kernel_name="python3", allow_errors=allow_errors, resources=where
+        ).execute()
+
+    return run_cells
+
+
+def test_the_tutorials_notebook_gives_what_it_shows(execute: Callable[..., None]) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(ROOT / "docs" / "tutorial" / "notebook.ipynb", as_version=4)
+    shown = [_text(cell) for cell in notebook.cells]
+    execute(notebook)
+    assert [_text(cell) for cell in notebook.cells] == shown
+    assert sum(map(bool, shown)) >= 4
+
+
+def _text(cell: Any) -> list[str]:
+    """The output of a cell: printed lines, and the value of its last one."""
+    outputs = cell.get("outputs", ())
+    return [output["text"] if "text" in output else output["data"]["text/plain"] for output in outputs]
+
+
+def test_a_notebook(execute: Callable[..., None]) -> None:
+    nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-    nbclient.NotebookClient(
-        notebook, timeout=50, kernel_name="python3", allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    execute(notebook, allow_errors=True)
     outputs = [cell.outputs for cell in notebook.cells]
     errors = {number: _error(output) for number, output in enumerate(outputs) if _error(output)}
     assert set(errors) <= {7}, errors
@@ -94,7 +121,7 @@ IMPORTS = "import zcactor as zc"
 
 
 def run(*argv: str, cwd: Path, text: str | None = None, **env: str) -> str:
-    """Run Python; what it prints. Fails when it fails or complains."""
+    """Run Python and return its output; fail where it fails or writes to standard error."""
     found = subprocess.run(
         [sys.executable, *argv],
         cwd=cwd,
@@ -146,7 +173,7 @@ def test_unusual_import_paths(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "beside.py").write_text("class Beside:\n    def add(self): return __name__\n")
     (tmp_path / "shadow").mkdir()
-    for name in ("secrets", "uvloop", "worker", "queue"):  # of the working directory, which is not on the path
+    for name in ("secrets", "uvloop", "worker", "queue"):  # modules of the working directory, which is not on the path
         (tmp_path / "shadow" / f"{name}.py").write_text("raise SystemExit(f'{__file__} was imported')\n")
     imports = (
         f"import sys, pathlib\nsys.path[:0] = ['', '../lib', pathlib.Path('/nowhere'), None, '/no/such.zip', 7]\n"

@@ -1,4 +1,4 @@
-"""What NumPy computes lies in the store, in drivers and actors, and is shared and moved without a copy."""
+"""Results of NumPy lie in the store, in drivers and actors, and are shared and moved without a copy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 import zcactor as zc
 from tests.actors_numpy import COUNT, MIB, computer, copied, library
-from zcactor.context import current
 from zcactor.marshal.move import is_moved
+from zcactor.process.context import current
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ async def test_results_of_every_kind_of_method_lie_in_the_store() -> None:
         inside, result = await actor.initial()
         assert inside and result[-1] == 2 * COUNT - 2
         assert await actor.in_a_thread(a, b) == (False, True)
-        # What was computed of what was received is passed on.
+        # A result that was computed from a received array is passed on.
         inside, again = await actor.sync(result, result + a)
         assert inside and again[10] == 50
         assert await copied(actor) == [0, 0]
@@ -67,7 +67,7 @@ async def test_small_arrays_and_objects_are_as_ever(monkeypatch: pytest.MonkeyPa
         actor = await computer()
         below, above = np.ones((1 << 17) - 1), np.ones(1 << 17)
         assert not zc.in_store(below) and zc.in_store(above)
-        inside, result = await actor.sync(above, above)  # the setting is the actors', too
+        inside, result = await actor.sync(above, above)  # the setting holds for actors, too
         assert inside and result[-1] == 2
         inside, result = await actor.sync(below, below)
         assert not inside and result[-1] == 2
@@ -146,7 +146,7 @@ async def test_what_was_passed_is_read_only_and_passed_again_as_the_same_object(
                 each[0] = 1
         assert (await one.last())[5] == 5
 
-        # Again, to the same and to another actor, whole and in part: one object.
+        # Passed again, to the same and to another actor, whole and in part, it stays one object.
         where = (await one.keep(array))[1]
         assert (await one.keep(array[100:]))[1] == where + 800
         assert (await one.keep(array[::-2]))[1] == where + 8 * (COUNT - 1)
@@ -155,12 +155,12 @@ async def test_what_was_passed_is_read_only_and_passed_again_as_the_same_object(
         assert zc.stats().store_used == used
         assert await copied(one, other) == [0, 0, 0]
 
-        # Back at its owner it is the same memory.
+        # Back at its owner it has the same memory.
         back = await one.last()
         assert np.shares_memory(back, array) and not back.flags.writeable
         del back
 
-        # Also when nobody has a lease in between.
+        # The same holds when there was no lease in between.
         await one.drop()
         await other.drop()
         async with asyncio.timeout(20):
@@ -170,7 +170,7 @@ async def test_what_was_passed_is_read_only_and_passed_again_as_the_same_object(
         assert zc.stats().store_used == used
         assert (await one.keep(array))[1] == where and block_of(array) == number
 
-        # Freed with the last holder, here or there.
+        # The memory is freed with the last holder, in either process.
         del array, each
         assert zc.stats().store_used == used
         await one.drop()
@@ -181,7 +181,7 @@ async def test_what_was_passed_is_read_only_and_passed_again_as_the_same_object(
                 await one.pid()
                 await other.pid()
 
-        # Its memory is used again, and is another object.
+        # The memory is used again, as another object.
         again = np.zeros(COUNT)
         await one.keep(again)
         assert block_of(again) != number
@@ -189,8 +189,10 @@ async def test_what_was_passed_is_read_only_and_passed_again_as_the_same_object(
 
 
 async def test_a_shared_array_cannot_be_resized_by_its_owner() -> None:
-    """NumPy refuses it where a weak reference to the array exists, which sharing leaves there. If it did not, the
-    memory would still be the receivers' (tests/objectstore/test_heap_handler.py)."""
+    """NumPy refuses to resize an array that has a weak reference, and sharing leaves one.
+
+    Without the refusal the memory would still be the receivers' (tests/objectstore/test_heap_handler.py).
+    """
     async with zc.init():
         actor = await computer()
         array = np.arange(COUNT) * 1.0
@@ -206,7 +208,7 @@ async def test_a_shared_array_cannot_be_resized_by_its_owner() -> None:
 
 
 async def test_temporaries_are_not_computed_into_what_was_passed() -> None:
-    """NumPy reuses the memory of temporaries; what others look at is none, whoever has the only name for it."""
+    """NumPy reuses the memory of temporaries; a shared array is no temporary, even when its last name is gone."""
     async with zc.init():
         actor = await computer()
         boxes = [np.arange(COUNT) * 1.0]
@@ -218,7 +220,7 @@ async def test_temporaries_are_not_computed_into_what_was_passed() -> None:
 
 
 def fresh(value: float) -> Any:
-    """A fresh array that nobody else has a name for."""
+    """A fresh array without another name."""
     return np.full(COUNT, value)
 
 
@@ -236,7 +238,7 @@ async def test_moving_what_numpy_allocated() -> None:
         await one.fill(3)
         assert zc.stats().store_used == used
 
-        # On to another actor and back to us, with write access all the way.
+        # Handed on to another actor and back to the driver, it stays writable all the way.
         given = await one.give()
         assert given.flags.writeable and (given == 3).all()
         given[0] = 4
@@ -245,7 +247,7 @@ async def test_moving_what_numpy_allocated() -> None:
         assert (await other.last() == 5).all()
         assert await copied(one, other) == [0, 0, 0]
 
-        # What is shared, or has another name or view, is not taken from those who have it.
+        # A move takes no array that is shared or has another name or view.
         shared = np.ones(COUNT)
         await one.keep(shared)
         with pytest.raises(ValueError, match="read-only"):
@@ -259,7 +261,7 @@ async def test_moving_what_numpy_allocated() -> None:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Bytes of memory of a process, its part of what is shared included, and its minor page faults up to now."""
+    """Bytes of memory of a process, with its part of shared memory, and its minor page faults up to now."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     pss = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
     return pss, int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
@@ -269,7 +271,7 @@ async def test_a_large_array_through_three_actors_takes_no_memory() -> None:
     nbytes = 256 * MIB
     async with zc.init(store_capacity=512 * MIB):
         actors = [await computer() for _ in range(3)]
-        for _ in range(3):  # connections, mappings and caches
+        for _ in range(3):  # make connections, mappings and caches before measuring
             warm = await actors[0].make(MIB)
             await actors[0].pass_on(warm, actors[1:])
         pids = [os.getpid(), *[await actor.pid() for actor in actors]]

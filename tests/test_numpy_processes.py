@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.programs import Program, until
+from tests.driver.programs import Program, until
 
 pytestmark = pytest.mark.slow
 
 
 def assert_ends_silently(program: Program, status: int = 0) -> None:
-    """It ends with that status, leaves nothing behind and has complained of nothing."""
+    """Check that the program ends with that status, leaves nothing behind and writes no complaint."""
     assert program.status() == status
     program.assert_clean()
     assert program.stderr() == ""
@@ -146,7 +146,7 @@ NO_SHUTDOWN = "await zc.init()\n    if 1:"
 @pytest.mark.parametrize("run", ["zc.run(main())", "asyncio.run(main())"])
 @pytest.mark.parametrize("after", ["", "late.array = late.array * 2; np.zeros(10**6)\n", "sys.exit(3)\n"])
 def test_the_interpreter_ends_with_arrays_alive(begin: str, run: str, after: str) -> None:
-    # A received array that is alive without a shutdown is a case of its own: below.
+    # A received array that is alive without a shutdown has a test of its own, below.
     keep = "kept.append(given)" if "async with" in begin else "pass"
     with Program(f"{LIVE.format(begin=begin, keep=keep)}\n{run}\n{after}") as program:
         program.told("ready")
@@ -174,7 +174,7 @@ tell(ready=1)
 ALLOCATING = """
 class Allocator:
     def arena(self):
-        from zcactor.context import current
+        from zcactor.process.context import current
         return os.fstat(current().store.arena.fd).st_ino
     def work(self, seed):
         tell(working=os.getpid())
@@ -190,7 +190,7 @@ async def main():
     async with zc.init(store_capacity=1 << 28):
         actor, other = await zc.spawn(Allocator), await zc.spawn(Allocator)
         kept = await other.result(np.ones(1_000_000))
-        from zcactor.context import current
+        from zcactor.process.context import current
         tell(arenas=[await actor.arena(), await other.arena(), os.fstat(current().store.arena.fd).st_ino])
         task = actor.work(SEED)
         try:
@@ -204,7 +204,7 @@ zc.run(main())
 
 
 def mapped(inodes: list[int]) -> list[str]:
-    """Where arenas of these inodes are still mapped or open, in any process."""
+    """The mappings of arenas with these inodes, in any process."""
     found = []
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
@@ -223,7 +223,7 @@ def test_killed_while_it_allocates_it_leaves_nothing(seed: int, victim: str) -> 
         inodes = program.told("arenas")
         assert len(set(inodes)) == 3 and mapped(inodes)
         worker = program.told("working")
-        # No wait for anything: the moment is to be any.
+        # The kill comes at a random moment, without a wait for an event.
         select.select([], [], [], random.Random(f"{seed} {victim}").uniform(0, 0.03))
         if victim == "group":
             os.killpg(program.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Whether NumPy allocates in the store: the context's rule, the switch, and the runtime's beginning and end."""
+"""Whether NumPy allocates in the store: the rule of the context, the switch, and the runtime's beginning and end."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ async def test_off_after_the_end_and_on_again() -> None:
             for index, old in enumerate(held):
                 assert (old == [0, 0, 1, 2, 2, 4][index]).all()
             if number:
-                # The memory of an earlier runtime is nobody's store any more: passing it is a copy.
+                # The memory of an earlier runtime belongs to no store: passing it is a copy.
                 before = held[0]
                 _, result = await actor.sync(before, before)
                 assert not result.any() and zc.stats().bytes_copied == before.nbytes
         after = np.ones(COUNT)
         assert not zc.in_store(after) and after.all()
         assert not zc.in_store(array)
-        array.flags.writeable = True  # it owns its memory, which nobody else looks at any more
+        array.flags.writeable = True  # it owns its memory, and no reader of it is left
         array += 0
         with pytest.raises(zc.NotInitialized), zc.numpy_allocator(True):
             pass

@@ -1,4 +1,4 @@
-"""Options: every unknown name and every wrong value is refused, and the message teaches."""
+"""Options: every unknown name and every wrong value is refused, with a message that teaches."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(500)  # seconds: a cold cache, and a first download of pyright
+pytestmark = pytest.mark.timeout(500)  # seconds: long enough for a cold cache and a first download of pyright
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = sorted((ROOT / "tests" / "typing").glob("*.py"))
 PLAIN = [path for path in PROGRAMS if not path.name.startswith("plugin_")]
 
 Errors = Counter[tuple[str, int, str]]
-"""How often each (file name, line, code) occurs."""
+"""The number of times that each (file name, line, code) occurs."""
 
 
 def expected(programs: list[Path], checker: str) -> Errors:
@@ -45,14 +45,14 @@ def expected(programs: list[Path], checker: str) -> Errors:
 
 
 def compare(found: Errors, wanted: Errors, messages: dict[tuple[str, int, str], str]) -> None:
-    """Fails with one line per difference."""
+    """Fail with one line for each difference."""
     lines = [f"{name}:{line}: not reported: {code}" for name, line, code in (wanted - found)]
     lines += [f"{at[0]}:{at[1]}: not expected: [{at[2]}] {messages[at]}" for at in (found - wanted)]
     assert not lines, "\n" + "\n".join(sorted(lines))
 
 
 def run_mypy(programs: list[Path], plugin: bool, folder: Path) -> tuple[Errors, dict[tuple[str, int, str], str]]:
-    """What a user's strict mypy says of `programs`."""
+    """The errors that a user's strict mypy reports for `programs`, and their messages."""
     config = folder / "mypy.ini"
     config.write_text("[mypy]\nstrict = True\n" + ("plugins = zcactor.mypy_plugin\n" if plugin else ""))
     cache = ROOT / ".mypy_cache" / ("typing-plugin" if plugin else "typing")  # numpy's types take a while to read
@@ -80,7 +80,7 @@ def run_mypy(programs: list[Path], plugin: bool, folder: Path) -> tuple[Errors, 
 
 @pytest.fixture(scope="session")
 def pyright() -> list[str]:
-    """The command, or a skip where its JavaScript part is neither here nor to be had."""
+    """The command, or a skip where its JavaScript part is neither installed nor can be downloaded."""
     command = [sys.executable, "-m", "pyright"]
     try:
         done = subprocess.run(
@@ -106,7 +106,7 @@ def test_the_plugin_agrees_with_mypys_cache(tmp_path: Path) -> None:
     wanted = expected(PROGRAMS, "mypy")
     programs = [Path(shutil.copy(path, tmp_path)) for path in PROGRAMS]
     run_mypy(programs, plugin=True, folder=tmp_path)
-    for path in programs:  # each program is read anew, and what it imports comes from the cache
+    for path in programs:  # mypy reads each program anew, and takes the modules that it imports from the cache
         path.write_text(path.read_text() + "# changed\n")
         errors, messages = run_mypy(programs, plugin=True, folder=tmp_path)
         compare(errors, wanted, messages)

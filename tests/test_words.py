@@ -1,4 +1,4 @@
-"""Sentences that were found to be false do not come back, in the documentation or in what programs print."""
+"""Sentences that were found to be false do not come back, in the documentation or in the messages of programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FALSE = {
     "| 30 % of memory |": "of the control group's, where that is less",
     "cupy-cuda12x": "no line of the package uses it",
 }
-"""The sentence, and what is so."""
+"""The sentence, and the truth."""
 
 
 def words(page: Path) -> str:

@@ -1,7 +1,7 @@
-"""Somebody between two hosts: passes packets on, and changes some. Parses TCP and nothing of what it carries.
+"""An attacker on the cable between two hosts: passes packets on and changes some. Parses TCP, and none of its payload.
 
 The program runs in a namespace with two cards, ``left`` and ``right``, and takes commands as
-`tests.hosts.netns.Program` gives them. It knows the bytes of the value that it is after, and finds them on the wire.
+`tests.hosts.netns.Program` gives them. It knows the bytes of the value to attack, and finds them on the wire.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ ETH_P_ALL = 3
 PACKET_OUTGOING = 4
 TCP = 6
 SMALL = 64
-"""Bytes: a payload up to that is one short message."""
+"""Bytes: a payload of at most that size is one short message."""
 
 RECORDED = 1 << 16
-"""Bytes that are kept of what either end of a connection sends first."""
+"""Bytes recorded of the beginning of each direction of a connection."""
 
 Flow = tuple[bytes, bytes]
-"""Addresses and ports, from and to."""
+"""Addresses and ports: source, then destination."""
 
 
 def checksum(data: bytes) -> int:
-    """Of the Internet protocols (RFC 1071)."""
+    """The checksum of the Internet protocols (RFC 1071)."""
     total = int(np.frombuffer(data + bytes(len(data) % 2), ">u2").sum(dtype=np.uint64))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -38,7 +38,7 @@ def checksum(data: bytes) -> int:
 
 
 class Between:
-    """What is done to packets, for both threads."""
+    """The rules by which packets are changed, shared by the threads of both directions."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,13 +49,16 @@ class Between:
         self._carried: set[Flow] = set()
         self._recorded: defaultdict[Flow, bytearray] = defaultdict(bytearray)
         self.seen = 0
-        """Packets in which the marker was."""
+        """Packets with the marker in them."""
         self.changed = 0
-        """Packets that did not go on as they came."""
+        """Packets that were changed on the way."""
 
     def watch(self, marker: bytes, *, bit: int | None, replay: bool) -> None:
-        """Forget what was, and look for `marker`: flip one bit of it, the first time that it is seen, or put the first
-        request on a socket that has carried it in the place of a later one."""
+        """Reset all counts and records, and look for `marker`.
+
+        Either flip one bit of it when it is first seen, or replay a request: the first request on a socket that has
+        carried the marker takes the place of a later one.
+        """
         with self._lock:
             self._marker, self._bit, self._replaying = marker, -1 if bit is None else bit, replay
             self._asked.clear()
@@ -63,12 +66,12 @@ class Between:
             self.seen = self.changed = 0
 
     def streams(self) -> list[bytes]:
-        """What was sent, from the beginning, on the sockets on which the marker came back."""
+        """The recorded requests, from the beginning, of each socket that carried the marker in the other direction."""
         with self._lock:
             return [bytes(self._recorded[to, source]) for source, to in self._carried]
 
     def passed(self, packet: bytearray) -> bytearray:
-        """What goes on of an Ethernet frame."""
+        """The Ethernet frame to send on in the place of `packet`."""
         if len(packet) < 54 or packet[12:14] != b"\x08\x00" or packet[23] != TCP:
             return packet
         head = 14 + 4 * (packet[14] & 15)
@@ -76,7 +79,7 @@ class Between:
         start = head + 4 * (packet[head + 12] >> 4)
         with self._lock:
             self._look(packet, head, start, end)
-        packet[head + 16 : head + 18] = bytes(2)  # cards would do it later: it is not there yet
+        packet[head + 16 : head + 18] = bytes(2)  # a card would fill the checksum in later: the packet has none yet
         pseudo = bytes(packet[26:34]) + struct.pack(">HH", TCP, end - head)
         packet[head + 16 : head + 18] = checksum(pseudo + bytes(packet[head:end])).to_bytes(2, "big")
         return packet
@@ -106,9 +109,9 @@ class Between:
 
 
 def carry(between: Between, source: str, target: str) -> None:
-    """Pass on what comes at one card, for ever."""
+    """Pass packets of one card on to the other, for ever."""
     incoming, outgoing = (socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) for _ in range(2))
-    incoming.setsockopt(socket.SOL_SOCKET, 33, 32 << 20)  # SO_RCVBUFFORCE: nothing is lost for want of room
+    incoming.setsockopt(socket.SOL_SOCKET, 33, 32 << 20)  # SO_RCVBUFFORCE: no packet is lost for want of room
     incoming.bind((source, ETH_P_ALL))
     outgoing.bind((target, 0))
     while True:
@@ -118,7 +121,7 @@ def carry(between: Between, source: str, target: str) -> None:
 
 
 def main() -> None:
-    """Take commands until there are none."""
+    """Take commands until the input ends."""
     between = Between()
     for cards in (("left", "right"), ("right", "left")):
         threading.Thread(target=carry, args=(between, *cards), daemon=True).start()

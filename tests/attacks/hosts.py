@@ -1,4 +1,4 @@
-"""Two hosts with somebody in between: three namespaces in a row, joined by virtual cables."""
+"""Two hosts with an attacker between them: three namespaces in a row, joined by virtual cables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRIAL = ("unshare", "--net", "--uts", "--ipc", "--mount-proc", "--pid", "--fork
 
 @functools.cache
 def missing() -> str | None:
-    """Why there can be no such hosts here, and what would help; None where there can."""
+    """The reason why this machine makes no such hosts, and the remedy; None where it does."""
     if os.geteuid() != 0:
         return "hosts on one machine need root"
     for program, package in {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}.items():
@@ -35,7 +35,7 @@ def missing() -> str | None:
 
 @dataclass
 class Hosts:
-    """The two, and who is in between."""
+    """The two hosts, and the program between them."""
 
     a: Host
     b: Host
@@ -44,7 +44,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def unattended() -> Iterator[Hosts]:
-    """Both hosts, and somebody who passes everything on as it comes."""
+    """Make two hosts, and a program between them that passes every packet on unchanged."""
     with contextlib.ExitStack() as stack:
         a, b, middle = (
             stack.enter_context(Host(name, f"10.79.0.{i}")) for i, name in enumerate(("a", "b", "between"), 1)
@@ -55,15 +55,15 @@ def unattended() -> Iterator[Hosts]:
         middle.command("ip", "-batch", "-", given="\n".join(lines) + "\n")
         for host in (a, b):
             lines = ["link set lo up", f"address add {host.address}/24 dev {CARD}", f"link set {CARD} up"]
-            lines.append(f"link set {CARD} gso_max_segs 1")  # a packet is a segment, which goes on as it is
+            lines.append(f"link set {CARD} gso_max_segs 1")  # each packet is one segment, and is passed on whole
             host.command("ip", "-batch", "-", given="\n".join(lines) + "\n")
         between = stack.enter_context(middle.python("-m", "tests.attacks.between"))
-        between.ask("told")  # it runs
+        between.ask("told")  # wait until the program answers
         yield Hosts(a, b, between)
 
 
 def zcactor(host: Host, *arguments: str, env: Mapping[str, str]) -> None:
-    """The command line there."""
+    """Run the `zcactor` command on a host."""
     line = [sys.executable, "-m", "zcactor", *arguments]
     with host.start(*line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         output, _ = process.communicate(timeout=60)
@@ -72,7 +72,10 @@ def zcactor(host: Host, *arguments: str, env: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def cluster(more: Mapping[str, str]) -> Iterator[tuple[Hosts, str]]:
-    """A node on each host, the head's on the first, and its address. `more` are variables of all processes."""
+    """Start a node on each host, the head's on the first; yield the hosts and the head's address.
+
+    `more` are environment variables of all processes.
+    """
     env = {**TOKEN, **more}
     with unattended() as hosts:
         head = f"{hosts.a.address}:{PORT}"

@@ -1,8 +1,7 @@
-"""Somebody between two hosts: ``python -m tests.attacks.interceptor`` passes connections on and changes their bytes.
+"""An attacker between two hosts: ``python -m tests.attacks.interceptor`` passes connections on and changes their bytes.
 
-It knows no secret and nothing of the formats: it looks for bytes that it is told, wherever they come by, and writes
-others over them, as many as it is told. It does what lines of JSON on its standard input say, see
-`tests.hosts.netns.Program`.
+It knows no secret and no format: it overwrites each find of the bytes that a command gives, with other bytes of the
+command. It takes commands as `tests.hosts.netns.Program` gives them: lines of JSON on standard input.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Any
 __all__ = ["Overwriting"]
 
 CHUNK = 1 << 18
-"""Bytes that are read at once."""
+"""Bytes of one read."""
 HELD = 0.05
-"""Seconds that the beginning of a find waits for the rest of it."""
+"""Seconds for which a possible beginning of a find waits for the rest of it."""
 
 
 class Overwriting:
-    """The bytes of one direction of one connection on their way.
+    """The bytes of one direction of one connection.
 
     Args:
-        wanted: what to look for; nothing for no change.
-        put: what is written from the first byte of each find on; may be longer than that.
+        wanted: the bytes to look for; empty for no change.
+        put: the bytes that are written from the first byte of each find on; may be longer than `wanted`.
     """
 
     def __init__(self, wanted: bytes, put: bytes) -> None:
@@ -37,7 +36,7 @@ class Overwriting:
         self.found = 0
 
     def pass_on(self, data: bytes) -> bytes:
-        """What goes on of `data`; the beginning of a find stays until it is known to be one."""
+        """The bytes to send on for `data`; a possible beginning of a find is held back until the rest decides."""
         if not self._wanted:
             return data
         data, self._held = self._held + data, b""
@@ -61,13 +60,13 @@ class Overwriting:
         return bytes(done)
 
     def rest(self) -> bytes:
-        """What was held back, at the end."""
+        """The bytes that were held back, at the end."""
         held, self._held = self._held, b""
         return held
 
 
 def _beginning(data: bytes, wanted: bytes) -> int:
-    """How many of the last bytes of `data` may be the beginning of what is wanted."""
+    """The number of last bytes of `data` that may be the beginning of a find."""
     for length in range(min(len(wanted) - 1, len(data)), 0, -1):
         if data.endswith(wanted[:length]):
             return length
@@ -75,7 +74,7 @@ def _beginning(data: bytes, wanted: bytes) -> int:
 
 
 class Commands:
-    """Each method is one; what it returns is the answer."""
+    """The commands: each method is one, and its result is the answer."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -87,7 +86,7 @@ class Commands:
         self.carried = 0
 
     async def stand_for(self, host: str, port: int) -> int:
-        """Listen in the place of somebody; the port."""
+        """Listen in the place of a process, and return the port."""
 
         async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             there = await asyncio.open_connection(host, port)
@@ -120,37 +119,40 @@ class Commands:
             writer.write(way.rest())
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Overwriting) -> bytes:
-        """What comes next. What is held back for it goes on when nothing does: it may be the end of a message."""
+        """Read the next bytes.
+
+        When none come within HELD seconds, send on the bytes that were held back: they may be the end of a message.
+        """
         coming = asyncio.ensure_future(reader.read(CHUNK))
         await asyncio.wait((coming,), timeout=HELD)
         writer.write(way.rest() if not coming.done() else b"")
         return await coming
 
     async def overwrite(self, wanted: str, put: str) -> None:
-        """What to look for from here, and what to write there, in hexadecimal; nothing for no change."""
+        """From now on overwrite each find of `wanted` by `put`; both are hexadecimal, and empty for no change."""
         self._change = bytes.fromhex(wanted), bytes.fromhex(put)
         self._ways.clear()
 
     async def flip(self, least: int) -> None:
-        """Change one bit in whatever comes in so many bytes or more at once, from here; 0 for no change."""
+        """Flip one bit in each read of at least that many bytes, from now on; 0 for no change."""
         self._least = least
         self._flipped = 0
 
     async def flipped(self) -> int:
-        """How often that was done since `flip`."""
+        """The number of flips since the last `flip`."""
         return self._flipped
 
     async def found(self) -> int:
-        """How often that was seen since `overwrite`."""
+        """The number of finds since the last `overwrite`."""
         return sum(way.found for way in self._ways)
 
     async def passed(self) -> int:
-        """Bytes that came by."""
+        """The number of bytes that were carried."""
         return self.carried
 
 
 async def main() -> None:
-    """Until the input ends."""
+    """Serve commands until the input ends."""
     commands = Commands(sys.argv[1])
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -1,5 +1,7 @@
-"""A program that joins a cluster and passes values to and fro, for tests in which somebody is in between: see
-`tests.hosts.netns.Program`. Values are arrays of zeros with a mark at one place."""
+"""A program that joins a cluster and passes values to another host, for tests with an attacker in between.
+
+It takes commands as `tests.hosts.netns.Program` gives them. Values are arrays of zeros with a mark at one place.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ import zcactor as zc
 
 NBYTES = 3 << 20
 SMALL = 400_000
-"""Bytes of an array that goes in one piece and is asked for without any question before."""
+"""Bytes of an array that travels in one piece, and is pulled from its owner without a question before."""
 
 
 def marked(mark: str, place: int, nbytes: int = NBYTES) -> Any:
-    """An array with a mark, some hundred times, from `place` on."""
+    """An array with 256 copies of a mark, from `place` on."""
     array = np.zeros(nbytes, np.uint8)
     pattern = np.frombuffer(bytes.fromhex(mark) * 256, np.uint8)
     begin = min(place, nbytes - pattern.size)
@@ -30,20 +32,20 @@ def marked(mark: str, place: int, nbytes: int = NBYTES) -> Any:
 
 
 def digest(array: Any) -> str:
-    """Of all its bytes."""
+    """A hash of all bytes of an array."""
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 @dataclass
 class Order:
-    """Something that goes as a pickle."""
+    """A value that travels as a pickle."""
 
     text: str
 
 
 @zc.actor
 class Far:
-    """What is on the other host."""
+    """The actor on the other host."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -63,20 +65,20 @@ class Far:
 
 
 class Commands:
-    """Each method is one."""
+    """The commands: each method is one."""
 
     def __init__(self) -> None:
         self.far: Any = None
 
     async def spawn(self) -> list[Any]:
-        """The actor, on the host that is not this one's."""
+        """Spawn the actor on the other host; return facts about the path to it."""
         there = next(node.node_id for node in await zc.nodes() if node.host != "a")
         self.far = await Far.options(node=there).spawn()
         path = await zc.explain(self.far)
         return [path.transport, path.sealed, path.integrity]
 
     async def _end(self, attempt: Callable[[], Awaitable[tuple[str, str]]]) -> str:
-        """``"right"``, ``"changed"``, or the error's type."""
+        """``"right"``, ``"changed"``, or the name of the error's type."""
         try:
             async with asyncio.timeout(20):
                 got, wanted = await attempt()
@@ -94,7 +96,7 @@ class Commands:
         return await self._end(attempt)
 
     async def put(self, mark: str, place: int) -> str:
-        """Pass an array that was put."""
+        """Pass an array by `zc.put`."""
         array = marked(mark, place)
 
         async def attempt() -> tuple[str, str]:
@@ -103,7 +105,7 @@ class Commands:
         return await self._end(attempt)
 
     async def result(self, mark: str, place: int) -> str:
-        """Get one."""
+        """Get an array as a result."""
 
         async def attempt() -> tuple[str, str]:
             return digest(await self.far.made(mark, place)), digest(marked(mark, place))
@@ -111,7 +113,7 @@ class Commands:
         return await self._end(attempt)
 
     async def item(self, mark: str, place: int) -> str:
-        """Get one as an item of a stream."""
+        """Get an array as an item of a stream."""
 
         async def attempt() -> tuple[str, str]:
             found = [digest(item) async for item in self.far.items(mark, place)]
@@ -120,7 +122,7 @@ class Commands:
         return await self._end(attempt)
 
     async def pickle(self, mark: str) -> str:
-        """Pass what goes as a pickle above the eager limit, with the mark in it."""
+        """Pass a pickle above the eager limit, with the mark in it."""
         text = bytes.fromhex(mark).decode("ascii") * 4000
 
         async def attempt() -> tuple[str, str]:
@@ -129,7 +131,7 @@ class Commands:
         return await self._end(attempt)
 
     async def two(self, mark: str) -> str:
-        """Get two arrays of one size, one after the other; how the second one was."""
+        """Get two arrays of one size in turn; return the outcome of the second."""
 
         async def attempt() -> tuple[str, str]:
             await self.far.made(mark, 0, SMALL)
@@ -139,14 +141,14 @@ class Commands:
 
 
 async def answer(commands: Commands, given: dict[str, Any]) -> None:
-    """Do one."""
+    """Run a command and print its answer."""
     number = given.pop("id")
     found = {"value": await getattr(commands, given.pop("do"))(**given)}
     print(json.dumps({"id": number, **found}), flush=True)
 
 
 async def main() -> None:
-    """Join, and do what is said."""
+    """Join, and serve commands."""
     commands = Commands()
     async with zc.init(sys.argv[1], store_capacity=1 << 28):
         while line := await asyncio.to_thread(sys.stdin.readline):

@@ -1,6 +1,7 @@
-"""Somebody with a certificate of the cluster's CA and no token: ends TLS on both sides and carries what is inside.
+"""An attacker with a certificate of the cluster's CA and no token: ends TLS on both sides and relays the bytes inside.
 
-``python -m tests.attacks.relay FOLDER HOST PORT`` listens at a port of its own, prints it, and passes everything on.
+``python -m tests.attacks.relay FOLDER HOST PORT`` listens at a port of its own, prints the port, and relays every
+connection.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 
 def context(folder: Path, purpose: int) -> ssl.SSLContext:
-    """As the cluster's own, with the relay's certificate."""
+    """A context like the cluster's, with the relay's certificate."""
     made = ssl.SSLContext(purpose)
     made.check_hostname = False
     made.verify_mode = ssl.CERT_REQUIRED
@@ -24,7 +25,7 @@ def context(folder: Path, purpose: int) -> ssl.SSLContext:
 
 
 def carry(source: ssl.SSLSocket, sink: ssl.SSLSocket) -> None:
-    """One direction, until it ends."""
+    """Relay one direction until it ends."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             print(f"read {len(data)} bytes", file=sys.stderr, flush=True)
@@ -35,7 +36,7 @@ def carry(source: ssl.SSLSocket, sink: ssl.SSLSocket) -> None:
 
 
 def main() -> None:
-    """Listen, for ever."""
+    """Accept connections for ever."""
     folder, place = Path(sys.argv[1]), (sys.argv[2], int(sys.argv[3]))
     server, client = context(folder, ssl.PROTOCOL_TLS_SERVER), context(folder, ssl.PROTOCOL_TLS_CLIENT)
     with socket.create_server(("0.0.0.0", 0)) as listener:

@@ -1,4 +1,4 @@
-"""What overwrites bytes on their way does so however they come in pieces, and changes nothing else."""
+"""The interceptor overwrites each find, in any pieces in which the bytes come, and changes nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads above the eager limit between two hosts, and somebody in between who knows no secret."""
+"""Payloads above the eager limit between two hosts, with an attacker in between who knows no secret."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ WAYS = ["argument", "result", "items", "put"]
 
 
 class Scene(NamedTuple):
-    """A caller, an actor's process, and somebody whom both take for the other."""
+    """A caller, an actor's process, and an attacker that each of them takes for the other."""
 
     caller: Program
     actor: Program
     between: Program
 
     def undo(self) -> None:
-        """Let everything pass from here."""
+        """Pass everything on unchanged from now on."""
         self.between.ask("overwrite", wanted="", put="")
         self.between.ask("flip", least=0)
 
 
 @contextlib.contextmanager
 def scene() -> Iterator[Scene]:
-    """Programs on three hosts; all between the first two goes through the third."""
+    """Start programs on three hosts; all traffic between the first two goes through the third."""
     with Network(3) as (left, right, middle), contextlib.ExitStack() as stack:
         caller, actor = (
             stack.enter_context(host.python("-m", "tests.attacks.member", host.address)) for host in (left, right)

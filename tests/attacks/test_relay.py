@@ -1,4 +1,4 @@
-"""Somebody at another address, with a certificate of the cluster's CA and no token, who passes on what he decrypts."""
+"""An attacker at another address, with a certificate of the cluster's CA and no token, who relays decrypted bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ except zc.ZcactorError as error:
 
 @pytest.fixture(scope="module")
 def authority() -> Authority:
-    """Who has signed all certificates."""
+    """The authority that has signed all certificates."""
     return Authority()
 
 
@@ -49,7 +49,7 @@ def encrypted(authority: Authority, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def join(hosts: Hosts, place: str, folder: Path) -> str:
-    """How a program fares that is told to join at `place`."""
+    """The output of a program that tries to join at `place`."""
     line = [sys.executable, "-c", PROGRAM, place]
     with hosts.b.start(
         *line, env={**TOKEN, "ZCACTOR_TLS": str(folder)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -1,7 +1,7 @@
-"""Somebody on the cable, who knows no secret: a bit of a value is flipped, a request is replayed, a pickle is swapped.
+"""An attacker on the cable, without any secret: flips a bit of a value, replays a request, swaps a pickle.
 
-What it changes is found by the value's own bytes. With any one bit changed the call ends with an error and no changed
-value is delivered. Each attack is also made on a cluster that asks for less, where it succeeds: it is a real one.
+The attacker finds the value by its own bytes. With any one bit changed the call ends with an error and no changed value
+is delivered. Each attack is also made on a cluster with weaker settings, where it succeeds: it is a real one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Attacked = tuple[Hosts, Program]
 
 
 def joined(settings: dict[str, str]) -> Iterator[Attacked]:
-    """A program that has joined such a cluster, and has an actor on the other host."""
+    """Start a program that has joined a cluster with these settings, and has an actor on the other host."""
     with (
         cluster(settings) as (hosts, head),
         hosts.a.python("-m", "tests.attacks.program", head, env={**TOKEN, **settings}) as program,
@@ -39,13 +39,13 @@ def joined(settings: dict[str, str]) -> Iterator[Attacked]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Attacked]:
-    """As everything is by default."""
+    """A cluster with default settings."""
     yield from joined({})
 
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Attacked]:
-    """Where frames are not sealed, so nothing is protected."""
+    """A cluster whose frames are not sealed, so nothing is protected."""
     yield from joined({"ZCACTOR_SEALING": "off"})
 
 
@@ -75,7 +75,7 @@ def test_a_bit_is_flipped(guarded: Attacked, kind: str, place: str) -> None:
     assert outcome not in {"right", "changed", "TimeoutError"}
     hosts.between.ask("watch", marker="")
     again = program.ask(kind, mark=marker, place=PLACES[place])
-    if again == "ActorUnavailable":  # it was on its way when the other host ended the connection
+    if again == "ActorUnavailable":  # the call was on its way when the other host ended the connection
         again = program.ask(kind, mark=marker, place=PLACES[place])
     assert again == "right"
 
@@ -104,7 +104,7 @@ def test_a_request_is_replayed_where_nothing_is_protected(bare: Attacked) -> Non
 
 
 def test_recorded_streams_are_replayed(guarded: Attacked) -> None:
-    """By somebody on the owner's host who holds no token."""
+    """The attacker runs on the owner's host and holds no token."""
     hosts, program = guarded
     marker = mark()
     hosts.between.ask("watch", marker=marker)
@@ -133,7 +133,7 @@ def test_recorded_streams_are_replayed(guarded: Attacked) -> None:
 
 
 def test_a_pickle_is_changed(guarded: Attacked) -> None:
-    """Nothing of it is seen on the cable, so nothing of it can be swapped."""
+    """The cable shows none of the pickle's bytes, so none of them can be swapped."""
     hosts, program = guarded
     marker = mark()
     hosts.between.ask("watch", marker=marker, bit=5)

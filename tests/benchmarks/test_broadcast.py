@@ -1,4 +1,4 @@
-"""The measures of a broadcast run, and the owner sends what it may; how long that takes is not asked here."""
+"""The measures of a broadcast run, and the owner sends no more than it may; their durations are not checked here."""
 
 from __future__ import annotations
 

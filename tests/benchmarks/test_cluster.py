@@ -1,4 +1,4 @@
-"""The measures of starting nodes run; how long that takes is not asked here."""
+"""The measures of starting nodes run; their durations are not checked here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of eager and rendezvous: a valid file, with what it is about in it."""
+"""The picture of eager and rendezvous: a valid file with the words of its subject."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.eager import from_plain, main, plain, plot
 from zcactor.transport.cost import CostModel, Line, choose
-from zcactor.transport.verbs.load import Absent, Reason
+from zcactor.transport.verbs.driver.bindings import Absent, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = choose(Line(165e-9, 5000 * 2**20), Line(3605e-9, 11794 * 2**20))

@@ -1,4 +1,4 @@
-"""The measures of two hosts run; whether their budgets hold is not asked where tests run beside each other."""
+"""The measures of two hosts run; their budgets are not checked, because tests run beside each other."""
 
 from __future__ import annotations
 

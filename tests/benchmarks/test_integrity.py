@@ -1,4 +1,4 @@
-"""The figures about authenticated arrays: all of them are there, and pulls by every mode are made."""
+"""The figures about authenticated arrays: all of them are present, from pulls in every mode."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The page of budgets has all its rows, whatever the items found; what the figures are is not asked here."""
+"""The page of budgets has all its rows for any outcome of its items; the figures are not checked here."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import budgets, performance
+from benchmarks import broadcast, budgets, cluster, memory, numpy_memory, performance, shuffle
 from benchmarks.budget_rows import ITEMS, TABLES, Item, Row
 from benchmarks.harness import Measurement, at_most, exactly
 from benchmarks.performance import Outcome, cells, page, run_item
 
+ROOT = Path(__file__).resolve().parents[2]
 RATIO = Row("item", "a call", "call", at_most(1.3))
 VALUE = Row("item", "a start", "start", at_most(50, "value"), "ms")
 COMMAND = "`python -m benchmarks.performance item`"
@@ -25,7 +27,7 @@ def found(*measurements: Measurement) -> Outcome:
 
 
 def printing(*measurements: Measurement, then: str = "pass") -> Item:
-    """An item whose program says so and ends thus."""
+    """An item whose program prints `measurements` and then runs `then`."""
     lines = [json.dumps(measurement.plain()) for measurement in measurements]
     script = f"import sys\nfor line in {lines!r}: print(line, flush=True)\n{then}"
     return Item(("-c", script), 60)
@@ -78,6 +80,42 @@ def test_each_row_has_an_item_and_each_item_a_row() -> None:
     )
 
 
+def measured_by(item: str) -> set[str]:
+    """The measurements that the rows of an item ask for."""
+    return {row.measurement for _, rows in TABLES for row in rows if row.item == item}
+
+
+def test_rows_ask_for_what_the_programs_call_it() -> None:
+    """Those that are too long to run here: their names are made of the same sizes."""
+    assert measured_by("numpy") == {
+        f"{operation}, {label}"
+        for label, nbytes in numpy_memory.SIZES.items()
+        for operation in numpy_memory._operations(8)
+        if operation != "np.sort" or nbytes <= numpy_memory.MAX_SORT
+    } | {"allocate and free 128 KiB"}
+    hosts, (large, small) = broadcast.HOSTS, broadcast.SIZES
+    assert measured_by("broadcast") == {
+        f"{large} MiB to {hosts} hosts: leaves the owner",
+        f"{small} MiB to {hosts} hosts, {broadcast.LINK} each: leaves the owner",
+        "bytes copied",
+    }
+    assert measured_by("shuffle") == {
+        f"{mib:,} MiB, {measure}"
+        for mib in shuffle.SIZES
+        for measure in ("exchange", "copied by zcactor", "peak memory")
+    }
+    assert f"{cluster.NODES} nodes on one machine" in measured_by("cluster")
+    assert f"idle shared actor, one of {memory.SHARED:,}" in measured_by("memory")
+
+
+def test_rows_that_the_page_on_costs_names_are_there() -> None:
+    text = (ROOT / "docs" / "explanation" / "costs.md").read_text()
+    named = re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", text)
+    rows = [row.what for _, rows in TABLES for row in rows]
+    assert len(named) >= 12
+    assert [name for name in named if not any(name in row for row in rows)] == []
+
+
 def test_what_a_program_finds() -> None:
     outcome = run_item(printing(CALL), 60)
     assert (outcome.found, outcome.problem) == ({"call": CALL}, "")
@@ -102,7 +140,7 @@ def test_items_that_are_not_run() -> None:
 
 
 def test_the_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside items that find nothing: the base cannot be built, and one program fails."""
+    """One item succeeds beside two that find nothing: one base cannot be built, and one program fails."""
 
     def not_built(revision: str) -> None:
         raise subprocess.CalledProcessError(1, ["git"], stderr=f"no {revision}")
@@ -134,7 +172,7 @@ def test_rows_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ending", "registering", "stale", "sockets"])
+@pytest.mark.parametrize("name", ["ending", "registering", "stale", "sockets", "memory", "death", "leaks"])
 def test_items_measure_what_the_rows_ask_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert performance.main([name]) == 0
     rows = capsys.readouterr().out.splitlines()[2:]

@@ -1,4 +1,4 @@
-"""The options of a benchmark that is a program, and its end."""
+"""The options and the exit status of a benchmark program."""
 
 from __future__ import annotations
 

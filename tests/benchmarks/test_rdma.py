@@ -1,4 +1,4 @@
-"""The measures of RDMA run on the fake fabric; what they find there means nothing."""
+"""The measures of RDMA run on the fake fabric; their figures there mean nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rdma import main
-from zcactor.transport.verbs.load import Absent, bindings
+from zcactor.transport.verbs.driver.bindings import Absent, bindings
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Reports of made-up hosts, for looking at and for rendering."""
+"""Reports of made-up hosts, for tests of examining and rendering."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 
 from zcactor.cli.doctor import Report, examine
 from zcactor.config import Config
-from zcactor.transport.verbs.base import Binding
-from zcactor.transport.verbs.fake import FakeFabric
-from zcactor.transport.verbs.load import Absent, Reason
+from zcactor.transport.verbs.driver.base import Binding
+from zcactor.transport.verbs.driver.bindings import Absent, Reason
+from zcactor.transport.verbs.driver.fake import FakeFabric
 
 Look = Callable[..., Report]
-"""``look(binding, memlock, **settings)``: the report of a host with that binding (by default none), that many bytes
-that may be pinned (by default any number), and a configuration of those settings."""
+"""``look(binding, memlock, **settings)``: the report of a made-up host.
+
+The host has that binding (by default none), a limit of that many pinned bytes (by default none), and a configuration of
+those settings.
+"""
 
 NO_BINDING = Absent(
     (
@@ -28,13 +31,13 @@ NO_BINDING = Absent(
 
 @pytest.fixture
 def fabric() -> FakeFabric:
-    """Without adapters."""
+    """A fabric without adapters."""
     return FakeFabric()
 
 
 @pytest.fixture
 def look(tmp_path: Path) -> Look:
-    """A host whose huge pages for shared memory are set to ``advise``."""
+    """A function that reports on a host whose huge pages for shared memory are set to ``advise``."""
     huge_pages = tmp_path / "shmem_enabled"
     huge_pages.write_text("always within_size [advise] never deny force\n")
 

@@ -1,4 +1,4 @@
-"""What is found on hosts with and without RDMA."""
+"""The findings of the doctor on hosts with and without RDMA."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from zcactor.cli.doctor import (
 )
 from zcactor.config import Config, load_config
 from zcactor.objectstore.groups import default_capacity
-from zcactor.transport.verbs.base import Gid, LinkLayer, PortState
-from zcactor.transport.verbs.fake import FakeFabric
-from zcactor.transport.verbs.sizing import CQE_OF_PEER, pinned_nbytes
+from zcactor.transport.verbs.device.sizing import CQE_OF_PEER, pinned_nbytes
+from zcactor.transport.verbs.driver.base import Gid
+from zcactor.transport.verbs.driver.codes import LinkLayer, PortState
+from zcactor.transport.verbs.driver.fake import FakeFabric
 
 
 def transport(report: Report, name: str) -> Transport:
-    """One of them."""
+    """The report's entry for one transport."""
     (found,) = (one for one in report.transports if one.name == name)
     return found
 
@@ -187,7 +188,7 @@ def test_two_devices(look: Look, fabric: FakeFabric) -> None:
 
 def test_a_device_that_fails_half_way(look: Look, fabric: FakeFabric) -> None:
     nic = fabric.add_nic("mlx5_0")
-    nic.attributes = replace(nic.attributes, ports=2)  # the second cannot be queried
+    nic.attributes = replace(nic.attributes, ports=2)  # the second port cannot be queried
     (device,) = look(fabric.binding()).rdma.devices
     assert device.attributes == nic.attributes
     assert [port.number for port in device.ports] == [1]
@@ -223,7 +224,7 @@ def test_a_loopback_host_is_reached_by_nobody_else(look: Look, fabric: FakeFabri
 
 def test_a_host_of_somebody_else(look: Look, fabric: FakeFabric) -> None:
     fabric.add_nic("mlx5_0")
-    report = look(fabric.binding(), host="192.0.2.1")  # RFC 5737: nobody has it
+    report = look(fabric.binding(), host="192.0.2.1")  # RFC 5737: no host has this address
     for name in ("verbs", "tcp"):
         assert not transport(report, name).usable
         assert "cannot listen at 192.0.2.1" in transport(report, name).reason

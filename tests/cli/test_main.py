@@ -1,4 +1,4 @@
-"""The command line as users run it: processes of their own, on this machine."""
+"""The command line as users run it: in processes of its own, on this machine."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def here(tmp_path: Path) -> Path:
 def run(
     here: Path, *arguments: str, environ: Mapping[str, str] | None = None, start: tuple[str, ...] = ("-m", "zcactor")
 ) -> subprocess.CompletedProcess[str]:
-    """``python -m zcactor`` with `arguments`, away from this machine's own settings."""
-    own = {name for name in os.environ if name.startswith("ZCACTOR_") and name != "ZCACTOR_NATIVE"}
+    """Run ``python -m zcactor`` with `arguments`, away from this machine's own settings."""
+    own = {name for name in os.environ if name.startswith("ZCACTOR_")}
     inherited = {name: value for name, value in os.environ.items() if name not in own}
     return subprocess.run(
         [sys.executable, *start, *arguments],

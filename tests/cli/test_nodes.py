@@ -1,4 +1,4 @@
-"""``zcactor start``, ``stop``, ``status``, ``token``: as users run them, and what they refuse."""
+"""``zcactor start``, ``stop``, ``status`` and ``token`` as users run them, and the mistakes that they refuse."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.cluster.hosts import CLOSING_ACTOR, Hosts
-from tests.runtime.programs import alive, until
+from tests.driver.programs import alive, until
 from zcactor.cli import nodes
 from zcactor.cli.main import app
 from zcactor.cluster.daemon import DEFAULT_PORT
 from zcactor.cluster.records import list_nodes
 from zcactor.errors import ConnectionLost
 from zcactor.token import read_token_file
-from zcactor.transport import greeting
+from zcactor.transport.stream import handshake_io
 
 READY = re.compile(r"zcactor: (head|member) ready at (\S+) \(node ([0-9a-f]{8}), pid (\d+)(?:, log (\S+))?\)")
 
@@ -37,7 +37,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def invoke(hosts: Hosts, *arguments: str, host: str = "a", environ: Mapping[str, str] | None = None) -> Result:
-    """Run a command in this process: for what ends before anything is started."""
+    """Run a command in this process: for commands that end before they start a process."""
     with hosts.on(host, environ):
         result = CliRunner().invoke(app, list(arguments))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
@@ -45,7 +45,7 @@ def invoke(hosts: Hosts, *arguments: str, host: str = "a", environ: Mapping[str,
 
 
 def refused(hosts: Hosts, *arguments: str, status: int = 1, environ: Mapping[str, str] | None = None) -> str:
-    """The one line that a command says before it ends with `status`; nothing is left of it."""
+    """The one line of standard error of a command that ends with `status` and leaves nothing behind."""
     done = invoke(hosts, *arguments, environ=environ)
     assert (done.exit_code, done.stdout) == (status, "")
     hosts.assert_clean("a", "b")
@@ -55,7 +55,7 @@ def refused(hosts: Hosts, *arguments: str, status: int = 1, environ: Mapping[str
 
 
 def ready(done: subprocess.CompletedProcess[str]) -> tuple[str, str, str, int, str]:
-    """Role, address, node, pid and log of the node that was started."""
+    """Role, address, node, process id and log of the node that the command has started."""
     assert (done.returncode, done.stderr) == (0, "")
     found = READY.match(done.stdout)
     assert found is not None, done.stdout
@@ -224,7 +224,7 @@ def test_the_foreground_closes_idle_actors(hosts: Hosts) -> None:
     hosts.assert_clean("a")
 
 
-# ---- what start refuses
+# ---- mistakes that start refuses
 
 
 @pytest.mark.parametrize("arguments", [(), ("--head", "--address", "127.0.0.1:7433")])
@@ -290,7 +290,7 @@ def test_nobody_there(hosts: Hosts) -> None:
 
 def test_silence(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     make_token(hosts)
-    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 0.05)
+    monkeypatch.setattr(handshake_io, "HANDSHAKE_TIMEOUT", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         for command in ("start", "status"):

@@ -11,18 +11,18 @@ from rich.console import Console
 from tests.cli.conftest import Look
 from zcactor.cli.doctor import Report, Setting
 from zcactor.cli.render import nbytes, render
-from zcactor.transport.verbs.fake import FakeFabric
+from zcactor.transport.verbs.driver.fake import FakeFabric
 
 
 def text(report: Report, width: int = 200) -> str:
-    """What is printed into a file, with one blank where columns have more."""
+    """The report as printed into a file, with runs of blanks shortened to one."""
     output = io.StringIO()
     render(report, Console(file=output, width=width, highlight=False))
     return "\n".join(" ".join(line.split()) for line in output.getvalue().splitlines())
 
 
 def has(shown: str, *parts: str) -> None:
-    """Each of `parts` is shown."""
+    """Check that the text has each of `parts`."""
     for part in parts:
         assert part in shown, part
 

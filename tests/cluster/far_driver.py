@@ -1,5 +1,7 @@
-"""A program that joins a cluster and does what it is told, for tests whose hosts are elsewhere: see
-`tests.hosts.netns.Program`."""
+"""A program that joins a cluster and takes commands, for tests with hosts in other network namespaces.
+
+`tests.hosts.netns.Program` gives it the commands.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import zcactor as zc
+from tests.collectives.ranks import Rank
 
 
 @zc.actor
@@ -40,10 +43,11 @@ class Keeper:
 
 
 class Commands:
-    """Each method is one; what it returns is the answer."""
+    """The commands: each method is one, and its result is the answer."""
 
     def __init__(self) -> None:
         self.actors: dict[str, Any] = {}
+        self.members: Any = None
 
     async def nodes(self) -> list[list[Any]]:
         return [[node.node_id, node.host, list(node.transports)] for node in await zc.nodes()]
@@ -71,7 +75,7 @@ class Commands:
         return result
 
     async def failure(self, name: str) -> list[Any]:
-        """How a call ends that nobody answers, and after how many seconds."""
+        """Make a call that is never answered: the error's type and text, and the seconds until it came."""
         before = time.monotonic()
         try:
             await self.actors[name].wait()
@@ -80,12 +84,24 @@ class Commands:
         return ["", "", 0.0]
 
     async def reaches(self, name: str) -> bool:
-        """Whether a call is answered."""
+        """Whether the actor answers a call."""
         try:
             await self.actors[name].counted()
         except zc.ActorUnavailable:
             return False
         return True
+
+    async def group(self, nodes: list[str], reproducible: Any) -> list[str]:
+        """Make a group of a new actor on each node. Returns the plan for large arrays."""
+        actors = [await Rank.options(node=node, num_cpus=0).spawn() for node in nodes]
+        self.members = await zc.group(actors, reproducible=reproducible)
+        return [(await self.members.explain(1 << 24)).plan]
+
+    async def sums(self, count: int, elements: int, plan: str) -> list[int]:
+        """Reduce float32 arrays, made by the members, as often as said. Returns the number of right results of each."""
+        calls = [actor.many(self.members, count, elements, plan) for actor in self.members.actors]
+        found: list[int] = await zc.get(calls)
+        return found
 
     async def stats(self) -> dict[str, int]:
         stats = zc.stats()

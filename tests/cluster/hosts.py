@@ -1,6 +1,7 @@
 """Made-up hosts on this machine: each has a folder for run directories of its own, so they reach each other over TCP.
 
-Everything that is started here inherits a mark in its environment, so that it is found wherever it was re-parented to.
+Every process that is started here inherits a mark in its environment. Tests find it by the mark, also under another
+parent.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.runtime.programs import MARK, ROOT, Program, processes, until
+from tests.driver.programs import MARK, ROOT, Program, processes, until
 from zcactor.cluster.daemon import StartedNode, start_node
 from zcactor.config import Config
 from zcactor.token import default_file
@@ -26,7 +27,7 @@ from zcactor.token import default_file
 __all__ = ["CLOSING_ACTOR", "Hosts"]
 
 CAPACITY = 1 << 26
-"""Bytes of each process's arena: the machine need not have much memory."""
+"""Bytes of each process's arena: small, because the machine may have little memory."""
 CLOSING_ACTOR = """
 @zc.actor
 class Closing:
@@ -35,11 +36,14 @@ class Closing:
     def close(self): open(self.path, "w").close()
 
 """
-"""Part of a program: an actor that leaves a file when it is closed in order."""
+"""A part of programs: an actor that leaves a file when it is closed in order."""
 
 
 class Hosts:
-    """Hosts ``"a"`` and ``"b"`` of one user, who has one configuration; as a context manager all on them is ended."""
+    """Hosts ``"a"`` and ``"b"`` of one user with one configuration.
+
+    As a context manager they end all their processes.
+    """
 
     def __init__(self) -> None:
         self.mark = uuid.uuid4().hex
@@ -55,7 +59,7 @@ class Hosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for node in self._started:  # first, so that they can be reaped
+        for node in self._started:  # these come first, so that they can be reaped
             node.control.close()
             node.process.kill()
             node.process.wait()
@@ -73,7 +77,7 @@ class Hosts:
         return not found
 
     def run_directories(self, host: str) -> Path:
-        """Where they are made."""
+        """The folder of a host's run directories."""
         return self.directory / host
 
     def logs(self) -> list[Path]:
@@ -82,11 +86,11 @@ class Hosts:
 
     @property
     def token_file(self) -> Path:
-        """The user's."""
+        """The user's token file."""
         return default_file(self.variables("a"))
 
     def variables(self, host: str) -> dict[str, str]:
-        """Of the environment there."""
+        """The environment variables of a host."""
         return {
             MARK: self.mark,
             "XDG_CONFIG_HOME": str(self.directory / "config"),
@@ -96,10 +100,10 @@ class Hosts:
 
     @contextlib.contextmanager
     def on(self, host: str, environ: Mapping[str, str] | None = None) -> Iterator[None]:
-        """This process is on `host` meanwhile, with nothing of this machine's own settings."""
+        """Give this process the environment of `host` inside the block, without any of this machine's own settings."""
         before = dict(os.environ)
         for name in before:
-            if name.startswith("ZCACTOR_") and name != "ZCACTOR_NATIVE":
+            if name.startswith("ZCACTOR_"):
                 del os.environ[name]
         os.environ.update(self.variables(host))
         os.environ.update(environ or {})
@@ -114,7 +118,7 @@ class Hosts:
         own_host: bool = False, port: int = 0, resources: Mapping[str, float] | None = None, stays: bool = True,
         **settings: Any,
     ) -> StartedNode:  # fmt: skip
-        """A node on the host `where`, whose agent is this process's child; a head where `head` is not given."""
+        """Start a node on the host `where`, a head where `head` is None; its agent is a child of this process."""
         config = Config(**{"num_cpus": 2, "num_gpus": 0, "store_capacity": CAPACITY, **settings})
         address = head.record.address if isinstance(head, StartedNode) else head
         with self.on(where, environ):
@@ -127,7 +131,7 @@ class Hosts:
     def zcactor(
         self, *arguments: str, host: str = "a", environ: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """``python -m zcactor`` with `arguments`."""
+        """Run ``python -m zcactor`` with `arguments`."""
         with self.on(host, environ):
             return subprocess.run(
                 [sys.executable, "-m", "zcactor", *arguments],
@@ -143,26 +147,26 @@ class Hosts:
     def program(
         self, source: str, address: str = "", host: str = "a", argv: Sequence[str] = (sys.executable, "{file}")
     ) -> Program:
-        """A program on `host`; its variable ``ADDRESS`` is `address`."""
+        """Start a program on `host`; its variable ``ADDRESS`` is `address`."""
         with self.on(host):
             return Program(f"ADDRESS = {address!r}\n{source}", argv=argv, env=self.variables(host))
 
     def processes(self) -> dict[int, str]:
-        """All that live, on every host: command lines by process id."""
+        """The living processes on every host: command lines by process id."""
         return processes(self.mark)
 
     def processes_of(self, host: str) -> list[int]:
-        """Those that live on `host`."""
+        """The ids of the living processes on `host`."""
         place = f"XDG_RUNTIME_DIR={self.run_directories(host)}".encode()
         found = []
         for pid in self.processes():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the process may have ended meanwhile
                 if place in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     found.append(pid)
         return found
 
     def left(self, host: str) -> dict[str, Any]:
-        """Files, sockets and shared memory there; empty when all is clean."""
+        """Files, sockets and shared memory that `host` has left; empty when all is clean."""
         base = self.run_directories(host)
         left = {
             "files": sorted(str(path.relative_to(base)) for path in base.rglob("*")),
@@ -172,7 +176,7 @@ class Hosts:
         return {kind: found for kind, found in left.items() if found}
 
     def assert_clean(self, *hosts: str) -> None:
-        """Wait until there is no process any more, and nothing is left on `hosts`."""
+        """Wait until no process lives, and check that nothing is left on `hosts`."""
         until(lambda: not self.processes(), "processes to end")
         left = {host: found for host in hosts if (found := self.left(host))}
         assert not left, left

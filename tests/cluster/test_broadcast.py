@@ -1,4 +1,4 @@
-"""One array to many hosts: who takes it from whom, and what happens to the others when a host dies meanwhile."""
+"""One array to many hosts: the source of each host's copy, and the other hosts' reads when one host dies meanwhile."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NAMES = "abcde"
 
 ACTORS = f"""
 import zlib
-from zcactor.transport.tcp_connection import TcpConnection
-from zcactor.transport.tcp_serve import DataServer
+from zcactor.transport.tcp.connection import TcpConnection
+from zcactor.transport.tcp.serve import DataServer
 
 NBYTES = {NBYTES}
 

@@ -1,4 +1,4 @@
-"""`zcactor.cluster.child`: a forked child, and an agent that is one. Whole nodes are in test_daemon."""
+"""`zcactor.cluster.child`: a forked child, and an agent in one. `tests.cluster.test_daemon` tests whole nodes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.runtime.programs import Program
+from tests.driver.programs import Program
 from zcactor.cluster.child import Child
 
 
 @pytest.fixture
 def forked() -> Iterator[Callable[[int | None], Child]]:
-    """Children that exit with a status, or pause."""
+    """A function that forks children, which exit with a status or pause."""
     children = []
 
     def fork(status: int | None) -> Child:

@@ -1,4 +1,4 @@
-"""Nodes that outlive whoever starts them: two made-up hosts, programs that join, and every way in which it may end."""
+"""Nodes that outlive the process that starts them: two made-up hosts, programs that join, and every way to end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from tests.cluster.hosts import CLOSING_ACTOR, Hosts
-from tests.runtime.programs import alive, until
+from tests.driver.programs import alive, until
 from zcactor.cluster import daemon
 from zcactor.cluster.daemon import log_directory, stop_nodes
 from zcactor.cluster.records import NodeFile, list_nodes
 from zcactor.errors import AuthenticationError, ConnectionLost
-from zcactor.runtime.node import send_setup
+from zcactor.node.agent_main import send_setup
 from zcactor.token import make_token_file, read_token_file
-from zcactor.transport import greeting
+from zcactor.transport.stream import handshake_io
 
 GRACE = 5.0
 
@@ -79,7 +79,7 @@ def test_a_head_from_start_to_stop(hosts: Hosts) -> None:
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     (directory,) = hosts.run_directories("a").iterdir()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    node.control.close()  # whoever started it is gone
+    node.control.close()  # the process that started the node is gone
     assert stop(hosts) == [(record, True)]
     assert node.process.wait() == 0
     assert log.read_text() == ""
@@ -127,7 +127,7 @@ def test_one_that_does_not_end_in_time_is_killed(hosts: Hosts, monkeypatch: pyte
     assert node.process.wait() == -signal.SIGKILL
     until(lambda: not hosts.processes(), "what it had started to end with it")
     assert list_nodes(hosts.run_directories("a")) == []
-    again = hosts.start()  # the next one removes what was left
+    again = hosts.start()  # the next node removes the leftovers
     assert [path.name[-32:] for path in hosts.run_directories("a").iterdir()] == [again.record.node]
     assert stop(hosts) == [(again.record, True)]
     again.process.wait()
@@ -152,7 +152,7 @@ zc.run(main())
         assert program.status() == 0
 
 
-# ---- what is refused; nothing is left of it
+# ---- refused starts, which leave nothing behind
 
 
 def test_port_in_use(hosts: Hosts) -> None:
@@ -182,7 +182,7 @@ def test_nobody_at_the_address(hosts: Hosts) -> None:
 
 
 def test_silence_at_the_address(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 0.05)
+    monkeypatch.setattr(handshake_io, "HANDSHAKE_TIMEOUT", 0.05)
     with a_port_that_is_taken() as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConnectionLost, match=f"{address} did not answer the handshake"):
@@ -463,7 +463,7 @@ def test_arrays_outlive_the_program_that_made_them(hosts: Hosts, how: str) -> No
 
 @pytest.mark.slow
 def test_arrays_outlive_the_runtime_of_a_program_that_lives_on(hosts: Hosts) -> None:
-    """Their memory goes back when their reader is gone."""
+    """The memory of a program's arrays goes back when their reader is gone."""
     head = hosts.start()
     source = f"HOW = 'in order'\n{LEAVING_ARRAYS}{LOOKING_AT_ARRAYS}"
     kill = "asyncio.run(look())\nos.kill(PID, signal.SIGKILL)"
@@ -601,8 +601,9 @@ def test_what_actors_have_started_ends_though_two_of_a_node_are_killed(hosts: Ho
     found = {text.partition(":")[0]: pid for pid, text in hosts.processes().items()}
     by_role = {"agent": node.process.pid, "zygote": found["zc zygote"], "keeper": found["zc keeper"]}
     assert all(map(alive, pids))
-    for role in order:
-        os.kill(by_role[role], signal.SIGKILL)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # so that neither sees the other end
+        for role in order:
+            os.kill(by_role[role], number)
     until(lambda: not any(map(alive, pids)), "what the actor has started ends")
     node.process.wait()
     until(lambda: not hosts.processes(), "all of the node ends")

@@ -1,8 +1,9 @@
-"""Clusters of hosts that have nothing in common but a cable: network namespaces, addresses that are no loopback."""
+"""Clusters of hosts that share nothing but a cable: network namespaces, with addresses other than loopback."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import time
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.netns import Host, Network, Program, missing
-from tests.runtime.programs import ROOT, until
+from tests.driver.programs import ROOT, until
+from tests.hosts.netns import CARD, Host, Network, Program, missing
 
 pytestmark = [
     pytest.mark.root,
@@ -27,7 +28,7 @@ NOTICED = 16.0
 
 
 def zcactor(host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line there."""
+    """Run the `zcactor` command on a host."""
     with host.start(
         sys.executable, "-m", "zcactor", *arguments,
         env=TOKEN, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -38,7 +39,7 @@ def zcactor(host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def cluster() -> Iterator[tuple[list[Host], str]]:
-    """Two hosts with a node each, the first the head's, and its address."""
+    """Two hosts with a node each, the first the head's, and the head's address."""
     with Network(2, direct=True) as hosts:
         head = f"{hosts[0].address}:7433"
         for host, arguments in zip(hosts, (["--head", "--host", hosts[0].address], ["--address", head]), strict=True):
@@ -49,7 +50,7 @@ def cluster() -> Iterator[tuple[list[Host], str]]:
 
 
 def program(host: Host, head: str) -> Program:
-    """One that has joined, on `host`."""
+    """Start a program on `host` that joins the cluster."""
     return host.python(str(Path(__file__).with_name("far_driver.py")), head, env=TOKEN)
 
 
@@ -68,7 +69,7 @@ def test_two_hosts(cluster: tuple[list[Host], str]) -> None:
         assert driver.ask("passed", maker="near", reader="far", nbytes=8 * MIB) == MIB
         assert driver.ask("passed", maker="far", reader="near", nbytes=8 * MIB) == MIB
         assert driver.ask("stats") == {"bytes_copied": 0, "bytes_received": 0, "bytes_mapped": 0}
-    with program(b, head) as other:  # the first has gone, and what was detached stays
+    with program(b, head) as other:  # the first program has gone, and detached actors stay
         other.ask("find", name="far")
         assert other.ask("path", name="far")[0] == "local"
         other.ask("find", name="near")
@@ -78,8 +79,35 @@ def test_two_hosts(cluster: tuple[list[Host], str]) -> None:
     assert "near" in listed.stdout and "far" not in listed.stdout, listed.stdout
 
 
+def received(host: Host) -> int:
+    """Bytes that have come to a host by its cable."""
+    (card,) = json.loads(host.command("ip", "-stats", "-json", "link", "show", CARD))
+    found: int = card["stats64"]["rx"]["bytes"]
+    return found
+
+
+@pytest.mark.parametrize(("reproducible", "inputs"), [("placement", 1.0), ("everywhere", 1.5)])
+def test_a_group_takes_one_sum_of_the_other_host(
+    cluster: tuple[list[Host], str], reproducible: str, inputs: float
+) -> None:
+    """Two ranks on each host: a host takes half of the other's sum, or of both inputs, and the other finished half."""
+    hosts, head = cluster
+    elements, times = 1 << 20, 4
+    with program(hosts[0], head) as driver:
+        (first, *_), (second, *_) = driver.ask("nodes")
+        plan = driver.ask("group", nodes=[first, second, first, second], reproducible=reproducible)
+        assert plan == ["direct"]
+        assert driver.ask("sums", count=1, elements=elements, plan="auto") == [1] * 4
+        for plan, wanted in (("auto", inputs), ("naive", 4.0)):
+            before = [received(host) for host in hosts]
+            assert driver.ask("sums", count=times, elements=elements, plan=plan) == [times] * 4
+            for host, earlier in zip(hosts, before, strict=True):
+                taken = (received(host) - earlier) / (times * elements * 4)
+                assert wanted <= taken < 1.05 * wanted, (plan, taken)
+
+
 def test_a_host_that_is_cut_off(cluster: tuple[list[Host], str]) -> None:
-    """Calls to it end once and in time; its actors start elsewhere when it has ended them, and not before."""
+    """Calls to the host end once and in time. Its actors start elsewhere after it has ended them, and not before."""
     (a, b), head = cluster
     with program(a, head) as driver:
         (first, *_), (second, *_) = driver.ask("nodes")
@@ -95,7 +123,7 @@ def test_a_host_that_is_cut_off(cluster: tuple[list[Host], str]) -> None:
                 kind, text, seconds = driver.answer(number)
                 assert kind in ("ActorUnavailable", "ActorDied", "ConnectionLost"), text
                 assert "may have run" in text
-                assert seconds < NOTICED + 3, text  # the agent is asked for two seconds what became of the actor
+                assert seconds < NOTICED + 3, text  # two of the seconds are for asking the agent about the actor's end
             assert [node for node, *_ in driver.ask("nodes")] == [first]
             until(lambda: len(b.pids()) <= 1, "the node that is cut off ends")
             ended = time.monotonic()
@@ -105,7 +133,7 @@ def test_a_host_that_is_cut_off(cluster: tuple[list[Host], str]) -> None:
             with pytest.raises(OSError, match="NoSuchActor"):
                 driver.ask("find", name="one")
             driver.ask("spawn", name="one", node=first)  # the name is free
-        done = zcactor(b, "start", "--address", head)  # and the host comes back as a new node
+        done = zcactor(b, "start", "--address", head)  # the host comes back as a new node
         assert done.returncode == 0, done.stdout
         assert len(driver.ask("nodes")) == 2
 
@@ -139,7 +167,7 @@ CUTS: dict[str, Callable[[Host, Host], contextlib.AbstractContextManager[None]]]
     "both ways": lambda caller, member: caller.apart(member),
     "nothing comes to the member": lambda caller, member: member.dropping("in", other=caller),
 }
-"""What happens between two hosts that the head hears both."""
+"""Cuts between two hosts that both reach the head."""
 REACHED = 20.0
 """Seconds: all attempts take six together, and the machine may be busy."""
 
@@ -162,7 +190,7 @@ def test_a_caller_and_a_member_that_do_not_hear_each_other(
                 kind, text, seconds = driver.answer(waiting)
                 assert kind == "ActorUnavailable", text
                 assert "may have run" in text
-                assert seconds < NOTICED + 3, text  # the agent is asked for two seconds what became of the actor
+                assert seconds < NOTICED + 3, text  # two of the seconds are for asking the agent about the actor's end
                 for _ in range(2):
                     kind, text, seconds = driver.ask("failure", name="far")
                     assert kind == "ActorUnavailable", text

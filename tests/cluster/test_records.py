@@ -1,4 +1,4 @@
-"""The files that tell which nodes run on this host."""
+"""The files that record the nodes of this host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.runtime.programs import until
+from tests.driver.programs import until
 from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
-from zcactor.runtime.directory import PREFIX
+from zcactor.workers.run_directory import PREFIX
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """Another process of ours."""
+    """A child process."""
     with subprocess.Popen(["sleep", "1000"]) as process:
         yield process
         process.kill()
@@ -64,7 +64,7 @@ def test_those_that_have_ended_are_left_out(directory: Path, tmp_path: Path, chi
     write_record(directory, record(1, pid=child.pid))
     assert len(list_nodes(tmp_path)) == 1
     child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie: nobody has asked for its status yet
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie: its status was not collected yet
     assert started_at(child.pid) is None
     assert list_nodes(tmp_path) == []
     child.wait()

@@ -1,4 +1,4 @@
-"""A cluster whose hosts speak TLS to each other, and who is not let in."""
+"""A cluster whose hosts speak TLS to each other, and peers that it does not let in."""
 
 from __future__ import annotations
 

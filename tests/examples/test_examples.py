@@ -1,12 +1,14 @@
-"""Each example runs to its end as users run it: as a program of its own, with the sizes made small."""
+"""Each example runs to its end as users run it: as a program of its own, with small sizes."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(name: str, *arguments: str, logged: str = "") -> str:
-    """What the example prints. It must succeed, and log no more than what the pattern `logged` says."""
+    """Run an example, and return its output; it must succeed, and log no more than the pattern `logged`."""
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
     done = subprocess.run(
         [sys.executable, EXAMPLES / f"{name}.py", *arguments],
@@ -61,7 +63,7 @@ def test_parameter_server_reaches_its_accuracy_without_copies(mode: str) -> None
     moved = re.search(r"bytes moved, pull and push +([\d,]+) +([\d,]+)", output)
     assert moved is not None
     model, measured = (int(number.replace(",", "")) for number in moved.groups())
-    assert model <= measured <= model * 1.02  # above the arrays come only the frames' own payloads
+    assert model <= measured <= model * 1.02  # the bytes above the arrays are the frames' own payloads
 
 
 def test_parameter_server_fails_below_its_accuracy() -> None:
@@ -73,6 +75,14 @@ def test_parameter_server_fails_below_its_accuracy() -> None:
     )
     assert done.returncode == 1
     assert "the accuracy is below 93%" in done.stderr
+
+
+def test_a_pipeline_as_a_graph_copies_nothing() -> None:
+    output = run("pipeline_graph", "--items", "6", "--json")
+    assert "Camera.take -> Filter.edges" in output
+    told = json.loads(output.splitlines()[-1])
+    assert list(told) == ["items", "hop_us", "bytes_copied"]
+    assert told["items"] == 6 and told["bytes_copied"] == 0 and told["hop_us"] > 0
 
 
 def test_streaming_stops_the_producer() -> None:
@@ -88,6 +98,97 @@ def test_pipeline_keeps_the_driver_out() -> None:
     assert output.count("standard deviation") == 3
     assert "bytes mapped by the stages: 50,331,648; by this process: 0" in output
     assert "bytes copied: 0" in output
+
+
+def told(output: str) -> Any:
+    """The JSON in the last line of an output."""
+    return json.loads(output.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(4, 2), (3, 1)])
+def test_parameter_server_takes_the_bytes_of_its_model(workers: int, servers: int) -> None:
+    options = ["--costs", "--json", "--nbytes", str(3 << 20), "--repeat", "1"]
+    rows = told(run("parameter_server", *options, "--workers", str(workers), "--servers", str(servers)))
+    assert [row["plan"] for row in rows] == ["parameter server", "naive", "ring", "halving-doubling", "direct exchange"]
+    assert [row["servers"] for row in rows] == [servers, 0, 0, 0, 0]
+    for row in rows:
+        assert set(row) == {
+            "plan", "servers", "nbytes", "volume_predicted", "volume_measured", "steps", "predicted_s", "measured_s",
+        }  # fmt: skip
+        assert row["volume_measured"] == pytest.approx(row["volume_predicted"], rel=0.01)
+        assert row["nbytes"] == 3 << 20 and row["predicted_s"] > 0 and row["measured_s"] > 0
+    assert rows[0]["volume_predicted"] == max(3 << 20, workers * (3 << 20) // servers)
+
+
+def test_parameter_server_refuses_costs_of_nothing() -> None:
+    command: list[str | Path] = [sys.executable, EXAMPLES / "parameter_server.py", "--costs", "--workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 2
+    assert "--costs needs 2 workers" in done.stderr
+
+
+def test_shuffle_sort_sorts_without_copies() -> None:
+    found = told(run("shuffle_sort", "--size", "16MiB", "--workers", "3", "--json"))
+    assert set(found) == {
+        "nbytes", "partition_s", "exchange_s", "sort_s", "sorted", "checksum_ok", "bytes_copied",
+    }  # fmt: skip
+    assert (found["sorted"], found["checksum_ok"], found["bytes_copied"]) == (True, True, 0)
+    assert found["nbytes"] == (16 << 20) // 24 * 24
+    assert min(found["partition_s"], found["exchange_s"], found["sort_s"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "message"),
+    [
+        ("shuffle_sort", "--size", "much", "'much' is no size; write for instance 1GiB"),
+        ("shuffle_sort", "--size", "1KiB", "less than 1MiB"),
+        ("shuffle_sort", "--workers", "0", "'0' is no number of workers from 1 to 256"),
+        ("data_parallel", "--link", "fast", "'fast' is no link; write for instance 100Mbit"),
+        ("data_parallel", "--link", "0Mbit", "'0Mbit' is no link"),
+        ("data_parallel", "--workers", "1", "'1' is no number from 2 to 32"),
+        ("data_parallel", "--fraction", "1.5", "'1.5' is no fraction"),
+        ("data_parallel", "--hook", "sign", "invalid choice: 'sign'"),
+    ],
+)
+def test_wrong_options_are_refused(name: str, option: str, value: str, message: str) -> None:
+    command: list[str | Path] = [sys.executable, EXAMPLES / f"{name}.py", option, value]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "nbytes"),
+    [
+        (["--hook", "topk", "--fraction", "0.05"], 8 * sum([410, 7, 410, 4, 32, 1])),  # an index and a value each
+        (["--hook", "powersgd", "--rank", "4"], 4 * (4 * (64 + 128) * 2 + 4 * (64 + 10) + 128 + 64 + 10)),
+    ],
+)
+def test_data_parallel_trains_with_hooks(options: list[str], nbytes: int) -> None:
+    pytest.importorskip("sklearn")
+    output = run(
+        "data_parallel", *options, "--workers", "2", "--epochs", "5", "--seed", "1", "--link", "1Mbit", "--json"
+    )
+    found = told(output)
+    assert list(found) == [
+        "accuracy", "steps_to_95", "bytes_per_step", "compute_s", "exchange_s", "time_to_95_s", "faster",
+    ]  # fmt: skip
+    assert found["bytes_per_step"] == nbytes
+    assert found["accuracy"] >= 0.95 and found["steps_to_95"] % 5 == 0
+    assert found["exchange_s"] > nbytes / 125_000 and found["compute_s"] > 0  # a rank takes that much from the other
+    assert found["time_to_95_s"] == pytest.approx(found["steps_to_95"] * (found["compute_s"] + found["exchange_s"]))
+    assert found["faster"] is True
+    assert "on this host: T_comp I_comp < T_orig I_orig is " in output
+    assert "at 1Mbit: T_comp I_comp < T_orig I_orig is True" in output
+
+
+def test_data_parallel_says_that_too_few_steps_show_nothing() -> None:
+    pytest.importorskip("sklearn")
+    output = run("data_parallel", "--workers", "4", "--epochs", "1", "--json")
+    found = told(output)
+    assert found["bytes_per_step"] == 17_226 * 4
+    assert (found["steps_to_95"], found["time_to_95_s"], found["faster"]) == (None, None, None)
+    assert "95% was not reached" in output
 
 
 def test_supervision_tells_what_may_have_run() -> None:

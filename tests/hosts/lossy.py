@@ -1,11 +1,11 @@
-"""A cable that loses packets: frames pass between two network cards, and some of one direction do not.
+"""A cable that loses packets: frames pass between two network cards, and some of one direction are lost.
 
-``python -m tests.hosts.lossy FROM TO PERCENT regular|random`` passes on what comes at the card FROM to the card TO,
-without some of the IPv4 packets, and whatever comes back. It says ``ready`` and ends with its input. What is lost by
-chance is the same each time.
+``python -m tests.hosts.lossy FROM TO PERCENT regular|random`` passes frames from the card FROM to the card TO without
+some of the IPv4 packets, and all frames back. It prints ``ready``, and ends when its input ends. Random losses are the
+same in each run.
 
-Frames are read and written with the header by which the kernel tells of checksums and segments that are left to a card
-(``PACKET_VNET_HDR``, packet(7)): virtual cables carry packets that have neither yet.
+Frames are read and written with the header that tells of checksums and segments left to a card (``PACKET_VNET_HDR``,
+packet(7)): virtual cables carry packets without either.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SEED: Final = 7
 
 
 class Lot:
-    """Which packets are lost.
+    """The choice of packets to lose.
 
     Args:
-        percent: of a hundred.
-        regular: one after so many others, instead of by chance.
+        percent: the share of lost packets, in percent.
+        regular: lose every n-th packet, instead of packets by chance.
     """
 
     def __init__(self, percent: float, *, regular: bool) -> None:
@@ -43,7 +43,7 @@ class Lot:
         self._chance = random.Random(SEED)
 
     def falls_on(self, frame: bytes) -> bool:
-        """Whether this one is."""
+        """Whether this frame is lost."""
         if frame[_KIND] != _IPV4:
             return False
         self._count += 1
@@ -51,7 +51,7 @@ class Lot:
 
 
 def open_card(name: str) -> socket.socket:
-    """Everything that comes at a card, and a way to send there."""
+    """A socket with all incoming frames of a card, which also sends there."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     sock.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
     sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
@@ -79,7 +79,7 @@ def main(source: str, target: str, percent: str, how: str) -> None:
                     frame = here.recv(_LARGEST)
                     if drawn is None or not drawn.falls_on(frame):
                         there.send(frame)
-                except (BlockingIOError, InterruptedError):  # the card's queue is full, and loses it as a card does
+                except (BlockingIOError, InterruptedError):  # the card's queue is full: the frame is lost, as on a card
                     continue
 
 

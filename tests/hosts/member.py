@@ -1,6 +1,7 @@
 """The program of a member that is alone in its process: ``python -m tests.hosts.member HOST [CAPACITY_MIB]``.
 
-It does what lines of JSON on its standard input say, all at once, and answers each; see `tests.hosts.netns.Program`.
+It takes commands as lines of JSON on its standard input, runs them side by side, and answers each; see
+`tests.hosts.netns.Program`.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ import uvloop
 
 import zcactor as zc
 from tests.hosts.members import MIB, Member, call, checksum, outcome_of, pattern
+from zcactor.api.remote_actor import RemoteActor
 from zcactor.errors import ZcactorError
-from zcactor.handle import RemoteActor
 from zcactor.observe.stats import stats_of
 
 LOOK = 0.005
-"""Seconds between two looks at what nobody tells."""
+"""Seconds between two looks at a state that has no event."""
 
 
 class Commands:
-    """What the program does; each method is a command."""
+    """The commands of the program: each method is one."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -35,18 +36,18 @@ class Commands:
         self._begun: list[asyncio.Task[tuple[float, Any]]] = []
 
     async def about(self) -> dict[str, Any]:
-        """Who this is."""
+        """The name, address and actor of this member."""
         return {
             "name": self._member.name.hex(), "address": self._member.endpoint.address, "index": self._member.index
         }  # fmt: skip
 
     async def meet(self, name: str, address: str, index: int) -> None:
-        """Somebody else; calls go to the last one that was met. Nothing is connected yet."""
+        """Make another member known; later calls go to its actor. This opens no connection."""
         self._member.addresses[name] = address
         self._actor = self._member.probe_at(bytes.fromhex(name), index)
 
     async def exchange(self, nbytes: int, seed: int) -> bool:
-        """Pass an array, and get one, and get twice of one; whether each byte was right."""
+        """Pass an array, get one, and get a doubled one; return whether every byte was right."""
         ours = zc.empty(nbytes // 8)
         ours[:] = pattern(seed, nbytes)
         passed = await call(self._actor, "received", ours) == checksum(ours)
@@ -56,7 +57,7 @@ class Commands:
         return passed and got and bool(np.array_equal(twice, 2 * ours))
 
     async def add(self, count: int, at_once: int) -> int:
-        """How many of so many small calls had the right result."""
+        """Make `count` small calls; return how many had the right result."""
         right = 0
         for start in range(0, count, at_once):
             numbers = range(start, min(start + at_once, count))
@@ -65,7 +66,7 @@ class Commands:
         return right
 
     async def note(self, start: int, stop: int, nbytes: int) -> None:
-        """Numbers, in order and all at once, and an array now and then between them."""
+        """Let the actor note numbers, all at once, with an array after every 16th number where `nbytes` is not 0."""
         refs = []
         for number in range(start, stop):
             refs.append(call(self._actor, "note", number))
@@ -76,11 +77,11 @@ class Commands:
         await asyncio.gather(*refs)
 
     async def noted(self) -> list[int]:
-        """The numbers that others had this one note."""
+        """The numbers that this member's actor has noted."""
         return self._member.probe.noted
 
     async def begin(self, method: str, count: int, args: list[Any]) -> None:
-        """Calls whose end is asked for later."""
+        """Begin calls; `outcomes` returns their ends."""
         for _ in range(count):
             self._begun.append(asyncio.create_task(self._watched(method, args)))
         await asyncio.sleep(0)
@@ -93,7 +94,7 @@ class Commands:
         return time.monotonic(), outcome_of(None)
 
     async def talk(self, interval: float) -> list[Any]:
-        """A number every so often, until a call fails; of each number when its call ended, and how."""
+        """Let the actor note a number in every interval until a call fails; return each call's end, time and kind."""
         numbers = itertools.count()
         talking = True
 
@@ -110,13 +111,13 @@ class Commands:
         return [await task for task in tasks]
 
     async def outcomes(self) -> list[Any]:
-        """When each call that was begun ended, and how, once all have."""
+        """Wait for the begun calls; return the time and the kind of each one's end."""
         found = [await task for task in self._begun]
         self._begun.clear()
         return found
 
     async def noting(self, number: int, times: int) -> None:
-        """Return when this number has been noted here so many times, by as many others."""
+        """Return when the actor here has noted this number so many times."""
         while self._member.probe.noted.count(number) < times:
             await asyncio.sleep(LOOK)
 
@@ -131,32 +132,32 @@ class Commands:
             await asyncio.sleep(LOOK)
 
     async def receiving(self, nbytes: int) -> None:
-        """Return when so many bytes of arrays have memory here: a pull of them is under way."""
+        """Return when arrays take so many bytes of the store here, which shows that a pull of them is under way."""
         while self._member.process.store.stats().used < nbytes:
             await asyncio.sleep(LOOK)
 
     async def alone(self) -> list[Any]:
-        """When each session ended, and why, once there is none."""
+        """Wait until no session is left; return the time and the cause of each one's end."""
         await self._member.alone()
         return self._member.lost
 
     async def lost(self) -> list[Any]:
-        """When each session ended that has, and why."""
+        """The time and the cause of the end of each session that has ended."""
         return self._member.lost
 
     async def settle(self) -> None:
-        """Return when nothing is leased, and nothing of the store in use."""
+        """Return when no lease is left, and no byte of the store is in use."""
         while (found := stats_of(self._member.process)).leases or found.store_used:
             gc.collect()
             await asyncio.sleep(LOOK)
 
     async def stats(self) -> dict[str, Any]:
-        """What the process has done."""
+        """The statistics of the process."""
         return stats_of(self._member.process).plain()
 
 
 async def main(host: str, mib: str = "16") -> None:
-    """Serve commands until there are no more."""
+    """Serve commands until the input ends."""
     member = Member(host, int(mib) * MIB)
     member.be_current()
     await member.start()

@@ -1,6 +1,6 @@
-"""Processes that form peers by themselves: each is told the others' addresses, and no node agent is there to ask.
+"""Processes that are peers without a node agent: a test tells each of them the others' addresses.
 
-So a call ends with `ActorDied` when its connection does: nobody knows of another place where the actor may be.
+Without an agent, a call ends with `ActorDied` when its connection ends: no process knows another place of the actor.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 import zcactor as zc
-from zcactor import context
+from zcactor.api.future import ObjectRef
+from zcactor.api.remote_actor import RemoteActor
+from zcactor.assembly.endpoints import may_read
+from zcactor.assembly.process import Process
 from zcactor.errors import ConnectionLost
-from zcactor.future import ObjectRef
-from zcactor.handle import RemoteActor
+from zcactor.ids import new_actor
 from zcactor.interface import Interface
 from zcactor.objectstore.store import Store
+from zcactor.process import context
 from zcactor.rpc.session import Session
-from zcactor.runtime.endpoints import may_read
-from zcactor.runtime.process import Process
 from zcactor.transport.base import Connection
-from zcactor.transport.sealing import Integrity
-from zcactor.transport.tcp import TcpEndpoint
-from zcactor.transport.tls import Tls
+from zcactor.transport.stream.record_layer import Integrity
+from zcactor.transport.stream.tls import Tls
+from zcactor.transport.tcp.endpoint import TcpEndpoint
 
 __all__ = ["MIB", "Member", "Probe", "call", "checksum", "pattern"]
 
@@ -41,12 +42,12 @@ Array = npt.NDArray[np.float64]
 
 
 def pattern(seed: int, nbytes: int) -> Array:
-    """Numbers that are the same for the same seed."""
+    """Random numbers, the same for the same seed."""
     return np.random.default_rng(seed).random(nbytes // 8)
 
 
 def checksum(array: npt.NDArray[Any]) -> int:
-    """Of the bytes of an array."""
+    """A checksum of an array's bytes."""
     plain: Any = np.ascontiguousarray(array).view(np.uint8)
     return zlib.crc32(plain)
 
@@ -60,7 +61,7 @@ class Probe:
         self.cancelled = 0
 
     def add(self, a: int, b: int) -> int:
-        """The sum, from the actor's thread."""
+        """Add two numbers in the actor's thread."""
         return a + b
 
     async def note(self, number: int) -> int:
@@ -69,11 +70,11 @@ class Probe:
         return number
 
     async def numbers(self) -> list[int]:
-        """Those that were noted, in order."""
+        """The noted numbers, in order."""
         return self.noted
 
     async def wait(self) -> None:
-        """Never returns."""
+        """Wait for ever."""
         self.waiting += 1
         try:
             await asyncio.Event().wait()
@@ -85,7 +86,7 @@ class Probe:
         return checksum(array)
 
     async def made(self, seed: int, nbytes: int) -> Array:
-        """An array that is born here."""
+        """An array that is made in the actor's store."""
         array = zc.empty(nbytes // 8)
         array[:] = pattern(seed, nbytes)
         return array
@@ -101,7 +102,7 @@ _INTERFACE: Final = Interface.of(Probe)
 
 
 class _ByName:
-    """An endpoint that finds processes by what it is told; what a directory does for the processes of a node."""
+    """An endpoint that finds processes in a table of addresses, as a run directory does for the processes of a node."""
 
     def __init__(self, endpoint: TcpEndpoint, addresses: dict[str, str]) -> None:
         self._endpoint = endpoint
@@ -111,7 +112,7 @@ class _ByName:
         return getattr(self._endpoint, name)
 
     async def connect(self, process: str) -> Connection:
-        """A connection to the process of that name."""
+        """Connect to the process of that name."""
         if process not in self._addresses:
             raise ConnectionLost(f"nobody knows process {process!r}")
         return await self._endpoint.connect(self._addresses[process])
@@ -125,13 +126,13 @@ class Member:
         capacity: bytes of its store.
         endpoint: the class of its endpoint.
         sealing: whether its frames are sealed.
-        integrity: what is authenticated besides, where they are.
-        tls: its certificates, where everything goes through TLS.
+        integrity: the data that is authenticated besides sealed frames.
+        tls: its certificates, where all connections use TLS.
 
     Attributes:
-        addresses: of the others, by name in hexadecimal; to be filled in.
+        addresses: the other members' addresses by name in hexadecimal; the test fills them in.
         probe: the actor.
-        lost: for each session that ended, when, by `time.monotonic`, and its cause.
+        lost: for each session that ended, the time of the end, by `time.monotonic`, and its cause.
     """
 
     def __init__(
@@ -152,8 +153,8 @@ class Member:
         self.process = Process(self.name, "worker", config, asyncio.get_running_loop(), store, by_name)
         self.process.connections.on_lost = self._session_lost
         self.probe = Probe()
-        self.index = self.process.take_index()
-        self.process.add_host(self.index, Probe, "Probe").adopt(self.probe)
+        self.index = self.process.hosts.take_index()
+        self.process.hosts.add(self.index, Probe, "Probe").adopt(self.probe)
         self.lost: list[tuple[float, str]] = []
         self._changed = asyncio.Event()
 
@@ -162,20 +163,20 @@ class Member:
         await self.endpoint.start(self.process.connections.accepted)
 
     def be_current(self) -> None:
-        """What is unpacked in this context belongs to this process."""
+        """Make this the process that unpacked values of this context belong to."""
         context.set_current(self.process)
 
     async def close(self) -> None:
-        """Everything."""
+        """Close the process."""
         await self.process.close()
 
     def probe_at(self, process: bytes, index: int) -> RemoteActor:
-        """The actor of another member, as if nobody had spoken with it yet."""
+        """A new `RemoteActor` for the actor of another member, without a connection yet."""
         place = process, index
-        return RemoteActor(self.process, os.urandom(16), _INTERFACE, place, None, "default", 100_000, 0)
+        return RemoteActor(self.process, new_actor(), _INTERFACE, place, None, "default", 100_000, 0)
 
     async def alone(self) -> None:
-        """Return when there is no session any more."""
+        """Return when no session is left."""
         while list(self.process.sessions.all()):
             self._changed.clear()
             await self._changed.wait()
@@ -186,10 +187,10 @@ class Member:
 
 
 def call(actor: RemoteActor, method: str, *args: Any) -> ObjectRef[Any]:
-    """Call a method of it; sent at once."""
+    """Call a method of the actor; the call is sent at once."""
     return ObjectRef(actor.call(actor.interface.by_name[method], args, {}, None, 0))
 
 
 def outcome_of(error: BaseException | None) -> Sequence[Any]:
-    """A call's end as plain values: its kind, and whether it may have run."""
+    """The end of a call as plain values: its kind, and whether the call may have run."""
     return (type(error).__name__, getattr(error, "maybe_executed", None)) if error is not None else ("value", True)

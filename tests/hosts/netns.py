@@ -1,17 +1,17 @@
-"""Hosts on one machine: namespaces joined by virtual cables, whose links fail as they are told.
+"""Hosts on one machine: namespaces joined by virtual cables, whose links fail when a test says so.
 
 A `Host` has a network, a process table, a host name and a run directory of its own, so processes of two hosts reach
 each other through the network and in no other way. The hosts of a `Network` hang on a switch, which is one more
 namespace; two hosts may also be joined directly. Nothing is made in the machine's own network, so networks that exist
 side by side may have the same addresses and never meet.
 
-Nothing has to be cleaned up either: each namespace lives as long as the process that it was made with, and that process
-ends when this one closes a pipe, or dies. As it is the first process of its table, the kernel kills all others with it.
-Only where this process is killed do the hosts' directories stay, in ``/tmp``.
+Nothing has to be cleaned up either: each namespace lives as long as its first process, and that process ends when this
+one closes a pipe, or dies. With the first process of a process table the kernel kills all others in it. Only where this
+process is killed do the hosts' directories stay, in ``/tmp``.
 
-Needs root, and the programs of the packages iproute2 and util-linux; `missing` says what is not there. Packets are lost
-by rules of nftables where it is there. Otherwise those of one direction go to an address that no card has, and a part
-of them is lost by a program between two cables (`tests.hosts.lossy`).
+Hosts need root, and the programs of the packages iproute2 and util-linux; `missing` names the absent ones. Packets are
+lost by rules of nftables where it works. Otherwise all packets of one direction are sent to an address that no card
+has, or a program between two cables loses a part of them (`tests.hosts.lossy`).
 """
 
 from __future__ import annotations
@@ -37,17 +37,20 @@ __all__ = ["PATIENCE", "Host", "Network", "Program", "has_rules", "missing"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0
-"""Seconds after which an answer does not come any more: a watchdog, no statement about speed."""
+"""Seconds after which the wait for an answer ends: a watchdog, no statement about speed."""
 CARD = "eth0"
 """The network card of every host."""
 SUBNET = "10.79.0"
 
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _NOBODY = "02:00:00:00:00:ff"
-"""The address of no card."""
+"""An address that no card has."""
 _NEW_NAMESPACE = ("unshare", "--net", "--uts", "--ipc", "--mount-proc", "--pid", "--fork", "--kill-child")
 _FIRST_PROCESS = ("sh", "-c", "trap '' CHLD; exec cat")
-"""Lives until its input ends. It ignores the deaths of its children, so that orphans do not stay as zombies."""
+"""The first process of a namespace: it lives until its input ends.
+
+It ignores the deaths of its children, so that orphans do not stay as zombies.
+"""
 _TRIAL = """set -e
 ip link add zc0 type veth peer name zc1
 ip link add zcb type bridge
@@ -60,7 +63,7 @@ _TRIAL_OF_RULES = (
 
 @functools.cache
 def missing() -> str | None:
-    """Why there can be no hosts here, and what would help; None where there can."""
+    """The reason why this machine makes no hosts, and the remedy; None where it does."""
     if os.geteuid() != 0:
         return "hosts on one machine need root"
     for program, package in _PROGRAMS.items():
@@ -74,7 +77,7 @@ def missing() -> str | None:
 
 @functools.cache
 def has_rules() -> bool:
-    """Whether nftables is there and works."""
+    """Whether nftables is installed and works."""
     if shutil.which("nft") is None:
         return False
     trial = subprocess.run([*_NEW_NAMESPACE, "sh", "-c", _TRIAL_OF_RULES], capture_output=True, check=False)
@@ -82,26 +85,26 @@ def has_rules() -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    """Process ids of the children."""
+    """The process ids of a process's children."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 class _Namespace:
-    """Namespaces, as long as the block."""
+    """The namespaces of a host, for the length of the block."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._holder: subprocess.Popen[str] | None = None
         self.pid = 0
-        """Of its first process, as this process sees it."""
+        """The process id of its first process, as this process sees it."""
 
     def __enter__(self) -> Self:
         holder = self._holder = subprocess.Popen(
             [*_NEW_NAMESPACE, *_FIRST_PROCESS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,  # where unshare complains when its child is killed
+            stderr=subprocess.PIPE,  # unshare complains there when its child is killed
             text=True,
         )
         assert holder.stdin is not None
@@ -121,18 +124,18 @@ class _Namespace:
     ) -> None:
         assert self._holder is not None
         with self._holder as holder:  # closes the pipes, and waits
-            os.kill(self.pid, signal.SIGKILL)  # and the kernel all that came after it, before `unshare` ends
+            os.kill(self.pid, signal.SIGKILL)  # the kernel then kills all later processes, before `unshare` ends
             holder.wait(PATIENCE)
 
     def entering(self, *names: str) -> list[str]:
-        """What a command line begins with to run inside."""
+        """The beginning of a command line that runs inside these namespaces."""
         return ["nsenter", f"--target={self.pid}", *(f"--{name}" for name in names), "--"]
 
     def command(self, *line: str, given: str | None = None) -> str:
-        """Run a program with this network and host name, but this process's files; its output.
+        """Run a program with this network and host name, but with this process's files; return its output.
 
         Raises:
-            OSError: it fails; the message has its own words.
+            OSError: the program fails; the message has its own words.
         """
         done = subprocess.run(
             [*self.entering("net", "uts"), *line], input=given, capture_output=True, text=True, check=False
@@ -148,7 +151,7 @@ class Host(_Namespace):
     Attributes:
         name: its host name.
         address: its IP address.
-        directory: what its processes have as home; the run directory and that of temporary files are inside.
+        directory: the home of its processes; their run directory and their folder of temporary files are inside.
     """
 
     def __init__(self, name: str, address: str) -> None:
@@ -156,9 +159,9 @@ class Host(_Namespace):
         self.address = address
         self.directory = Path()
         self.others: list[Host] = []
-        """On the same network."""
+        """The other hosts on the same network."""
         self.switch: _Namespace | None = None
-        """What it hangs on; None on a cable of its own."""
+        """The switch that it hangs on; None on a direct cable."""
         self._rules = 0
         self._misled: Counter[str] = Counter()
         self._started: list[subprocess.Popen[Any]] = []
@@ -181,7 +184,7 @@ class Host(_Namespace):
     # ---- processes
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What its processes get: the variables of this process, with the host's own directories."""
+        """The environment of its processes: the variables of this process, with the host's own directories."""
         return {
             **os.environ,
             "HOME": str(self.directory),
@@ -194,7 +197,7 @@ class Host(_Namespace):
     def start(self, *line: str, env: Mapping[str, str] | None = None, **settings: Any) -> subprocess.Popen[Any]:
         """Start a program on this host, in its root directory.
 
-        The process that is returned passes the program's exit status on, and `pids` has the program itself.
+        The returned process passes the program's exit status on; `pids` has the program itself.
 
         Args:
             line: its command line.
@@ -207,17 +210,17 @@ class Host(_Namespace):
         return process
 
     def python(self, *arguments: str, env: Mapping[str, str] | None = None) -> Program:
-        """Start a Python program that answers; ends with the block."""
+        """Start a Python program that takes commands; it ends with the block."""
         return Program(self, *arguments, env=env)
 
     def pids(self) -> dict[int, int]:
-        """The host's processes but for its first one: the ids that they know, and by which this process finds them."""
+        """The host's processes except for the first: their ids in this process, by their ids on the host."""
         ours = os.readlink(f"/proc/{self.pid}/ns/pid")
         found = {}
         for directory in Path("/proc").iterdir():
             if not directory.name.isdigit() or int(directory.name) == self.pid:
                 continue
-            with contextlib.suppress(OSError):  # it ended meanwhile
+            with contextlib.suppress(OSError):  # the process may have ended meanwhile
                 if os.readlink(directory / "ns/pid") != ours:
                     continue
                 for line in (directory / "status").read_text().splitlines():
@@ -226,7 +229,7 @@ class Host(_Namespace):
         return found
 
     def kill_all(self) -> None:
-        """SIGKILL for every process of the host, but its first one; the network stays."""
+        """Send SIGKILL to every process of the host except for the first; the network stays."""
         while pids := [pid for pid in self.pids().values() if not _is_zombie(pid)]:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -236,7 +239,7 @@ class Host(_Namespace):
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
-        """The link is down: nothing comes or goes. Nobody at the other end is told, as there is a switch between."""
+        """Take the link down: no packet comes or goes. Behind the switch the other end's link stays up."""
         self.command("ip", "link", "set", CARD, "down")
         try:
             yield
@@ -247,13 +250,13 @@ class Host(_Namespace):
     def dropping(
         self, direction: Literal["in", "out"], percent: float = 100, *, regular: bool = False, other: Host | None = None
     ) -> Iterator[None]:
-        """Packets that come, or that go, are lost, and nobody is told.
+        """Lose packets that come in or go out, without notice to either end.
 
         Args:
-            direction: which ones.
-            percent: how many of a hundred, by chance.
-            regular: one after so many others, instead of by chance.
-            other: only those from there, or to there.
+            direction: ``"in"`` for packets that come to this host, ``"out"`` for packets that it sends.
+            percent: the share of lost packets, in percent, chosen at random.
+            regular: lose every n-th packet, instead of packets by chance.
+            other: lose only packets from, or to, that host.
         """
         if not has_rules():
             with self._losing(direction, percent, regular=regular, others=self.others if other is None else [other]):
@@ -275,7 +278,7 @@ class Host(_Namespace):
     def _losing(
         self, direction: Literal["in", "out"], percent: float, *, regular: bool, others: Sequence[Host]
     ) -> Iterator[None]:
-        """`dropping` without nftables."""
+        """Do the same as `dropping`, without nftables."""
         with contextlib.ExitStack() as stack:
             if percent < 100:
                 stack.enter_context(self._lossy(direction, percent, regular=regular))
@@ -287,7 +290,7 @@ class Host(_Namespace):
 
     @contextlib.contextmanager
     def _misleading(self, other: Host) -> Iterator[None]:
-        """What goes to `other` goes to nobody."""
+        """Send packets for `other` to an address that no card has."""
         if not self._misled[other.address]:
             line = ("neigh", "replace", other.address, "lladdr", _NOBODY, "dev", CARD, "nud", "permanent")
             self.command("ip", *line)
@@ -301,7 +304,7 @@ class Host(_Namespace):
 
     @contextlib.contextmanager
     def _lossy(self, direction: Literal["in", "out"], percent: float, *, regular: bool) -> Iterator[None]:
-        """A program sits in the cable between this host and the switch."""
+        """Put a program into the cable between this host and the switch."""
         if self.switch is None:
             raise ValueError("there is no place for a program in a cable without a switch")
         self._rules += 1
@@ -334,7 +337,7 @@ class Host(_Namespace):
 
     @contextlib.contextmanager
     def apart(self, other: Host) -> Iterator[None]:
-        """Neither host hears the other; everybody else hears both."""
+        """Cut this host and another off from each other; all other hosts reach both."""
         with contextlib.ExitStack() as stack:
             for here, there in ((self, other), (other, self)):
                 here.command("ip", "route", "add", "blackhole", f"{there.address}/32")
@@ -343,9 +346,9 @@ class Host(_Namespace):
 
     @contextlib.contextmanager
     def limited(self, mbit: float) -> Iterator[None]:
-        """What goes out goes at this rate, in millions of bits a second; 0.4 s of it queue, and the rest is lost.
+        """Send at this rate at most, in millions of bits per second; 0.4 s of packets queue, and further ones are lost.
 
-        A bucket holds what goes out in one turn of the system's clock, 4 ms, and a frame of 16 KiB at the least: with
+        The bucket holds the bytes of one tick of the system's clock, 4 ms, and a frame of 16 KiB at the least: with
         less the rate is not reached (tc-tbf(8)).
         """
         rate = f"{round(mbit * 1000)}kbit"
@@ -365,13 +368,14 @@ def _is_zombie(pid: int) -> bool:
 
 
 class Network:
-    """Hosts that reach each other, as long as the block: ``a``, ``b``, ... at 10.79.0.1 and on.
+    """Hosts that reach each other, for the length of the block: ``a``, ``b``, ... at 10.79.0.1 and on.
 
     Args:
-        count: how many.
-        direct: join two by one cable, without a switch: then a host notices when the other's link goes down.
-        offload: let packets of up to 64 KiB pass through the cables, as cards do; without it, each has one segment, and
-            a loss of packets means the same as on a real cable.
+        count: the number of hosts.
+        direct: join two hosts by one cable, without a switch: then each host notices when the other's link goes down.
+        offload: let packets of up to 64 KiB pass through the cables, as cards do; without it each packet has one
+            segment,
+            and a loss of packets means the same as on a real cable.
     """
 
     def __init__(self, count: int = 2, *, direct: bool = False, offload: bool = True) -> None:
@@ -414,14 +418,15 @@ class Network:
 
 
 class Program:
-    """A Python program on a host: it takes commands as lines of JSON and answers each by one; ends with the block.
+    """A Python program on a host, which takes commands as lines of JSON and answers each by one; it ends with the
+    block.
 
     A command is an object with ``do``, its arguments and ``id``, which the answer repeats; answers come in any order.
-    An answer with ``error`` fails whoever waits for it.
+    An answer with ``error`` makes `answer` raise.
 
     Args:
-        host: where it runs.
-        arguments: those of the interpreter.
+        host: the host that it runs on.
+        arguments: the arguments of the interpreter.
         env: further variables.
     """
 
@@ -451,19 +456,19 @@ class Program:
             pipe.close()
 
     def kill(self) -> None:
-        """SIGKILL for the program, and wait; not for what it has started. Idempotent."""
+        """Send SIGKILL to the program, and wait for its end, but not for its children's. Idempotent."""
         if self.process.poll() is None:
-            for pid in _children(self.process.pid):  # what the namespaces were entered for
+            for pid in _children(self.process.pid):  # the program itself, inside the namespaces
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.process.wait(PATIENCE)
 
     def stderr(self) -> str:
-        """What it has written there up to now."""
+        """The program's standard error up to now."""
         return Path(self._errors.name).read_text(errors="replace")
 
     def send(self, do: str, **arguments: Any) -> int:
-        """Give a command; the number to ask for its answer with."""
+        """Give a command; return the number by which `answer` asks for its answer."""
         self._sent += 1
         self._stdin.write(json.dumps({"do": do, "id": self._sent, **arguments}).encode() + b"\n")
         self._stdin.flush()
@@ -473,8 +478,8 @@ class Program:
         """Wait for the answer to a command.
 
         Raises:
-            TimeoutError: it does not come.
-            OSError: the program has ended, or failed to do it; the message has its standard error.
+            TimeoutError: no answer comes in time.
+            OSError: the program has ended, or the command failed; the message has the program's standard error.
         """
         deadline = time.monotonic() + patience
         with selectors.DefaultSelector() as selector:
@@ -495,5 +500,5 @@ class Program:
         return found["value"]
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Give a command and wait for its answer. Raises as `answer`."""
+        """Give a command and return its answer. Raises as `answer`."""
         return self.answer(self.send(do, **arguments))

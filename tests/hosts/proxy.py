@@ -1,7 +1,7 @@
-"""A TCP proxy that does to a connection what networks do: late bytes, bytes in pieces, few bytes, and no more bytes.
+"""A TCP proxy that treats a connection as networks do: it delays, splits, slows down and ends the stream of bytes.
 
-`Proxy` listens on the running event loop and passes what each connection brings on to one place. `Way` says what
-happens to the bytes of one direction, with a seed where chance has a part. Delays keep the order.
+`Proxy` listens on the running event loop and passes the bytes of each connection on to one place. `Way` describes the
+treatment of one direction, with a seed for random parts. Delays keep the order.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from typing import Any, Literal, Self
 __all__ = ["Proxy", "Way"]
 
 CHUNK = 1 << 16
-"""Bytes that are read at once."""
+"""Bytes of one read."""
 _RESET_ON_CLOSE = struct.pack("@ii", 1, 0)
 
 
 @dataclass(frozen=True)
 class Way:
-    """What happens to bytes on their way in one direction.
+    """The treatment of the bytes of one direction.
 
     Attributes:
-        delay: seconds that they take.
-        jitter: seconds by which that differs at most, either way; evenly distributed.
-        slices: they go on in pieces of one to so many bytes; 0 leaves them as they come.
-        rate: how many go on in a second; 0 for all that come.
-        limit: so many pass in a connection, and then it ends; None for no limit.
-        ending: how it ends, towards both ends: ``"cut"`` is an orderly end of the stream, ``"reset"`` an RST, and
-            ``"stall"`` is none, only that nothing comes any more.
-        seed: of what is left to chance.
+        delay: seconds by which the bytes are late.
+        jitter: the largest difference from `delay`, in seconds, either way; evenly distributed.
+        slices: the largest size of the pieces that are passed on, whose sizes are drawn from 1 on; 0 for no splitting.
+        rate: bytes per second; 0 for no limit.
+        limit: the bytes after which a connection ends; None for no limit.
+        ending: the way in which it ends, towards both ends: ``"cut"`` is an orderly end of the stream, ``"reset"`` an
+            RST,
+            and ``"stall"`` leaves it open without further bytes.
+        seed: the seed of all random parts.
     """
 
     delay: float = 0
@@ -60,15 +61,15 @@ class _Flow:
         self._random = random.Random(way.seed)
         self.ending = way.ending
         self.passed = 0
-        """Bytes that went on."""
+        """Bytes that were passed on."""
 
     def finish(self) -> None:
-        """Pass on that the source has ended."""
-        with contextlib.suppress(OSError):  # the target has ended as well
+        """Pass the source's end on."""
+        with contextlib.suppress(OSError):  # the target may have ended as well
             self._target.shutdown(socket.SHUT_WR)
 
     async def run(self) -> bool:
-        """Until the source has ended, or the limit is reached; whether it was the limit."""
+        """Pass bytes on until the source ends or the limit is reached; return whether it was the limit."""
         loop = asyncio.get_running_loop()
         way = self._way
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -112,20 +113,20 @@ class _Flow:
             if way.rate:
                 await asyncio.sleep(len(piece) / way.rate)
             elif way.slices:
-                await asyncio.sleep(0)  # or the next piece might join it
+                await asyncio.sleep(0)  # otherwise the next piece might join this one
 
 
 class Proxy:
-    """Passes connections on to `place`, as long as the block.
+    """A proxy that passes connections on to `place`, for the length of the block.
 
     Args:
         place: host and port.
-        there: what happens to bytes on their way there.
-        back: and to those that come back.
+        there: the treatment of bytes on their way to `place`.
+        back: the treatment of bytes on their way back.
 
     Attributes:
-        place: where connections go from now on.
-        there, back: what happens to the bytes of connections that are made from now on.
+        place: the target of new connections.
+        there, back: the treatment of bytes of new connections.
     """
 
     def __init__(self, place: tuple[str, int], there: Way = AS_IS, back: Way = AS_IS) -> None:
@@ -140,18 +141,18 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where it listens, at 127.0.0.1."""
+        """The port at which it listens, on 127.0.0.1."""
         found: int = self._listening.getsockname()[1]
         return found
 
     @property
     def passed(self) -> list[tuple[int, int]]:
-        """Bytes that each connection has carried, there and back, the first connection first."""
+        """Bytes that each connection has carried, there and back, in the order of the connections."""
         return [(there.passed, back.passed) for there, back in self._flows]
 
     @property
     def open(self) -> int:
-        """How many connections have not ended."""
+        """The number of connections that have not ended."""
         return len(self._open)
 
     async def __aenter__(self) -> Self:
@@ -213,7 +214,7 @@ class Proxy:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     flow = running.pop(task)
-                    if task.exception() is not None:  # one end has broken: so does the other
+                    if task.exception() is not None:  # one end has broken, so the other is reset as well
                         _reset(sockets)
                         return
                     if not task.result():
@@ -223,7 +224,7 @@ class Proxy:
                     else:
                         if flow.ending == "reset":
                             _reset(sockets)
-                        return  # which closes both
+                        return  # leaving the block of both sockets closes them
         finally:
             for task in running:
                 task.cancel()

@@ -1,6 +1,6 @@
 """Connections that end after each number of bytes, and bytes that come late and in pieces: two processes in this one.
 
-A proxy is between the two, for frames and for the sockets that arrays come through.
+One proxy is between the two for frames, and one for the sockets of arrays.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ import zcactor as zc
 from tests.conftest import LOOPS
 from tests.hosts.members import Member, call, checksum, outcome_of
 from tests.hosts.proxy import AS_IS, Proxy, Way
-from zcactor import context
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.observe.stats import stats_of
-from zcactor.transport import greeting, tcp_pull
-from zcactor.transport.tcp import TcpEndpoint, parse_address
+from zcactor.process import context
+from zcactor.transport.stream import handshake_io
+from zcactor.transport.tcp import pull as tcp_pull
+from zcactor.transport.tcp.endpoint import TcpEndpoint, parse_address
 
 PATIENCE = 40.0
-"""Seconds after which something hangs: a watchdog, no statement about speed."""
+"""Seconds after which a test counts as hanging: a watchdog, no statement about speed."""
 
 Ending = Literal["cut", "reset"]
 
 
 class Behind(TcpEndpoint):
-    """Listens behind a proxy: peers are told the proxy's port."""
+    """An endpoint behind a proxy, which gives its peers the proxy's port as its own."""
 
     seen_port = 0
 
@@ -48,8 +49,8 @@ class Two:
     """A caller, an owner of the actor `Probe`, and the proxies in front of them, as a context.
 
     Attributes:
-        frames: what the caller connects through.
-        data: by which data sockets reach the caller, whose arrays the owner pulls.
+        frames: the proxy that the caller connects through.
+        data: the proxy of data sockets to the caller, whose arrays the owner pulls.
     """
 
     async def __aenter__(self) -> Two:
@@ -62,7 +63,7 @@ class Two:
         self.caller.addresses[self.owner.name.hex()] = f"{self.owner.name.hex()}@127.0.0.1:{self.frames.port}"
         assert isinstance(self.caller.endpoint, Behind)
         self.caller.endpoint.seen_port = self.data.port
-        self.caller.be_current()  # both: what is unpacked does not ask whose it is
+        self.caller.be_current()  # for both processes: unpacking does not ask to which of them a value belongs
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -73,7 +74,7 @@ class Two:
             await proxy.__aexit__(None, None, None)
 
     async def outcome(self, method: str, *args: Any) -> Sequence[Any]:
-        """How a call ends that is made by a handle which has no connection yet."""
+        """Make a call by a handle without a connection; return the end of the call as plain values."""
         try:
             result = await call(self.caller.probe_at(self.owner.name, self.owner.index), method, *args)
         except ZcactorError as error:
@@ -81,7 +82,7 @@ class Two:
         return (*outcome_of(None), result)
 
     async def parted(self) -> None:
-        """Return when no connection is left, and nothing that belongs to one."""
+        """Return when no connection is left, and nothing that belongs to a connection."""
         for member in (self.caller, self.owner):
             await member.alone()
             while member.endpoint.pending:
@@ -90,13 +91,13 @@ class Two:
             await asyncio.sleep(0)
 
     async def part(self) -> None:
-        """End the connection."""
+        """End the connection, and wait until nothing of it is left."""
         for session in list(self.caller.process.sessions.all()):
             await session.aclose()
         await self.parted()
 
     async def settled(self) -> None:
-        """Return when nothing is leased any more, and no memory used."""
+        """Return when no lease is left, and no memory is in use."""
         for member in (self.caller, self.owner):
             while (found := stats_of(member.process)).leases or found.store_used:
                 gc.collect()
@@ -115,7 +116,7 @@ async def two() -> AsyncIterator[Two]:
 
 
 def ways(direction: str, limit: int, ending: Ending) -> tuple[Way, Way]:
-    """There and back, of which one ends."""
+    """The treatments there and back, one of which ends after `limit` bytes."""
     way = Way(limit=limit, ending=ending)
     return (way, AS_IS) if direction == "there" else (AS_IS, way)
 
@@ -126,12 +127,12 @@ CASES: list[tuple[str, Ending, str]] = [
     ("back", "cut", "asyncio"),
     ("back", "reset", "uvloop"),
 ]
-"""Each on one loop only: there are many bytes."""
+"""Each case runs on one loop only, because there are many bytes."""
 
 
 @contextlib.contextmanager
 def running(loop: str) -> Iterator[asyncio.Runner]:
-    """Runs coroutines on a loop of that kind."""
+    """A runner of coroutines on a loop of that kind."""
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         yield runner
 
@@ -148,7 +149,7 @@ def test_a_connection_ends_after_each_byte(direction: str, ending: Ending, loop:
 
 
 async def _end_after_each_byte(two: Two, direction: str, ending: Ending) -> None:
-    # Through the handshake, both processes' introductions, the call's frame and its answer's.
+    # The end moves through the handshake, both processes' introductions, the call's frame and its answer's.
     side = 0 if direction == "there" else 1
     descriptors: list[int] = []
     kinds = set()
@@ -181,12 +182,12 @@ async def _end_after_each_byte(two: Two, direction: str, ending: Ending) -> None
 async def test_a_handshake_that_stalls_at_each_byte(two: Two, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     address = two.caller.addresses[two.owner.name.hex()]
     (await two.caller.endpoint.connect(address)).abort()
-    total = two.frames.passed[0][0]  # the whole handshake; what comes back is longer by what the acceptor judged
+    total = two.frames.passed[0][0]  # the whole handshake; the way back is longer by the acceptor's verdict
     await two.parted()
-    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 0.3)
+    monkeypatch.setattr(handshake_io, "HANDSHAKE_TIMEOUT", 0.3)
 
     async def connect(limit: int) -> None:
-        async with order:  # a connection goes the way that is set when it comes
+        async with order:  # a connection takes the treatment that is set when it comes
             way = Way(limit=limit, ending="stall")
             two.frames.there, two.frames.back = (way, AS_IS) if direction == "there" else (AS_IS, way)
             before = two.frames.open
@@ -224,12 +225,12 @@ def test_a_data_socket_ends_after_each_byte(
 
 
 async def _end_data_after_each_byte(two: Two, direction: str, ending: Ending) -> None:
-    # Through the handshake, the request and its answer, and through the array's bytes now and then.
+    # The end moves through the handshake, the request and its answer, and at some places through the array's bytes.
     array = zc.empty(ELEMENTS)
     array[:] = np.arange(ELEMENTS)
     whole = ("value", True, checksum(array))
     assert await two.outcome("received", array) == whole
-    around = sum(two.data.passed[0]) - 8 * ELEMENTS  # more than either way has around the array
+    around = sum(two.data.passed[0]) - 8 * ELEMENTS  # more bytes than either way has around the array
     limits = [*range(around), *range(around, around + 8 * ELEMENTS, 1009), around + 8 * ELEMENTS]
     two.data.end("cut")
     kinds = set()
@@ -240,7 +241,7 @@ async def _end_data_after_each_byte(two: Two, direction: str, ending: Ending) ->
         assert found == whole or found[0] != "value"
         two.data.there = two.data.back = AS_IS
         assert len(two.frames.passed) == 1, "the connection itself has lasted"
-        if limit % 32 == 0:  # and the next pull opens a socket that does
+        if limit % 32 == 0:  # the next pull opens a socket without a limit
             assert await two.outcome("received", array) == whole
         two.data.end("cut")
     assert kinds == {("ObjectLost", None), ("value", True)}

@@ -1,7 +1,7 @@
-"""Processes of two hosts over TCP: what they exchange is right, and what happens when the link between them fails.
+"""Processes of two hosts over TCP: values arrive unchanged, and a failure of the link is noticed in time.
 
-The times here are promises: a peer that cannot be reached any more is noticed within six seconds. The limit has room
-for a machine that is busy.
+The times here are promises: a peer that is out of reach is noticed within six seconds. The limit has room for a machine
+that is busy.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ pytestmark = [
 
 MIB = 1 << 20
 NOTICED = 8.0
-"""Seconds until the end of a link is noticed at the latest: six are promised, and two are for the machine."""
+"""Seconds within which the end of a link has to be noticed: six are promised, and two are for a busy machine."""
 CALLS = 20
 
 GONE = {"ActorDied", "ConnectionLost"}
-"""What a call ends with whose answer cannot come."""
+"""The errors that end a call whose answer cannot come."""
 
 Pair = tuple[Host, Host, Program, Program]
 
 
 def member(host: Host, mib: int) -> Program:
-    """A member on the host, with a store of that size."""
+    """Start a member on the host, with a store of `mib` MiB."""
     return host.python("-m", "tests.hosts.member", host.address, str(mib))
 
 
 @contextlib.contextmanager
 def pair(mib: int = 16, **settings: Any) -> Iterator[Pair]:
-    """A member on each of two hosts, which know each other."""
+    """Start a member on each of two hosts, and make them known to each other."""
     with Network(2, **settings) as (left, right), contextlib.ExitStack() as stack:
         a, b = [stack.enter_context(member(host, mib)) for host in (left, right)]
         a.ask("meet", **b.ask("about"))
@@ -66,13 +66,13 @@ BREAKINGS: dict[str, Callable[[Host, Host], contextlib.AbstractContextManager[No
     "nothing comes to the actor": lambda caller, actor: actor.dropping("in", other=caller),
     "nothing leaves the callers": lambda caller, _: caller.dropping("out"),
 }
-"""What happens between the callers' host and the actor's."""
+"""The faults between the callers' host and the actor's."""
 
 
 class Callers:
-    """Three programs on a host that use one actor, each over a connection of its own, in different ways.
+    """Three programs on a host that use one actor in different ways, each over a connection of its own.
 
-    The first has calls open and says nothing, the second makes calls all the time, and the third is pulling an array.
+    The first has open calls and sends nothing, the second calls all the time, and the third is pulling an array.
     """
 
     def __init__(self, host: Host, stack: contextlib.ExitStack) -> None:
@@ -92,14 +92,14 @@ class Callers:
         self.talked = self.talking.send("talk", interval=0.02)
 
     def check(self, broken: float) -> None:
-        """Each session and each call has ended in time, and once."""
+        """Check that each session and each call has ended in time, and once."""
         waited = self.waiting.ask("outcomes")
         assert len(waited) == CALLS
         for when, (kind, maybe_executed) in waited:
             assert kind in GONE and maybe_executed
             assert 0 < when - broken < NOTICED
         ((when, (kind, _)),) = self.pulling.ask("outcomes")
-        # The call's answer has come, and the array in it has not.
+        # The answer of this call has come, but not the array in it.
         assert kind in {"ObjectLost", *GONE}
         assert 0 < when - broken < NOTICED
         ends = [(when - broken, kind, ran) for when, (kind, ran) in self.talking.answer(self.talked)]
@@ -113,7 +113,7 @@ class Callers:
 
 @pytest.mark.slow
 def test_a_link_that_breaks_is_noticed_at_both_ends() -> None:
-    # All at the same time, because each takes five seconds in which nothing happens.
+    # All faults run at the same time, because each takes five seconds in which nothing happens.
     with Network(1 + len(BREAKINGS)) as (place, *hosts), contextlib.ExitStack() as stack:
         actor = stack.enter_context(member(place, 400))
         groups = [Callers(host, stack) for host in hosts]
@@ -160,7 +160,8 @@ def test_a_link_that_is_back_soon_has_broken_nothing() -> None:
 FAULTS: dict[str, Callable[[Host, Host], Sequence[contextlib.AbstractContextManager[None]]]] = {
     "loss of 1 %": lambda a, b: (a.dropping("in", 1), b.dropping("in", 1)),
     "loss of 5 %": lambda a, b: (a.dropping("in", 5), b.dropping("in", 5)),
-    # By chance, a tenth would now and then be five in a row, and five seconds without an answer are the end.
+    # Losses of a tenth by chance would now and then be five in a row, and after five seconds without an answer a link
+    # counts as broken.
     "loss of each tenth": lambda a, b: (a.dropping("in", 10, regular=True), b.dropping("in", 10, regular=True)),
     "10 Mbit/s": lambda a, b: (a.limited(10), b.limited(10)),
 }
@@ -175,7 +176,7 @@ def test_a_bad_link_is_slower_and_nothing_else(
     with pair(offload=False) as (left, right, a, b), contextlib.ExitStack() as stack:
         for fault in faults(left, right):
             stack.enter_context(fault)
-        assert a.ask("add", count=1, at_once=1) == 1  # both use the connection that this opens
+        assert a.ask("add", count=1, at_once=1) == 1  # both programs use the connection that this call opens
         writing = [program.send("note", start=0, stop=numbers, nbytes=nbytes) for program in (a, b)]
         a.answer(writing[0])
         b.answer(writing[1])

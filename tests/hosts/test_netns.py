@@ -1,4 +1,4 @@
-"""The hosts that other tests run programs on: what they have of their own, and what is left of them."""
+"""The hosts that other tests run programs on: the things that they have of their own, and their removal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def reaches(host: Host, other: Host, patience: float = 10) -> bool:
-    """Whether a packet comes back from there within that time; nobody listens there, and its system says so."""
+    """Whether a packet comes back from the other host within that time: a refusal, because no process listens there."""
     script = f"import socket; socket.create_connection(({other.address!r}, 1), {patience})"
     done = subprocess.run([*host.entering("net"), "python3", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode

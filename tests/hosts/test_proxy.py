@@ -1,4 +1,4 @@
-"""The proxy that other tests put between two processes: what it passes on, and how it ends connections."""
+"""The proxy that other tests put between two processes: it passes bytes on, and ends connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 20.0
 
 @contextlib.asynccontextmanager
 async def through(there: Way, back: Way) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, Proxy]]:
-    """A connection, through a proxy, to somebody who sends everything back."""
+    """A connection, through a proxy, to a server that sends everything back."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):

@@ -1,4 +1,4 @@
-"""Who does not hold the token is not let in: nothing that a stranger sends is unpickled, whatever it is."""
+"""A peer without the token is not let in, and none of its bytes is unpickled."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import pytest
 
 from tests.hosts.members import Member, call
 from tests.transport.outsiders import Relay
-from zcactor import context
-from zcactor.transport.auth import HELLO_NBYTES, Status, refusal
-from zcactor.transport.tcp import parse_address
+from zcactor.process import context
+from zcactor.transport.stream.handshake import HELLO_NBYTES, HandshakeStatus, refusal
+from zcactor.transport.tcp.endpoint import parse_address
 
 PATIENCE = 40.0
-"""Seconds after which something hangs: a watchdog, no statement about speed."""
-PREAMBLE_NBYTES = len(refusal(Status.OK)) - 1
+"""Seconds after which a test counts as hanging: a watchdog, no statement about speed."""
+PREAMBLE_NBYTES = len(refusal(HandshakeStatus.OK)) - 1
 PROOF_NBYTES = 64
-"""Of the connector's key and proof."""
+"""Bytes of the connector's key and proof."""
 HANDSHAKE_NBYTES = PREAMBLE_NBYTES + HELLO_NBYTES + PROOF_NBYTES
-"""What a connector sends of it."""
+"""Bytes of the handshake that a connector sends."""
 
 
 def leave(path: str) -> int:
-    """Leave a mark."""
+    """Create a file as a mark."""
     Path(path).touch()
     return 0
 
 
 class Canary:
-    """Leaves a mark where it is unpickled."""
+    """A value that leaves a mark where it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = str(mark)
@@ -42,7 +42,7 @@ class Canary:
 
 
 class Recorded:
-    """A caller that has sent a canary to an owner, and all that went from one to the other."""
+    """A caller that has sent a canary to an owner, and a record of all bytes from one to the other."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -69,14 +69,14 @@ class Recorded:
 
     @property
     def sent(self) -> bytes:
-        """What went from the caller to the owner."""
+        """The bytes that went from the caller to the owner."""
         return bytes(self._relay.seen[0])
 
     async def answer_to(self, data: bytes) -> bytes:
-        """What a stranger who sends `data` is answered until the owner closes the connection."""
+        """The owner's answer to a stranger who sends `data`, up to the end of the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         answer = b""
-        with contextlib.closing(writer), contextlib.suppress(ConnectionResetError):  # with bytes unread
+        with contextlib.closing(writer), contextlib.suppress(ConnectionResetError):  # it may close with unread bytes
             writer.write(data)
             while part := await reader.read(1 << 16):
                 answer += part
@@ -93,22 +93,22 @@ async def recorded(tmp_path: Path) -> AsyncIterator[Recorded]:
 
 
 def replayed(sent: bytes) -> bytes:
-    """All of it once more."""
+    """All recorded bytes once more."""
     return sent
 
 
 def of_another_token(sent: bytes) -> bytes:
-    """With a proof that nobody who holds the token has made."""
+    """The recorded bytes with a random proof."""
     return sent[: PREAMBLE_NBYTES + HELLO_NBYTES] + os.urandom(PROOF_NBYTES) + sent[HANDSHAKE_NBYTES:]
 
 
 def without_a_proof(sent: bytes) -> bytes:
-    """The frames right behind the hello."""
+    """The recorded frames right behind the hello."""
     return sent[: PREAMBLE_NBYTES + HELLO_NBYTES] + sent[HANDSHAKE_NBYTES:]
 
 
 def without_a_handshake(sent: bytes) -> bytes:
-    """Frames alone."""
+    """The recorded frames alone."""
     return sent[HANDSHAKE_NBYTES:]
 
 
@@ -118,7 +118,7 @@ async def test_nothing_of_a_stranger_is_unpickled(recorded: Recorded, attempt: C
     assert b"leave" in sent[HANDSHAKE_NBYTES:], "the canary is in the frames, and nothing is encrypted here"
     for _ in range(3):
         answer = await recorded.answer_to(attempt(sent))
-        assert not answer or answer.startswith(refusal(Status.OK)[:PREAMBLE_NBYTES])
+        assert not answer or answer.startswith(refusal(HandshakeStatus.OK)[:PREAMBLE_NBYTES])
     assert not recorded.mark.exists()
     assert recorded.owner.probe.noted == [0], "only the peer's"
     assert len(list(recorded.owner.process.sessions.all())) == 1

@@ -1,4 +1,4 @@
-"""Actors that the end-to-end tests talk to; in a module of their own, so that workers import little."""
+"""Actors that the end-to-end tests talk to, in a module of their own, so that workers import little."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class MyError(Exception):
 
 @zc.actor
 class Keeper:
-    """Keeps what it is given."""
+    """An actor that keeps a value."""
 
     def __init__(self, first: Any = None) -> None:
         self.kept: Any = first
 
     def ping(self) -> None:
-        """Does nothing: what was sent before has arrived when it returns."""
+        """Return at once: messages that were sent before the call have arrived by then."""
 
     def keep(self, value: Any) -> tuple[bool, int]:
-        """Keep `value`; returns whether it can be written to, and its address."""
+        """Keep `value`; return whether it is writable, and its address."""
         self.kept = value
         return value.flags.writeable, value.ctypes.data
 
     def drop(self) -> None:
-        """Forget it."""
+        """Forget the kept value."""
         self.kept = None
 
     def narrow(self) -> None:
-        """Keep a view of a part of it only."""
+        """Keep only a view of a part of the kept array."""
         self.kept = self.kept[3:5]
 
     def echo(self, value: Any) -> Any:
@@ -44,24 +44,24 @@ class Keeper:
         return value
 
     def get(self) -> Any:
-        """What is kept, shared."""
+        """Share the kept value."""
         return self.kept
 
     def give(self) -> Any:
-        """What is kept, handed over."""
+        """Hand the kept value over."""
         value, self.kept = self.kept, None
         return zc.move(value)
 
     def give_twice(self) -> Any:
-        """Tries to hand over what was shared."""
+        """Try to hand over an array that was shared."""
         return zc.move(self.kept)
 
     def first(self) -> float:
-        """The first element."""
+        """The first element of the kept array."""
         return float(self.kept.reshape(-1)[0])
 
     def fill(self, value: float) -> None:
-        """Write to what is kept."""
+        """Write to the kept array."""
         self.kept[...] = value
 
     def write_to(self, array: Any) -> None:
@@ -73,7 +73,7 @@ class Keeper:
         array.flags.writeable = True
 
     def copy_and_write(self, array: Any) -> float:
-        """How to write to a received array."""
+        """Write to a copy of a received array, as programs do."""
         copied = array.copy()
         copied += 1
         return float(copied[0])
@@ -92,21 +92,21 @@ class Keeper:
             yield zc.move(zc.full(10_000, float(index)))
 
     async def pass_on(self, other: Any, array: Any) -> Any:
-        """Give an argument to another actor."""
+        """Pass an argument to another actor."""
         return await other.keep(array)
 
     async def move_on(self, other: Any) -> Any:
-        """Hand what is kept over to another actor."""
+        """Hand the kept array over to another actor."""
         value, self.kept = self.kept, None
         return await other.keep(zc.move(value))
 
     async def stream(self, count: int) -> AsyncIterator[Any]:
-        """Arrays of the store, shared."""
+        """Yield arrays of the store, shared."""
         for index in range(count):
             yield zc.full(10_000, float(index))
 
     def describe(self, value: Any) -> tuple[str, Any]:
-        """Type and value of a list of arrays: how many, the sum of the first elements."""
+        """The type of a list of arrays, their number, and the sum of their first elements."""
         return type(value).__name__, (len(value), sum(float(array[0]) for array in value))
 
     def copies(self) -> dict[str, int]:
@@ -114,21 +114,24 @@ class Keeper:
         return {reason: count.nbytes for reason, count in zc.stats().copies.items()}
 
     def fail(self) -> None:
-        """Raises the program's own exception."""
+        """Raise the program's own exception."""
         raise MyError("mine", 5)
 
     def huge(self, nbytes: int) -> Any:
-        """A result of that size."""
+        """A result of `nbytes` bytes."""
         return np.zeros(nbytes, np.uint8)
 
 
 @zc.actor
 class Doubler:
-    """Writes to what it is given, and may not live to tell."""
+    """An actor that writes to its arguments, and may die before it answers."""
 
     @zc.method(idempotent=True)
     def double(self, value: Any, runs: Path, deaths: int) -> list[float]:
-        """The sums of the arrays as they came, doubled then. Each run is noted in a file; the first `deaths` die."""
+        """Return the sums of the arrays as they came, and double the arrays.
+
+        Each run is noted in a file; the first `deaths` runs end the process.
+        """
         first, rest = value
         arrays = [first, *rest["pickled"][0]]
         sums = [float(array.sum()) for array in arrays]
@@ -143,7 +146,7 @@ class Doubler:
 
 @zc.actor
 class Scaled:
-    """Writes to what it is constructed of."""
+    """An actor that writes to the arguments of its constructor."""
 
     def __init__(self, first: Any, rest: Any) -> None:
         arrays = [first, *rest["pickled"][0]]
@@ -152,7 +155,7 @@ class Scaled:
             array *= 2
 
     def as_they_came(self) -> tuple[list[float], int]:
-        """The sums of the arrays before anything was written, and how often one was copied for that."""
+        """The sums of the arrays before the writes, and the number of copies that were made for the writes."""
         copied = zc.stats().copies.get("moved argument of a retried call")
         return self.sums, 0 if copied is None else copied.count
 

@@ -13,7 +13,7 @@ from zcactor.marshal.importable import search_here
 
 @pytest.fixture
 def wire() -> Iterator[Wire]:
-    """Two marshallers and what is between them."""
+    """Two marshallers and the wire between them."""
     made = Wire()
     yield made
     made.close()
@@ -21,7 +21,7 @@ def wire() -> Iterator[Wire]:
 
 @pytest.fixture
 def restored_imports() -> Iterator[None]:
-    """Leaves path, modules and finders as they were."""
+    """Restore path, modules and finders after the test."""
     import cloudpickle  # noqa: F401 -- imported on first use, and what has been used cannot be taken out again
 
     path, finders, modules = list(sys.path), list(sys.meta_path), dict(sys.modules)

@@ -18,7 +18,7 @@ COUNT = 50_000
 
 @zc.actor
 class User:
-    """Uses what it is given."""
+    """An actor that uses its argument."""
 
     @zc.method
     def total(self, value: jax.Array) -> tuple[float, int]:
@@ -27,7 +27,7 @@ class User:
 
 
 def in_one_process() -> None:
-    """By reference, and equal."""
+    """Arrays between two marshallers go by reference, and arrive equal."""
     wire = Wire()
     array = wire.left.store.empty((100, 500), "f4")
     array.fill(2)
@@ -48,7 +48,7 @@ def in_one_process() -> None:
 
 
 async def between_processes() -> None:
-    """Not copied on either side."""
+    """Arrays between processes are copied on neither side."""
     async with zc.init():
         user = await zc.spawn(User)
         value = jax.device_put(zc.ones(COUNT, "f4"), may_alias=True)

@@ -1,4 +1,4 @@
-"""Modules made from files, the way that pytest makes them with --import-mode=importlib."""
+"""Modules made from files, in the way in which pytest makes them with --import-mode=importlib."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ through_msgpack = msgspec.msgpack.decode
 def test_dtype_comes_back(dtype: np.dtype[Any]) -> None:
     assert is_shareable(dtype)
     code = dtype_code(dtype)
-    assert dtype_code(dtype) == code  # and from the cache
+    assert dtype_code(dtype) == code  # a second time, from the cache
     assert_same_dtype(dtype_from_code(through_msgpack(msgspec.msgpack.encode(code))), dtype)
 
 
@@ -127,7 +127,7 @@ def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
 def test_bounds_and_packed_strides_are_numpys(array: np.ndarray[Any, Any]) -> None:
     assert byte_bounds(array) == numpys_bounds(array)
     copied = np.ndarray(array.shape, array.dtype, bytearray(array.nbytes), 0, packed_strides(array))
-    copied[...] = array  # fits without a gap
+    copied[...] = array  # the array fits without a gap
     assert copied.tolist() == array.tolist()
     if not any(stride == 0 for stride, length in zip(array.strides, array.shape, strict=True) if length > 1):
         order = [

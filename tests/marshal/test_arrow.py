@@ -1,4 +1,4 @@
-"""Arrow arrays are cut to the rows that they show, and equal where they arrive."""
+"""Arrow arrays are cut to the rows that they show, and arrive equal."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROWS = 400
 
 
 def texts(count: int = ROWS) -> list[str | None]:
-    """Short ones, long ones and none."""
+    """Short strings, long strings and nulls."""
     return [WORDS[index * 7 % 11 % len(WORDS)] for index in range(count)]
 
 
 def lists() -> list[Any]:
-    """Lists of any length, some of them none."""
+    """Lists of any length, some of them null."""
     return [None if index % 9 == 0 else [index, None, 3][: index % 4] for index in range(ROWS)]
 
 
@@ -119,7 +119,7 @@ def in_numpy(count: int, dtype: Any) -> Any:
 
 
 def rebuilt(array: Any) -> Any:
-    """What `reduce_array` makes of it, without pickle in between."""
+    """Take an array apart by `reduce_array` and build it again, without pickle in between."""
     restore, arguments = reduce_array(array, in_numpy)
     return restore(*arguments)
 
@@ -195,7 +195,7 @@ def test_ten_rows_bring_ten_rows(wire: Wire) -> None:
 
 
 def big_table() -> Any:
-    """35 MB in the chunks of eight batches, which are slices of one."""
+    """A table of 35 MB in the chunks of eight batches, which are slices of one batch."""
     rows = 680_000
     words = pa.array([f"{index:012}" for index in range(rows)])
     codes = pa.array([f"{index % 1000:012}" for index in range(rows)]).dictionary_encode()

@@ -1,4 +1,4 @@
-"""Out-of-band buffers: each byte of them is copied at most once, however many refer to it."""
+"""Out-of-band buffers: each byte of them is copied at most once, in any number of references."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.marshal.wire import LIMIT, Wire, address
 from zcactor.errors import OutOfMemory
 
 MEMORY = np.random.default_rng(1).integers(0, 256, 100_000, np.uint8)
-"""Outside the store."""
+"""Memory outside the store."""
 OUTSIDE = "argument outside the store"
 
 
 class Views:
-    """Pickles pieces of memory out of band, as Arrow does."""
+    """A value that pickles pieces of memory out of band, as Arrow does."""
 
     def __init__(self, *pieces: Any) -> None:
         self.pieces = pieces
@@ -32,7 +32,7 @@ class Views:
 
 
 def pieces(*bounds: tuple[int, int]) -> Views:
-    """Pieces of the memory, from each first byte to its last."""
+    """Pieces of the memory, each from a first byte to a last."""
     return Views(*(MEMORY.data[low:high] for low, high in bounds))
 
 

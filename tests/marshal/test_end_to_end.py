@@ -1,4 +1,4 @@
-"""Arrays between a driver and actors: what is shared, what is handed over, and when its bytes come back."""
+"""Arrays between a driver and actors: sharing, handing over, and the moment when their bytes come back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import contextlib
 import gc
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,8 @@ import pytest
 
 import zcactor as zc
 from tests.marshal.actors import Doubler, Keeper, MyError, Scaled
-from tests.marshal.modules import load
 from tests.marshal.wire import address, assert_same
-from zcactor.handle import RemoteActor
+from zcactor.api.remote_actor import RemoteActor
 from zcactor.rpc.session import Session
 
 COUNT = 100_000
@@ -28,13 +25,13 @@ COUNT = 100_000
 
 
 async def keepers(count: int, **options: Any) -> list[Any]:
-    """Handles of new actors. Untyped: which methods are awaited is not what is tested here."""
+    """Spawn actors; their handles are untyped, because these tests are not about types."""
     made: Any = Keeper
     return list(await asyncio.gather(*(made.options(**options).spawn() for _ in range(count))))
 
 
 async def until(condition: Callable[[], bool], actor: Any) -> None:
-    """Wait until what was sent to us has its effect; talk to `actor` meanwhile: releases ride on its answers."""
+    """Wait until messages to this process have an effect, and call `actor` meanwhile: releases ride on its answers."""
     async with asyncio.timeout(20):
         while not condition():
             gc.collect()
@@ -42,7 +39,7 @@ async def until(condition: Callable[[], bool], actor: Any) -> None:
 
 
 def settled(used: int = 0, leases: int = 0) -> Callable[[], bool]:
-    """Whether the store and the leases are back to these figures."""
+    """A condition: the store and the leases are back to these figures."""
     return lambda: (zc.stats().store_used, zc.stats().leases) == (used, leases)
 
 
@@ -54,13 +51,13 @@ async def test_sharing() -> None:
         array = zc.full((100, COUNT // 100), 2.0)
         used = zc.stats().store_used
         assert not (await one.keep(array))[0]
-        # Read-only here from now on, and views made of it.
+        # The array is read-only here from now on, and so are new views of it.
         for each in (array, array[1:], array.T):
             with pytest.raises(ValueError, match="read-only"):
                 each[0] = 1
             with pytest.raises(ValueError, match="WRITEABLE"):
                 each.flags.writeable = True
-        # Read-only there; x.copy() is the way.
+        # The array is read-only there; an actor that wants to write takes x.copy().
         with pytest.raises(ValueError, match="read-only") as caught:
             await one.write_to(array)
         assert isinstance(caught.value, zc.RemoteError)
@@ -73,14 +70,14 @@ async def test_sharing() -> None:
         assert zc.stats().store_used == used
         assert zc.stats().bytes_copied == 0
 
-        # Sent to its owner it is the same memory.
+        # Back at its owner it has the same memory.
         back = await other.get()
         assert np.shares_memory(back, array)
         assert address(back) == address(array[5:])
         assert not back.flags.writeable
         del back
 
-        # Freed with the last view anywhere: there a small part is kept.
+        # The memory is freed with the last view anywhere: one actor keeps a small part.
         await one.narrow()
         await other.drop()
         del array, each
@@ -89,7 +86,7 @@ async def test_sharing() -> None:
         await one.drop()
         await until(settled(), one)
 
-        # The owner's own view is the last one.
+        # The owner's own view is the last.
         array = zc.ones(COUNT)
         await one.keep(array)
         await one.drop()
@@ -104,12 +101,12 @@ async def test_third_process_and_killed_holders() -> None:
         array = zc.ones(COUNT)
         used = zc.stats().store_used
 
-        # From here to one, and on to other, which maps our memory itself.
+        # From here to one, and on to other, which maps this process's memory itself.
         assert not (await one.pass_on(other, array))[0]
         del array
         await until(settled(used, 1), one)
         assert await other.first() == 1
-        # And back to us, by way of third.
+        # And back to this process, by way of third.
         await other.pass_on(third, await other.get())
         assert address(await third.get()) == address(await other.get())
         await other.drop()
@@ -117,7 +114,7 @@ async def test_third_process_and_killed_holders() -> None:
         await zc.kill(third)
         await until(settled(), one)
 
-        # What an actor owns: the driver and other hold it.
+        # An array that an actor owns: the driver and other hold it.
         made = await one.make(COUNT, 3.0)
         await other.keep(made)
         held = await zc.stats(one)
@@ -136,7 +133,7 @@ async def test_third_process_and_killed_holders() -> None:
         await released(0)
         assert (await zc.stats(one)).store_used == 0
 
-        # The owner dies: what is mapped stays, and is passed on.
+        # The owner dies: a mapped array stays, and is passed on.
         made = await one.make(COUNT, 4.0)
         await zc.kill(one)
         assert made.sum() == 4 * COUNT
@@ -165,7 +162,7 @@ async def test_moving() -> None:
             zc.move(array)
         await one.fill(5)
 
-        # Handed over to other, then back to its owner; nothing is copied on the way.
+        # Handed over to other, then back to its owner; no step copies the array.
         assert (await one.move_on(other))[0]
         assert await other.first() == 5
         await other.fill(6)
@@ -177,14 +174,14 @@ async def test_moving() -> None:
         assert [(await zc.stats(each)).bytes_copied for each in (one, other)] == [0, 0]
         assert zc.stats().bytes_copied == 0
 
-        # Shared from here, it cannot be handed over by anybody any more.
+        # Shared from here, the array cannot be handed over by any process.
         await other.keep(back)
         with pytest.raises(ValueError, match=r"shared before.*x\.copy\(\)"):
             one.keep(zc.move(back))
         with pytest.raises(ValueError, match=r"read-only here.*x\.copy\(\)"):
             await other.give_twice()
         view = back[1:]
-        del array, value, back, view  # the dead array, too: something may look at its memory
+        del array, value, back, view  # the dead array goes, too: other objects may look at its memory
         await other.drop()
         await until(settled(), other)
 
@@ -195,7 +192,7 @@ async def test_moving() -> None:
         del view
         assert (await one.keep(zc.move(array)))[0]
 
-        # Small arrays, and those outside the store, which are copied once.
+        # Small arrays, and arrays outside the store, which are copied once.
         small, outside = np.arange(3.0), np.arange(float(COUNT))
         before = zc.stats().bytes_copied
         assert (await one.keep(zc.move(small)))[0]
@@ -227,11 +224,11 @@ async def test_moving() -> None:
 async def test_moved_result_with_several_holders_is_shared() -> None:
     async with zc.init():
         one, other, third = await keepers(3)
-        # Not awaited here: nobody of several may write.
+        # Not awaited here: with several holders, none may write.
         ref = one.new(COUNT, 2.0)
         assert [each[0] for each in await asyncio.gather(other.keep(ref), third.keep(ref))] == [False, False]
         assert not (await ref).flags.writeable
-        # Awaited here first, and written to: what is passed on is what was written, and it is shared from then on.
+        # Awaited here first, and written to: the written array is passed on, and is shared from then on.
         ref = one.new(COUNT, 2.0)
         here = await ref
         here[0] = 5
@@ -266,7 +263,7 @@ def arrays() -> Iterator[Any]:
 
 
 def assert_given_back(array: Any) -> None:
-    """It can be read and written to, and handed over again."""
+    """Check that the array can be read, written to, and handed over again."""
     assert array.sum() == array.size
     array[...] = 2
     array[...] = 1
@@ -336,7 +333,7 @@ async def test_arrays_of_a_call_that_cannot_be_sent_are_given_back(monkeypatch: 
             patched.setattr(Session, "send_call", fails)
             for array in arrays():
                 with pytest.raises(zc.ObjectLost, match="injected"):
-                    await one.keep(zc.move(array))  # at the call, or from the await where it is queued
+                    await one.keep(zc.move(array))  # raises at the call, or from the await where the call is queued
                 assert_given_back(array)
         assert (await one.keep(zc.move(array)))[0]
 
@@ -346,7 +343,7 @@ async def test_arrays_of_calls_beyond_the_credit_are_given_back() -> None:
         (one,) = await keepers(1)
         await one.ping()
         (record,) = await zc.actors()
-        os.kill(record.pid, signal.SIGSTOP)  # no credit comes back
+        os.kill(record.pid, signal.SIGSTOP)  # no credit comes back from here on
         arrays = [np.ones(4) for _ in range(2000)]
         refs = [one.keep(zc.move(array)) for array in arrays]
         await zc.kill(one)
@@ -363,7 +360,7 @@ async def test_arrays_of_calls_beyond_the_credit_are_given_back() -> None:
 
 @pytest.mark.slow
 async def test_retried_call_gets_the_arrays_as_they_were(tmp_path: Path) -> None:
-    """Each run has copies of its own, counted; what the first has written is not what the second reads."""
+    """Each run gets copies of its own, which are counted: the second run does not read the first one's writes."""
     async with zc.init():
         actor: Any = await Doubler.options(max_restarts=3, max_retries=3).spawn()
         handed_over = list(arrays())
@@ -378,7 +375,7 @@ async def test_retried_call_gets_the_arrays_as_they_were(tmp_path: Path) -> None
         copied = zc.stats().copies["moved argument of a retried call"]
         assert copied.count == 3 * 4, "of each run, the arrays that go by reference"
 
-        # Never sent, they are given back.
+        # Arrays of a call that was never sent are given back.
         await zc.kill(actor)
         array = np.ones(COUNT)
         with pytest.raises(zc.ActorDied):
@@ -387,7 +384,7 @@ async def test_retried_call_gets_the_arrays_as_they_were(tmp_path: Path) -> None
 
 
 async def test_restarted_constructor_gets_the_arrays_as_they_were() -> None:
-    """Each life has copies of its own, counted; what the first has written is not what the second reads."""
+    """Each life gets copies of its own, which are counted: the second life does not read the first one's writes."""
     async with zc.init():
         made: Any = Scaled
         handed_over = list(arrays())
@@ -462,17 +459,17 @@ async def test_out_of_memory() -> None:
         error = caught.value
         assert (error.requested, error.used, error.capacity) == (capacity, held.nbytes, capacity)
         assert 0 < error.largest_free <= capacity - held.nbytes
-        # An argument that does not fit: at the call, and nothing was sent.
+        # An argument does not fit: the call raises, and sends nothing.
         calls = zc.stats().calls
         for argument in (np.zeros(capacity), [np.zeros(capacity), {1}], "x" * (2 * capacity)):
             with pytest.raises(zc.OutOfMemory):
                 one.describe(argument)
         assert zc.stats().calls == calls
-        # A result that does not fit the actor's store: at the caller.
+        # A result does not fit the actor's store: the caller gets the error.
         with pytest.raises(zc.OutOfMemory) as there:
             await one.huge(2 * capacity)
         assert (there.value.requested, there.value.capacity) == (2 * capacity, capacity)
-        # Both live on.
+        # Both processes live on.
         assert not (await one.keep(held))[0]
         assert await one.first() == 1
         assert (await one.huge(capacity // 2)).nbytes == capacity // 2
@@ -522,7 +519,7 @@ async def test_many_parts_in_one_message() -> None:
         assert await one.describe(arrays) == ("list", (1000, sum(range(1000))))
         assert zc.stats().bytes_copied == 0
         assert await one.describe(tuple(arrays)) == ("tuple", (1000, sum(range(1000))))
-        back = await one.echo({"set": {1}, 1.5: arrays})  # pickled, and through a third message
+        back = await one.echo({"set": {1}, 1.5: arrays})  # pickled, as a third message
         assert [address(array) for array in back[1.5]] == [address(array) for array in arrays]
         del arrays, back
         await until(settled(), one)
@@ -553,99 +550,6 @@ async def test_exception_class_of_the_program() -> None:
             await one.fail()
         assert caught.value.args == ("mine", 5)
         assert isinstance(caught.value, zc.RemoteError)
-
-
-MODULE = """
-import dataclasses, enum
-import numpy as np
-import zcactor as zc
-
-CALLS = []
-
-class Mine(Exception):
-    pass
-
-class Colour(enum.Enum):
-    RED = 1
-
-@dataclasses.dataclass
-class Box:
-    array: object
-    colour: Colour = Colour.RED
-
-def twice(x):
-    return 2 * x
-
-@zc.actor
-class Worker:
-    def __init__(self):
-        self.calls = 0
-    @zc.method
-    def open(self, box):
-        CALLS.append(box)
-        return Box(twice(box.array), box.colour), len(CALLS)
-    def fail(self):
-        raise Mine("x")
-"""
-
-BODY = """
-    async with zc.init():
-        worker = await zc.spawn(Worker)
-        box, calls = await worker.open(Box(np.arange(50_000)))
-        assert type(box) is Box and box.colour is Colour.RED and box.array[-1] == 99_998
-        assert CALLS == [] and calls == 1
-        assert (await worker.open(box))[1] == 2
-        try:
-            await worker.fail()
-        except Mine as error:
-            assert isinstance(error, zc.RemoteError)
-        else:
-            raise AssertionError("nothing was raised")
-        other = await zc.spawn(Worker)
-        assert (await other.open(box))[1] == 1
-"""
-
-
-@pytest.mark.usefixtures("restored_imports")
-async def test_module_that_workers_cannot_import(tmp_path: Path) -> None:
-    module: Any = load("only_the_driver_has_it", tmp_path / "only_the_driver_has_it.py", MODULE)
-    async with zc.init():
-        worker = await zc.spawn(module.Worker)
-        box, calls = await worker.open(module.Box(np.arange(50_000)))
-        assert type(box) is module.Box
-        assert box.colour is module.Colour.RED
-        assert box.array[-1] == 99_998
-        assert (calls, module.CALLS) == (1, [])
-        assert (await worker.open(box))[1] == 2
-        with pytest.raises(module.Mine) as caught:
-            await worker.fail()
-        assert isinstance(caught.value, zc.RemoteError)
-
-
-def run(*command: str, cwd: Path) -> None:
-    """Run a program that starts a node of its own."""
-    done = subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_script(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(f"{MODULE}\nasync def main():\n{BODY}\nzc.run(main())\n")
-    run("script.py", cwd=tmp_path)
-
-
-def test_module_beside_a_script(tmp_path: Path) -> None:
-    (tmp_path / "beside.py").write_text(MODULE)
-    (tmp_path / "script.py").write_text(f"from beside import *\n\nasync def main():\n{BODY}\nzc.run(main())\n")
-    run("script.py", cwd=tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["importlib", "prepend"])
-def test_pytest_module(tmp_path: Path, mode: str) -> None:
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    file = tmp_path / "deep" / "er" / "test_it.py"
-    file.write_text(f"{MODULE}\nimport asyncio\nasync def main():\n{BODY}\ndef test_it():\n    asyncio.run(main())\n")
-    run("-m", "pytest", f"--import-mode={mode}", "-q", "-p", "no:cacheprovider", str(file), cwd=tmp_path)
 
 
 async def test_values_end_to_end() -> None:

@@ -1,4 +1,4 @@
-"""Which modules other processes can import."""
+"""The choice of modules that other processes can import."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_module_nobody_else_finds_goes_by_value(tmp_path: Path) -> None:
     assert not is_importable("made_up_name", str(tmp_path / "made_up_name.py"))
     assert by_value(module.Thing)
     assert by_value(module.work)
-    assert by_value(module.work)  # and from the cache
+    assert by_value(module.work)  # a second time, from the cache
 
 
 def test_module_on_the_path_goes_by_name(tmp_path: Path) -> None:
@@ -94,13 +94,13 @@ def test_package_that_extends_its_path(tmp_path: Path) -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """What an editable installation leaves on sys.meta_path."""
+    """A finder like those that an editable installation leaves on sys.meta_path."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        """Knows one module."""
+        """The spec of the one module that it knows."""
         return importlib.util.spec_from_file_location(name, self.file) if name == "editable" else None
 
 

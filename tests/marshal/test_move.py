@@ -11,7 +11,7 @@ import pytest
 
 from tests.marshal.wire import Wire, address
 from zcactor.marshal.move import Move, has_other_views, is_held_elsewhere, is_moved, move, retire
-from zcactor.marshal.sealed import shared
+from zcactor.marshal.packed import shared
 from zcactor.objectstore.heap import use_handler
 from zcactor.objectstore.ref import RegionKind
 
@@ -88,7 +88,7 @@ def test_moved_back_to_its_owner(wire: Wire) -> None:
     where = address(array)
     there = wire.send(move(array))
     there[1] = 5
-    there = there[::2]  # what is left of it
+    there = there[::2]  # only a view is left
     back = wire.send(move(there), back=True)
     assert is_moved(there)
     assert (back.shape, address(back)) == ((25, 50), where)
@@ -132,7 +132,7 @@ def test_sharing_a_part_of_what_was_moved_to_us_makes_all_of_it_read_only(wire: 
 
 
 def test_view_of_what_was_shared_cannot_be_moved(wire: Wire) -> None:
-    """A view that was made before keeps its own flag."""
+    """A view that was made before the sharing keeps its own flag."""
     ours = wire.send(move(wire.left.store.empty(1000)))
     view = ours[:500]
     wire.send(ours[500:], back=True)
@@ -144,7 +144,7 @@ def test_view_of_what_was_shared_cannot_be_moved(wire: Wire) -> None:
 
 @pytest.mark.parametrize("home", [False, True], ids=["received", "back home"])
 def test_moved_value_that_is_passed_on_unopened_is_read_only_for_who_opens_it(wire: Wire, home: bool) -> None:
-    """What was taken out of it before, too."""
+    """Arrays that were taken out of it before become read-only, too."""
     array = wire.left.store.empty(1000)
     if home:
         array = wire.send(move(array))
@@ -202,7 +202,7 @@ def test_one_message_hands_over_an_array_once(wire: Wire) -> None:
     for both in ([move(array), move(array)], [move(array), array], [{1}, move(array), array], [move(outside), outside]):
         with pytest.raises(ValueError, match="twice"):
             wire.left.marshaller.pack(both)
-    array[0] = outside[0] = 1  # nothing was sent, so all is as before
+    array[0] = outside[0] = 1  # nothing was sent, so the arrays are as before
     with pytest.raises(ValueError, match="shared before"):
         wire.left.marshaller.pack([array, move(array)])
 
@@ -251,7 +251,7 @@ def test_memory_is_given_back_with_the_last_name(wire: Wire) -> None:
 
 @pytest.fixture
 def numpy_in_store(wire: Wire) -> Iterator[None]:
-    """NumPy allocates large arrays in the left store."""
+    """Let NumPy allocate large arrays in the left store."""
     before = wire.left.store.heap.use(65536)
     yield
     use_handler(before)
@@ -279,7 +279,7 @@ def stored(wire: Wire, count: int) -> Any:
 def test_what_looks_at_the_memory_never_sees_anothers(
     wire: Wire, make: Callable[[Wire, int], Any], look: Callable[[Any], Any], count: int
 ) -> None:
-    """Where the array's own name is gone, a view or buffer of it is the one reference that there is to it."""
+    """Once the array's own name is gone, a view or a buffer is the only reference to it."""
     array = make(wire, count)
     seen, where = look(array), address(array)
     used = wire.left.store.stats().used
@@ -314,7 +314,7 @@ def test_views_that_cannot_be_seen_keep_the_memory(wire: Wire) -> None:
     assert is_moved(array)
     got.fill(-1)
     del array
-    np.full(100_000, 5.0)  # whoever takes freed memory of that size
+    np.full(100_000, 5.0)  # an array of that size would take freed memory
     assert view.tolist() == [*map(float, range(10, 20))]
     assert buffer[99_999] == 99_999
 
@@ -326,7 +326,7 @@ def test_second_name_dies_too(wire: Wire) -> None:
     wire.send(move(array))
     assert is_moved(names[0])
     wire.parts = ()
-    assert wire.left.store.stats().used == used  # something may look at it, for all we know
+    assert wire.left.store.stats().used == used  # other objects may still look at it
     del array
     names.clear()
     assert wire.left.store.stats().used < used

@@ -1,4 +1,4 @@
-"""What is pickled: classes by name or by value, arrays and buffers out of band."""
+"""Pickled values: classes by name or by value, arrays and buffers out of band."""
 
 from __future__ import annotations
 
@@ -50,10 +50,18 @@ def test_class_that_went_by_value_is_itself_when_it_comes_back(wire: Wire, modul
         assert type(error) is module.Error
         assert error.args == ("x",)
         assert colour is module.Colour.RED
-    # Its methods still work on the module's own globals: they were not replaced by copies.
+    # The class's methods still work on the module's own globals: they were not replaced by copies.
     error.note()
     assert [error] == module.CALLS
     assert module.Error.note.__globals__ is module.__dict__
+
+
+def test_code_that_goes_by_value_keeps_the_name_of_its_file(wire: Wire) -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def outer():\n    return (lambda: 1)\n", "cell.py", "exec"), namespace)
+    there = wire.send(namespace["outer"])
+    assert there is not namespace["outer"]
+    assert there.__code__.co_filename == there().__code__.co_filename == "cell.py"
 
 
 def test_by_value_in_a_process_that_lacks_the_module(wire: Wire, module: ModuleType, tmp_path: Path) -> None:
@@ -121,7 +129,7 @@ def test_class_that_came_before_is_not_made_again(wire: Wire, monkeypatch: pytes
     assert wire.send(Local) is Local
     assert len(streams) == 2
     for _ in range(2):
-        assert wire.send(enum.IntEnum) is enum.IntEnum  # by name: importing it again costs little, and may differ
+        assert wire.send(enum.IntEnum) is enum.IntEnum  # by name: another import costs little, and may differ
     assert len(streams) == 4
 
     for number in range(2 * pickling.CLASSES):
@@ -157,7 +165,7 @@ class _NONE:
 
 
 class Buffers:
-    """Pickles its memory out of band, as Arrow does."""
+    """A value that pickles its memory out of band, as Arrow does."""
 
     def __init__(self, *buffers: Any) -> None:
         self.buffers = buffers
@@ -222,7 +230,7 @@ def test_errors_of_a_value_s_own_code_pass_through(wire: Wire) -> None:
 
 def test_pickle_within_a_pickle(wire: Wire) -> None:
     class Nested:
-        """Unpickling it unpacks another message meanwhile."""
+        """A value whose unpickling unpacks another message in between."""
 
         def __init__(self, wire: Wire, array: Any) -> None:
             self.array = array
@@ -287,7 +295,7 @@ def test_subclass_that_was_shared_is_read_only(wire: Wire, make: Any, write: Any
 
 
 def test_small_subclass_stays_writable(wire: Wire) -> None:
-    """What travels within the payload is nobody's to protect, and neither is a mask that does."""
+    """Values within the payload need no protection of their own, and neither does a mask there."""
     small = np.zeros(8).view(Sub)
     masked: Any = np.ma.masked_array(np.zeros(100), mask=[True] * 100)
     wire.send([small, masked])
@@ -298,7 +306,7 @@ def test_small_subclass_stays_writable(wire: Wire) -> None:
 
 
 def test_memory_mapped_file_is_copied_each_time(wire: Wire, tmp_path: Path) -> None:
-    """And stays the caller's to write to."""
+    """Such an array also stays writable for the caller."""
     mapped = np.memmap(tmp_path / "file", "f8", "w+", shape=(1000,))
     for value in (1, 2):
         mapped[:] = value

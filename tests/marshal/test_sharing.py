@@ -1,4 +1,4 @@
-"""Which block an array lies in, and what sharing it makes read-only."""
+"""The block that an array lies in, and the arrays that sharing it makes read-only."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_an_array_that_numpy_allocated_is_found_by_its_address(store: Store) -> 
 
 
 def test_an_array_that_was_moved_since_keeps_what_it_has_instead(store: Store) -> None:
-    """Its memory is found by a view, and the array with it, which has two elements outside of the store now."""
+    """The view leads to the array, which then has two elements outside of the store."""
     array: Any = np.ones(10_000)
     view = array[::2]
     block = share(store, array)
     assert block is not None
     retire(array)
     assert share(store, view) is block
-    store.take_over(block.offset)  # as granting the view to a peer of another host does
+    store.take_over(block.offset)  # granting the view to a peer of another host does the same
     assert array.flags.owndata and array.nbytes == 16
     assert (view == 1).all() and not view.flags.writeable
     restore([array])

@@ -1,7 +1,7 @@
-"""Two processes pass, hold, slice, hand over, drop and write to arrays, beside a model of what each array holds.
+"""Two processes pass, hold, slice, hand over, drop and write to arrays, beside a model of each array's elements.
 
-Wrong bytes anywhere, a write that is let through to what is shared, and a move that is let through where others look on
-fail it. So does memory that is not given back, or given to somebody else too early: what is free is filled with junk.
+The test fails on wrong bytes anywhere, on a write to a shared array, and on a move of an array that others look at. It
+also fails on memory that is not given back, or given away too early: free memory is filled with junk.
 """
 
 from __future__ import annotations
@@ -18,40 +18,41 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 import zcactor as zc
-from zcactor import context
-from zcactor.future import ObjectRef
-from zcactor.handle import RemoteActor
+from zcactor.api.future import ObjectRef
+from zcactor.api.remote_actor import RemoteActor
+from zcactor.assembly.process import Process
+from zcactor.ids import new_actor
 from zcactor.interface import Interface
 from zcactor.marshal.arrays import root_of
 from zcactor.marshal.move import is_moved
 from zcactor.objectstore.heap import use_handler
 from zcactor.objectstore.store import Store
-from zcactor.runtime.process import Process
-from zcactor.transport.loopback import LoopbackEndpoint, LoopbackNetwork
+from zcactor.process import context
+from zcactor.transport.loopback.endpoint import LoopbackEndpoint, LoopbackNetwork
 
 EAGER_LIMIT = 4096
 COUNTS = {"inline": 100, "outside": 2000, "large": 10_000}
-"""Elements: below the eager limit; above it, and too few for NumPy to allocate them in the store; enough for that."""
+"""Elements: below the eager limit; above it, but too few for NumPy to allocate them in the store; enough for that."""
 
 
 class Desk:
-    """The actor of one side: what is on it is what the machine works with."""
+    """The actor of one side, which holds the value of the machine's current step."""
 
     def __init__(self) -> None:
         self.arrived: Any = None
 
     async def keep(self, array: Any) -> None:
-        """An argument."""
+        """Take an argument."""
         self.arrived = array
 
     async def give(self, take: Any) -> Any:
-        """A result: what the machine has put here."""
+        """Give the result that the machine has put here."""
         value, self.arrived = self.arrived, None
         return value
 
 
 class Memory:
-    """What some arrays of one side share: its elements as they should be."""
+    """Memory that some arrays of one side share, as the elements that it should have."""
 
     def __init__(self, elements: np.ndarray[Any, Any]) -> None:
         self.elements = elements
@@ -60,7 +61,7 @@ class Memory:
 
 
 class Held:
-    """An array that one side holds, beside what it should be."""
+    """An array that one side holds, with the elements that it should have."""
 
     def __init__(self, side: int, memory: Memory, array: Any, part: slice) -> None:
         self.side = side
@@ -68,7 +69,7 @@ class Held:
         self.array = array
         self.part = part
         self.closed = memory.shared
-        """Whether writing to it must be refused. Views made before sharing keep their own flag, and are left alone."""
+        """Whether a write must be refused. Views from before the sharing keep their own flag, and are left alone."""
         memory.arrays.append(self)
 
     @property
@@ -81,7 +82,7 @@ class Held:
 
 
 class SharingMachine(RuleBasedStateMachine):
-    """See the module."""
+    """The machine of this module's docstring."""
 
     maps: bool
     arrays = Bundle("arrays")
@@ -103,16 +104,16 @@ class SharingMachine(RuleBasedStateMachine):
             config = zc.Config(eager_limit=EAGER_LIMIT, recv_depth=64)
             process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
             await endpoint.start(process.connections.accepted)
-            process.add_host(process.take_index(), Desk, "Desk").adopt(desk := Desk())
+            process.hosts.add(process.hosts.take_index(), Desk, "Desk").adopt(desk := Desk())
             self.processes.append(process)
             self.desks.append(desk)
         places = [(process.process, 2) for process in self.processes]
         interface = Interface.of(Desk)
         self.actors = [
-            RemoteActor(self.processes[side], os.urandom(16), interface, places[1 - side], None, "default", 100, 0)
+            RemoteActor(self.processes[side], new_actor(), interface, places[1 - side], None, "default", 100, 0)
             for side in range(2)
         ]
-        """By the calling side: the other one's desk."""
+        """The other side's desk, by the calling side."""
 
     # ---------------------------------------------------------------- rules
 
@@ -156,9 +157,9 @@ class SharingMachine(RuleBasedStateMachine):
         there = self._carry(held.side, held.array, result=result)
         if held.array.nbytes >= EAGER_LIMIT:
             held.closed = True
-            if in_place:  # what is copied can be written to by way of what it is a view of: nobody sees it
+            if in_place:  # a copied array can be written to through its base, because no other process sees that
                 held.memory.shared = True
-                for each in held.memory.arrays:  # the one that all of them are views of, too
+                for each in held.memory.arrays:  # the array that all of them are views of is closed, too
                     each.closed |= each.part == slice(None)
         assert not there.flags.writeable
         memory = Memory(held.expected.copy())
@@ -170,11 +171,11 @@ class SharingMachine(RuleBasedStateMachine):
         if held.array is None:
             return held
         others = [each for each in held.memory.arrays if each is not held]
-        # Of NumPy's own memory, what others look at is copied.
+        # An array of NumPy's own memory is copied where others look at it.
         if held.closed or (root_of(held.array) is not None and (held.memory.shared or others)):
             with pytest.raises(ValueError, match="read-only here|other views"):
                 self._carry(held.side, zc.move(held.array), result=result)
-            gc.collect()  # asyncio's own frames close a cycle with the error, and keep the array: a view to later moves
+            gc.collect()  # a cycle of asyncio's frames and the error keeps the array, as a view would
             assert not is_moved(held.array)
             return held
         there = self._carry(held.side, zc.move(held.array), result=result)
@@ -194,7 +195,7 @@ class SharingMachine(RuleBasedStateMachine):
         if held.closed:
             with pytest.raises(ValueError, match="read-only"):
                 held.array[...] = value
-            if root_of(held.array) is not None:  # what NumPy itself owns it lets be opened
+            if root_of(held.array) is not None:  # NumPy lets an array that owns its memory be opened
                 with pytest.raises(ValueError, match="WRITEABLE"):
                     held.array.flags.writeable = True
         elif not held.memory.shared:
@@ -225,14 +226,14 @@ class SharingMachine(RuleBasedStateMachine):
             while any(process.store.stats().used or self._leases(process) for process in self.processes):
                 gc.collect()
                 for process in self.processes:
-                    process.placements.clear()  # what is kept for the next pull
+                    process.placements.clear()  # memory that is kept for the next pull
                     for session in process.sessions.all():
-                        session._send_releases()  # those of what was pulled wait a second for a frame
+                        session._send_releases()  # releases of pulled arrays wait a second for a frame
                 await asyncio.sleep(0)
         for process in self.processes:
             await process.close()
 
-    # ---------------------------------------------------------------- what the rules are made of
+    # ---------------------------------------------------------------- parts of the rules
 
     def _leases(self, process: Process) -> int:
         return sum(len(session.leases) for session in process.sessions.all())
@@ -247,7 +248,7 @@ class SharingMachine(RuleBasedStateMachine):
         return held
 
     def _carry(self, side: int, value: Any, *, result: bool) -> Any:
-        """`value` at the other side: as an argument of its method, or as a result of ours."""
+        """Carry `value` to the other side: as an argument of its method, or as a result of this side's."""
         return self.loop.run_until_complete(self._carried(side, value, result=result))
 
     async def _carried(self, side: int, value: Any, *, result: bool) -> Any:
@@ -269,7 +270,7 @@ class SharingMachine(RuleBasedStateMachine):
         return ObjectRef(actor.call(actor.interface.by_name[method], (value,), {}, None, 0))
 
     def _litter(self) -> None:
-        """Let releases arrive, then write over what is free."""
+        """Let releases arrive, then overwrite free memory."""
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.run_until_complete(asyncio.sleep(0))
         for process in self.processes:
@@ -279,13 +280,13 @@ class SharingMachine(RuleBasedStateMachine):
 
 
 class Mapped(SharingMachine):
-    """Arenas are mapped by the peer."""
+    """Peers map each other's arenas."""
 
     maps = True
 
 
 class Pulled(SharingMachine):
-    """Bytes are pulled, as between hosts."""
+    """Peers pull bytes, as between hosts."""
 
     maps = False
 

@@ -1,4 +1,4 @@
-"""Payloads as ciphertext: what was changed is refused, at each byte, and nothing is opened twice with one key."""
+"""Payloads as ciphertext: a change at any byte is refused, and one key opens nothing twice."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from tests.marshal.wire import Wire
 from zcactor.errors import ProtocolError
 from zcactor.marshal import register
-from zcactor.marshal.values import NotPlain, decode_small, encode, lift_scalar, lifts, lower_scalar, registered
+from zcactor.marshal.values import NotPlain, decode_small, encode, pack_scalar, registered, unpack_scalar, unpackers
 
 
 class Marked:
@@ -24,12 +24,12 @@ class Marked:
 def test_registered_type_travels_as_its_extension(wire: Wire) -> None:
     register(Marked, 100, lambda _, marked: encode(marked.value), lambda _, data: Marked(decode_small(data)))
     try:
-        # As it is, in containers, and inside what has to be pickled.
+        # By itself, in a container, and inside a value that has to be pickled.
         for got in (wire.send(Marked(7)), wire.send([Marked(7)])[0], wire.send({"s": {1}, "m": Marked(7)})["m"]):
             assert type(got) is Marked
             assert got.value == 7
     finally:
-        del registered[Marked], lifts[100]
+        del registered[Marked], unpackers[100]
 
 
 def test_scalar_that_cannot_travel_is_not_plain() -> None:
@@ -37,7 +37,7 @@ def test_scalar_that_cannot_travel_is_not_plain() -> None:
         pass
 
     with pytest.raises(NotPlain):
-        lower_scalar(Mine(1))
+        pack_scalar(Mine(1))
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_scalar_that_cannot_travel_is_not_plain() -> None:
 )
 def test_malformed_scalar_is_a_protocol_error(content: Any) -> None:
     with pytest.raises(ProtocolError):
-        lift_scalar(memoryview(msgspec.msgpack.encode(content)))
+        unpack_scalar(memoryview(msgspec.msgpack.encode(content)))

@@ -1,4 +1,4 @@
-"""Two marshallers with a store each, and what a connection would do between them."""
+"""Two marshallers with a store each, and the work of a connection between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block, Store
-from zcactor.rpc.counters import Counters
+from zcactor.rpc.counters import new_counters
 from zcactor.rpc.parts import Part
 
 LIMIT = 512
@@ -25,17 +25,18 @@ class Side:
     def __init__(self, process: bytes, capacity: int = 64 << 20, *, seals: bool = False) -> None:
         self.store = Store(capacity, process, extent_nbytes=1 << 20)
         self.copies = CopyCounter()
-        self.counters = Counters()
+        self.counters = new_counters()
         self.marshaller = Marshaller(self.store, self.copies, self.counters, LIMIT, seals=seals)
 
     @property
     def bytes_copied(self) -> int:
-        """Bytes copied here so far."""
+        """Bytes that were copied here up to now."""
         return sum(count.nbytes for count in self.copies.snapshot().values())
 
 
 class Wire:
-    """Values from `left` to `right` and back, in one process: leases point at the very bytes of the other store.
+    """A wire for values from `left` to `right` and back, in one process: leases point at the very bytes of the other
+    store.
 
     Args:
         seals: whether payloads above the eager limit are sealed.
@@ -46,7 +47,7 @@ class Wire:
         self.right = Side(b"r" * 16, seals=seals)
         self.released: list[int] = []
         self.parts: Sequence[Part] = ()
-        """Of the message sent last."""
+        """The parts of the last message."""
         self.payload: Any = b""
 
     def close(self) -> None:
@@ -55,14 +56,14 @@ class Wire:
         self.right.store.close()
 
     def send(self, value: Any, *, back: bool = False) -> Any:
-        """`value` as it arrives at `right`; with `back`, the other way."""
+        """Send `value` from left to right, or `back`; return it as it arrives."""
         sender, receiver = (self.right, self.left) if back else (self.left, self.right)
         self.payload, self.parts, flags = sender.marshaller.pack(value)
         imported = [self.imported(part, receiver) for part in self.parts]
         return receiver.marshaller.unpack(bytes(self.payload), imported, flags)
 
     def imported(self, part: Part, receiver: Side) -> Part:
-        """The part as `receiver` gets to see it."""
+        """The part as `receiver` gets it."""
         holder = part.holder
         if isinstance(holder, Lease) and holder.owner == receiver.store.process:
             return part._replace(holder=receiver.store.lookup(holder.id))
@@ -85,12 +86,12 @@ class Wire:
 
 
 def address(array: np.ndarray[Any, Any]) -> int:
-    """Where the first element lies."""
+    """The address of the first element."""
     return int(array.ctypes.data)
 
 
 def assert_same(got: Any, sent: Any) -> None:
-    """Equal values of exactly the same types, all the way down."""
+    """Check that two values are equal and of exactly the same types, all the way down."""
     assert type(got) is type(sent)
     if isinstance(sent, np.ndarray):
         assert got.shape == sent.shape
@@ -115,7 +116,7 @@ def assert_same(got: Any, sent: Any) -> None:
 
 
 def assert_same_elements(got: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> None:
-    """Equal to the last bit, so that NaN is NaN; what pads a structure or a long double has no meaning."""
+    """Check that elements are equal bit by bit, also NaN; padding of a structure or a long double does not count."""
     if sent.dtype.names:
         for name in sent.dtype.names:
             assert_same_elements(np.asarray(got[name]), np.asarray(sent[name]))
@@ -128,12 +129,12 @@ def assert_same_elements(got: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) 
 
 
 def strides(array: np.ndarray[Any, Any]) -> list[int]:
-    """Bytes from one element to the next, along the axes where there is a next one."""
+    """Bytes from one element to the next, along the axes with more than one element."""
     return [stride for stride, length in zip(array.strides, array.shape, strict=True) if length > 1]
 
 
 def assert_same_dtype(got: np.dtype[Any], sent: np.dtype[Any]) -> None:
-    """Equal, and alike in what NumPy's comparison leaves out."""
+    """Check that dtypes are equal, also in facts that NumPy's comparison leaves out."""
     assert got == sent
     assert got.str == sent.str
     assert (got.type, got.isalignedstruct, got.itemsize, got.fields) == (

@@ -1,4 +1,4 @@
-"""One end of a connection for the native part alone: a `Wire` on a socket, and what it calls."""
+"""One end of a connection for the native part alone: a `Wire` on a socket, and the objects that it calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 from zcactor.objectstore.table import LeaseTable
 from zcactor.rpc.codec import TEMPLATE, decode, frame_at
-from zcactor.rpc.leasing import Granting
+from zcactor.rpc.leasing import LockedLeases
+from zcactor.rpc.parts import Announced
 from zcactor.rpc.protocol import CallState
 
 __all__ = ["MAX_FRAME", "PEER", "US", "End", "Waiting"]
@@ -26,7 +27,7 @@ US, PEER = b"u" * 16, b"p" * 16
 
 
 class Waiting:
-    """Stands for a call that waits."""
+    """A stand-in for a call that waits."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -34,6 +35,8 @@ class Waiting:
         self.id = 0
         self.session: Any = None
         self.state: Any = CallState.QUEUED
+        self.forwarded = 0
+        self.pushed = 0
 
     def complete_plain(self, value: Any) -> None:
         self.value = value
@@ -47,8 +50,7 @@ class End:
         self, process: bytes = US, peer: bytes = PEER, arena: int = 1 << 20, depth: int = 1024, *, out: Any = None,
         store: Any = None,
     ) -> None:  # fmt: skip
-        if hot is not None:
-            hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT)
+        hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT)
         self.ours, self.theirs = socket.socketpair()
         self.ours.setblocking(False)
         self.theirs.setblocking(False)
@@ -62,11 +64,15 @@ class End:
         self.hosts: dict[int, Any] = {}
         self.events: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
+        self.pushes: list[tuple[int, int, Any]] = []
+        self.forwards: list[tuple[int, int, int, bytes]] = []
+        self.ahead: dict[int, list[Any]] = {}
         self.others: list[tuple[Any, ...]] = []
         self.leased: list[tuple[int, int, int]] = []
         self.released: list[int] = []
         self.memory = np.arange(arena, dtype=np.uint8)
-        self.granting = Granting(self.leases, threading.Lock())
+        self.granting = LockedLeases(self.leases, threading.Lock())
+        self.on_forward: Callable[..., None] = lambda *a: self.forwards.append(a)
         self.on_share: Callable[[], None] = lambda: None
         self.on_grant: Callable[[], None] = lambda: None
         self.on_lease: Callable[[], None] = lambda: None
@@ -76,6 +82,9 @@ class End:
             "on_call": lambda *a: self.calls.append(a), "on_other": self.other,
             "on_batch": lambda: self.events.append("batch"), "on_blocked": lambda: self.events.append("blocked"),
             "on_broken": lambda error: self.events.append(type(error).__name__),
+            "on_push": lambda *a: self.pushes.append(a),
+            "on_argument": lambda *a: a, "on_forward": lambda *a: self.on_forward(*a), "ahead": self.ahead,
+            "announced_type": Announced,
             "schedule_flush": lambda: self.events.append("schedule"), "share": self.share, "block_type": Block,
             "store": store,
             "codes": known_codes, "dtypes": known_dtypes,
@@ -97,7 +106,7 @@ class End:
         self.granting.release(object_id, count)
 
     def call(self, actor: int, code: int, *args: Any) -> bool:
-        """Write a call, and keep it in the buffer: another is open, so it is not flushed."""
+        """Write a call and keep it in the buffer: another call is open, so this one is not flushed."""
         self.pending.setdefault(0, Waiting())
         sent: bool = self.wire.call(Waiting(), actor, code, args)
         return sent

@@ -1,8 +1,8 @@
-"""Frames that were changed at random, fed to the native part.
+"""Frames with random changes, fed to the native part.
 
     python -m tests.native.mutants [SECONDS] [SEED]
 
-For that long; the seed is printed, and repeats the run as long as nothing else is changed.
+It runs for that long, and prints the seed, which repeats the run as long as nothing else is changed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ __all__ = ["Feeder"]
 
 ARENA_NBYTES = 1 << 20
 CALL_IDS = (1, 2, 3)
+KEY = 1 << 32 | 5
 BYTES = (0, 1, 0x7F, 0x80, 0xC7, 0xFF)
-"""What borders on something."""
+"""Bytes at the borders of encodings."""
 
 
 def extension(code: int, body: bytes) -> bytes:
@@ -41,7 +42,7 @@ def extension(code: int, body: bytes) -> bytes:
 
 
 def reference(index: int, count: int) -> bytes:
-    """An array of that many doubles in the frame's region number `index`."""
+    """A reference to an array of that many doubles in the frame's region number `index`."""
     return extension(3, bytes([0x93, index, 0xA3]) + b"<f8" + bytes([0x91, 0xCF]) + count.to_bytes(8, "big"))
 
 
@@ -50,7 +51,7 @@ def inline(array: Any) -> bytes:
 
 
 def pool() -> list[bytes]:
-    """Correct frames of every kind that the native part takes in by itself, and some that it does not."""
+    """Correct frames of every kind that the native part takes in by itself, and of some that it leaves to Python."""
     arrays = [inline(np.arange(5.0)), inline(np.zeros((0, 3))), inline(np.arange(6, dtype="<i4").reshape(2, 3))]
     payloads = [msgspec.msgpack.encode(v) for v in (None, 1, -5, 2.5, "abc", b"x" * 300, 1 << 40, [1], {"a": 1})]
     regions = [Region(0, PEER, 9 + i, 4096 * i, 64, 0) for i in range(3)]
@@ -67,17 +68,44 @@ def pool() -> list[bytes]:
                 buffer = bytearray(frame_size(len(some), len(releases), len(payload)))
                 encode_into(buffer, 0, kind, 0, 0, 0, 2, CALL_IDS[number], 0, some, releases, payload)
                 frames += [bytes(buffer)] * (3 if kind <= Kind.RESPONSE else 1)
+    return frames + chain_frames()
+
+
+def promise(index: int, label: bytes = b"Adder.add") -> bytes:
+    """A promise that is announced by the frame's region number `index`."""
+    return extension(10, bytes([0x93, index, 0xA0 | len(label)]) + label + b"\xc2")
+
+
+def chain_frames() -> list[bytes]:
+    """Correct frames of chains of calls: announced promises, FORWARD, PUSH, and answers that say what was pushed."""
+    regions = [Region(2, PEER, 9, KEY, 0, 0), Region(0, PEER, 10, 4096, 64, 0), Region(2, PEER, 11, KEY + 1, 0, 0)]
+    values = [promise(0), reference(1, 8), promise(2), b"\x07"]
+    wanted = [
+        (Kind.CALL, 0, 3, regions, bytes([0x94]) + b"".join(values)),
+        (Kind.CALL, 0, 3, regions[:1], bytes([0x92]) + promise(0) + b"\x07"),
+        (Kind.FORWARD, 0, KEY, (), b"t" * 16),
+        (Kind.FORWARD, 1, KEY, (), b"t" * 16),
+        (Kind.PUSH, 0, 5, (), b"\x07"),
+        (Kind.PUSH, 0, 5, regions[1:2], reference(0, 8)),
+        (Kind.RESPONSE, 0, 1, (), b"\x07"),
+    ]
+    frames = []
+    for kind, code, extra, some, payload in wanted:
+        for releases in ((), ((3, 1),)):
+            buffer = bytearray(frame_size(len(some), len(releases), len(payload)))
+            encode_into(buffer, 0, kind, 0, code, 0, 2, CALL_IDS[0], extra, some, releases, payload)
+            frames += 2 * [bytes(buffer)]
     return frames
 
 
 class Feeder:
-    """One end, and what a peer that writes nonsense does to it."""
+    """One end, and a peer that writes nonsense to it."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.pool = pool()
         self.taken = self.refused = self.passed_on = 0
-        """Frames that the native part took in, those that ended the connection, and those that Python is to read."""
+        """Numbers of frames that the native part took in, that ended the connection, and that Python has to read."""
         self._begin()
 
     def _begin(self) -> None:
@@ -106,11 +134,12 @@ class Feeder:
         return bytes(frame) if choose.random() < 0.97 else choose.randbytes(choose.randrange(1, 200))
 
     def turn(self) -> None:
-        """Feed a few frames, and look at what became of them."""
+        """Feed a few frames, and check the state of the end."""
         end, choose = self.end, self.random
         for call_id in CALL_IDS:
             if call_id not in end.pending:
                 end.pending[call_id] = Waiting()
+                end.pending[call_id].forwarded = call_id
                 self.calls.append(end.pending[call_id])
         for object_id in (3, 3, 4):
             end.leases.grant(object_id, None)
@@ -149,12 +178,14 @@ class Feeder:
                 assert value.nbytes <= ARENA_NBYTES
                 value.tobytes()
         self.calls = [call for call in self.calls if not call.count]
-        for each in (end.calls, end.others, end.leased):
+        assert not end.ahead, "until the end of a batch"
+        assert all(not call.pushed >> call.forwarded for call in self.calls)
+        for each in (end.calls, end.others, end.leased, end.pushes, end.forwards):
             each.clear()
         end.leases.end()
 
     def close(self) -> None:
-        """The end of the connection."""
+        """Close the connection."""
         self.reader.close()
         self.end.close()
         self.end.pending.clear()

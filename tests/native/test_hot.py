@@ -1,4 +1,4 @@
-"""The native part gives and takes the same bytes as the Python codec, and survives any bytes at all."""
+"""The native part writes and reads the same bytes as the Python codec, and survives any bytes at all."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ from zcactor.objectstore.copies import CopyCounter
 from zcactor.objectstore.ref import Region
 from zcactor.objectstore.store import Store
 from zcactor.rpc.codec import decode, encode_into, frame_at, frame_size
-from zcactor.rpc.counters import Counters
+from zcactor.rpc.counters import new_counters
 from zcactor.rpc.messages import Kind, Status
 from zcactor.rpc.protocol import CallState
 from zcactor.transport.credits import Credits
-
-pytestmark = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
 
 plain = st.one_of(
     st.none(),
@@ -264,10 +262,10 @@ def _agree(ours: Any, theirs: Any) -> None:
 @pytest.mark.parametrize("array", SMALL, ids=[f"{a.dtype}{a.shape}" for a in SMALL])
 def test_small_arrays_ride_in_the_frame_as_the_marshaller_writes_them(end: End, array: Any) -> None:
     store = Store(1 << 22, US)
-    marshaller = Marshaller(store, CopyCounter(), Counters(), 16384)
+    marshaller = Marshaller(store, CopyCounter(), new_counters(), 16384)
     payload, parts, flags = marshaller.pack_call((array, 3), {})
     assert not parts and not flags
-    dtype_from_code(dtype_code(array.dtype))  # known from here on, as after a first message
+    dtype_from_code(dtype_code(array.dtype))  # the dtype is known from here on, as after a first message
     buffer = bytearray(frame_size(0, 0, len(payload)))
     encode_into(buffer, 0, Kind.CALL, 0, 0, 0, 4, 8, 0, (), (), payload)
     end.wire.feed(bytes(buffer))
@@ -502,11 +500,11 @@ def test_mutated_frames_raise_protocol_error_or_stay_in_bounds(count: int) -> No
     assert feeder.passed_on > count // 100
 
 
-# ---------------------------------------------------------------- what runs Python in the middle of a frame
+# ---------------------------------------------------------------- steps that run Python in the middle of a frame
 
 
 def shared_array(store: Store, nbytes: int = 1 << 16) -> Any:
-    """An array of `store` that was shared before, of a dtype that is known."""
+    """An array of `store` that was shared before, with a known dtype."""
     block = store.allocate(nbytes)
     root = np.asarray(block)
     store.seal(block, root)
@@ -526,7 +524,7 @@ def frame_of(
 
 
 class Slots:
-    """Gives a native send buffer small slots, and keeps what was written to them."""
+    """A supply of small slots for a native send buffer, which keeps the written ones."""
 
     NBYTES = 600
 
@@ -541,7 +539,7 @@ class Slots:
     def full(self) -> None:
         with self.lock:
             self.fulls += 1
-            time.sleep(0)  # hand the interpreter's lock over: other threads run, and write
+            time.sleep(0)  # give up the interpreter's lock, so that other threads run and write
             view, self.view = self.view, memoryview(bytearray(self.NBYTES))
             self.written.append(bytes(view[16 : self.out.swap(self.view, 16)]))
 
@@ -558,7 +556,7 @@ def test_threads_that_share_a_slot_keep_credits_in_bounds_and_release_once(round
     lowest = end.credits.window
 
     def read() -> None:
-        """The peer: takes in what was written, and returns its credits."""
+        """Take in written frames as the peer, and return its credits."""
         nonlocal frames, reported
         with slots.lock:
             written, slots.written[:] = slots.written[:], []
@@ -578,7 +576,7 @@ def test_threads_that_share_a_slot_keep_credits_in_bounds_and_release_once(round
         for number in range(first, rounds, 2):
             end.wire.release(number)
             while not end.wire.answer(number, "x" * (number % 90)):
-                slots.full()  # no credit is left: what is written leaves, and the peer returns them
+                slots.full()  # no credit is left: written frames leave, and the peer returns credits
                 with reading:
                     read()
             with reading:
@@ -673,7 +671,7 @@ def test_a_call_that_was_answered_meanwhile_is_not_answered_twice() -> None:
     store = Store(1 << 22, PEER)
     array = shared_array(store)
     end = End(process=PEER, peer=US, store=store)
-    end.on_grant = lambda: end.open.pop(5, None)  # another thread has cancelled it
+    end.on_grant = lambda: end.open.pop(5, None)  # another thread has cancelled the call
     assert end.result(5, array)
     assert end.out.pending == 0 and end.leases.total == 0 and end.credits.available == end.credits.window
     end.close()
@@ -694,7 +692,7 @@ def test_a_refused_answer_leaves_its_call_open(end: End) -> None:
 
 
 def array_frame(kind: int, values: int = 1, *, nbytes: int = 32768, **fields: Any) -> bytes:
-    """A frame whose arrays of float64 lie in the peer's arena."""
+    """A frame with arrays of float64 in the peer's arena."""
     known_dtypes["<f8"] = np.dtype("<f8")
     payload = bytes([0x90 | values]) if kind == Kind.CALL else b""
     for index in range(values):
@@ -713,7 +711,7 @@ def test_nothing_is_leased_for_a_frame_that_is_refused(end: End) -> None:
 
 
 def test_what_is_used_across_python_is_owned(end: End) -> None:
-    """Leasing the second array runs Python, which drops the call and the dtypes."""
+    """The lease of the second array runs Python, which drops the call and the dtypes."""
     call = end.pending[5] = Waiting()
     gone = weakref.ref(call)
     del call
@@ -746,7 +744,7 @@ def test_elements_of_no_bytes_arrive_as_they_were_sent(end: End, name: str, besi
     array = np.zeros((4, 10), [("a", name), *beside])["a"]
     assert array.dtype.itemsize == 0
     store = Store(1 << 22, US)
-    marshaller = Marshaller(store, CopyCounter(), Counters(), 16384)
+    marshaller = Marshaller(store, CopyCounter(), new_counters(), 16384)
     payload, parts, _ = marshaller.pack_call((array,), {})
     dtype_from_code(dtype_code(array.dtype))
     assert not parts
@@ -768,7 +766,7 @@ def test_a_shape_beyond_what_numpy_counts_is_pythons_to_refuse(end: End, shape: 
     payload = msgspec.msgpack.encode([msgspec.msgpack.Ext(4, layout)])
     end.wire.feed(frame_of(Kind.CALL, payload))
     assert end.calls == [] and len(end.others) == 1
-    marshaller = Marshaller(Store(1 << 22, US), CopyCounter(), Counters(), 16384)
+    marshaller = Marshaller(Store(1 << 22, US), CopyCounter(), new_counters(), 16384)
     with pytest.raises(ProtocolError):
         marshaller.unpack(payload, (), 0)
 
@@ -900,3 +898,36 @@ def test_a_class_whose_lookup_fails_says_so() -> None:
 
     with pytest.raises(ZeroDivisionError, match="__init__"):
         hot.type_version(Meta("Odd", (), {}))
+
+
+def test_a_call_without_an_answer_is_not_kept(end: End) -> None:
+    assert end.wire.tell(1, 2, (7, b"x"), False) and end.out.pending == 0 and not end.pending
+    assert end.wire.tell(1, 2, (8,), True) and end.out.pending > 0 and end.events == ["schedule"], "another follows"
+    assert end.wire.tell(1, 2, (9,), False) and end.out.pending == 0, "both went together"
+    assert end.counters.calls == end.counters.frames_sent == 3
+    end.pending[0] = Waiting()
+    assert end.wire.tell(1, 2, (), False) and end.out.pending > 0, "with what else is on its way"
+
+
+def test_calls_without_answers_that_a_batch_causes_leave_together(end: End) -> None:
+    class Host:
+        def receive_plain(self, session: Any, call_id: int, code: int, timeout_ns: int, args: list[Any]) -> None:
+            assert end.wire.tell(1, 2, (call_id,), False)
+            unsent.append(end.out.pending)
+
+    unsent: list[int] = []
+    end.hosts[4] = Host()
+    end.wire.feed(b"".join(_call_frame(i, i) for i in range(1, 4)))
+    assert 0 < unsent[0] < unsent[1] < unsent[2] and end.out.pending == 0
+    assert len(end.theirs.recv(1 << 20)) == unsent[2]
+
+
+def test_a_call_without_an_answer_goes_the_other_way_as_others_do(end: End) -> None:
+    assert not end.wire.tell(1, 2, ([],), False)
+    end.backlog.append("a frame that waits for a credit")
+    assert not end.wire.tell(1, 2, (), False)
+    with pytest.raises(TypeError, match=r"tell\(actor, code, args, more\)"):
+        end.wire.tell(1, 2, ())
+    with pytest.raises(OverflowError):
+        end.wire.tell(-1, 2, (), False)
+    assert end.out.pending == 0 and end.counters.calls == 0

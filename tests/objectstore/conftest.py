@@ -12,7 +12,7 @@ from zcactor.objectstore.store import Store
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    """An empty one of 64 MiB."""
+    """An empty store of 64 MiB."""
     made = Store(64 * MIB, PROCESS, extent_nbytes=4 * MIB)
     yield made
     made.close()

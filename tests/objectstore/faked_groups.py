@@ -11,7 +11,7 @@ from zcactor.objectstore.groups import MemoryGroup, own_groups
 
 @dataclass
 class Usage:
-    """What a group allows (None: all that there is), what is used of it, and what of that can be dropped; bytes."""
+    """Bytes of a group: its limit (None for no limit), the used ones, and the used ones that can be dropped."""
 
     limit: int | None = None
     used: int = 0
@@ -19,12 +19,12 @@ class Usage:
 
 
 def groups_of(base: Path, levels: Mapping[str, Usage], version: int = 2, root: str = "/") -> tuple[MemoryGroup, ...]:
-    """What a process finds that is in the group whose path is the last of `levels`.
+    """Make groups, and return those that a process in the last of `levels` finds.
 
     Args:
-        base: where the files are made.
-        levels: by path below the mount, the own one last; version 2 needs none for its root.
-        version: of control groups.
+        base: the folder of the files.
+        levels: groups by path below the mount, the process's own one last; version 2 needs none for its root.
+        version: the version of control groups.
         root: the path of the group that is mounted.
     """
     mount = base / "a mount"
@@ -47,7 +47,7 @@ def groups_of(base: Path, levels: Mapping[str, Usage], version: int = 2, root: s
 
 
 def write(folder: Path, usage: Usage, version: int = 2) -> None:
-    """The files of one group."""
+    """Write the files of one group."""
     folder.mkdir(parents=True, exist_ok=True)
     if version == 2:
         limit, names = "max" if usage.limit is None else str(usage.limit), ("memory.max", "memory.current")

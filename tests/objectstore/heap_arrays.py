@@ -1,4 +1,4 @@
-"""Arrays that NumPy allocates in a store alone, without a runtime: making them, and where they lie."""
+"""Arrays that NumPy allocates in a store alone, without a runtime: making them, and finding their memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from zcactor.objectstore.store import Block, Store
 Array = NDArray[Any]
 MIB = 1 << 20
 LEAST = 1 << 16
-"""Bytes from which on NumPy allocates in the heap here, as by default."""
+"""Bytes of the smallest arrays that NumPy allocates in the heap here, as by default."""
 PROCESS = bytes(range(16))
-"""The id of the process whose store it is."""
+"""The id of the store's process."""
 EVERYTHING = 1 << 60
 """More bytes than any heap has."""
 
 
 @contextmanager
 def using(heap: Heap, min_nbytes: int = LEAST) -> Iterator[None]:
-    """NumPy allocates in `heap` inside the block, and as before after it: no other test notices."""
+    """Let NumPy allocate in `heap` inside the block only, so that no other test notices."""
     before = heap.use(min_nbytes)
     try:
         yield
@@ -41,17 +41,17 @@ def rounded(nbytes: int) -> int:
 
 
 def address(array: Array) -> int:
-    """Where its first element lies."""
+    """The address of the first element."""
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
 def lies_in(store: Store, array: Array) -> bool:
-    """Whether its memory is the store's."""
+    """Whether the array's memory is the store's."""
     return store.contains(*store.bounds(array))
 
 
 def figures(store: Store) -> tuple[int, int, int]:
-    """Bytes used, those of them that arrays of NumPy's own hold, and blocks."""
+    """Used bytes, the part of them that arrays of NumPy's own hold, and the number of blocks."""
     stats = store.stats()
     return stats.used, stats.of_numpy, stats.blocks
 
@@ -69,6 +69,6 @@ def block_at(store: Store, array: Array) -> Block:
 
 
 def dirty(nbytes: int) -> None:
-    """Write garbage to memory that is free again afterwards."""
+    """Write garbage to memory, and free it."""
     garbage = np.empty(nbytes, np.uint8)
     garbage.fill(0xEE)

@@ -54,7 +54,7 @@ class BestFitAllocator:
 
     @property
     def tail_free(self) -> int:
-        """Bytes of the free block at the end of the highest extent: what an extent added there would join."""
+        """Bytes of the free block at the end of the highest extent, which an extent added there would join."""
         if not self._extents:
             return 0
         stop = self._extents[-1][1]

@@ -1,10 +1,10 @@
-"""Records what NumPy allocates while a small network is trained, for `test_heap_stress` to replay.
+"""Records the allocations of NumPy while a small network is trained, for `test_heap_stress` to replay.
 
 ``python -m tests.objectstore.record_trace`` writes ``training.trace`` beside this file: gzip, one operation per line,
-``+ id nbytes`` for memory of at least `MIN_NBYTES` and ``- id`` for its end. It is recorded by a handler of its own
-(NEP 49), made with ctypes, so that the trace owes nothing to the heap that is measured by it.
+``+ id nbytes`` for memory of at least `MIN_NBYTES` and ``- id`` for its end. The recorder is a handler of its own (NEP
+49), made with ctypes, so that the trace is independent of the heap that replays it.
 
-The loop has what makes heaps fragment: batches of different sizes, activations that live until the backward pass,
+The loop does the things that fragment heaps: batches of different sizes, activations that live until the backward pass,
 optimizer state that lives for good, evaluation on a larger set now and then, and shuffling by fancy indexing.
 """
 
@@ -52,7 +52,7 @@ class _Handler(ctypes.Structure):
 
 
 class Recorder:
-    """A data-memory handler on the C library's malloc that writes down what is large."""
+    """A data-memory handler on the C library's malloc that records large allocations."""
 
     def __init__(self) -> None:
         libc = ctypes.PyDLL(None)  # keeps the interpreter lock: NumPy expects no other thread to run here
@@ -108,7 +108,7 @@ class Recorder:
             self.lines.append(f"- {number}")
 
     def start(self) -> Any:
-        """From now on NumPy allocates here; the handler that was set."""
+        """Let NumPy allocate here from now on; return the handler that was set."""
         return _set_handler(self._capsule)
 
 
@@ -141,7 +141,7 @@ class Network:
         self.steps = 0
 
     def forward(self, images: Array) -> tuple[Array, list[Array]]:
-        """Probabilities, and what the backward pass needs."""
+        """The probabilities, and the values that the backward pass needs."""
         patches = _patches(images)
         convolved = np.maximum(patches @ self.weights[0], 0)
         flat = convolved.reshape(len(images), -1)
@@ -166,7 +166,7 @@ class Network:
         return [patches.T @ error, dense, middle, last]
 
     def update(self, gradients: list[Array]) -> None:
-        """Adam, written as one writes it: with temporaries."""
+        """Update the weights by Adam, in the usual way: with temporaries."""
         self.steps += 1
         for i, gradient in enumerate(gradients):
             self.first[i] = 0.9 * self.first[i] + 0.1 * gradient
@@ -177,7 +177,7 @@ class Network:
 
 
 def train(steps: int = 300) -> float:
-    """Trains, and returns the accuracy on the data that was held out."""
+    """Train; return the accuracy on held-out data."""
     rng = np.random.default_rng(5)
     labels = rng.integers(0, 10, 6000)
     centres = rng.normal(0, 1, (10, 16, 16, 3)).astype(np.float32)
@@ -196,7 +196,7 @@ def train(steps: int = 300) -> float:
         batch = batch + rng.normal(0, 0.1, batch.shape).astype(np.float32)
         probabilities, kept = network.forward(batch)
         gradients = network.backward(probabilities, batch_labels, kept)
-        bucket = np.concatenate([g.ravel() for g in gradients])  # as it would travel between workers
+        bucket = np.concatenate([g.ravel() for g in gradients])  # in the form in which it would travel between workers
         bucket /= max(1.0, float(np.linalg.norm(bucket)))
         parts, start = [], 0
         for gradient in gradients:
@@ -207,13 +207,13 @@ def train(steps: int = 300) -> float:
             guesses = network.forward(held)[0].argmax(axis=1)
             right = float((guesses == held_labels).mean())
         if step % 50 == 49:
-            history.append([w.copy() for w in network.weights])  # checkpoints, of which the last two are kept
+            history.append([w.copy() for w in network.weights])  # checkpoints: the last two are kept
             history = history[-2:]
     return right
 
 
 def record(steps: int = 300) -> tuple[list[str], float]:
-    """The operations of a training run, and how well it trained."""
+    """The operations of a training run, and the accuracy of the network."""
     recorder = Recorder()
     before = recorder.start()
     try:
@@ -224,7 +224,7 @@ def record(steps: int = 300) -> tuple[list[str], float]:
 
 
 def main() -> None:
-    """Writes the trace."""
+    """Write the trace."""
     lines, right = record()
     live, peak, sizes = 0, 0, dict[str, int]()
     for line in lines:
@@ -233,7 +233,7 @@ def main() -> None:
             sizes[number] = int(rest[0])
         live += sizes[number] if kind == "+" else -sizes[number]
         peak = max(peak, live)
-    with TRACE.open("wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed:  # no name and no time in it
+    with TRACE.open("wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed:  # without a name or a time in it
         packed.write("\n".join(lines).encode() + b"\n")
     print(
         f"{len(lines)} operations, at most {peak / 2**20:.0f} MiB, {TRACE.stat().st_size} bytes; accuracy {right:.2f}"

@@ -1,19 +1,19 @@
-/* Random operations from four threads on one heap, with what must hold checked from outside.
+/* Random operations from four threads on one heap, with its rules checked from outside.
  *
  *   stress offsets N [SEED]   a heap without memory, grown by extents that come in any order
  *   stress memory N [SEED]    over a memfd that is often full; every block carries a pattern of its own
  *   stress flaky N [SEED]     the same, and the system refuses memory now and then
  *   stress pinned N [SEED]    as `memory`, and a fifth thread pins; none of it may be punched; also flakypinned
  *   stress fork N             threads allocate while the process forks N times
- *   stress refork             a forked child forks again: what it wrote must be there in its child
- *   stress trim N             one thread allocates and another trims: what is free must be found all the while
- *   stress punch              the system refuses to take memory back: zeroed memory must be zero nevertheless, and what
- *                             counts as committed must have memory, though the system took a part
+ *   stress refork             a forked child forks again: its child must see the bytes that it wrote
+ *   stress trim N             one thread allocates and another trims: free memory must be found all the while
+ *   stress punch              the system refuses to take memory back: zeroed memory must be zero nevertheless, and
+ *                             committed granules must have memory, though the system took a part
  *   stress random             getrandom(2) fails: ids come from /dev/urandom; norandom: without that, too, it aborts
  *
- * Exit status 0, or 1 and a line on stderr that says what was violated. What is shared between the threads besides the
- * heap is either under a mutex of its own or, where that could lend the heap an ordering that it lacks, atomic and
- * relaxed: the thread sanitizer must see the heap's own ordering only.
+ * Exit status 0, or 1 and a line on stderr with the violated rule. Data that the threads share besides the heap is
+ * either under a mutex of its own or, where that could lend the heap an ordering that it lacks, atomic and relaxed: the
+ * thread sanitizer must see the heap's own ordering only.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -27,7 +27,12 @@ static int watched_fallocate(int fd, off_t offset, off_t nbytes);
 #define getrandom watched_getrandom
 #define open watched_open
 #define posix_fallocate watched_fallocate
-#include "../../zcactor/objectstore/_heap.h"
+/* These are the sources, not the header alone: this program watches their system calls, and looks at their statics. */
+#include "../../zcactor/objectstore/heap/blocks.c"
+#include "../../zcactor/objectstore/heap/extents.c"
+#include "../../zcactor/objectstore/heap/ids.c"
+#include "../../zcactor/objectstore/heap/mapping.c"
+#include "../../zcactor/objectstore/heap/pins.c"
 #undef madvise
 #undef getrandom
 #undef open
@@ -40,10 +45,10 @@ static int watched_fallocate(int fd, off_t offset, off_t nbytes);
 #define MIB ((uint64_t)1 << 20)
 #define THREADS 4
 #define MOST 128      /* blocks that one thread keeps */
-#define SLOTS 16      /* of the mailbox and of the shelf */
+#define SLOTS 16      /* slots of the mailbox and of the shelf */
 #define EXTENT (16 * MIB)
-#define EXTENTS 32    /* of the heap without memory */
-#define ARENA (257 * MIB) /* no multiple of what is committed at once, so that the last granule is a short one */
+#define EXTENTS 32    /* extents of the heap without memory */
+#define ARENA (257 * MIB) /* no multiple of the bytes that are committed at once: the last granule is a short one */
 
 #define FAIL(...) \
     do { \
@@ -58,20 +63,20 @@ static int watched_fallocate(int fd, off_t offset, off_t nbytes);
 /* A block as its owner knows it. */
 typedef struct {
     uint64_t offset, size, asked, key;
-    int written;      /* how densely the pattern stands in it, see `fill` */
+    int written;      /* how densely the pattern is written, see `fill` */
     int of_numpy;
-    unsigned *shared; /* how many holders are left, once it has stood on the shelf */
+    unsigned *shared; /* the number of holders left, once the block was on the shelf */
 } piece_t;
 enum { ENDS, PAGES, ALL };
 
 static heap_t *h;
 static int with_memory, flaky, pinning, stopping;
-static unsigned char registered[ARENA / GRANULE + 1]; /* granules that are pinned for certain; relaxed */
+static unsigned char registered[ARENA / GRANULE + 1]; /* granules that are certainly pinned; relaxed */
 static uint64_t operations;
-static uint64_t *claims; /* a bit per 64 bytes: somebody owns them */
+static uint64_t *claims; /* a bit per 64 bytes: whether they have an owner */
 static unsigned extents_added[EXTENTS], nextents;
 enum { PLACED, FULL, REFUSED, FREED, RESIZED, MUST_MOVE, MAILED, ADOPTED, TRIMMED, VERIFIED, PINNED, COUNTERS };
-static uint64_t done[COUNTERS]; /* what was tried, for the line at the end; relaxed */
+static uint64_t done[COUNTERS]; /* the number of tries of each kind, for the line at the end; relaxed */
 static void count(int what) { __atomic_fetch_add(done + what, 1, __ATOMIC_RELAXED); }
 
 static uint64_t next_random(uint64_t *state) {
@@ -80,12 +85,12 @@ static uint64_t next_random(uint64_t *state) {
 }
 static uint64_t below(uint64_t *state, uint64_t limit) { return (next_random(state) >> 11) % limit; }
 
-/* ---------------------------------------------------------------- nothing is punched that is pinned */
+/* ---------------------------------------------------------------- pinned memory is not punched */
 
 static int watched_madvise(void *address, size_t nbytes, int advice) {
     uint64_t low = advice == MADV_REMOVE ? (uint64_t)address - (uint64_t)h->base : ARENA;
     int code = madvise(address, nbytes, advice), number = errno;
-    for (uint64_t g = low / GRANULE; low < ARENA && g * GRANULE < low + nbytes; g++) /* also what was pinned since */
+    for (uint64_t g = low / GRANULE; low < ARENA && g * GRANULE < low + nbytes; g++) /* also newly pinned ones */
         if (__atomic_load_n(registered + g, __ATOMIC_RELAXED))
             FAIL("granule %llu is pinned and was punched", (unsigned long long)g);
     errno = number;
@@ -114,7 +119,7 @@ static int pin_noted(uint64_t offset, uint64_t nbytes) {
     CHECK(check_registered() == h->pinned);
     return code;
 }
-/* Pins a part here and there, up to a quarter of the arena, then nothing any more, and so on. */
+/* Pins parts here and there, up to a quarter of the arena, unpins all of them, and so on. */
 static void *pin_always(void *arg) {
     uint64_t random = 0x9e3779b97f4a7c15;
     while (!__atomic_load_n(&stopping, __ATOMIC_RELAXED)) {
@@ -127,7 +132,7 @@ static void *pin_always(void *arg) {
     return arg;
 }
 
-/* ---------------------------------------------------------------- nobody owns what somebody else owns */
+/* ---------------------------------------------------------------- no bytes have two owners */
 
 static void claim(uint64_t offset, uint64_t size, int yes) {
     if ((offset | size) % 64) FAIL("%llu bytes at %llu are not whole cache lines", (unsigned long long)size,
@@ -155,7 +160,7 @@ static void fill(piece_t *p, int written) {
     for (uint64_t i = 0; i < n && i < 8; i++) at[i] = pattern(p->key, i), at[n - 1 - i] = pattern(p->key, n - 1 - i);
     p->written = written;
 }
-/* The pattern stands in the first `n` words, and in the last ones of the block if that is all of it. */
+/* The pattern is in the first `n` words, and in the last ones of the block if `n` is all of it. */
 static void check_words(const piece_t *p, uint64_t n) {
     if (!with_memory) return;
     const uint64_t *at = memory_of(p);
@@ -171,7 +176,7 @@ static void check_words(const piece_t *p, uint64_t n) {
 static void check_piece(const piece_t *p) { check_words(p, words_of(p)); }
 static void check_zero(const piece_t *p) {
     const uint64_t *at = memory_of(p);
-    /* what was left there stands at every page at least */
+    /* old bytes would be in every page at least */
     uint64_t n = p->asked / 8, step = p->asked <= MIB / 4 ? 1 : 64;
     for (uint64_t i = 0; i < n; i += step)
         if (at[i]) FAIL("word %llu of zeroed memory at %llu is %llx", (unsigned long long)i,
@@ -199,7 +204,7 @@ static uint64_t check_tree(uint32_t root, int by_size, int bin, uint64_t *bytes)
 }
 static void verify(void) {
     uint64_t used = 0, free_bytes = 0, all_bytes = 0, nfree = 0, loose = 0, loose_bytes = 0, of_numpy = 0, records = 0;
-    uint64_t spare = h->spare != NIL; /* freed, but still among what is allocated */
+    uint64_t spare = h->spare != NIL; /* freed, but still in the tree of allocated blocks */
     CHECK(check_tree(h->all, 0, 0, &used) == h->count + spare);
     if (spare) {
         const block_t *b = h->blocks + h->spare;
@@ -225,7 +230,7 @@ static void verify(void) {
         all_bytes += b->size;
         if (b->of_numpy) of_numpy += b->size;
         CHECK(block_from(h, b->offset) != n || b->offset + b->size <= h->high);
-        /* `trim` is at work there */
+        /* `trim` is at work on this block */
         if (b->holders && n != h->spare && block_from(h, b->offset) != n) loose++, loose_bytes += b->size;
         if (!b->holders) found_free++;
         if (tail == NIL || b->offset > h->blocks[tail].offset) tail = n;
@@ -254,7 +259,7 @@ static uint64_t size_in_heap(uint64_t offset) {
     pthread_mutex_unlock(&h->lock);
     return size;
 }
-/* Some extent that is not there yet. 0: all are. */
+/* Adds an extent that was not added yet. 0: all were. */
 static int add_extent(uint64_t choice) {
     pthread_mutex_lock(&h->lock);
     int there = nextents < EXTENTS;
@@ -306,7 +311,7 @@ static int make(piece_t *p, uint64_t *random) {
 static void drop(piece_t *p, int of_numpy) {
     check_piece(p);
     if (p->shared) {
-        /* Only the last one clears the claim. Acquire and release, as every count of holders: it frees the counter. */
+        /* Only the last holder clears the claim. Acquire and release, as for every count of holders: it frees it. */
         if (__atomic_sub_fetch(p->shared, 1, __ATOMIC_ACQ_REL) == 0) {
             free(p->shared);
             claim(p->offset, p->size, 0);
@@ -317,7 +322,7 @@ static void drop(piece_t *p, int of_numpy) {
     count(FREED);
 }
 static void destroy(piece_t *p) {
-    if (p->shared) { /* nobody may adopt it from here on */
+    if (p->shared) { /* no thread may adopt it from here on */
         pthread_mutex_lock(&shelf_lock);
         for (int i = 0; i < SLOTS; i++)
             if (shelf[i].there && shelf[i].piece.offset == p->offset) shelf[i].there = 0;
@@ -329,14 +334,14 @@ static void change(piece_t *p, uint64_t *random) {
     uint64_t asked = below(random, 2) ? p->asked + below(random, p->asked) + 1 : below(random, p->asked) + 1;
     uint64_t size = (asked + 63) & -(uint64_t)64, old = words_of(p);
     check_piece(p);
-    if (p->shared) return; /* others may read it */
+    if (p->shared) return; /* other threads may read it */
     if (size < p->size) claim(p->offset + size, p->size - size, 0);
     int code = resize(h, p->offset, asked);
     uint64_t now = size_in_heap(p->offset);
     count(code ? MUST_MOVE : RESIZED);
     if (code) {
         CHECK(size > p->size || flaky);
-        CHECK(now == p->size || (flaky && now == size)); /* the room was there, the memory was not */
+        CHECK(now == p->size || (flaky && now == size)); /* there was room, but no memory */
         if (now > p->size) claim(p->offset + p->size, now - p->size, 1);
         p->size = now;
         if (p->asked > now) p->asked = now;
@@ -348,10 +353,10 @@ static void change(piece_t *p, uint64_t *random) {
     p->size = now;
     p->asked = asked;
     if (with_memory) CHECK(missing(h, p->offset, asked) == 0);
-    check_words(p, old < words_of(p) ? old : words_of(p) - 1); /* the last word may be one of the old end, or of none */
+    check_words(p, old < words_of(p) ? old : words_of(p) - 1); /* the last word may be of the old end, or unwritten */
     fill(p, p->written);
 }
-/* One holder more, as `heap_adopt` in _heap.c has it. */
+/* Adds a holder, as `heap_adopt` in heap.c does. */
 static void adopt(const piece_t *p) {
     pthread_mutex_lock(&h->lock);
     uint32_t n = block_from(h, p->offset);
@@ -393,7 +398,7 @@ static void *work(void *arg) {
         uint64_t what = below(&random, 100);
         piece_t *some = n ? w->pieces + below(&random, (uint64_t)n) : NULL;
         if (what < 45 || !some) {
-            if (n == MOST || !make(w->pieces + n, &random)) { /* full: room for the others */
+            if (n == MOST || !make(w->pieces + n, &random)) { /* full: make room for the other threads */
                 for (int k = 0; k < 4 && n; k++) destroy(w->pieces + --n);
             } else
                 n++;
@@ -402,7 +407,7 @@ static void *work(void *arg) {
             *some = w->pieces[--n];
         } else if (what < 85)
             change(some, &random);
-        else if (what < 92) { /* by mail: to be freed by another thread */
+        else if (what < 92) { /* by mail: another thread frees it */
             int gone = 0, got = 0;
             piece_t mail;
             pthread_mutex_lock(&mail_lock);
@@ -419,14 +424,14 @@ static void *work(void *arg) {
             pthread_mutex_unlock(&mail_lock);
             if (gone) { *some = w->pieces[--n]; count(MAILED); }
             if (got) destroy(&mail);
-        } else if (what < 95) { /* two holders: it cannot change its size, and is there until both are gone */
+        } else if (what < 95) { /* two holders: the block cannot change its size, and lives until both are gone */
             if (some->shared) continue;
             adopt(some);
             CHECK(resize(h, some->offset, some->asked) == -1);
             CHECK(release(h, some->offset, 0) == 0);
             CHECK(size_in_heap(some->offset) == some->size);
             check_piece(some);
-        } else if (what < 97) { /* on the shelf: for thread 1, to hold as well */
+        } else if (what < 97) { /* on the shelf: thread 1 holds it as well */
             pthread_mutex_lock(&shelf_lock);
             for (int k = 0; k < SLOTS && !some->shared; k++) {
                 if (shelf[k].there) continue;
@@ -463,7 +468,7 @@ static uint64_t bytes_of_file(void) {
     CHECK(fstat(h->fd, &stat) == 0);
     return (uint64_t)stat.st_blocks * 512;
 }
-/* The system has no memory now and then. */
+/* The system refuses memory now and then. */
 static int refuse(heap_t *heap, uint64_t offset, uint64_t nbytes) {
     static uint64_t calls;
     return __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) % 7 == 0 ? ENOMEM : posix_take(heap, offset, nbytes);
@@ -480,7 +485,7 @@ static void open_heap(void) {
     CHECK(h && claims);
     if (flaky) {
         h->fallocate = refuse;
-        h->huge_on_advice = 0; /* else the kernel is asked in another way */
+        h->huge_on_advice = 0; /* otherwise the kernel is asked in another way */
     }
 }
 static void start(worker_t *workers, uint64_t seed) {
@@ -490,7 +495,7 @@ static void start(worker_t *workers, uint64_t seed) {
         CHECK(pthread_create(&workers[i].thread, NULL, work, workers + i) == 0);
     }
 }
-/* What is pinned stays after everything was freed and trimmed. */
+/* Pinned memory stays after all blocks were freed and all memory was trimmed. */
 static void finish_pinning(pthread_t thread) {
     __atomic_store_n(&stopping, 1, __ATOMIC_RELAXED);
     CHECK(pthread_join(thread, NULL) == 0);
@@ -502,7 +507,7 @@ static void finish_pinning(pthread_t thread) {
     unregister();
     CHECK(h->pinned == 0 && idle(h) == pinned && h->committed == pinned);
 }
-/* Wait for the threads; then everything is free, and nothing must be left. */
+/* Waits for the threads; then all memory is free, and none must be left. */
 static void finish(worker_t *workers, const pthread_t *pinner) {
     for (int i = 0; i < THREADS; i++) CHECK(pthread_join(workers[i].thread, NULL) == 0);
     for (int k = 0; k < SLOTS; k++) {
@@ -510,7 +515,7 @@ static void finish(worker_t *workers, const pthread_t *pinner) {
         CHECK(!shelf[k].there);
     }
     while (!with_memory && add_extent(0)) continue;
-    if (pinner) finish_pinning(*pinner); /* which still changes the heap until then */
+    if (pinner) finish_pinning(*pinner); /* it still changes the heap until then */
     verify();
     settle(h);
     verify();
@@ -524,7 +529,7 @@ static void finish(worker_t *workers, const pthread_t *pinner) {
             if (is_committed(h, g)) committed += granule_end(h, g) - g * GRANULE;
         CHECK(committed == h->committed && committed <= bytes_of_file());
         if (!flaky && !h->huge_on_advice) CHECK(committed == bytes_of_file()); /* huge pages may reach beyond the end */
-        if (flaky) { /* what a refusal left at the edges is known to nobody until it is committed again */
+        if (flaky) { /* the edges of a refused range count again once they are committed */
             h->fallocate = posix_take;
             int64_t all = allocate(h, ARENA, 64, 0);
             CHECK(all == 0 && commit(h, 0, ARENA) == 0 && h->committed == ARENA && release(h, 0, 0) == 0);
@@ -563,14 +568,14 @@ static void operate(uint64_t seed) {
             (i != PINNED || pinning))
             FAIL("counter %d stayed 0", i);
 }
-/* 0, or how it ended. */
+/* The exit status, or 128 and the signal. */
 static int status_of(pid_t pid) {
     int status;
     CHECK(pid > 0 && waitpid(pid, &status, 0) == pid);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
-/* A child of a program whose other threads may be anywhere in the heap: the lock is free, the structure is whole,
- * nothing can be allocated there, and what is written and freed stays in the child. */
+/* A child of a program whose other threads may be anywhere in the heap: the lock is free, the structure is whole, no
+ * allocation succeeds there, and the child keeps its writes and frees to itself. */
 static void child(piece_t *pieces, int n) {
     pthread_mutex_lock(&h->lock);
     verify();
@@ -591,7 +596,7 @@ static void child(piece_t *pieces, int n) {
     verify();
     CHECK(h->count == blocks - (uint64_t)n);
     pthread_mutex_unlock(&h->lock);
-    int fd = memfd_create("child", MFD_CLOEXEC); /* a heap of its own works as any */
+    int fd = memfd_create("child", MFD_CLOEXEC); /* a heap of the child's own works as any other */
     CHECK(fd >= 0 && ftruncate(fd, 32 * MIB) == 0);
     heap_t *own = heap_new(fd, 32 * MIB, EXTENT);
     CHECK(own && allocate(own, MIB, 4096, 0) == 0 && commit(own, 0, MIB) == 0);
@@ -613,7 +618,7 @@ static void fork_often(uint64_t forks) {
         pid_t pid = fork();
         if (pid == 0) child(pieces, n);
         if (status_of(pid)) FAIL("the child of fork %llu failed", (unsigned long long)i);
-        for (int k = 0; k < n; k++) check_piece(pieces + k); /* what the child wrote and freed is not to be seen */
+        for (int k = 0; k < n; k++) check_piece(pieces + k); /* the parent does not see the child's writes and frees */
         piece_t other;
         if (make(&other, &random)) {
             drop(pieces + i % 4, pieces[i % 4].of_numpy);
@@ -636,7 +641,7 @@ static void fork_twice(void) {
         fill(&p, ALL);
         pid_t second = fork();
         if (second == 0) {
-            check_piece(&p); /* the copy is the child's, as all else that it passes on */
+            check_piece(&p); /* the copy is the child's, as all memory that it passes on */
             p.key ^= 0xff;
             fill(&p, ALL);
             _exit(0);
@@ -653,7 +658,7 @@ static void fork_twice(void) {
     free(claims);
 }
 /* MADV_REMOVE is EINVAL on locked memory, as every program with mlockall(2) has it. */
-static int no_random, no_files, no_memory; /* what the system has none of */
+static int no_random, no_files, no_memory; /* the calls that the system refuses */
 static ssize_t watched_getrandom(void *to, size_t nbytes, unsigned flags) {
     if (!no_random) return getrandom(to, nbytes, flags);
     errno = no_random++ % 2 ? EINTR : ENOSYS;
@@ -676,7 +681,7 @@ static void all_zero(void) {
     memset(h->base, 7, 8 * MIB);
     CHECK(release(h, 0, 0) == 0);
 }
-/* The system keeps a page: the granule around it stays, and is whole, whatever the system took of it before it refused. */
+/* The system keeps a page: the granule around it stays whole, whichever part the system took before it refused. */
 static void refuse_to_punch(void) {
     open_heap();
     all_zero();
@@ -685,7 +690,7 @@ static void refuse_to_punch(void) {
         if (mlock(locked, 4096)) { printf("cannot lock memory: %s\n", strerror(errno)); exit(77); }
         CHECK(trim(h, 0, UINT64_MAX) == 6 * MIB && h->committed == 2 * MIB && bytes_of_file() == 2 * MIB);
         all_zero();
-        no_memory = 1; /* what was taken cannot be had back: then the granule does not count, and its bytes are zero */
+        no_memory = 1; /* taken memory cannot be had back: then the granule does not count, and its bytes are zero */
         CHECK(trim(h, 0, UINT64_MAX) == 8 * MIB && h->committed == 0 && bytes_of_file() == 4096);
         no_memory = 0;
         all_zero();
@@ -696,7 +701,7 @@ static void refuse_to_punch(void) {
     heap_free(h);
     free(claims);
 }
-/* Ids of many blocks, all different, though getrandom fails. */
+/* Makes ids of many blocks, which are all different though getrandom fails. */
 static void without_random(int files_too) {
     uint64_t ids[200];
     open_heap();
@@ -745,7 +750,7 @@ int main(int argc, char **argv) {
     with_memory = strcmp(mode, "offsets") != 0;
     flaky = strncmp(mode, "flaky", 5) == 0;
     pinning = strstr(mode, "pinned") != NULL;
-    CHECK(pthread_atfork(before_fork, after_fork, after_fork_in_child) == 0);
+    CHECK(watch_forks() == 0);
     uint64_t seed = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
     if (!strcmp(mode, "offsets") || !strcmp(mode, "memory") || flaky || pinning) operate(seed);
     else if (!strcmp(mode, "fork")) fork_often(operations);

@@ -1,4 +1,4 @@
-"""The native allocator and its model, against a dictionary of what is allocated and against each other."""
+"""The native allocator and its model, against a dictionary of allocated blocks and against each other."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         self.extents = [(0, 8192)]
 
     def gaps(self) -> list[tuple[int, int]]:
-        """What must be free: the maximal ranges of the extents that the model does not use."""
+        """The ranges that must be free: the maximal ranges of the extents that the model does not use."""
         joined: list[list[int]] = []
         for start, stop in sorted(self.extents):
             if joined and joined[-1][1] == start:
@@ -217,7 +217,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class ModelMachine(Machine):
-    """The same for the model."""
+    """The same machine for the model."""
 
     make: Make = staticmethod(BestFitAllocator)
 

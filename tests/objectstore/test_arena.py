@@ -1,4 +1,4 @@
-"""The arena: sparse, sealed, committed before use, and mapped for as long as somebody holds the mapping."""
+"""The arena: sparse, sealed, committed before use, and mapped for as long as an object holds the mapping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 class Ledger:
-    """A fallocate that keeps a record, and refuses from the `limit`-th byte on."""
+    """A fallocate that records calls, and refuses from the `limit`-th byte on."""
 
     def __init__(self, limit: int = 1 << 62, code: int = errno.ENOSPC) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -131,7 +131,7 @@ def test_no_memory_is_an_exception_and_what_was_taken_is_given_back(code: int) -
     error = caught.value
     assert (error.requested, error.used, error.capacity) == (100 * MIB, 4 * MIB, 128 * MIB)
     assert arena.committed == 4 * MIB
-    # The granule at the end is not only the caller's, and may keep its memory.
+    # The granule at the end is not the caller's alone, and may keep its memory.
     assert 4 * MIB <= taken(arena) <= 4 * MIB + GRANULE_NBYTES
     ledger.limit = 1 << 62
     arena.commit(3 * MIB, 100 * MIB)
@@ -239,9 +239,9 @@ def test_an_arena_without_a_file() -> None:
     assert arena.heap.trim(0, 1 << 30) >= 1 << 20
     assert arena.committed == 0
     again = store.empty(1 << 20, np.uint8)
-    assert not again.any()  # what went back comes back zero
+    assert not again.any()  # memory that went back comes back zero
     store.close()
-    again[:] = 1  # it stays valid
+    again[:] = 1  # the array stays valid
     with pytest.raises(NotInitialized):
         store.empty(1)
     with pytest.raises(OutOfMemory):

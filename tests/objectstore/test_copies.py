@@ -24,11 +24,11 @@ DTYPES = [
 
 
 class Kept:
-    """Something that holds a copy."""
+    """An object that holds a copy."""
 
 
 def filled(shape: tuple[int, ...], dtype: Any, order: Any = "C") -> NDArray[Any]:
-    """An array of bytes that differ, interpreted as `dtype`."""
+    """An array of different bytes, interpreted as `dtype`."""
     array = np.zeros(shape, dtype, order)
     raw = (np.arange(array.nbytes) % 100 + 1).astype(np.uint8)
     if array.dtype == np.bool_:

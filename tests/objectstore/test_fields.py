@@ -1,4 +1,4 @@
-"""Arrays that part with what they own."""
+"""Arrays that give up the memory they own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store() -> Iterator[Store]:
 
 
 def sealed(store: Store, array: Array) -> Block:
-    """The block of what NumPy allocated for `array`."""
+    """Seal the block of `array`, which NumPy allocated in the store."""
     block = store.block_at(*store.bounds(array))
     assert block is not None
     store.seal(block)

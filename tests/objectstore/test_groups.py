@@ -1,4 +1,4 @@
-"""Control groups: which bound a process, what they have left, and that the store stays within."""
+"""Control groups: those that bound a process, the memory they have left, and a store that stays within."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_small_commits_add_up(tmp_path: Path) -> None:
             arena.commit(done * 4 * MIB, 4 * MIB)
     assert done == 3
     with pytest.raises(OutOfMemory, match="control group"):
-        arena.commit(100 * MIB, 2 * MIB)  # and nothing slips through afterwards
+        arena.commit(100 * MIB, 2 * MIB)  # no later commit slips through either
     arena.close()
 
 
@@ -153,6 +154,49 @@ def test_groups_are_paths(wrong: object) -> None:
     arena.close()
 
 
+class Texts(Sequence[str]):
+    """Four texts that are made on access, and that no other object holds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __len__(self) -> int:
+        return 4
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if not isinstance(index, int) or index >= 4:
+            raise IndexError(index)
+        return f"{self.name}{'/' * 100}{('limit', 'usage', 'statistics', 'inactive')[index]}"
+
+
+def test_texts_that_end_while_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "limit").write_text(f"{64 * MIB}\n")
+    (tmp_path / "usage").write_text(f"{64 * MIB}\n")
+    arena = arena_in()
+    arena.heap.limit_by([Texts(str(tmp_path))])  # type: ignore[list-item]
+    with pytest.raises(OSError, match="quota"):
+        arena.heap.commit(0, 32 * MIB)
+    arena.close()
+
+
+def test_groups_that_are_given_while_others_are_read() -> None:
+    arena = arena_in()
+
+    def groups() -> Iterator[tuple[str, str, str, str]]:
+        arena.heap.limit_by([("a", "b", "c", "d")])
+        yield ("e", "f", "g", "h")
+
+    with pytest.raises(ValueError, match="already"):
+        arena.heap.limit_by(groups())  # type: ignore[arg-type]
+    arena.close()
+
+
 # ---- in a real one
 
 PROGRAM = """
@@ -183,7 +227,7 @@ asyncio.run(main())
 
 @contextlib.contextmanager
 def real_group(limit: int) -> Iterator[Path]:
-    """A control group of this host with that limit; the test is skipped where none can be made."""
+    """Make a control group of this host with that limit, or skip the test where that is not allowed."""
     found = own_groups()
     version = 1 if found and found[0].limit_file == "memory.limit_in_bytes" else 2
     base = found[-1].folder if version == 1 else Path("/sys/fs/cgroup")

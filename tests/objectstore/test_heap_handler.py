@@ -1,4 +1,4 @@
-"""NumPy's data-memory handler (NEP 49) on the heap: what lies there, zeros, another size, no memory, other handlers."""
+"""NumPy's data-memory handler (NEP 49) on the heap: placing, zeros, resizing, refused memory, other handlers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from zcactor.objectstore.arena import GRANULE_NBYTES, Arena
 from zcactor.objectstore.heap import Heap, allocate_elsewhere, use_handler
 from zcactor.objectstore.store import Store
 
-# ---------------------------------------------------------------- where arrays lie
+# ---------------------------------------------------------------- the place of arrays
 
 
 def test_large_arrays_lie_in_the_store_and_small_ones_do_not(store: Store) -> None:
@@ -70,7 +70,7 @@ def test_the_setting_is_the_contexts(store: Store) -> None:
 
     with using(store.heap):
         inherited = contextvars.copy_context()
-        thread = threading.Thread(target=note, args=("thread",))  # begins with a context of its own, an empty one
+        thread = threading.Thread(target=note, args=("thread",))  # a thread begins with an empty context of its own
         thread.start()
         thread.join()
     inherited.run(note, "copied context")
@@ -130,7 +130,7 @@ def test_zeros_are_zero_between_neighbours_that_are_written_to(store: Store) -> 
 
 
 def test_zeros_are_zero_after_memory_could_not_be_given_back(store: Store) -> None:
-    """A program may lock its memory (mlockall(2), for latency): punching a hole fails with EINVAL then."""
+    """A program may lock its memory (mlockall(2), for latency): punching a hole then fails with EINVAL."""
     libc = ctypes.CDLL(None, use_errno=True)
     with using(store.heap):
         dirty(2 * GRANULE_NBYTES)
@@ -193,7 +193,7 @@ def test_an_array_shrinks_in_place(store: Store) -> None:
     with using(store.heap):
         array = np.arange(4 * LEAST, dtype=np.uint8)
         where, expected = address(array), array[: LEAST + 5].tolist()
-        for nbytes in (LEAST + 5, 100):  # below the limit too: there is nothing to be gained by a copy
+        for nbytes in (LEAST + 5, 100):  # also below the limit, where a copy would gain nothing
             array.resize(nbytes, refcheck=False)
             assert address(array) == where
             assert array.tolist() == expected[:nbytes]
@@ -227,7 +227,7 @@ def test_a_shared_array_leaves_its_memory_to_the_other_holders(store: Store) -> 
         assert np.asarray(block).tobytes() == expected
         assert figures(store) == (3 * LEAST, 2 * LEAST, 2)
         larger = block_at(store, array)
-        array.resize(LEAST // 2, refcheck=False)  # small now, so that it goes elsewhere
+        array.resize(LEAST // 2, refcheck=False)  # it is small now, so it goes elsewhere
         assert not lies_in(store, array) and (array == 0xAA).all()
         array.fill(0xBB)
         assert (np.asarray(larger) == 0xAA).all()
@@ -237,8 +237,11 @@ def test_a_shared_array_leaves_its_memory_to_the_other_holders(store: Store) -> 
 
 
 def test_a_view_taken_while_an_array_grows_keeps_its_memory(store: Store) -> None:
-    """``ndarray.resize`` checks that nobody else refers to the array, and NumPy holds the interpreter lock from then on
-    until the array has its new memory. Whoever took a view in between would read freed memory."""
+    """A view that is taken while ``ndarray.resize`` runs must not read freed memory.
+
+    ``ndarray.resize`` checks that the array has no other reference, and NumPy then holds the interpreter lock until the
+    array has its new memory.
+    """
     ready, gate = threading.Event(), threading.Lock()
     views: list[Array] = []
 
@@ -249,9 +252,9 @@ def test_a_view_taken_while_an_array_grows_keeps_its_memory(store: Store) -> Non
 
     with using(store.heap):
         arrays = [np.full(LEAST, 7, "u1")]
-        behind = np.zeros(LEAST, "u1")  # so that it moves
+        behind = np.zeros(LEAST, "u1")  # makes the other array move
         interval = sys.getswitchinterval()
-        sys.setswitchinterval(30)  # the lock changes hands only where it is let go
+        sys.setswitchinterval(30)  # the lock changes hands only where a thread gives it up
         try:
             with gate:
                 thread = threading.Thread(target=look)
@@ -276,7 +279,7 @@ def test_a_full_arena_leaves_it_to_numpys_own() -> None:
         assert figures(store) == (4 * MIB, 4 * MIB, 4)
         zeros = np.zeros(MIB, "u1")
         assert not lies_in(store, zeros) and not zeros.any()
-        held[0].resize(2 * MIB, refcheck=False)  # moves out
+        held[0].resize(2 * MIB, refcheck=False)  # it moves out of the store
         assert not lies_in(store, held[0])
         assert [int(array[:MIB].max()) for array in held] == list(range(8))
         again = np.ones(MIB, "u1")
@@ -303,7 +306,7 @@ class Refusing:
 
 
 def computation() -> list[Any]:
-    """User code that allocates in every way there is."""
+    """User code that allocates in every possible way."""
     grid = np.arange(600_000, dtype="f8").reshape(1000, 600)
     total = grid + grid.T.copy().T
     zeros = np.zeros((3 * MIB,), "u1")
@@ -332,7 +335,7 @@ def test_no_memory_at_any_moment(code: int) -> None:
             assert computation() == expected
             assert figures(store) == (0, 0, 0)
             assert taken(arena) <= store.stats().committed + 2 * GRANULE_NBYTES
-            zeros = np.zeros(40 * MIB, "u1")  # the memory serves again, and is zero
+            zeros = np.zeros(40 * MIB, "u1")  # the memory is used again, and is zero
             assert lies_in(store, zeros) and not zeros.any()
             del zeros
         store.heap.trim(0, EVERYTHING)
@@ -348,7 +351,7 @@ def test_no_memory_at_any_moment(code: int) -> None:
 
 
 class Counting:
-    """A data-memory handler as another package may have set it: the C library's, counting what is alive."""
+    """A data-memory handler as another package may set it: the C library's, with a count of living allocations."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None)
@@ -478,7 +481,7 @@ def test_two_stores_one_inside_the_other(store: Store) -> None:
             too_large = np.ones(10 * MIB, "u1")
         outer = np.ones(LEAST, "u1")
     assert lies_in(other, inner) and lies_in(store, outer)
-    # A handler of ours is never under another of ours: it would keep a closed heap for ever.
+    # A handler of zcactor's is never below another of its own: that one would keep a closed heap for ever.
     assert not lies_in(store, too_large)
     held = inner[:5]
     del inner

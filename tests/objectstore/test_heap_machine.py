@@ -29,12 +29,12 @@ from zcactor.objectstore.store import Block, Store
 
 
 class Memory:
-    """One piece of memory in the model: what it should hold, and who does."""
+    """A piece of memory in the model: the bytes that it should hold, and its holders."""
 
     def __init__(self, content: bytearray, size: int, inside: bool) -> None:
         self.content = content
         self.size = size
-        """Bytes it takes up in the store."""
+        """Bytes that it takes up in the store."""
         self.inside = inside
         self.owner = True
         """Whether an array of NumPy's own holds it."""
@@ -56,7 +56,7 @@ SIZES = st.one_of(
 
 
 class Arrays(RuleBasedStateMachine):
-    """Arrays of a small store, which is full now and then, against bytes of Python's own."""
+    """Arrays of a small store, which is full now and then, beside bytearrays of Python."""
 
     entries = Pool("entries")
 
@@ -66,7 +66,7 @@ class Arrays(RuleBasedStateMachine):
         self.alive: list[Entry] = []
         self.number = 0
         self.pinned: set[int] = set()
-        """Granules."""
+        """The pinned granules."""
 
     def _within(self, array: Array) -> bool:
         return lies_in(self.store, array) if array.size else False
@@ -133,7 +133,7 @@ class Arrays(RuleBasedStateMachine):
             memory.owner = False
 
     def _keeps(self, entry: Entry) -> bool:
-        """Whether the array that owns the memory lives by this entry: it does by its views, and not by blocks."""
+        """Whether this entry keeps the array that owns the memory: views do, and blocks do not."""
         root: Any = entry.value
         while isinstance(root, np.ndarray) and root.base is not None:
             root = root.base
@@ -148,9 +148,9 @@ class Arrays(RuleBasedStateMachine):
             or array.base is not None
             or any(self._keeps(each) for each in mine if each is not entry)
         ):
-            return  # views would dangle, with any allocator
+            return  # views would dangle, under any allocator
         if nbytes == len(memory.content):
-            return  # NumPy asks nobody then
+            return  # NumPy then calls no handler
         shared = len(mine) > 1
         where = address(array)
         with using(self.store.heap):

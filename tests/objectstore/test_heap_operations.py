@@ -1,4 +1,4 @@
-"""Every dtype and all that NumPy does, in the heap: the results are those of NumPy's own memory, to the bit."""
+"""Every dtype and every kind of NumPy operation in the heap: results equal those in NumPy's own memory, to the bit."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ OPERATIONS: dict[str, Callable[[Path], Any]] = {
     "random": lambda _: np.random.default_rng(3).permutation(200_000),
     "records": lambda _: np.rec.fromarrays([GRID.ravel(), GRID.ravel().astype("i4")], dtype="f8,i4"),
 }  # fmt: skip
-"""Results by name. What NumPy makes inside of them lies in the store as well."""
+"""Results by name. The temporaries that NumPy makes for them lie in the store as well."""
 
 
 def _in_place(array: Array, name: str, *args: Any, **named: Any) -> Array:
@@ -170,9 +170,9 @@ def test_numpy_computes_the_same(store: Store, tmp_path: Path, name: str) -> Non
         root: Any = got
         while isinstance(root.base, np.ndarray):
             root = root.base
-        # NumPy begins small there and grows: the handler below has it then, and keeps it.
+        # NumPy begins with a small array there and grows it: the handler below has it from then on, and keeps it.
         grows = name == "fromiter" and least == LEAST
-        if root.flags.owndata and root.size:  # else it is over the bytes of another object
+        if root.flags.owndata and root.size:  # otherwise the array is over the bytes of another object
             assert lies_in(store, root) == (root.nbytes >= least and not grows)
         del got, root
         gc.collect()

@@ -1,4 +1,4 @@
-"""Memory that is registered with a network card stays: pinned ranges. And how far the heap is used, told once."""
+"""Pinned ranges: memory that is registered with a network card stays. And growth, which the heap reports once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bell() -> Iterator[int]:
 
 
 def rang(fd: int) -> int:
-    """How often the eventfd was written to since the last look."""
+    """The number of writes to the eventfd since the last look."""
     return os.eventfd_read(fd) if select.select([fd], [], [], 0)[0] else 0
 
 
@@ -49,7 +49,7 @@ def data(fd: int) -> list[tuple[int, int]]:
         try:
             low = os.lseek(fd, position, os.SEEK_DATA)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # none from there on
+            if error.errno != errno.ENXIO:  # no data from there on
                 raise
             return parts
         position = os.lseek(fd, low, os.SEEK_HOLE)
@@ -57,12 +57,12 @@ def data(fd: int) -> list[tuple[int, int]]:
 
 
 def memory(arena: Arena) -> Array:
-    """All of the arena, through a mapping of its own."""
+    """All bytes of the arena, through a mapping of their own."""
     return np.frombuffer(mmap.mmap(arena.fd, arena.nbytes), "u1")
 
 
 def block(arena: Arena, nbytes: int, content: int) -> int:
-    """A block that is full of `content`; its offset."""
+    """Allocate a block that is full of `content`; return its offset."""
     offset = arena.heap.allocate(nbytes, 4096)
     arena.commit(offset, nbytes)
     memory(arena)[offset : offset + nbytes] = content
@@ -70,11 +70,11 @@ def block(arena: Arena, nbytes: int, content: int) -> int:
 
 
 def figures(heap: Heap) -> tuple[int, int, int]:
-    """What is pinned, committed and idle, MiB."""
+    """Pinned, committed and idle memory, in MiB."""
     return heap.pinned // MIB, heap.committed // MIB, heap.idle // MIB
 
 
-# ---------------------------------------------------------------- what is pinned stays
+# ---------------------------------------------------------------- pinned memory stays
 
 
 def test_pinned_memory_survives_that_it_is_freed_and_trimmed(arena: Arena) -> None:
@@ -189,7 +189,7 @@ def test_a_commit_that_fails_takes_nothing_pinned_back() -> None:
 
     def fallocate(fd: int, offset: int, nbytes: int) -> None:
         if refuser and offset + nbytes > 24 * MIB:
-            refuser[0].pin(8 * MIB, 2 * MIB)  # by another thread, just now
+            refuser[0].pin(8 * MIB, 2 * MIB)  # as another thread might do at this moment
             raise OSError(errno.ENOSPC, "no memory")
         os.posix_fallocate(fd, offset, nbytes)
 
@@ -207,7 +207,7 @@ def test_a_commit_that_fails_takes_nothing_pinned_back() -> None:
     arena.close()
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refused calls
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 1), (0, CAPACITY + 1), (CAPACITY, 1), (4096, -1)])
@@ -282,7 +282,7 @@ def test_idle_memory_is_told_from_used_and_pinned_to_the_byte(arena: Arena) -> N
     heap = arena.heap
     first, second, third = (block(arena, nbytes, 1) for nbytes in (3 * MIB, 4 * MIB, 3 * MIB))
     arena.commit(0, 16 * MIB)
-    arena.pin(5 * MIB, 4 * MIB)  # [4, 10) MiB: the most of the second block, and all of the third
+    arena.pin(5 * MIB, 4 * MIB)  # [4, 10) MiB: most of the second block, and all of the third
     assert heap.idle == 6 * MIB
     heap.free(second)
     assert heap.idle == 7 * MIB, "[3, 4) MiB"

@@ -1,7 +1,7 @@
 """The heap's C code under random operations from several threads, with sanitizers, across forks, and on a real trace.
 
-What the C program checks stands at its top. Here it is compiled and run; where a tool is missing the test says so and
-is skipped. Timeouts are watchdogs only.
+The top of the C program lists its checks. This module compiles and runs it; where a tool is missing a test is skipped
+with the reason. Timeouts are watchdogs only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOURCE = Path(__file__).with_name("stress.c")
 FAST = ("-O2",)
 THREAD = ("-O1", "-fsanitize=thread")
 ADDRESS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-ALIGNED_FROM = 1 << 20  # NumPy's memory begins at pages from here on: LARGE in _heap.c
+ALIGNED_FROM = 1 << 20  # NumPy's memory is aligned to pages from here on: LARGE in numpy_handler.c
 
 
 def run(command: Sequence[str], timeout: float = 50) -> subprocess.CompletedProcess[str]:
@@ -32,7 +32,7 @@ def run(command: Sequence[str], timeout: float = 50) -> subprocess.CompletedProc
 
 
 def stress(command: Sequence[str], mode: str, *arguments: object, timeout: float = 50) -> str:
-    """Runs the program, which must find nothing wrong; its output."""
+    """Run the program, which must find nothing wrong; return its output."""
     ended = run([*command, mode, *map(str, arguments)], timeout)
     assert ended.returncode == 0, f"{mode} ended with {ended.returncode}:\n{ended.stderr[-6000:]}{ended.stdout}"
     return ended.stdout
@@ -40,7 +40,7 @@ def stress(command: Sequence[str], mode: str, *arguments: object, timeout: float
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Compiles the program with the given flags, once; the command that runs it."""
+    """Compile the program, once for the given flags; return the command that runs it."""
     folder = tmp_path_factory.mktemp("stress")
     commands: dict[tuple[str, ...], list[str]] = {}
     compiler = shutil.which("cc")
@@ -53,7 +53,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         return [to], ended.stderr if ended.returncode else ""
 
     def trial(flags: tuple[str, ...]) -> list[str]:
-        """What stands before a program made with the sanitizer, after a try with one that does nothing."""
+        """The words before a program made with the sanitizer, after a trial with a program that does nothing."""
         source = folder / "nothing.c"
         source.write_text("int main(void) { return 0; }\n")
         command, wrong = compiled(source, flags, "nothing")
@@ -63,7 +63,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         setarch = shutil.which("setarch")
         if (
             "unexpected memory mapping" in ended.stderr and setarch
-        ):  # more random addresses than the sanitizer allows for
+        ):  # the machine has more random addresses than the sanitizer allows for
             ended = run([setarch, "-R", *command])
             if ended.returncode == 0:
                 return [setarch, "-R"]
@@ -95,7 +95,8 @@ def counted(output: str) -> dict[str, int]:
         pytest.param("flaky", 100_000, marks=pytest.mark.slow),
         pytest.param("flakypinned", 50_000, marks=pytest.mark.slow),
         pytest.param("offsets", 10_000_000, marks=pytest.mark.slow),
-        # Those that write to memory take three times as long, those whose system calls fail or wait for others ten.
+        # Modes that write to memory take three times as long; modes whose system calls fail or wait take ten times as
+        # long.
         pytest.param("memory", 3_000_000, marks=pytest.mark.slow),
         pytest.param("flaky", 1_000_000, marks=pytest.mark.slow),
         pytest.param("pinned", 200_000, marks=pytest.mark.slow),
@@ -120,7 +121,7 @@ def test_four_threads_under_a_sanitizer(build: Build, flags: tuple[str, ...], mo
 
 @pytest.mark.slow
 def test_forks_while_threads_allocate(build: Build) -> None:
-    # Without a sanitizer: the address sanitizer's own malloc may be locked in the child, by a thread it does not have.
+    # There is no sanitizer, because a thread that the child lacks may hold the lock of the address sanitizer's malloc.
     done = counted(stress(build(*FAST), "fork", 100))
     assert done["placed"] > 30
 
@@ -149,7 +150,7 @@ def test_ids_are_random_without_getrandom_and_never_guessable(build: Build) -> N
 
 
 def balanced(lines: list[str]) -> dict[str, int]:
-    """The bytes of each number of a trace, in which nothing ends that did not begin, or twice."""
+    """The bytes of each allocation of a trace; fails where one ends before its beginning, or twice."""
     sizes: dict[str, int] = {}
     live = set()
     for line in lines:
@@ -168,14 +169,17 @@ def test_the_recorder_sees_what_is_large() -> None:
     lines, _ = record(steps=2)
     sizes = balanced(lines)
     assert min(sizes.values()) >= MIN_NBYTES
-    assert 6000 * 16 * 16 * 3 * 4 in sizes.values()  # the data set
+    assert 6000 * 16 * 16 * 3 * 4 in sizes.values()  # the data set of the training
     assert len([line for line in lines if line[0] == "-"]) > len(sizes) * 0.9
 
 
 def test_a_training_loop_fragments_the_memory_by_less_than_a_fifth() -> None:
-    """What is lost is memory, not addresses: a hole inside the heap goes back to the system, all but what a granule
-    shares with a block. So the loss at the peak is what stays committed beyond the blocks after a trim; the addresses
-    up to the highest block are printed beside it."""
+    """The loss is of memory, not of addresses.
+
+    A hole inside the heap goes back to the system, except for the part that a granule shares with a block. So the loss
+    at the peak is the memory that stays committed beyond the blocks after a trim. The test prints the addresses up to
+    the highest block beside it.
+    """
     lines = gzip.decompress(TRACE.read_bytes()).decode().splitlines()
     sizes = balanced(lines)
     assert len(lines) > 10_000 and len(set(sizes.values())) > 30

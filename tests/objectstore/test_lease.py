@@ -1,4 +1,4 @@
-"""Leases: read-only views that give the right back when the last one is gone."""
+"""Leases: read-only views, the last of which gives the right back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWNER, OTHER = b"o" * 16, b"x" * 16
 
 
 class Arena:
-    """Memory that stands for a mapped arena."""
+    """A stand-in for a mapped arena."""
 
     def __init__(self) -> None:
         self.bytes = np.arange(64, dtype=np.uint8)
@@ -27,14 +27,14 @@ class Arena:
 
 
 class Session:
-    """The side of a session that a grant needs."""
+    """The part of a session that a grant needs."""
 
     def __init__(self, peer: bytes) -> None:
         self.peer_process = peer
         self.pinned: list[Any] = []
 
     def pin(self, holder: object) -> int:
-        """Remember what was pinned."""
+        """Record a pinned object."""
         self.pinned.append(holder)
         return 99
 

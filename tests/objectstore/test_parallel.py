@@ -1,4 +1,4 @@
-"""Work on a range, cut into parts."""
+"""Work on a range that is cut into parts."""
 
 from __future__ import annotations
 

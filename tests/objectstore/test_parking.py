@@ -1,4 +1,4 @@
-"""What is kept for readers without a connection, and until when."""
+"""Objects that are kept for readers without a connection, and the end of that."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from weakref import ref
 
 import pytest
 
-from tests.runtime.programs import until
+from tests.driver.programs import until
 from zcactor.objectstore.parking import Parking
 from zcactor.objectstore.store import Store
 from zcactor.transport.os_process import OsProcess
 
 
 class Kept:
-    """Something that is parked."""
+    """An object that is parked."""
 
 
 @contextlib.contextmanager
@@ -91,7 +91,7 @@ def test_one_that_is_gone_already() -> None:
 
 
 def test_looking_is_enough_for_one_that_has_ended() -> None:
-    """Nobody has to wait for a thread."""
+    """A sweep sees the end without the waiting thread."""
     parking = Parking()
     with reader() as child:
         parking.park(OsProcess.of(child.pid), 1, {1: Kept()})

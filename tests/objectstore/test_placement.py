@@ -1,4 +1,4 @@
-"""Destinations that are used again: only when nobody looks at them, only so many, and never as the same object."""
+"""Destinations that are used again: unseen by any reader, limited in number, and with an id of their own each time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def places(store: Store) -> Placements:
 
 
 def second(places: Placements, nbytes: int = MIB, source: bytes = PEER) -> Block:
-    """A block whose memory is kept, as the first of a size is not."""
+    """A block whose memory is kept; the first block of a size is not kept."""
     places.take(source, nbytes)
     return places.take(source, nbytes)
 
@@ -213,7 +213,7 @@ def test_closed_store() -> None:
 
 
 def test_the_limit_holds_when_they_come_back(store: Store) -> None:
-    """Nobody has to ask for another one."""
+    """Blocks that come back are trimmed without a further request."""
     places = Placements(store, 8 * MIB)
     blocks = [places.take(PEER, 6 * MIB) for _ in range(8)]
     del blocks
@@ -255,7 +255,7 @@ def test_a_store_without_its_placements(store: Store) -> None:
 
 
 def test_one_that_is_lost_while_others_are_sorted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The garbage collector may run anywhere: it neither waits for its own thread nor leaves anything behind."""
+    """The garbage collector may run anywhere: it must not wait for its own thread, nor leave anything behind."""
     places = Placements(store, 8 * MIB)
     blocks = [places.take(PEER, MIB) for _ in range(4)]
     sort = places._sort

@@ -1,4 +1,4 @@
-"""The store: any array, found again from any view, and freed with the last one."""
+"""The store: it holds any array, finds it again from any view, and frees it with the last view."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ class Session:
 
 
 def test_what_is_known_of_numpys_memory_goes_with_it(store: Store) -> None:
-    """Peers may have copies under the ids of memory that lives; of what is gone nothing is remembered."""
+    """Peers may have copies under the ids of living memory; the store remembers nothing of freed memory."""
 
     def told(array: NDArray[Any]) -> int:
         block = store.block_at(*store.bounds(array))
@@ -328,7 +328,7 @@ def test_what_is_known_of_numpys_memory_goes_with_it(store: Store) -> None:
 
     living: list[tuple[NDArray[Any], int]] = []
     with using(store.heap):
-        numbers, passing = random.Random(1), deque[NDArray[Any]](maxlen=5)  # so that memory comes from many places
+        numbers, passing = random.Random(1), deque[NDArray[Any]](maxlen=5)  # memory comes from many places
         for number in range(5000):
             array = np.empty(numbers.randrange(LEAST, 2 * MIB), np.uint8)
             told(array)

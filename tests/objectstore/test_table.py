@@ -15,7 +15,7 @@ from zcactor.objectstore.table import LeaseTable
 
 
 class Kept:
-    """Something that a lease keeps alive."""
+    """An object that a lease keeps alive."""
 
 
 def test_a_lease_keeps_the_object_until_the_last_release() -> None:

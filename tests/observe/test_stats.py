@@ -1,4 +1,4 @@
-"""The counts as one frozen object."""
+"""The counts of a process, as one frozen object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAMPLE = Stats(
     calls=1, frames_sent=2, frames_received=3, bytes_eager=4, bytes_mapped=5, bytes_read=6, bytes_received=7,
     bytes_authenticated=3,
     bytes_copied=30, copies={"a": CopyCount(1, 10), "b": CopyCount(2, 20)}, store_used=8, store_capacity=9, leases=10,
-    registrations=11, objects_adopted=3, placements=13, connections=12,
+    registrations=11, objects_adopted=3, placements=13, connections=12, pushes=14, collectives=15, bytes_reduced=16,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Two sessions talking over a connection, with hubs that record and holders that count."""
+"""Two sessions that talk over a connection, with hubs that record and holders that count."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.conformance.connection import turns
 from zcactor.errors import ObjectLost
 from zcactor.objectstore.ref import Region
-from zcactor.objectstore.store import Block
 from zcactor.rpc.call import Call
-from zcactor.rpc.counters import new_counters
 from zcactor.rpc.incoming import Incoming
-from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
+from zcactor.rpc.messages import Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.session import Session
+from zcactor.testing.conformance.connection import turns
+from zcactor.testing.conformance.talk import RecordingHub
 from zcactor.transport.base import PeerInfo
-from zcactor.transport.local_connection import LocalConnection
-from zcactor.transport.loopback import Faults, loopback_pair
-from zcactor.transport.os_process import OsProcess
+from zcactor.transport.local.connection import LocalConnection
+from zcactor.transport.loopback.endpoint import LoopbackFaults, loopback_pair
 
 __all__ = ["DEPTH", "Held", "Hub", "Pair", "echo", "echo_all", "echo_plain", "until"]
 
@@ -30,7 +28,7 @@ DEPTH = 16
 
 
 class Held:
-    """Something that can be leased."""
+    """An object that can be leased."""
 
     def __init__(self, object_id: int = 7) -> None:
         self.object_id = object_id
@@ -45,37 +43,21 @@ class Held:
         return session.process, self.object_id, 0
 
 
-class Hub:
-    """Records what a session tells it."""
+class Hub(RecordingHub):
+    """A hub that records the calls and events of its session."""
 
     def __init__(self, process: bytes) -> None:
-        self.process = process
-        self.counters = new_counters()
-        self.hosts: dict[int, Any] = {}
+        super().__init__(process)
         self.dtype_codes: dict[Any, Any] = {}
         self.dtypes: dict[str, Any] = {}
         self.store: Any = None
-        self.received: list[Incoming] = []
-        self.cancelled: list[Incoming] = []
         self.lost: list[tuple[Exception | None, list[Call]]] = []
         self.imported: list[Region] = []
         self.late: list[asyncio.Future[Part]] = []
         self.late_releases = 0
-        self.answer: Callable[[Incoming], None] | None = None
 
     def share(self, array: Any, address: int, nbytes: int) -> None:
         raise AssertionError(f"{type(array)} is no array of the store")
-
-    def hello(self) -> Hello:
-        return Hello(PROTOCOL_VERSION, self.process, os.getpid(), "host", "3.11.0", "worker")
-
-    def call_received(self, incoming: Incoming) -> None:
-        self.received.append(incoming)
-        if self.answer is not None:
-            self.answer(incoming)
-
-    def cancel_received(self, incoming: Incoming) -> None:
-        self.cancelled.append(incoming)
 
     def import_region(self, session: Session, region: Region, unread: bool, sealed: bool) -> tuple[Part, Any]:
         self.imported.append(region)
@@ -86,12 +68,6 @@ class Hub:
         self.late.append(future)
         return Part(0, None, 0, 0), future
 
-    def read_result(self, call: Call) -> None:
-        raise AssertionError("nothing here is unread")
-
-    def park(self, reader: OsProcess, session: Session, blocks: Mapping[int, Block]) -> None:
-        raise AssertionError(f"{reader} maps nothing: {blocks}")
-
     def outlived(self, session: Session) -> None:
         self.late_releases += 1
 
@@ -100,14 +76,16 @@ class Hub:
 
 
 class Pair:
-    """Two sessions; `a` calls, `b` is called."""
+    """Two sessions: `a` calls `b`."""
 
-    def __init__(self, kind: str = "loopback", depth: int = DEPTH, faults: Faults | None = None) -> None:
+    def __init__(
+        self, kind: str = "loopback", depth: int = DEPTH, faults: LoopbackFaults | None = None, *, lost: bool = False
+    ) -> None:
         loop = asyncio.get_running_loop()
         names = secrets.token_bytes(16), secrets.token_bytes(16)
         connections: Sequence[Any]
         if kind == "loopback":
-            connections = loopback_pair(processes=names, recv_depth=depth, seed=1, faults=faults or Faults())
+            connections = loopback_pair(processes=names, recv_depth=depth, seed=1, faults=faults or LoopbackFaults())
         else:
             ends = socket.socketpair()
             for end in ends:
@@ -125,6 +103,9 @@ class Pair:
             ]
         self.hubs = Hub(names[0]), Hub(names[1])
         self.a, self.b = (Session(hub, end, loop) for hub, end in zip(self.hubs, connections, strict=True))
+        if lost:  # before the sessions begin
+            for each in connections:
+                each.abort()
         self.a.start()
         self.b.start()
 
@@ -156,7 +137,7 @@ def echo_plain(incoming: Incoming) -> None:
 
 
 async def until(condition: Callable[[], bool], turn: Callable[[], object] = lambda: None) -> None:
-    """Let the loop go round, with a `turn` in each round, until the condition holds."""
+    """Run turns of the loop, with a `turn` in each, until the condition holds."""
     async with asyncio.timeout(20):
         while not condition():
             turn()
@@ -164,6 +145,6 @@ async def until(condition: Callable[[], bool], turn: Callable[[], object] = lamb
 
 
 def echo_all(pair: Pair) -> None:
-    """Answer the calls that have come."""
+    """Answer all calls that have come."""
     for incoming in list(pair.b.incoming.values()):
         echo(incoming)

@@ -21,7 +21,7 @@ PEER, THIRD = b"p" * 16, b"t" * 16
 
 
 class Lent(Held):
-    """An object of a third process, kept for the peer until that has a lease of its own."""
+    """An object of a third process, pinned for the peer until the peer has a lease of its own."""
 
     def grant(self, session: Session) -> tuple[bytes, int, int]:
         return THIRD, self.object_id, session.pin(self)
@@ -112,3 +112,16 @@ async def test_a_result_waits_for_what_a_third_process_owns(pair: Pair) -> None:
     await pair.settle()
     assert call.done
     assert ids(call.parts) == [9, 3]
+
+
+async def test_what_does_not_come_any_more_is_no_error_of_the_loop(arrivals: Arrivals, hub: Hub) -> None:
+    reported: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    parts, blocked = arrivals.take([region(1), region(2, THIRD)], Kind.RESPONSE, 1, False)
+    holding_the_place = parts[1]
+    seen: list[Any] = []
+    when(blocked, lambda: seen.append(list(parts)))
+    hub.late[0].cancel()  # the process closes
+    await asyncio.sleep(0)
+    assert seen == [[parts[0], holding_the_place]], "the call ends, with the part that says so"
+    assert not reported

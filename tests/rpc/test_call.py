@@ -1,4 +1,4 @@
-"""Promises: ended once, told to everybody who waits, wherever they wait."""
+"""Promises: each ends once, and every waiter learns of the end, in any thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def new_call() -> Call:
 
 @pytest.fixture
 def unseen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Call]]:
-    """Calls that were reported as failed with nobody to see it."""
+    """Calls that were reported as failed without a waiter."""
     calls: list[Call] = []
     monkeypatch.setattr(Call, "unseen", staticmethod(calls.append))
     yield calls

@@ -1,4 +1,4 @@
-"""The template codec: it and the generated code read each other, and no bytes at all can break either."""
+"""The template codec: it and the generated code read each other's frames, and no bytes at all can break either."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_empty_batch() -> None:
 
 
 def seeds(rng: random.Random) -> list[bytes]:
-    """Valid frames of both codecs to be broken."""
+    """Valid frames of both codecs, to be broken."""
     found = []
     for nregions, nreleases, npayload in ((0, 0, 0), (0, 0, 33), (1, 0, 60), (1, 1, 5), (0, 3, 8), (4, 2, 200)):
         some = tuple(
@@ -193,7 +193,7 @@ def seeds(rng: random.Random) -> list[bytes]:
 
 
 def mutated(rng: random.Random, frame: bytes) -> bytes:
-    """`frame` cut, with bits flipped, with words replaced by awkward ones, or wholly random bytes."""
+    """`frame` cut, with flipped bits, with words replaced by awkward ones, or random bytes."""
     data = bytearray(frame)
     how = rng.randrange(5)
     if how == 0:
@@ -207,7 +207,7 @@ def mutated(rng: random.Random, frame: bytes) -> bytes:
             word = rng.choice((0, 1, 4, 8, 40, len(data), 2**16 - 1, 2**31, 2**32 - 1, rng.getrandbits(32)))
             data[at : at + 4] = word.to_bytes(4, "little")
     elif how == 3:
-        at = rng.randrange(min(len(data), 100))  # the head, where the offsets are
+        at = rng.randrange(min(len(data), 100))  # the frame's head, where the offsets are
         data[at] = rng.randrange(256)
     else:
         data[rng.choice((0, 12)) :] = rng.randbytes(rng.randrange(200))
@@ -215,7 +215,7 @@ def mutated(rng: random.Random, frame: bytes) -> bytes:
 
 
 def outcome(read: Callable[[], Result]) -> Result | None:
-    """What a reader makes of its bytes, or None for `ProtocolError`. Any other exception fails the test."""
+    """The result of a reader, or None for `ProtocolError`. Any other exception fails the test."""
     try:
         return read()
     except ProtocolError:
@@ -223,8 +223,8 @@ def outcome(read: Callable[[], Result]) -> Result | None:
 
 
 def read_and_weighed(data: bytes, end: int) -> tuple[codec.Decoded | None, int]:
-    """What the reader makes of a frame, and the most bytes that the reading took at any time."""
-    tracemalloc.start()  # around these two only: all else would be slower for being watched
+    """The reader's result for a frame, and the peak of bytes that it allocated."""
+    tracemalloc.start()  # around these two only: other code would be slower under it
     try:
         outcome(partial(codec.split, data, MAX_FRAME))
         fast = outcome(partial(codec.decode, data, 4, end))
@@ -234,7 +234,7 @@ def read_and_weighed(data: bytes, end: int) -> tuple[codec.Decoded | None, int]:
 
 
 def hostile(seed: int, rounds: int) -> int:
-    """Feed broken frames to all readers; returns how many were still valid."""
+    """Feed broken frames to all readers; return how many were still valid."""
     rng = random.Random(seed)
     frames = seeds(rng)
     accepted = 0
@@ -244,11 +244,13 @@ def hostile(seed: int, rounds: int) -> int:
         # A region is 56 bytes on the wire and some 300 as Python objects; the constant is the error with its text.
         limit = 8 * len(data) + 16384
         fast, taken = read_and_weighed(data, end)
-        if taken >= limit:  # another thread may have allocated meanwhile, pytest's own for one
+        if taken >= limit:  # another thread may have allocated meanwhile, pytest's own for example
             taken = min(read_and_weighed(data, end)[1] for _ in range(3))
         assert taken < limit
         assert fast == outcome(partial(generic.decode, data, 4, end))
-        outcome(partial(codec.decode_hello, data, 4, end))
+        assert outcome(partial(codec.decode_hello, data, 4, end)) == outcome(
+            partial(generic.decode_hello, data, 4, end)
+        )
         if fast is None:
             continue
         accepted += 1

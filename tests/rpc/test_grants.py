@@ -1,4 +1,4 @@
-"""Leases on what messages refer to: granted with the message, all of them or none."""
+"""Leases on the objects of messages: granted with the message, all of them or none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_an_argument_whose_owner_is_gone(pair: Pair) -> None:
 
 
 async def test_an_argument_whose_owner_is_gone_among_others(pair: Pair) -> None:
-    """Neither with credit nor without: nothing is sent, no lease stays, and the next message is whole."""
+    """With credit or without: the call sends no frame and keeps no lease, and the next message is whole."""
     for busy in (False, True):
         pair.hubs[1].answer = echo_plain
         if busy:
@@ -76,7 +76,7 @@ async def test_an_argument_whose_owner_is_gone_among_others(pair: Pair) -> None:
 
 
 class Sender:
-    """The side of a session that grants, without a session."""
+    """The granting side of a session, without a session."""
 
     def __init__(self) -> None:
         self.process = b"o" * 16
@@ -92,7 +92,7 @@ def part_of(object_id: int, nbytes: int = 8) -> Part:
 
 
 class Returned:
-    """An object of the peer's own on its way home: nothing is leased for it."""
+    """An object of the peer's own on its way home: no lease is granted for it."""
 
     def __init__(self, object_id: int) -> None:
         self.object_id = object_id
@@ -141,7 +141,7 @@ def test_the_end_may_have_taken_leases_back_before() -> None:
 
 
 def test_an_object_of_the_peers_with_the_id_of_one_of_ours() -> None:
-    """Ids are each process's own: a message that is not sent takes back no lease that it has not granted."""
+    """Each process has ids of its own: a message that is not sent takes back only leases that it has granted."""
     sender = Sender()
     grants = Grants(sender, sender.process, None)
     grants.export([part_of(7)])

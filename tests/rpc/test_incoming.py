@@ -1,4 +1,4 @@
-"""The defaults that a call relies on where nothing else is said."""
+"""The defaults of a call whose frame gives no values."""
 
 from __future__ import annotations
 

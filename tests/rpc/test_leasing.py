@@ -1,4 +1,4 @@
-"""Granting leases and giving them back, apart from the frames that tell of it."""
+"""Granting leases and giving them back, without the frames that carry either."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from zcactor.errors import ProtocolError
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.table import LeaseTable
 from zcactor.rpc import leasing
-from zcactor.rpc.leasing import Granting
+from zcactor.rpc.leasing import LockedLeases
 from zcactor.rpc.parts import Part
 
 
 def test_granting_is_done_under_the_lock_and_can_be_taken_back() -> None:
     leases, lock = LeaseTable(), threading.Lock()
-    granting = Granting(leases, lock)
+    granting = LockedLeases(leases, lock)
     granting.grant(5, "kept")
     granting.grant(5, "kept")
     assert leases.total == 2
     granting.withdraw(5)
     granting.release(5, 1)
-    granting.withdraw(5)  # the end of the connection has done it
+    granting.withdraw(5)  # the end of the connection has released it
     assert leases.total == 0
     with pytest.raises(ProtocolError, match="holds 0"):
         granting.release(5, 1)
@@ -100,7 +100,7 @@ async def test_releases_ride_with_credits(pair: Pair) -> None:
     pair.call(b"\xc1", [Part(RegionKind.ARRAY, held, 0, 8)])
     await pair.settle()
     pair.b.hold_releases()
-    pair.b.release(5)  # no frame of its own: the next one, which is a CREDIT, carries it
+    pair.b.release(5)  # without a frame of its own: the next frame, a CREDIT, carries it
     for i in range(DEPTH):
         pair.call(b"\xc1%d" % i)
     await pair.settle()
@@ -108,13 +108,25 @@ async def test_releases_ride_with_credits(pair: Pair) -> None:
 
 
 async def test_a_release_after_the_end_is_told_of(pair: Pair) -> None:
-    """The peer may keep what it had leased; who tells it is the hub."""
+    """The peer may keep the object that it had leased: the hub gets the late release."""
     pair.b.connection.abort()
     await pair.settle()
     for _ in range(3):
         pair.a.release(3)
     await pair.settle()
     assert pair.hubs[0].late_releases == 1
+
+
+async def test_releases_that_come_by_a_connection_that_the_peer_has_lost_are_not_taken(pair: Pair) -> None:
+    pair.a.leases.grant(5, Held(5))
+    await pair.settle()
+    pair.b.release(5)
+    pair.b._send_releases()
+    table = pair.a.leases
+    pair.a.disown("the peer has lost it", leases=True)
+    assert table.total == 0
+    await pair.settle()
+    assert pair.hubs[0].lost == [(None, [])], "they would have ended it as a defect of the peer"
 
 
 async def test_what_was_taken_can_be_put_back(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""The numbers of the wire contract: changing one breaks every peer, so each is written down twice."""
+"""The numbers of the wire contract: a change breaks every peer, so each number is written down twice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from zcactor.rpc.messages import UNCREDITED, Flags, Kind, Status
 
 
 def test_kinds() -> None:
-    names = "HELLO CALL RESPONSE ITEM STREAM_CREDIT CANCEL RELEASE CREDIT GOODBYE REGIONS"
+    names = "HELLO CALL RESPONSE ITEM STREAM_CREDIT CANCEL RELEASE CREDIT GOODBYE REGIONS PUSH FORWARD"
     assert {kind.name: kind.value for kind in Kind} == {name: value for value, name in enumerate(names.split())}
 
 

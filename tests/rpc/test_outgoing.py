@@ -27,7 +27,7 @@ async def test_credits_hold_calls_back(pair: Pair) -> None:
 
 
 async def test_what_waits_stays_in_order_when_its_turn_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame leaves the backlog when it was written, not before."""
+    """A frame leaves the backlog when it is written, not before."""
     calls = [pair.call(b"\xc1%d" % i) for i in range(2 * DEPTH)]
     backlog, outgoing = list(pair.a._backlog), pair.a._outgoing
     assert backlog
@@ -36,7 +36,7 @@ async def test_what_waits_stays_in_order_when_its_turn_fails(pair: Pair, monkeyp
         raise ConnectionLost("the transport knows of the end")
 
     with monkeypatch.context() as patched:
-        patched.setattr(outgoing, "_wire", None)
+        patched.setattr(outgoing, "wire", None)
         patched.setattr(outgoing, "_reserve", refuse)
         outgoing.credits_returned(1)
     assert list(pair.a._backlog) == backlog
@@ -57,7 +57,7 @@ async def test_a_frame_that_fails_when_its_turn_comes_gives_its_credit_back(
         raise MemoryError("injected")
 
     with monkeypatch.context() as patched:
-        patched.setattr(outgoing, "_wire", None)
+        patched.setattr(outgoing, "wire", None)
         patched.setattr(outgoing, "_reserve", refuse)
         with pytest.raises(MemoryError, match="injected"):
             outgoing.credits_returned(1)
@@ -86,8 +86,10 @@ async def test_more_regions_than_a_frame_holds(pair: Pair) -> None:
 
 
 async def test_credits_between_the_frames_of_a_message(pair: Pair) -> None:
-    """A message may wait for credits after some of its frames; what needs none overtakes the rest, and takes nothing
-    that went ahead."""
+    """A message may wait for credits after some of its frames.
+
+    A frame that needs no credit overtakes the rest of the message, and leaves the frames that went ahead to it.
+    """
     while pair.a.credits.available > 1:
         pair.call(b"\xc1")
     holders = [Held(1000 + i) for i in range(300)]
@@ -102,8 +104,11 @@ async def test_credits_between_the_frames_of_a_message(pair: Pair) -> None:
 
 @pytest.mark.parametrize("kind", ["loopback", "local"])
 async def test_messages_of_many_references_beside_those_of_other_threads(kind: str) -> None:
-    """Whichever frames come between: small ones the native part writes without the session's lock, and this one here is
-    Python's to take in, as the receiver does not know the array's type."""
+    """Any frames may come between those of the message.
+
+    The native part writes small ones without the session's lock. The receiver leaves this message to Python, because it
+    does not know the array's type.
+    """
     pair = Pair(kind, depth=1024)
     array = np.zeros(3)
     pair.hubs[0].dtype_codes[array.dtype] = "f8"
@@ -141,12 +146,12 @@ async def test_messages_of_many_references_beside_those_of_other_threads(kind: s
         number = int(each.payload[1:])
         assert [part.holder[1] for part in each.parts] == [number * 1000 + i for i in range(regions)]
     assert not any(each.parts for each in pair.hubs[1].received if each.code == 0)
-    assert not pair.b._arrivals.carried
+    assert not pair.b._intake._arrivals.carried
     await pair.close()
 
 
 async def test_half_of_a_message_ends_the_connection(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """References that went ahead of their message would wait for it."""
+    """The connection has to end: references that went ahead of their message would wait for it."""
     call = pair.call()
     await pair.settle()
     (incoming,) = pair.hubs[1].received

@@ -45,7 +45,7 @@ async def test_a_call_and_its_answer(pair: Pair) -> None:
     assert (incoming.actor, incoming.code, incoming.flags, incoming.timeout_ns) == (5, 3, Flags.KWARGS, 1234)
     assert incoming.payload == b"\xc1payload"
     pair.b.respond(incoming, Status.ERROR, b"\xc1answer", (), 2)
-    pair.b.respond(incoming, Status.OK, b"\xc1again", (), 0)  # ignored: a call is answered once
+    pair.b.respond(incoming, Status.OK, b"\xc1again", (), 0)  # ignored: each call is answered once
     await pair.settle()
     assert call.done
     assert (call.status, call.payload, call.flags) == (Status.ERROR, b"\xc1answer", 2)
@@ -76,7 +76,7 @@ async def test_many_calls_both_ways(kind: str, depth: int) -> None:
 
 @pytest.fixture
 def hasty() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Let threads take turns as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -141,7 +141,7 @@ async def test_cancel_of_a_call_in_the_backlog(pair: Pair) -> None:
 
 
 class Raising:
-    """Stands in the place of a function: raises as often as it is told, and then calls it."""
+    """A stand-in for a function: raises as often as it is told to, and then calls the function."""
 
     def __init__(self, function: Callable[..., object], times: int = 1) -> None:
         self.function = function
@@ -155,19 +155,19 @@ class Raising:
 
 
 class Failing(Held):
-    """Something that cannot be leased."""
+    """An object that cannot be leased."""
 
     def grant(self, session: Session) -> tuple[bytes, int, int]:
         raise MemoryError("injected")
 
 
 def part_of(session: Session, step: str) -> Any:
-    """The part of a session that uses the connection for a step of sending."""
+    """The part of a session that has the method of a step of sending."""
     return session if step == "flush_now" else session._outgoing
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, session: Session, step: str, times: int = 1) -> None:
-    """Make a step of sending fail."""
+    """Make a step of sending fail `times` times."""
     if step == "encode":
         monkeypatch.setattr(outgoing, "encode_into", Raising(encode_into, times))
     elif step == "export":
@@ -236,7 +236,7 @@ async def test_an_answer_that_cannot_be_flushed_ends_the_connection(
 @pytest.mark.parametrize("kind", ["loopback", "local"])
 @pytest.mark.parametrize("seed", range(8))
 async def test_every_call_ends_once_whatever_fails(monkeypatch: pytest.MonkeyPatch, kind: str, seed: int) -> None:
-    """At each moment a call is pending here, or it was completed once, or it was reported lost once."""
+    """At each moment a call is pending here, or was completed once, or was reported lost once."""
     pair = Pair(kind, depth=5)
     choose = random.Random(seed)
     completed: Counter[int] = Counter()

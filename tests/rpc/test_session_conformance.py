@@ -1,4 +1,4 @@
-"""The paths of a session join the suite; and two of them side by side keep the same tables."""
+"""Each path of a session joins the suite, and two paths side by side keep equal tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,23 +17,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.conformance.connection import connect, finish
-from tests.conformance.session import MappingSuite, SessionSuite
-from tests.conformance.talk import DEPTH, STORE_NBYTES, WATCHDOG, Held, Talk, parts_of
 from tests.rpc.sessions import no_arena
 from tests.transport.verbs.sides import fake_sides
 from zcactor.errors import ConnectionLost
-from zcactor.native import hot
 from zcactor.objectstore.store import Store
 from zcactor.rpc.messages import Status
+from zcactor.testing.conformance.connection import connect, finish
+from zcactor.testing.conformance.session import MappingSessionSuite, SessionSuite
+from zcactor.testing.conformance.talk import DEPTH, STORE_NBYTES, WATCHDOG, Held, Talk, parts_of
 from zcactor.transport.base import PeerInfo
-from zcactor.transport.local_connection import LocalConnection
-from zcactor.transport.loopback import loopback_pair
+from zcactor.transport.local.connection import LocalConnection
+from zcactor.transport.loopback.endpoint import loopback_pair
+from zcactor.transport.verbs.peer import connection
+from zcactor.transport.verbs.peer.sending import SlotSender
 
-needs_native = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
 
-
-def native_socket(stores: Any) -> tuple[Any, Any]:
+def native_socket(stores: Any, *, native: bool = True) -> tuple[Any, Any]:
     """Two ends of a unix socket, each with the other's arena mapped."""
     sockets = socket.socketpair()
     ends = []
@@ -43,9 +43,15 @@ def native_socket(stores: Any) -> tuple[Any, Any]:
         info = PeerInfo(peer.process, os.getpid(), os.getuid(), arena.nbytes)
         end = LocalConnection(
             sock, info, recv_depth=DEPTH, eager_limit=16384, mapping=mapping, map_writable=no_arena,
+            native=native,
         )  # fmt: skip
         ends.append(end)
     return ends[0], ends[1]
+
+
+def python_socket(stores: Any) -> tuple[Any, Any]:
+    """The same two ends on Python's path."""
+    return native_socket(stores, native=False)
 
 
 def python(stores: Any) -> tuple[Any, Any]:
@@ -55,8 +61,7 @@ def python(stores: Any) -> tuple[Any, Any]:
     return loopback_pair(processes=names, arenas=arenas, recv_depth=DEPTH)  # type: ignore[arg-type]
 
 
-@needs_native
-class TestNativeSocket(MappingSuite):
+class TestNativeSocket(MappingSessionSuite):
     @pytest.fixture
     async def connections(self, stores: tuple[Store, Store]) -> tuple[Any, Any]:
         return native_socket(stores)
@@ -77,7 +82,6 @@ class TestNativeSocket(MappingSuite):
         assert not talk.unfinished
 
 
-@needs_native
 class TestNativeSlots(SessionSuite):
     @pytest.fixture
     async def connections(self) -> AsyncIterator[tuple[Any, Any]]:
@@ -87,7 +91,23 @@ class TestNativeSlots(SessionSuite):
             await finish(pair)
 
 
-class TestPython(MappingSuite):
+class TestPythonSocket(MappingSessionSuite):
+    @pytest.fixture
+    async def connections(self, stores: tuple[Store, Store]) -> tuple[Any, Any]:
+        return python_socket(stores)
+
+
+class TestPythonSlots(SessionSuite):
+    @pytest.fixture
+    async def connections(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Any, Any]]:
+        monkeypatch.setattr(connection, "SlotSender", partial(SlotSender, native=False))
+        with fake_sides(recv_depth=DEPTH) as (left, right):
+            pair = await connect(left, right)
+            yield pair.left, pair.right
+            await finish(pair)
+
+
+class TestPython(MappingSessionSuite):
     @pytest.fixture
     async def connections(self, stores: tuple[Store, Store]) -> tuple[Any, Any]:
         return python(stores)
@@ -99,7 +119,7 @@ KINDS = ["plain", "array", "parts", "both"]
 
 
 class SideBySide(RuleBasedStateMachine):
-    """The same calls, answers, cancels and losses on the native path and on Python's, whose tables stay equal."""
+    """Equal calls, answers, cancels and losses on the native path and on Python's; their tables stay equal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,11 +211,11 @@ class SideBySide(RuleBasedStateMachine):
         self.runner.close()
 
 
-TestSideBySide = needs_native(SideBySide.TestCase)
+TestSideBySide = SideBySide.TestCase
 TestSideBySide.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
-@pytest.mark.parametrize("path", [pytest.param(native_socket, marks=needs_native), python])
+@pytest.mark.parametrize("path", [native_socket, python_socket, python])
 async def test_leases_of_a_self_session_return_to_0(path: Any) -> None:
     store = Store(STORE_NBYTES, secrets.token_bytes(16))
     talk = Talk(path((store, store)), (store, store))

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from tests.conformance.connection import turns
 from tests.rpc.sessions import DEPTH, Pair, echo
 from zcactor.errors import ConnectionLost
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Status
 from zcactor.rpc.protocol import CallState
-from zcactor.transport.loopback import Faults
+from zcactor.testing.conformance.connection import turns
+from zcactor.transport.loopback.endpoint import LoopbackFaults
 
 
 async def test_a_lost_peer(pair: Pair) -> None:
@@ -31,7 +31,7 @@ async def test_a_lost_peer(pair: Pair) -> None:
     assert set(pair.hubs[1].cancelled) == set(pair.hubs[1].received)
     with pytest.raises(ConnectionLost):
         pair.call()
-    pair.b.respond(pair.hubs[1].received[0], Status.OK, b"", (), 0)  # nobody is there: does nothing
+    pair.b.respond(pair.hubs[1].received[0], Status.OK, b"", (), 0)  # without a peer this does nothing
     pair.b.send_item(pair.hubs[1].received[0], 0, b"", (), 0)
     pair.b.release(3)
     pair.a.cancel(calls[0])
@@ -42,7 +42,7 @@ async def test_using_a_connection_between_its_end_and_the_report(pair: Pair) -> 
     pair.call(b"\xc1")
     await pair.settle()
     (incoming,) = pair.hubs[1].received
-    pair.b.connection.abort()  # reported in the loop's next turn
+    pair.b.connection.abort()  # the loop reports it in its next turn
     pair.b.respond(incoming, Status.OK, b"\xc1", (), 0)
     pair.b.send_item(incoming, 0, b"\xc1", (), 0)
     pair.b.release(1)
@@ -58,8 +58,18 @@ async def test_using_a_connection_between_its_end_and_the_report(pair: Pair) -> 
     assert len(pair.hubs[1].lost) == 1
 
 
+@pytest.mark.parametrize("kind", ["loopback", "local"])
+async def test_a_connection_that_ends_before_its_session_begins(kind: str) -> None:
+    """A peer may break it between the handshake and the turn in which the session is made."""
+    pair = Pair(kind, lost=True)
+    await pair.settle()
+    assert [lost for hub in pair.hubs for _, lost in hub.lost] == [[], []]
+    with pytest.raises(ConnectionLost):
+        pair.call()
+
+
 async def test_aclose_of_what_was_lost_in_this_turn_of_the_loop(pair: Pair) -> None:
-    """The end is not reported yet, and nobody is there to be told goodbye."""
+    """The end is not reported yet, and no peer is left to say goodbye to."""
     call = pair.call()
     pair.a.connection.abort()
     await pair.a.aclose()
@@ -80,7 +90,7 @@ async def test_aclose(pair: Pair) -> None:
 
 async def test_faults_end_calls_once() -> None:
     for drop, break_after in ((0.2, None), (0.0, 7), (0.0, 1)):
-        pair = Pair(faults=Faults(delay_turns=3, drop=drop, break_after=break_after))
+        pair = Pair(faults=LoopbackFaults(delay_turns=3, drop=drop, break_after=break_after))
         pair.hubs[1].answer = echo
         calls = []
         for i in range(50):

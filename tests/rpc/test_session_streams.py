@@ -13,7 +13,7 @@ from zcactor.rpc.stream import Stream
 
 
 class Producer:
-    """Records the credit that it is granted."""
+    """A producer that records the credit that it gets."""
 
     def __init__(self) -> None:
         self.granted: list[int] = []
@@ -24,7 +24,7 @@ class Producer:
 
 @dataclass
 class Ends:
-    """The two ends of one stream, and the call at the producer's."""
+    """The two ends of one stream, and the producer's call."""
 
     stream: Stream
     incoming: Incoming

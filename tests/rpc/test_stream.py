@@ -24,7 +24,7 @@ class FakeSession:
 
 
 class Consumer:
-    """A stream, and what it did to the outside."""
+    """A stream, and a record of its effects: credits, cancellations and items."""
 
     def __init__(self) -> None:
         self.call = Call(bytes(16), asyncio.get_running_loop(), threading.get_ident())
@@ -152,7 +152,7 @@ async def test_closing() -> None:
     with pytest.raises(StopAsyncIteration):
         await task
     assert consumer.cancelled == [consumer.call]
-    for i in range(1, 100):  # under way when it was closed
+    for i in range(1, 100):  # items that were on the way at the close
         consumer.stream.fill(consumer.stream.slot(i), i, (), 0)
     consumer.end(Status.CANCELLED)
     with pytest.raises(StopAsyncIteration):

@@ -25,15 +25,18 @@ def frame() -> bytearray:
 
 
 def refuse(data: bytearray, message: str) -> None:
-    """Both readers refuse the frame with the same kind of error, and allocate next to nothing on the way."""
+    """Check that both readers refuse the frame with the same kind of error, and allocate next to nothing for it."""
     for decode in (codec.decode, generic.decode):
-        tracemalloc.start()
-        try:
-            with pytest.raises(ProtocolError, match=message):
-                decode(data, 4, len(data))
-            assert tracemalloc.get_traced_memory()[1] < len(data) + 32768
-        finally:
-            tracemalloc.stop()
+        peaks = []
+        for _ in range(3):  # memory is traced for the whole process: other threads and finalizers only ever add to it
+            tracemalloc.start()
+            try:
+                with pytest.raises(ProtocolError, match=message):
+                    decode(data, 4, len(data))
+                peaks.append(tracemalloc.get_traced_memory()[1])
+            finally:
+                tracemalloc.stop()
+        assert min(peaks) < len(data) + 32768
 
 
 def test_valid_frame_tells_where_its_vectors_are() -> None:
@@ -111,7 +114,7 @@ def test_count_beyond_the_frame(count: int) -> None:
     for at, name, element in ((84, "regions", 56), (148, "releases", 16)):
         data = frame()
         pack_into("<I", data, at, count)
-        # Both vectors' true sizes leave room for at most two.
+        # The true sizes of both vectors leave room for two elements at most.
         refuse(data, f"Frame.{name} has {count} elements of {element} bytes; the frame has room for")
 
 
@@ -124,7 +127,7 @@ def test_payload_beyond_the_frame(count: int) -> None:
 
 def test_struct_vector_that_is_not_aligned() -> None:
     data = frame()
-    pack_into("<I", data, 44, 44)  # one word on: the padding after it reads as a count
+    pack_into("<I", data, 44, 44)  # one word further: the padding there reads as a count
     pack_into("<I", data, 88, 1)
     refuse(data, "Frame.regions at offset 88 is not aligned to 8")
 
@@ -139,7 +142,7 @@ def test_fields_that_are_left_out_are_zero_or_empty() -> None:
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (80, 10, "kind 10; known kinds are 0 to 9"),
+        (80, 12, "kind 12; known kinds are 0 to 11"),
         (80, 255, "kind 255"),
         (81, 4, "flags 0x04; known bits are 0x03"),
         (81, 128, "flags 0x80"),
@@ -160,7 +163,7 @@ def test_unknown_status() -> None:
     refuse(data, "status 7; known statuses are 0 to 6")
 
 
-@pytest.mark.parametrize(("kind", "flags", "code"), [(-1, 0, 0), (10, 0, 0), (1, 4, 0), (2, 0, 7)])
+@pytest.mark.parametrize(("kind", "flags", "code"), [(-1, 0, 0), (12, 0, 0), (1, 4, 0), (2, 0, 7)])
 def test_words_out_of_range(kind: int, flags: int, code: int) -> None:
     with pytest.raises(ProtocolError):
         check_words(kind, flags, code)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import zcactor as zc
 from zcactor import ids
+from zcactor.assembly.process import Process
 from zcactor.config import Config
-from zcactor.runtime.process import Process
 from zcactor.simulation import record as records
 from zcactor.simulation.cluster import Cluster
 from zcactor.simulation.loop import SimLoop
@@ -23,25 +24,56 @@ Program = Callable[[Process], Coroutine[Any, Any, Any]]
 
 @zc.actor
 class Keeper:
-    """Keeps what it is given."""
+    """An actor that keeps a value."""
 
     def __init__(self) -> None:
         self.kept: Any = None
 
     @zc.method
     def keep(self, value: Any) -> int:
-        """From now on."""
+        """Keep a value from now on."""
         self.kept = value
         return len(value)
 
     @zc.method
+    async def sizes(self) -> int:
+        """The sum of the sizes of the kept actors."""
+        return sum(await asyncio.gather(*(each.size() for each in self.kept)))
+
+    @zc.method
+    async def look_up(self, names: list[str]) -> int:
+        """Look up actors by these names; return their number."""
+        return len([await zc.get_actor(name) for name in names])
+
+    @zc.method
+    async def spawn_another(self) -> int:
+        """Spawn an actor here, and return the size of the value that it keeps."""
+        other = await Keeper.spawn()
+        await other.keep("abc")
+        return await other.size()
+
+    @zc.method
+    async def give_up_spawning(self, node: str) -> None:
+        """Begin to spawn an actor on `node`, which has no room for it, and cancel the spawn after a second."""
+        spawning = asyncio.ensure_future(Keeper.options(node=node, num_cpus=8).spawn())
+        await asyncio.sleep(1)
+        assert not spawning.done()
+        spawning.cancel()
+        await asyncio.wait([spawning])
+
+    @zc.method
+    def size(self) -> int:
+        """The length of the kept value."""
+        return len(self.kept)
+
+    @zc.method
     async def total(self) -> float:
-        """Of what it keeps."""
+        """The sum of the kept array."""
         return float(self.kept.sum())
 
 
 class Bench:
-    """A cluster that has formed."""
+    """A cluster whose nodes have joined."""
 
     def __init__(self, nodes: int, **settings: Any) -> None:
         self.world = World(1, Trace())
@@ -54,7 +86,7 @@ class Bench:
         assert self.cluster.joined == nodes
 
     def run(self, program: Program, host: str = "h0", patience: float = 60.0) -> Any:
-        """What `program` returns, in a driver that stays."""
+        """Run `program` in a driver that stays; return its result."""
         result: list[Any] = []
 
         async def main(process: Process) -> None:
@@ -72,13 +104,13 @@ class Bench:
         return result[0]
 
     def wait(self, seconds: float) -> None:
-        """Let things happen for so long."""
+        """Let virtual time pass."""
         self.world.run(lambda: False, limit=self.world.now + seconds)
 
 
 @contextmanager
 def bench(nodes: int = 2, **settings: Any) -> Iterator[Bench]:
-    """A cluster whose ids are drawn, as in a run."""
+    """A cluster with drawn ids, as in a run."""
     import random
 
     with ids.drawn_from(random.Random(1)):

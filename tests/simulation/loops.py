@@ -1,4 +1,4 @@
-"""A loop of a simulated world that tests run on, as they do on uvloop's and asyncio's."""
+"""A loop of a simulated world that tests run on, as on uvloop's and asyncio's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from zcactor.simulation.world import World
 
 FOREVER = 1e9
 TURN = 1e-4
-"""Virtual seconds that a turn takes, for tests that look again in each."""
+"""Virtual seconds of a turn, for tests that look again in each turn."""
 
 
 class MainLoop(SimLoop):
-    """The loop of a test: running it lets the whole world go on, and threads of the test in between."""
+    """The loop of a test: while it runs, the whole world goes on, and threads of the test in between."""
 
     world: World
 
@@ -29,7 +29,7 @@ class MainLoop(SimLoop):
         self._threads = ThreadPoolExecutor()
 
     def run_until_complete(self, future: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> Any:
-        """As of asyncio's."""
+        """Run until the future is done, as asyncio's loop does."""
         task = asyncio.ensure_future(future, loop=self)
 
         def there() -> bool:
@@ -37,42 +37,42 @@ class MainLoop(SimLoop):
             return task.done()
 
         while not self.world.run(there, limit=FOREVER):
-            time.sleep(0)  # hand the interpreter's lock to the thread that is about to wake one of the loops
+            time.sleep(0)  # hand the interpreter's lock to a thread that is about to wake one of the loops
         return task.result()
 
     async def shutdown_asyncgens(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: this loop keeps no generators."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """There is none."""
+        """Do nothing: there is no default executor."""
 
     def set_debug(self, enabled: bool) -> None:
-        """Never."""
+        """Do nothing: there is no debug mode."""
 
     def run_in_executor(self, executor: object, function: Callable[..., Any], *args: Any) -> Any:
-        """As of asyncio's: a test may have threads, other than the processes of a simulation."""
+        """Run a function in a thread, as asyncio's loop does: a test may have threads, a simulated process has none."""
         del executor
         return asyncio.wrap_future(self._threads.submit(function, *args), loop=self)
 
     def close(self) -> None:
-        """Take no further step."""
+        """End the threads, and take no further step."""
         self._threads.shutdown()
         self.dead = True
 
     def get_exception_handler(self) -> Any:
-        """As of asyncio's."""
+        """The handler, as on asyncio's loop."""
         return self._handler
 
     def set_exception_handler(self, handler: Any) -> None:
-        """As of asyncio's."""
+        """Set the handler, as on asyncio's loop."""
         self._handler = handler
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """What nobody caught is told to the world."""
+        """Report an uncaught exception to the world."""
         super().call_exception_handler(context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """As of asyncio's."""
+        """Call the handler, as asyncio's loop does."""
         if self._handler is None:
             self.default_exception_handler(context)
         else:
@@ -80,4 +80,4 @@ class MainLoop(SimLoop):
 
 
 LOOPS = {"simulated": MainLoop}
-"""For ``LOOP_FACTORIES`` of a test module; see ``tests/conftest.py``."""
+"""The value for ``LOOP_FACTORIES`` of a test module; see ``tests/conftest.py``."""

@@ -1,4 +1,4 @@
-"""The file that browsers show a trace from."""
+"""The file by which browsers show a trace."""
 
 from __future__ import annotations
 

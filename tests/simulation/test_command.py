@@ -1,4 +1,4 @@
-"""The command line: what it accepts, what it says, and that one seed is one run wherever it is played."""
+"""The command line: its words, its output, and one run for one seed in any environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from zcactor.native import hot
 from zcactor.rpc.messages import Kind
 from zcactor.simulation import command
 from zcactor.simulation.command import main
@@ -21,7 +20,6 @@ from zcactor.simulation.schedule import draw
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.workloads.calls import Calls
 
-needs_native = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
 SHORT = ("--nodes", "3", "--duration", "3")
 
 
@@ -30,7 +28,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 
 def refusal(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line by which a command line is refused."""
+    """The one line that refuses a command line."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
@@ -88,6 +86,10 @@ def test_wrong_words_are_refused_in_one_line(
         (lambda text: text.replace("nodes = 6", "nodes = 5000"), "nodes is 5000, 1 to 4096 are possible"),
         (lambda text: text.replace('["calls"]', '["dances"]'), "unknown workload 'dances'"),
         (lambda text: text.replace('kind = "', 'kind = "un'), "unknown fault 'un"),
+        (
+            lambda text: text.replace('"jump"', '"head"'),
+            "a fault 'head' is of ['h0'], in a cluster of two nodes or more",
+        ),
         (lambda text: text.replace('wire = "', 'wire = "un'), "unknown wire 'unpython'; there are python, native"),
         (lambda text: text.replace("recv_depth", "depth"), "unexpected keyword argument 'depth'"),
         (lambda text: text.replace("seed = ", "sed = "), "sed"),
@@ -130,7 +132,6 @@ def test_a_line_for_a_seed_and_one_at_the_end(capsys: pytest.CaptureFixture[str]
     assert {"HELLO", "CALL", "RESPONSE"} <= frames <= set(Kind.__members__)
 
 
-@needs_native
 def test_the_wire(capsys: pytest.CaptureFixture[str]) -> None:
     played = []
     for words in (["--wire", "native"], ["--wire", "native"], ["--wire", "python"], []):
@@ -139,13 +140,6 @@ def test_the_wire(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line["config"]["wire"] for line in played] == ["native", "native", "python", "python"]
     first, again, python, mixed = (line["digest"] for line in played)
     assert first == again != python == mixed
-
-
-def test_without_a_native_part(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "hot", None)
-    assert "seed 20 takes the native wire, and the native part was not built: give --wire python" in refusal(
-        ["--seeds", "19:31"], capsys
-    )
 
 
 def test_seeds_bounds_included_and_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +204,7 @@ def test_what_blocks_the_thread_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # three interpreters one after another, and their own
+@pytest.mark.timeout(300)  # three interpreters in a row, and their child processes
 def test_one_seed_is_one_run(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""Connections between simulated processes: the shared suites, on one host and between two, and what ends them."""
+"""Connections between simulated processes: the shared suites, on one host and between two, and their ends."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.connection import ARENA_NBYTES, MappingSuite, PullingSuite, Recorder, Side, connect, send
 from tests.simulation.loops import LOOPS as LOOP_FACTORIES
 from tests.simulation.loops import MainLoop
 from zcactor.errors import ConnectionLost, ObjectLost
-from zcactor.native import hot
-from zcactor.runtime.place import Place
+from zcactor.process.place import Place
 from zcactor.simulation.endpoint import SimEndpoint
 from zcactor.simulation.network import Network
+from zcactor.testing.conformance.connection import (
+    ARENA_NBYTES,
+    MappingSuite,
+    PullingSuite,
+    Recorder,
+    Side,
+    connect,
+    send,
+)
 from zcactor.transport import RemoteRegion
 
 __all__ = ["LOOP_FACTORIES"]
-
-
-needs_native = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
 
 
 def two_sides(*hosts: str, native: bool = False) -> tuple[Side, Side]:
@@ -32,7 +36,7 @@ def two_sides(*hosts: str, native: bool = False) -> tuple[Side, Side]:
     def side(number: int, host: str) -> Side:
         process, arena = bytes([number]) * 16, bytearray(ARENA_NBYTES)
         loop = main.world.process(host, f"process{number}")
-        given: Any = loop  # what a receiver raises is for the loop that the suite looks at
+        given: Any = loop  # exceptions of a receiver go to the loop that the suite looks at
         given.call_exception_handler = main.call_exception_handler
         address = ctypes.addressof(ctypes.c_char.from_buffer(arena))
         endpoint = SimEndpoint(
@@ -49,7 +53,6 @@ class TestOneHost(MappingSuite):
         return two_sides("h1", "h1")
 
 
-@needs_native
 class TestOneHostNative(MappingSuite):
     @pytest.fixture
     async def sides(self) -> tuple[Side, Side]:

@@ -1,4 +1,4 @@
-"""What stands for threads in a simulated process."""
+"""The stand-in for threads in a simulated process."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.loops import LOOPS as LOOP_FACTORIES
 from zcactor.errors import ConnectionLost
-from zcactor.runtime.place import Place
+from zcactor.process.place import Place
 from zcactor.simulation.endpoint import SimEndpoint
 from zcactor.simulation.network import Network
 from zcactor.simulation.world import World
@@ -37,7 +37,7 @@ async def test_addresses_of_other_hosts_are_asked_for() -> None:
     one.find_by(find)
     for other in (near, far):
         await other.start(lambda _: None)
-        assert other.far_address == other.address
+        assert other.far_address == f"{other.address}@{other.loop.host}:1"
         await one.connect(other.address)
     assert asked == [far.address]
 

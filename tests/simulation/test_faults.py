@@ -18,7 +18,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("seconds", [0.3, 9.0])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "head"])  # which ends the cluster: see `test_run`
 def test_one_kind(kind: str, seconds: float) -> None:
     who = ("h0", "h1") if kind in ("cut", "oneway", "flap", "reset", "slow", "swizzle") else ("h1",)
     faults = (Fault(1.0, kind, who, seconds, 1), Fault(2.0, kind, who, seconds, 2))

@@ -1,4 +1,4 @@
-"""What the invariants see, each shown something that is wrong."""
+"""The invariants: each sees a violation that a test makes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 import zcactor as zc
 from tests.simulation.clusters import Bench, Keeper, bench
+from zcactor.assembly.process import Process
 from zcactor.errors import ProtocolError
-from zcactor.runtime.process import Process
-from zcactor.simulation.invariants import POISON, Invariants
+from zcactor.simulation.invariants import Invariants
+from zcactor.simulation.poison import POISON
 
 
 def broken(made: Bench) -> list[str]:
@@ -89,7 +90,7 @@ def test_a_window_that_is_exceeded_is_found_at_once() -> None:
     async def program(process: Process) -> None:
         keeper: Any = await Keeper.spawn()
         await keeper.keep("x")
-        (session,) = [each for each in process.sessions.all() if each.peer_process != process.agent]
+        (session,) = [each for each in process.sessions.all() if each.peer_process != process.sessions.head]
         session.credits.window = session.credits.available = 100
         with pytest.raises(zc.ZcactorError):
             await zc.get([keeper.keep("x") for _ in range(50)])
@@ -113,7 +114,7 @@ def test_a_ledger_that_is_wrong_is_found_while_actors_live() -> None:
         keeper, waits = made.run(program)
         host = made.cluster.hosts["h0"]
         assert host.agent is not None
-        invariants._count(host.agent)
+        invariants._watch_head(host.agent)
         made.wait(5)
         assert not made.record.broken, [each.text for each in made.record.broken]
         node: Any = host.node

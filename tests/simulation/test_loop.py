@@ -79,7 +79,7 @@ def test_what_a_process_begins_after_its_end_never_runs() -> None:
 
 def test_a_process_that_has_ended_keeps_nothing() -> None:
     class Kept:
-        """Stands for all that a process has."""
+        """A stand-in for the memory of a process."""
 
     async def main(kept: Kept) -> None:
         await asyncio.get_running_loop().create_future()

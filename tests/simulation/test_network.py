@@ -1,4 +1,4 @@
-"""Delays and cut ways; what they do to connections is in test_connection.py."""
+"""Delays and cut ways; `tests.simulation.test_connection` has their effect on connections."""
 
 from __future__ import annotations
 

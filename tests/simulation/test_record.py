@@ -1,4 +1,4 @@
-"""What a run remembers, and what it makes of it."""
+"""The record of a run, and its judgement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from zcactor.context import current_host
+from zcactor.process.context import current_host
 from zcactor.simulation.record import Record
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.world import World

@@ -1,4 +1,4 @@
-"""What a seed stands for, and its file; files that cannot be played are in test_command.py."""
+"""The schedule of a seed, and its file; `tests.simulation.test_command` has files that cannot be played."""
 
 from __future__ import annotations
 

@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.session import MappingSuite, SessionSuite
-from tests.conformance.talk import DEPTH
 from tests.simulation.loops import LOOPS as LOOP_FACTORIES
 from tests.simulation.loops import MainLoop
-from zcactor.native import hot
 from zcactor.objectstore.store import Store
-from zcactor.runtime.place import Place
+from zcactor.process.place import Place
 from zcactor.simulation.endpoint import SimEndpoint
 from zcactor.simulation.loop import SimLoop
 from zcactor.simulation.network import Network
+from zcactor.testing.conformance.session import MappingSessionSuite, SessionSuite
+from zcactor.testing.conformance.talk import DEPTH
 
 __all__ = ["LOOP_FACTORIES"]
-
-
-needs_native = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
 
 
 async def two_ends(
@@ -45,7 +41,7 @@ async def two_ends(
     return near, accepted.pop()
 
 
-class TestOneHost(MappingSuite):
+class TestOneHost(MappingSessionSuite):
     native = False
 
     @pytest.fixture
@@ -63,11 +59,9 @@ class TestTwoHosts(SessionSuite):
         return await two_ends(("h1", "h2"), names, [(0, 0)] * 2, native=self.native)
 
 
-@needs_native
 class TestOneHostNative(TestOneHost):
     native = True
 
 
-@needs_native
 class TestTwoHostsNative(TestTwoHosts):
     native = True

@@ -1,4 +1,4 @@
-"""What the native send buffer of a simulated connection has written leaves whole and in order."""
+"""Frames in the native send buffer of a simulated connection leave whole and in order."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.native import hot
-from zcactor.simulation.slot import Slot
-
-pytestmark = pytest.mark.skipif(hot is None, reason="the native part was not built, or ZCACTOR_NATIVE=0")
+from zcactor.simulation.slot import SimSlot
 
 
 def write(out: Any, frame: bytes) -> None:
@@ -22,14 +19,14 @@ def write(out: Any, frame: bytes) -> None:
 def test_frames_leave_when_flushed_and_make_room_before() -> None:
     taken: list[bytes] = []
     left: list[int] = []
-    out = Slot(5000, lambda view: taken.append(bytes(view)), lambda: left.append(len(taken))).native
+    out = SimSlot(5000, lambda view: taken.append(bytes(view)), lambda: left.append(len(taken))).native
     write(out, b"a" * 10)
     write(out, b"b" * 10)
     assert not taken and out.pending
     out.flush()
     assert taken == [b"a" * 10 + b"b" * 10] and left == [1] and not out.pending
     write(out, b"c" * 5000)
-    write(out, b"d" * 5000)  # does not fit behind the other
+    write(out, b"d" * 5000)  # the first frame leaves no room for this one
     assert taken[1:] == [b"c" * 5000] and left == [1]
     out.flush()
     assert taken[2:] == [b"d" * 5000] and left == [1, 3]
@@ -39,8 +36,8 @@ def test_frames_leave_when_flushed_and_make_room_before() -> None:
 
 def test_a_thread_writes_while_another_flushes() -> None:
     taken: list[bytes] = []
-    lock = threading.Lock()  # the writers' own, as that of a session
-    out = Slot(100, lambda view: taken.append(bytes(view)), lambda: None).native
+    lock = threading.Lock()  # the writers' own lock, like a session's
+    out = SimSlot(100, lambda view: taken.append(bytes(view)), lambda: None).native
 
     def flushes() -> None:
         for _ in range(20_000):

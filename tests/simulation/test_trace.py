@@ -1,4 +1,4 @@
-"""The trace: its lines, what is left out of them, and the digest of all of them."""
+"""The trace: its lines, lines that are left out of the file, and the digest of all lines."""
 
 from __future__ import annotations
 

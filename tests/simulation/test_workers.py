@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from zcactor.runtime.pool import WorkerRecord
+from zcactor.ids import ProcessId
 from zcactor.simulation.loop import SimLoop
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.workers import SimWorkers
 from zcactor.simulation.world import World
+from zcactor.workers.worker_table import WorkerRecord
 
 
 def test_a_worker_from_fork_to_end() -> None:
@@ -24,8 +25,8 @@ def test_a_worker_from_fork_to_end() -> None:
         workers.gone(loop, cause)
 
     workers = SimWorkers(agent, work, kill, lambda record: ended.append((record.process, record.ended.result())))
-    one = workers.start("one", {}, b"d" * 16, shared=False, process=b"1" * 16)
-    never = workers.start("never", {}, b"d" * 16, shared=False, process=b"2" * 16)
+    one = workers.start("one", {}, ProcessId(b"d" * 16), shared=False, process=ProcessId(b"1" * 16))
+    never = workers.start("never", {}, ProcessId(b"d" * 16), shared=False, process=ProcessId(b"2" * 16))
     never.kill("it was not wanted")
     assert not forked
     world.run(lambda: False, limit=1)

@@ -12,7 +12,7 @@ from zcactor.simulation.world import Overrun, World
 
 
 def played(seed: int) -> tuple[list[tuple[str, int]], str]:
-    """What three processes note, and the digest."""
+    """The notes of three processes, and the digest."""
     world = World(seed, Trace())
     noted: list[tuple[str, int]] = []
 

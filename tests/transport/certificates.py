@@ -1,4 +1,4 @@
-"""Folders as the setting `tls` names them, with certificates that are made here."""
+"""Folders as the setting `tls` names them, with certificates made by tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """A CA."""
+    """A certificate authority."""
 
     def __init__(self) -> None:
         self._name = f"CA {secrets.token_hex(4)}"
@@ -35,7 +35,7 @@ class Authority:
         return made.sign(self._key, SHA256()).public_bytes(Encoding.PEM)
 
     def folder(self, path: Path, *, ends_in: datetime.timedelta = DAY) -> Path:
-        """`path`, made, with a host's three files."""
+        """Make `path` with the three files of a host, and return it."""
         path.mkdir(parents=True)
         key = ec.generate_private_key(ec.SECP256R1())
         (path / "ca.pem").write_bytes(self.certificate)

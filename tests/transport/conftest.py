@@ -13,7 +13,7 @@ from tests.transport.certificates import Authority
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of a connection, which do not block."""
+    """Both ends of a socket pair, non-blocking."""
     left, right = socket.socketpair()
     with left, right:
         left.setblocking(False)
@@ -23,11 +23,11 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.fixture(scope="session")
 def authority() -> Authority:
-    """Who has signed the certificates of `tls_folder`."""
+    """The authority that has signed the certificates of `tls_folder`."""
     return Authority()
 
 
 @pytest.fixture(scope="session")
 def tls_folder(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A host's."""
+    """The TLS folder of a host."""
     return authority.folder(tmp_path_factory.mktemp("tls") / "host")

@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.conformance.connection import ARENA_NBYTES, Side
-from zcactor.transport.local import LocalEndpoint
+from zcactor.testing.conformance.connection import ARENA_NBYTES, Side
+from zcactor.transport.local.endpoint import LocalEndpoint
 
 TOKEN = bytes(range(32))
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -39,7 +39,7 @@ def local_side(directory: Path, token: bytes = TOKEN) -> Iterator[Side]:
 
 
 def run_directory(parent: Path) -> Path:
-    """A directory as the endpoints want it."""
+    """Make a run directory with the mode that endpoints ask for."""
     directory = parent / "run"
     directory.mkdir(mode=0o700)
     return directory

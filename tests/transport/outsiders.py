@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection under test: a bare socket, or a process that is killed."""
+"""Outsiders at the other end of a connection under test: a bare socket, a relay, or a process that is killed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
-from tests.conformance.connection import Recorder, Side, send, turns
-from zcactor.transport.auth import HELLO_NBYTES, Status, preamble, refusal
+from zcactor.testing.conformance.connection import Recorder, Side, send, turns
 from zcactor.transport.base import Connection
+from zcactor.transport.stream.handshake import HELLO_NBYTES, HandshakeStatus, preamble, refusal
 
 STRANGERS = {
     "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -22,13 +22,13 @@ STRANGERS = {
     "zeros": bytes(8),
     "bad hello": preamble() + b"\xff" * HELLO_NBYTES,
 }
-"""What those begin with who do not speak zcactor's protocol."""
-ANSWERS = (b"", refusal(Status.TLS))
-"""What they are told: nothing, or that there is no TLS."""
+"""The first bytes of peers that do not speak zcactor's protocol."""
+ANSWERS = (b"", refusal(HandshakeStatus.TLS))
+"""The answers to them: none, or that there is no TLS."""
 
 
 async def rest(sock: socket.socket) -> bytes:
-    """What comes until the other end closes. Bytes it left unread make the system report a reset."""
+    """The bytes up to the other end's close. Bytes that it left unread make the system report a reset."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while part := await asyncio.get_running_loop().sock_recv(sock, 100):
@@ -40,7 +40,7 @@ async def rest(sock: socket.socket) -> bytes:
 async def server(
     answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
-    """Something that listens and does `answer` with whoever connects; its address."""
+    """A server that runs `answer` for each connection; yields its address."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -55,16 +55,16 @@ async def server(
 
 
 class Relay:
-    """Sits between a connector and the endpoint that listens at `port`, for one connection after the other.
+    """A relay between a connector and the endpoint that listens at `port`, for one connection at a time.
 
     Direction 0 is from the connector to the acceptor, 1 the other.
     """
 
     def __init__(self, port: int) -> None:
         self.seen = [bytearray(), bytearray()]
-        """What came from either side, as it came."""
+        """The bytes that came from either side, before any change."""
         self.change: Callable[[int, int, bytes], bytes] = lambda _direction, _at, data: data
-        """``change(direction, at, data)``: what goes on of the bytes that stand at `at` in their direction."""
+        """``change(direction, at, data)``: the bytes to pass on for `data`, at offset `at` of its direction."""
         self._port = port
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,20 +85,20 @@ class Relay:
 
     @property
     def connections(self) -> int:
-        """How many have come."""
+        """The number of connections that have come."""
         return len(self._writers) // 2
 
     def address(self, process: bytes) -> str:
-        """Where the connector finds `process`, as it thinks."""
+        """The address by which the connector reaches `process` through the relay."""
         assert self._server is not None
         return f"{process.hex()}@127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def inject(self, direction: int, data: bytes) -> None:
-        """Send bytes of our own to where `direction` leads."""
+        """Send further bytes in a direction."""
         self._writers[-1 - direction].write(data)
 
     def hang_up(self) -> None:
-        """Close both connections, after what was given to `change` last."""
+        """Close both connections, after the bytes that `change` got last."""
         for writer in self._writers:
             asyncio.get_running_loop().call_soon(writer.close)
 
@@ -118,7 +118,7 @@ class Relay:
 
 
 async def await_death(side: Side) -> None:
-    """What a victim does: print its address, and send a frame to everybody who connects, until it is killed."""
+    """The life of a victim: print the address, and send a frame on every incoming connection, until killed."""
 
     def accepted(connection: Connection) -> None:
         connection.start(Recorder())
@@ -131,7 +131,7 @@ async def await_death(side: Side) -> None:
 
 @contextlib.contextmanager
 def victim(program: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A process that runs `program`, which calls `await_death`, and the address it has printed."""
+    """Start a process that runs `program`, which calls `await_death`; yield it with the address that it has printed."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:

@@ -8,11 +8,11 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.conformance.connection import ARENA_NBYTES, Side
 from tests.transport.local_arena import TOKEN, memfd
-from zcactor.transport.sealing import Integrity
-from zcactor.transport.tcp import TcpEndpoint
-from zcactor.transport.tls import load_tls
+from zcactor.testing.conformance.connection import ARENA_NBYTES, Side
+from zcactor.transport.stream.record_layer import Integrity
+from zcactor.transport.stream.tls import load_tls
+from zcactor.transport.tcp.endpoint import TcpEndpoint
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The costs of both protocols: the published numbers, and what must hold for any."""
+"""The costs of both protocols: the published numbers, and rules that hold for any numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zcactor.transport.cost import Line, calibrated, choose, crossover, fit
 MIB = 2**20
 EAGER = Line(165e-9, 5000 * MIB)
 RENDEZVOUS = Line(3605e-9, 11794 * MIB)
-"""Of the slides of SC Asia 2018."""
+"""The figures of the slides of SC Asia 2018."""
 
 latencies = st.floats(0, 1e-3)
 rates = st.floats(1e6, 1e12) | st.just(math.inf)
@@ -80,7 +80,7 @@ def test_costs_are_equal_at_the_crossover_and_ordered_beside_it(eager: Line, ren
     size = crossover(eager, rendezvous)
     slack = 1 + 1e-9
     if math.isinf(size):
-        far = 1e30  # bytes, where constants no longer count
+        far = 1e30  # bytes: so many that constants do not count
         assert eager.cost(far) <= rendezvous.cost(far) * slack
         return
     assert size >= 0
@@ -200,7 +200,7 @@ def test_no_measured_times(points: list[tuple[int, float]]) -> None:
 
 
 def measured(line: Line, *sizes: int) -> list[tuple[int, float]]:
-    """Times without noise."""
+    """Measured times without noise."""
     return [(size, line.cost(size)) for size in sizes]
 
 

@@ -1,4 +1,4 @@
-"""Credits between two ends: the receive queue is never overrun, and nobody waits for ever."""
+"""Credits between two ends: the receive queue is never overrun, and no end waits for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mappings of memfds, and which memfds are accepted."""
+"""Mappings of memfds, and the memfds that are accepted."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class TestPrivate:
                 assert ctypes.string_at(mapping.address + 5000, 12) == b"shared bytes"
 
     def test_shows_what_the_file_holds_when_it_is_made(self) -> None:
-        # The same range again, after the bytes became another object's: no page of an earlier one may be left.
+        # The same range is mapped again after its bytes became another object's: no page of an earlier one may be left.
         with memfd(NBYTES) as fd:
             mapping = Mapping(fd, NBYTES, spare=True)
             for text in (b"first", b"other"):
@@ -207,7 +207,7 @@ class TestPrivate:
 
 
 def mappings() -> int:
-    """How many mappings this process has."""
+    """The number of mappings of this process."""
     return len(Path("/proc/self/maps").read_text().splitlines())
 
 
@@ -215,7 +215,7 @@ def mappings() -> int:
 
 
 def test_other_pages_in_the_place_of_these() -> None:
-    """The same addresses and, as the caller has copied them, the same bytes; the rest is let go of."""
+    """Addresses stay, and so do the bytes, which the caller has copied; the rest of the file is let go."""
     page = mmap.PAGESIZE
     with memfd(8 * page) as first, memfd(4 * page) as second:
         os.pwrite(first, bytes(range(8)) * page, 0)

@@ -1,4 +1,4 @@
-"""Which process a number stands for, and the proof that it is gone."""
+"""The process behind an id, and the proof that it has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.descriptors import opened
-from tests.runtime.programs import until
+from tests.driver.programs import until
 from zcactor.transport import os_process
 from zcactor.transport.os_process import OsProcess
 
@@ -32,7 +32,7 @@ def test_a_process_that_ends() -> None:
     child.kill()
     assert readable(fd)
     os.close(fd)
-    fd = known.open()  # a zombie is gone, as far as its memory goes
+    fd = known.open()  # a zombie has ended, as far as its memory is concerned
     assert fd is not None and readable(fd, 0)
     os.close(fd)
     child.wait()
@@ -43,7 +43,7 @@ def test_another_process_with_its_number() -> None:
     ours = OsProcess.of(os.getpid())
     before = opened()
     assert ours._replace(started=ours.started - 1).open() is None
-    assert opened() == before
+    assert opened() <= before
 
 
 def test_one_that_was_gone_already() -> None:
@@ -71,7 +71,7 @@ def test_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     before = opened()
     with pytest.raises(OSError, match="descriptor"):
         ours.open()
-    assert opened() == before
+    assert opened() <= before
 
 
 def test_a_name_with_everything_in_it(tmp_path: Path) -> None:

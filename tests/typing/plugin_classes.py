@@ -1,4 +1,4 @@
-"""What the plugin keeps possible in mypy beyond pyright: annotations, inheritance, dataclasses, own ``spawn``."""
+"""Code that the plugin keeps valid in mypy beyond pyright: annotations, inheritance, dataclasses, own ``spawn``."""
 
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportInvalidTypeForm=false
 # pyright: reportUntypedBaseClass=false, reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -22,7 +22,7 @@ class Shard(zc.Actor):
 
 
 class Mirror(Shard):
-    """Inherits the constructor, and overrides one method by one with a narrower result."""
+    """A class that inherits the constructor, and overrides one method by one with a narrower result."""
 
     @zc.method
     def describe(self) -> str:

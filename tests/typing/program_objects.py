@@ -1,4 +1,4 @@
-"""`zc.put`, `zc.get` and `zc.wait` keep the type of what a reference refers to."""
+"""`zc.put`, `zc.get` and `zc.wait` keep the type of the value that a reference refers to."""
 
 from __future__ import annotations
 

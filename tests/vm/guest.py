@@ -1,4 +1,4 @@
-"""What tests that run in a guest share, and how the host has pytest run them there."""
+"""The parts that tests in a guest share, and the way in which the host runs pytest there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.vm.test_harness import ROOT
 from tools import vm
 
 ERRORS = ("send_rnr_err", "rcvd_rnr_err", "retry_exceeded_err", "retry_rnr_exceeded_err", "out_of_seq_request")
-"""Counters of `COUNTERS` that are 0 where no message met an empty receive queue and none was lost."""
+"""Counters of `COUNTERS` that stay 0 where no message met an empty receive queue and no message was lost."""
 
 guest_only = [
     pytest.mark.skipif("VM_HOST" not in os.environ, reason="runs in a guest, started by tests/vm/test_rdma.py"),
@@ -27,7 +27,7 @@ guest_only = [
 
 
 def resources(pid: int) -> dict[str, int]:
-    """How many of each kind of object a process has on the device."""
+    """The number of objects of each kind that a process has on the device."""
     found = {}
     for kind in ("qp", "mr", "cq"):
         command = ["rdma", "-j", "resource", "show", kind]
@@ -42,18 +42,20 @@ def run_pytest(
     """Have pytest run tests in a guest, and fail unless all of them pass.
 
     Args:
-        phases: one after the other; each has arguments of pytest for each of the runs that go on side by side in it,
-            as a guest has two processors.
-        expected: how many tests there are in all, at least; not one may be skipped.
+        phases: phases in order; each is a list of runs side by side, because a guest has two processors, and each run
+            is a
+            list of arguments of pytest.
+        expected: the least number of tests in all; not one may be skipped.
         timeout: seconds until the guest is given up, a watchdog.
-        memory_mib: of the guest.
+        memory_mib: the guest's memory.
 
     Returns:
-        For each phase, what the device has counted in it.
+        The counts of the device in each phase.
     """
     always = ["-q", "-p", "no:cacheprovider", "--loops", "uvloop", "--durations=8"]
-    always += ["-p", "no:hypothesispytest"]  # takes seconds to import in a guest
-    # It looks at threads that go on running, which now and then ends badly, and in a guest everything takes a minute.
+    always += ["-p", "no:hypothesispytest"]  # the plugin takes seconds to import in a guest
+    # faulthandler's timeout inspects running threads, which now and then ends badly, and every test takes a minute in a
+    # guest.
     always += ["-o", "faulthandler_timeout=0"]
     runs = [[[*always, *arguments] for arguments in phase] for phase in phases]
     result = vm.run(
@@ -72,26 +74,28 @@ def run_pytest(
 
 
 def told_counters(output: str) -> list[Counter[str]]:
-    """What was told in `output` by lines that begin with `TOLD`: counts since the guest's start."""
+    """The counts in the lines of `output` that begin with `TOLD`, since the guest's start."""
     return [_numbers(line) for line in _lines(output, TOLD)]
 
 
 def _lines(output: str, begin: str) -> list[str]:
-    """The rest of the lines that begin so."""
+    """The rests of the lines that begin with `begin`."""
     return [line.removeprefix(begin) for line in output.splitlines() if line.startswith(begin)]
 
 
 def _numbers(line: str) -> Counter[str]:
-    """Of ``name=1 other=2``."""
+    """The numbers of a line like ``name=1 other=2``."""
     return Counter({name: int(value) for name, _, value in (word.partition("=") for word in line.split())})
 
 
 def assert_no_retries(counted: Mapping[str, int]) -> None:
-    """No message met an empty receive queue, none was lost, and nothing was sent twice but what had arrived.
+    """Check that no message met an empty receive queue, none was lost, and only messages that had arrived were sent
+    twice.
 
     In an emulated guest whose processors are busy, the sender's timer sometimes runs out before soft-RoCE's worker has
-    sent or taken up an acknowledgement, and the sender repeats what the receiver has and counts as a duplicate:
-    perftest's ``ib_send_bw`` between two busy loops has one such repetition in about 15,000 messages.
+    sent or taken up an acknowledgement. The sender then repeats a message that the receiver has, and the receiver
+    counts a duplicate: perftest's ``ib_send_bw`` between two busy loops has one such repetition in about 15,000
+    messages.
     """
     assert counted["rdma_sends"] > 0
     assert {name: counted[name] for name in ERRORS} == dict.fromkeys(ERRORS, 0)

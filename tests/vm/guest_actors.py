@@ -1,5 +1,7 @@
-"""Actors of the programs that run in a guest. Apart from the tests, as each actor's process imports this module: what
-it imports takes seconds there."""
+"""Actors of the programs that run in a guest.
+
+They are apart from the tests, because each actor's process imports this module, and imports take seconds there.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ ROWS = MIB // 8
 
 
 def checksum(array: Array) -> int:
-    """Of every word and, for a sample, of where it stands."""
+    """A checksum of every word and, for a sample of words, of their places."""
     words = array.view(np.uint64)
     sample = words[::4099]
     return (int(words.sum()) + int((sample * np.arange(1, len(sample) + 1, dtype=np.uint64)).sum())) % (1 << 64)
@@ -29,7 +31,7 @@ def checksum(array: Array) -> int:
 
 @dataclass
 class Batch:
-    """A value that holds arrays."""
+    """A value with arrays in it."""
 
     name: str
     inputs: Array
@@ -38,7 +40,7 @@ class Batch:
 
 @zc.actor
 class Shard:
-    """The one of a whole program, and a few methods more."""
+    """The actor of a whole program, and a few methods more."""
 
     def __init__(self, rows: int = ROWS) -> None:
         self.weights = np.zeros(rows)
@@ -64,6 +66,11 @@ class Shard:
         array *= np.uint64(0x9E3779B97F4A7C15)
         self.sum = checksum(array)
         return array
+
+    async def reduced(self, group: zc.Group, nbytes: int) -> float:
+        """The sum of all elements after a reduction of ones over the group."""
+        total = await group.allreduce(np.ones(nbytes, np.uint8))
+        return float(total.sum(dtype=np.float64))
 
     async def sum_of(self, array: Array) -> int:
         return checksum(array)

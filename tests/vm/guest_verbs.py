@@ -20,7 +20,7 @@ PORT, GID_INDEX = 1, 1
 
 
 def main() -> int:
-    """Open ``rxe0``, connect two queue pairs to each other, and read an array through them; returns the exit status."""
+    """Open ``rxe0``, connect two queue pairs to each other, and read an array through them; return the exit status."""
     context = Context(name="rxe0")
     pd, cq = PD(context), CQ(context, 16)
     source = np.arange(NBYTES, dtype=np.uint8)

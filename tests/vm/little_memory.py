@@ -1,4 +1,4 @@
-"""A program that may lock hardly any memory: prints how it fares with RDMA, as one JSON object."""
+"""A program that may lock hardly any memory: prints its experience with RDMA as one JSON object."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 import zcactor as zc
-from zcactor.transport.verbs.load import bindings
-from zcactor.transport.verbs.viability import viability
+from zcactor.transport.verbs.device.viability import viability
+from zcactor.transport.verbs.driver.bindings import bindings
 
 
 @zc.actor
@@ -20,7 +20,7 @@ class Doubler:
 
 
 async def main() -> None:
-    """One call each way with an array, and what is said about the way."""
+    """Make one call with an array each way, and print the facts about the path."""
     async with zc.init(transports=("verbs", "tcp"), store_capacity=64 << 20):
         doubler: Any = await zc.spawn(Doubler)
         doubled = await doubler.double(np.ones(1 << 17))

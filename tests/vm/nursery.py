@@ -1,7 +1,7 @@
-"""Processes that are forked from one that has everything imported, and neither threads nor loops nor a device.
+"""Processes that are forked from one that has imported everything, and has neither threads nor loops nor a device.
 
-To start an interpreter takes a guest ten seconds, and a process that uses a device is not to be forked: its child would
-hold its connections open. So `phases.py` has a nursery for each run of pytest, from before anything else happens in it.
+A guest takes ten seconds to start an interpreter, and a process that uses a device cannot be forked: its child would
+hold its connections open. So `phases.py` starts a nursery for each run of pytest, before anything else happens in it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any
 __all__ = ["Child", "fork", "start_nursery"]
 
 _LIMIT = 1 << 16
-"""Bytes of a request at most."""
+"""The largest size of a request, in bytes."""
 
 _nursery: socket.socket | None = None
-"""What leads to it."""
+"""The socket to the nursery."""
 
 
 def fork(function: Callable[[], int]) -> int:
-    """A child that calls `function` and exits with the status that it returns, or with 1; its pid."""
+    """Fork a child that calls `function` and exits with its result, or with 1; return the child's process id."""
     child = os.fork()
     if child:
         return child
     status = 1
     try:
         status = function()
-    except BaseException:  # the last frame of a process
+    except BaseException:  # the child has no frame above this one
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
@@ -44,7 +44,7 @@ def fork(function: Callable[[], int]) -> int:
 
 
 def start_nursery() -> None:
-    """Fork one, from which this process may have children from now on. It ends with this process."""
+    """Fork a nursery, which makes children for this process from now on, and ends with this process."""
     global _nursery
     _nursery, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fork(partial(_serve, theirs))
@@ -55,8 +55,8 @@ class Child:
     """A child of the nursery, which calls ``function(pipe, *arguments)`` with the other end of `pipe`.
 
     Args:
-        function: one of a module, as `pickle` takes it.
-        arguments: are pickled.
+        function: a function of a module, as `pickle` takes it.
+        arguments: its arguments, which are pickled.
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -68,7 +68,7 @@ class Child:
         self._alive = os.pidfd_open(self.pid)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it has ended."""
+        """Send SIGKILL to the child, and wait until it has ended."""
         if self._alive >= 0:
             signal.pidfd_send_signal(self._alive, signal.SIGKILL)
             select.select([self._alive], [], [])
@@ -77,16 +77,16 @@ class Child:
 
 
 def _serve(requests: socket.socket) -> int:
-    """The nursery. Its children stay zombies until it ends: there are few."""
+    """Serve as the nursery. Its children stay zombies until it ends: there are few."""
     global _nursery
     assert _nursery is not None
-    _nursery.close()  # the other end: else no end of file would come
+    _nursery.close()  # closes the other end: otherwise no end of file would come
     _nursery = None
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, _LIMIT, 1)
         if not request:
             return 0
-        function, arguments = pickle.loads(request)  # which imports what the children need, once for all of them
+        function, arguments = pickle.loads(request)  # this imports the modules of the children, once for all of them
         pid = fork(partial(_child, requests, descriptors[0], function, arguments))
         os.close(descriptors[0])
         requests.send(b"%d" % pid)

@@ -21,25 +21,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.conformance.connection import Keeper, Recorder, send
 from tests.transport.local_arena import TOKEN, memfd
 from tests.transport.verbs.sides import Arena, Whole
 from tests.vm.nursery import Child
+from zcactor.testing.conformance.connection import PullKeeper, Recorder, send
 from zcactor.transport import Connection, RemoteRegion
-from zcactor.transport.verbs.base import Read
-from zcactor.transport.verbs.connection import VerbsConnection
+from zcactor.transport.verbs.driver.base import Read
+from zcactor.transport.verbs.driver.bindings import bindings
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
-from zcactor.transport.verbs.load import bindings
+from zcactor.transport.verbs.peer.connection import VerbsConnection
 
 MADV_POPULATE_WRITE = 23  # of Linux 5.14; madvise(2)
 
 ALL = 1
-"""Id of the object that is all of a node's arena."""
+"""The id of the object that spans all of a node's arena."""
 
 NUMBER = struct.Struct("<I")
 
 WORK = bytes(1 << 18)
-"""What a call takes: a batch of them takes longer than a device goes on trying where no receive is posted."""
+"""The work of one call: a batch of calls takes longer than a device retries where no receive is posted."""
 
 
 def resident() -> int:
@@ -48,7 +48,7 @@ def resident() -> int:
 
 
 def pattern(seed: int, nbytes: int) -> bytes:
-    """Bytes that are the same for the same seed, and repeat themselves only after an odd number of bytes."""
+    """Bytes that are the same for the same seed, with a period of an odd number of bytes."""
     piece = random.Random(seed).randbytes((1 << 20) - 3)
     return (piece * (nbytes // len(piece) + 1))[:nbytes]
 
@@ -57,23 +57,23 @@ class Resident(Arena):
     """An arena that another thread may write to while it is being pinned."""
 
     def pin(self, offset: int, nbytes: int) -> None:
-        """Have all pages in memory, and leave what is in them alone."""
+        """Make all pages resident, and leave their contents alone."""
         self.memory.madvise(MADV_POPULATE_WRITE, offset, nbytes)
 
 
 class Link(Recorder):
-    """One connection of a node, and what came through it."""
+    """One connection of a node, with the frames that it has received."""
 
     def __init__(self, node: Node, connection: Connection) -> None:
         super().__init__()
         self.node = node
         self.connection = connection
         self.answers = False
-        """Each frame goes back at once, before the next message of the batch is looked at."""
+        """Whether each frame goes back at once, before the next message of the batch is looked at."""
         connection.start(self)
 
     def frames_received(self, data: memoryview) -> None:
-        """Answer, where that is wished for, after some work."""
+        """Record frames, and where `answers` is set send each back after some work."""
         before = len(self.frames)
         super().frames_received(data)
         if self.answers:
@@ -83,17 +83,17 @@ class Link(Recorder):
 
     @property
     def verbs(self) -> VerbsConnection:
-        """The connection, which is by RDMA."""
+        """The connection, which has to be an RDMA one."""
         assert isinstance(self.connection, VerbsConnection), self.connection.rejected
         return self.connection
 
     def connection_lost(self, cause: Exception | None) -> None:
-        """The node forgets it."""
+        """Record the end, and remove the link from the node."""
         super().connection_lost(cause)
         self.node.links.remove(self)
 
     async def take(self, count: int) -> list[bytes]:
-        """The next frames that came, and did not come out of this before."""
+        """Wait for the next frames, and take them out of the record."""
         await self.wait_frames(count)
         taken = self.frames[:count]
         del self.frames[:count]
@@ -105,9 +105,9 @@ class Node:
 
     Args:
         nbytes: bytes of the arena.
-        host, port: where it listens.
+        host, port: the address to listen at.
         process: its name, 16 bytes; random by default.
-        binding: as `zcactor.transport.verbs.load.bindings` takes it.
+        binding: as `zcactor.transport.verbs.driver.bindings.bindings` takes it.
         falls_back: serve peers over TCP where RDMA does not work.
     """
 
@@ -130,7 +130,7 @@ class Node:
             binding=lambda: bindings(binding), lookup=self.objects.get, falls_back=falls_back, verbs_eager_limit=16384,
         )  # fmt: skip
         self.links: list[Link] = []
-        """Those that are open, the oldest first."""
+        """The open links, the oldest first."""
         self.accepted: asyncio.Queue[Link] = asyncio.Queue()
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -139,17 +139,17 @@ class Node:
         await self.endpoint.start(lambda connection: self.accepted.put_nowait(self.link(connection)))
 
     def link(self, connection: Connection) -> Link:
-        """Take a connection in."""
+        """Make a link of a connection."""
         link = Link(self, connection)
         self.links.append(link)
         return link
 
     async def connect(self, address: str) -> Link:
-        """A connection to the node that listens at `address`."""
+        """Connect to the node that listens at `address`."""
         return self.link(await self.endpoint.connect(address))
 
     async def close(self) -> None:
-        """Everything."""
+        """Close all connections, the endpoint and the arena."""
         for task in self._tasks:
             task.cancel()
         for link in list(self.links):
@@ -162,10 +162,10 @@ class Node:
         self.endpoint.dispose()
         self._stack.close()
 
-    # ---- what a peer is told to do; `link` is the number of a connection, the oldest first
+    # ---- commands for a peer; `link` is the index of a connection, the oldest first
 
     async def accept(self) -> None:
-        """Wait for a connection that a peer makes."""
+        """Wait for a connection from a peer."""
         await self.accepted.get()
 
     async def fill(self, seed: int, nbytes: int) -> None:
@@ -177,25 +177,25 @@ class Node:
         del self.objects[object_id]
 
     async def make(self, object_id: int, offset: int, nbytes: int) -> None:
-        """An object of these bytes."""
+        """Add an object of these bytes."""
         self.objects[object_id] = Whole(offset, nbytes)
 
     async def export(self, object_id: int, link: int = 0) -> tuple[int, int]:
-        """The seal and the rkey of an object, once it is registered."""
+        """Wait until an object is registered; return its seal and its rkey."""
         found, connection = self.objects[object_id], self.links[link].verbs
         await connection.extents.get(found.offset, found.nbytes)
         assert connection.export is not None
         return connection.export(object_id, found.offset, found.nbytes)
 
     async def revoke(self, offset: int, nbytes: int) -> None:
-        """Unregister the memory around these bytes under everybody's feet."""
+        """Unregister the memory around these bytes while peers may be reading it."""
         assert self.endpoint.engine is not None
         region = self.endpoint.engine.extents.find(offset, nbytes)
         assert region is not None
         region.close()
 
     async def send(self, count: int, nbytes: int = 0, link: int = 0) -> None:
-        """Numbered frames."""
+        """Send numbered frames."""
         connection = self.links[link].connection
         for number in range(count):
             send(connection, [NUMBER.pack(number) + bytes(nbytes)])
@@ -203,7 +203,7 @@ class Node:
                 await asyncio.sleep(0)
 
     async def numbers(self, count: int, link: int = 0) -> list[int]:
-        """Wait for the next frames; their numbers."""
+        """Wait for the next frames, and return their numbers."""
         return [NUMBER.unpack_from(frame)[0] for frame in await self.links[link].take(count)]
 
     async def answer(self, link: int = 0) -> None:
@@ -221,26 +221,26 @@ class Node:
                 send(connection, [bytes(connection.max_frame)] * 16)
 
         self._tasks.append(asyncio.create_task(endlessly()))
-        while connection._sender.messages < 100:  # more than the peer has receives for
+        while connection._sender.messages < 100:  # more messages than the peer has receives for
             await asyncio.sleep(0)
 
     async def block(self, fifo: str) -> None:
-        """Stand still, in a system call, until somebody writes to the file; from the next turn of the loop on."""
+        """From the next turn of the loop on, block in a system call until another process writes to the file."""
         asyncio.get_running_loop().call_soon(lambda: Path(fifo).read_bytes())
 
     async def die_reading(self, nbytes: int, link: int = 0) -> None:
-        """Pull, and be killed in the middle."""
+        """Pull, and die by SIGKILL in the middle."""
         link_ = self.links[link]
         in_the_middle_of_reads(link_.verbs, lambda: os.kill(os.getpid(), signal.SIGKILL))
         await pull_of(self, link_, 0, nbytes)[0]
 
     async def registered(self) -> None:
-        """Wait until the start of the arena is, which every connection begins in the background."""
+        """Wait until the start of the arena is registered, which every connection begins in the background."""
         assert self.endpoint.engine is not None
         await self.endpoint.engine.extents.get(0, 1)
 
     async def connections(self) -> int:
-        """How many use the device."""
+        """The number of connections that use the device."""
         assert self.endpoint.engine is not None
         return self.endpoint.engine.connections
 
@@ -252,7 +252,7 @@ class Node:
 def in_the_middle_of_reads(connection: VerbsConnection, action: Callable[[], None]) -> None:
     """Call `action` when some of the next pull's READs have been posted, and others have not.
 
-    From outside that moment cannot be met: on a small machine the device may do all of them before the loop goes on.
+    A test cannot meet that moment from outside: on a small machine the device may do all READs before the loop goes on.
     """
     puller = connection.puller
     pair = puller._qp
@@ -272,15 +272,18 @@ def in_the_middle_of_reads(connection: VerbsConnection, action: Callable[[], Non
 
 
 def pull_of(node: Node, link: Link, offset: int, nbytes: int, address: int = 0) -> tuple[asyncio.Task[None], Any]:
-    """A pull of the peer's memory, and a weak reference to what it keeps while memory here may be written to."""
-    keeper = Keeper()
+    """Start a pull of the peer's memory.
+
+    Returns its task, and a weak reference to an object that it keeps while memory here may be written to.
+    """
+    keeper = PullKeeper()
     target = node.arena.address + address
     coroutine = link.connection.pull(RemoteRegion(ALL, offset, nbytes), target, keeper)
     return asyncio.create_task(coroutine), weakref.ref(keeper)
 
 
 def same(node: Node, seed: int, nbytes: int, at: int = 0) -> bool:
-    """Whether these bytes of the arena are those of `pattern`."""
+    """Whether these bytes of the arena are the bytes of `pattern`."""
     with memoryview(node.arena.memory) as view:
         return zlib.crc32(view[at : at + nbytes]) == zlib.crc32(pattern(seed, nbytes))
 
@@ -305,12 +308,12 @@ class Peer:
         self.process.pipe.close()
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """The result of a method of the node."""
+        """Call a method of the node, and return its result."""
         self.process.pipe.send((method, arguments))
         return await asyncio.to_thread(self.process.pipe.recv)
 
     async def connected(self, node: Node) -> Link:
-        """A connection from `node`, which this end has taken in as well."""
+        """Connect from `node`; return the link when the peer has accepted it as well."""
         link = await node.connect(self.address)
         await self.ask("accept")
         return link
@@ -335,18 +338,18 @@ async def _answer(pipe: Pipe, node: Node) -> None:
 
 @contextlib.asynccontextmanager
 async def listening(nbytes: int = 1 << 20, **settings: Any) -> AsyncIterator[Node]:
-    """A node of this process."""
+    """A node in this process."""
     node = Node(nbytes, **settings)
     try:
         await node.start()
         yield node
-    finally:  # a failing test shall not leave the device's objects to the garbage collector
+    finally:  # a failing test must not leave the device's objects to the garbage collector
         await node.close()
 
 
 @contextlib.contextmanager
 def fifo(folder: Path) -> Iterator[str]:
-    """A file on which somebody waits; leaving the block lets them go on."""
+    """The path of a FIFO to block on; leaving the block lets the readers go on."""
     path = folder / "fifo"
     os.mkfifo(path)
     yield str(path)

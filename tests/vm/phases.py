@@ -1,11 +1,11 @@
-"""Runs pytest in a guest, one phase after the other, each of them several runs side by side.
+"""Runs pytest in a guest, in phases of several runs side by side.
 
     python phases.py '[[["a.py"], ["b.py", "-k", "c"]], [["d.py"]]]'
 
-Runs are forked from this process, which has imported what all of them need: that takes a guest ten seconds. So are the
-processes that their tests start, by a nursery of each run. After each phase, when nothing else writes, what became of
-each run's tests is told by a line that begins with `RAN`, and the device's counters by one that begins with `TOLD`. The
-exit status is that of the first run that failed.
+Runs are forked from this process, which has imported the modules of all of them: imports take a guest ten seconds. The
+processes that their tests start are forked, too, by a nursery of each run. After each phase, when no run writes, a line
+that begins with `RAN` has the outcomes of each run's tests, and a line that begins with `TOLD` the device's counters.
+The exit status is that of the first run that failed.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from pathlib import Path
 import numpy as np  # noqa: F401
 import pytest
 
-import zcactor.runtime.driver
-import zcactor.runtime.inspection
-import zcactor.transport.verbs.joining
-import zcactor.transport.verbs.load
+import zcactor.api.inspection
+import zcactor.driver.driver
+import zcactor.transport.verbs.driver.bindings
+import zcactor.transport.verbs.peer.connect
 from tests.vm.nursery import fork, start_nursery
 
 __all__ = ["COUNTERS", "RAN", "TELL", "TOLD", "counters", "main"]
 
 COUNTERS = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters")
 TOLD = "counters of rxe0:"
-"""How a line begins that tells them."""
+"""The beginning of the line with the device's counters."""
 RAN = "tests of a run:"
-"""How a line begins that tells how many of them passed, and how many did not run."""
+"""The beginning of a line with the numbers of a run's passed and skipped tests."""
 TELL = f'cd {COUNTERS}; echo "{TOLD}" $(for one in *; do echo $one=$(cat $one); done)'
-"""What a shell tells the counters by."""
+"""A shell command that prints the counters."""
 
 
 def counters() -> dict[str, int]:
-    """What the device has counted since the guest's start."""
+    """The device's counts since the guest's start."""
     return {file.name: int(file.read_text()) for file in COUNTERS.iterdir()}
 
 
 def main(phases: Sequence[Sequence[Sequence[str]]]) -> int:
-    """Run them; the first status that is not 0."""
+    """Run all phases; return the first status that is not 0."""
     failed = 0
-    zcactor.transport.verbs.load.bindings()  # which imports them
-    gc.freeze()  # what runs share is not written to by their collections
+    zcactor.transport.verbs.driver.bindings.bindings()  # this imports the bindings
+    gc.freeze()  # collections in a run then do not write to the memory that the runs share
     for runs in phases:
         children = [_start(arguments) for arguments in runs]
         outcomes = []
         for child, told in children:
             with open(told) as pipe:
-                outcomes.append(pipe.readline())  # its nursery may have that pipe longer
+                outcomes.append(pipe.readline())  # one line: the run's nursery may keep the pipe open
             failed = failed or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         for outcome in outcomes:
             print(RAN, outcome.strip(), flush=True)
@@ -63,19 +63,19 @@ def main(phases: Sequence[Sequence[Sequence[str]]]) -> int:
 
 
 class _Outcomes:
-    """A plugin of pytest that counts what became of the tests."""
+    """A plugin of pytest that counts outcomes of tests."""
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """pytest calls this for each part of each test."""
+        """Count an outcome; pytest calls this for each part of each test."""
         if report.when == "call" or report.skipped:
             self.counted[report.outcome] += 1
 
 
 def _start(arguments: Sequence[str]) -> tuple[int, int]:
-    """Fork a run; its process, and what it tells at its end."""
+    """Fork a run; return its process id, and the descriptor from which its outcomes can be read."""
     told, tell = os.pipe()
     child = fork(partial(_run, arguments, tell))
     os.close(tell)
@@ -83,7 +83,7 @@ def _start(arguments: Sequence[str]) -> tuple[int, int]:
 
 
 def _run(arguments: Sequence[str], tell: int) -> int:
-    """The status of one run."""
+    """Run pytest once; return its exit status."""
     start_nursery()
     outcomes = _Outcomes()
     status = int(pytest.main(list(arguments), plugins=[outcomes]))

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.connection import Recorder, put, send
 from tests.transport.verbs.sides import device_sides, engine_of, joined, watch
 from tests.vm.guest import guest_only, resources
 from tests.vm.peers import (
@@ -33,19 +32,20 @@ from tests.vm.peers import (
 )
 from tests.vm.phases import counters
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
+from zcactor.testing.conformance.connection import Recorder, put, send
 from zcactor.transport import RemoteRegion
-from zcactor.transport.verbs.connection import VerbsConnection
-from zcactor.transport.verbs.load import NAMES
-from zcactor.transport.verbs.sizing import DEPTH
+from zcactor.transport.verbs.device.sizing import DEPTH
+from zcactor.transport.verbs.driver.bindings import NAMES
+from zcactor.transport.verbs.peer.connection import VerbsConnection
 
 pytestmark = guest_only
 
 MIB = 1 << 20
 BIG = 64 * MIB
 BINDINGS = [name for name in NAMES if importlib.util.find_spec(name) is not None]
-"""Those of this interpreter."""
+"""The bindings of this interpreter."""
 WARM = 20
-"""Connections after which everything that is kept for later ones is there."""
+"""Connections after which all things exist that are kept for later ones."""
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ async def node() -> AsyncIterator[Node]:
 
 @pytest.fixture
 async def large() -> AsyncIterator[Node]:
-    """One with room for what takes seconds to READ in a guest."""
+    """A node with room for arrays whose READ takes seconds in a guest."""
     async with listening(BIG) as node:
         yield node
 
 
 async def settled(node: Node) -> None:
-    """Wait until the connections that ended have given everything back."""
+    """Wait until ended connections have given everything back."""
     engine = node.endpoint.engine
     assert engine is not None
     while engine.connections > len(node.links):
@@ -70,16 +70,16 @@ async def settled(node: Node) -> None:
 
 
 def open_files() -> dict[str, int]:
-    """How many descriptors of each kind this process has."""
+    """The number of this process's descriptors of each kind."""
     kinds: Counter[str] = Counter()
     for entry in os.scandir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             kinds[os.readlink(entry.path).partition(":")[0]] += 1
     return dict(kinds)
 
 
 async def works(node: Node, link: Link, peer: Peer, nbytes: int = MIB) -> None:
-    """Frames go both ways, and bytes come."""
+    """Check that frames go both ways, and that a pull brings the right bytes."""
     await peer.ask("fill", 7, nbytes)
     for number in range(100):
         send(link.connection, [NUMBER.pack(number)])
@@ -121,7 +121,7 @@ async def test_an_owner_killed_during_a_read(large: Node) -> None:
         with pytest.raises(ConnectionLost):
             await pull
         assert isinstance(await link.wait_lost(), ConnectionLost)
-        del pull  # which has the error, and so all that its traceback leads to
+        del pull  # the task has the error, and with its traceback all frames and their values
         while keeper() is not None:
             await asyncio.sleep(0)
         await settled(node)
@@ -171,14 +171,14 @@ async def test_sealed_messages_and_what_is_authenticated(name: str) -> None:
 
 
 def set_link(state: str) -> None:
-    """``ip link set eth0 up``, or down."""
+    """Run ``ip link set eth0 up``, or ``down``."""
     subprocess.run(["ip", "link", "set", "eth0", state], check=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BINDINGS)
 async def test_a_port_that_goes_down_and_comes_back(name: str) -> None:
-    """Alone, as the last: it takes the device from all others."""
+    """Runs alone and last, because it takes the device from all others."""
     with device_sides(name) as sides:
         async with joined(sides) as pair:
             left, right = Recorder(), Recorder()
@@ -205,7 +205,7 @@ async def test_a_port_that_goes_down_and_comes_back(name: str) -> None:
 
 
 def flip(view: memoryview, nbytes: int) -> None:
-    """Change one bit of a message in its slot."""
+    """Flip one bit of a message in its slot."""
     view[nbytes // 2] ^= 1
 
 
@@ -213,7 +213,7 @@ class TestKeys:
     """A READ that the device refuses breaks the queue pair for READs, and nothing else."""
 
     PLACE = 3 * MIB, MIB
-    """An object's, beside the one that is all of the arena."""
+    """The place of an object beside the one that spans all of the arena."""
 
     async def test_a_forged_rkey_for_what_is_not_there(self, node: Node) -> None:
         with Peer(4 * MIB) as peer:
@@ -259,7 +259,7 @@ class TestKeys:
             await peer.ask("revoke", BIG, MIB)
             with pytest.raises(ObjectLost, match="REM_ACCESS"):
                 await link.connection.pull(region, node.arena.address, node)
-            await works(node, link, peer)  # in the extent that is still registered
+            await works(node, link, peer)  # through the extent that is still registered
 
     async def test_a_stale_seal(self, node: Node) -> None:
         with Peer(4 * MIB) as peer:
@@ -273,7 +273,7 @@ class TestKeys:
             with pytest.raises(ObjectLost, match="no such object"):
                 await link.connection.pull(region, node.arena.address, node)
             await peer.ask("make", 3, offset, nbytes)
-            assert await peer.ask("export", 3) == (seal, rkey)  # the place in the table is another object's now
+            assert await peer.ask("export", 3) == (seal, rkey)  # another object has the place in the table now
             with pytest.raises(ObjectLost, match="no such object"):
                 await link.connection.pull(region, node.arena.address, node)
             assert link.verbs.generation == 0
@@ -296,20 +296,21 @@ async def test_a_receiver_that_stands_still_loses_nothing(node: Node, tmp_path: 
                     await asyncio.sleep(0)
             while connection._credits.available:
                 await asyncio.sleep(0)
-            for number in range(count, count + 5000):  # small ones, which gather behind those
+            for number in range(count, count + 5000):  # small frames, which gather behind the large ones
                 send(connection, [NUMBER.pack(number)])
             assert connection._sender.pending
         assert await peer.ask("numbers", count + 5000) == list(range(count + 5000))
         await works(node, link, peer)
     after = counters()
-    # of the whole device: tests that run beside this one lose messages to killed processes, but never for lack of room
+    # These count for the whole device: tests that run beside this one lose messages to killed processes, but never for
+    # lack of room.
     for name in ("send_rnr_err", "rcvd_rnr_err", "retry_rnr_exceeded_err"):
         assert after[name] == before[name], name
 
 
 @pytest.mark.parametrize("binding", BINDINGS)
 async def test_a_busy_peer_that_answers_within_its_batch(binding: str) -> None:
-    """It is sent as much as it gives credits for, and has a receive for all of it."""
+    """The peer is sent as much as it gives credits for, and has a receive for each message."""
     count = 400  # largest frames, each of which is a message
     before = counters()
     async with listening(binding=binding) as node:
@@ -348,8 +349,8 @@ async def test_many_connections_leave_nothing(count: int) -> None:
     with Peer() as peer:
         async with listening() as node:
             sockets, peers_files = open_files().get("socket", 0), (await peer.ask("resident"))[1]
-            # One connection may still be ending when the next begins: then there are receives for both, in memory that
-            # is registered once more and kept. Here are more at once than that.
+            # One connection may still be ending when the next begins: then both have receives, in memory that is
+            # registered once more and kept. These are more connections at once than that.
             for link in [await peer.connected(node) for _ in range(8)]:
                 await link.connection.aclose()
             taken: dict[int, Any] = {}
@@ -360,9 +361,9 @@ async def test_many_connections_leave_nothing(count: int) -> None:
                     await settled(node)
                     while await peer.ask("connections"):
                         pass
-                    await node.registered()  # on a thread, which may be at it still
+                    await node.registered()  # this happens on a thread, which may still be at it
                     await peer.ask("registered")
-                    async with asyncio.timeout(60):  # sockets of the last few are closed when both ends have said so
+                    async with asyncio.timeout(60):  # the last sockets are closed when both ends have said so
                         while open_files().get("socket", 0) > sockets:
                             await asyncio.sleep(0)
                         while (found := await peer.ask("resident"))[1] > peers_files:
@@ -374,6 +375,6 @@ async def test_many_connections_leave_nothing(count: int) -> None:
             more = {kind: number for kind, number in files_after.items() if number > files.get(kind, 0)}
             assert not more, "and fewer are there only because of what the collector found of earlier tests"
             for earlier, later in zip(memory, memory_after, strict=True):
-                # the send slots of a single connection are 1 MiB: of all that ended they would be 80 MiB and more
+                # the send slots of a connection are 1 MiB: of all the ended ones they would be 80 MiB and more
                 assert later - earlier < 32 * MIB
             await works(node, await peer.connected(node), peer)

@@ -27,25 +27,25 @@ in_the_node = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def node() -> AsyncIterator[zc.Node]:
-    """A node whose processes have no other way than RDMA."""
+async def node() -> AsyncIterator[zc.Runtime]:
+    """A node whose processes can reach each other by RDMA only."""
     async with zc.init(transports=("verbs",), store_capacity=1088 * MIB) as node:
         yield node
 
 
 @pytest.fixture
-def since(node: zc.Node) -> zc.Stats:
-    """What this process has counted before the test."""
+def since(node: zc.Runtime) -> zc.Stats:
+    """The statistics of this process before the test."""
     return zc.stats()
 
 
 async def spawn(rows: int, **options: Any) -> Any:
-    """An actor, whose methods are typed as what they are called by: remotely."""
+    """Spawn an actor; its handle is untyped, because the methods are called remotely."""
     return await Shard.options(**options).spawn(rows)
 
 
 def only_read(stats: zc.Stats, nbytes: int | None = None, since: zc.Stats | None = None) -> bool:
-    """Whether no array came in any other way, and as many bytes as said by READ; since then, or ever."""
+    """Whether all arrays came by READ, and READs brought `nbytes` bytes; counted from `since` on, or from the start."""
 
     def more(name: str) -> int:
         value: int = getattr(stats, name) - (getattr(since, name) if since is not None else 0)
@@ -88,7 +88,7 @@ async def test_a_call_with_an_array_takes_two_frames(since: zc.Stats) -> None:
     shard = await spawn(ROWS)
     await shard.push(np.ones(ROWS))
     calls, frames = 4, set()
-    for _ in range(5):  # once in a while a frame of another kind is among them: the agent's, or a release by itself
+    for _ in range(5):  # now and then another frame is among them: one of the agent's, or a release by itself
         before = zc.stats()
         for _ in range(calls):
             await shard.push(np.ones(ROWS))
@@ -126,6 +126,32 @@ async def test_references_pass_from_actor_to_actor(since: zc.Stats) -> None:
 
 
 @in_the_node
+async def test_the_edges_of_a_graph_are_read(since: zc.Stats) -> None:
+    first, second = await asyncio.gather(spawn(8), spawn(8))
+    async with zc.graph() as g:
+        g.output(second.sum_of.bind(first.words.bind(g.input())))
+    run = await g.compile()
+    assert {edge.transport for edge in run.explain().edges} == {"verbs"}
+    wanted = await run(4 * MIB)
+    assert wanted == await first.sum_of_words()
+    before = await zc.stats(second)
+    for _ in range(4):
+        assert await run(4 * MIB) == wanted
+    assert only_read(await zc.stats(second), 16 * MIB, before)
+    assert only_read(zc.stats(), 0, since)
+    await run.close()
+
+
+@in_the_node
+async def test_a_group_reduces_over_rdma(since: zc.Stats) -> None:
+    shards = await asyncio.gather(*(spawn(8) for _ in range(2)))
+    group = await zc.group(shards)
+    for nbytes in (64, MIB):
+        sums = await asyncio.gather(*(shard.reduced(group, nbytes) for shard in shards))
+        assert sums == [2.0 * nbytes] * 2
+
+
+@in_the_node
 async def test_values_of_many_kinds(since: zc.Stats) -> None:
     shard = await spawn(8)
     batch = await shard.batch(Batch("b", np.zeros(ROWS), [np.ones(ROWS), np.ones(4)]))
@@ -152,14 +178,14 @@ async def test_names_restarts_and_kills(since: zc.Stats) -> None:
     await zc.wait([ref])
     total = await shard.sum_of_words()
     os.kill(await shard.pid(), signal.SIGKILL)
-    assert checksum(await ref) == total  # what has come is ours
+    assert checksum(await ref) == total  # bytes that have arrived belong to the reader
     del ref
     while True:
         try:
             assert await shard.restarts() == 1
             break
         except zc.ActorUnavailable:
-            await asyncio.sleep(0)  # the error may be there at once, and the loop has the restart to hear of
+            await asyncio.sleep(0)  # the error may be there at once, while the loop has yet to hear of the restart
     assert (await zc.explain(shard)).transport == "verbs"
     assert await shard.push(np.full(8, 3.0)) == 3.0
     assert len(await shard.words(4 * MIB)) == MIB // 2
@@ -214,7 +240,7 @@ async def test_large_arrays(since: zc.Stats, nbytes: int) -> None:
 
 @pytest.mark.slow
 def test_too_little_memory_may_be_locked() -> None:
-    """`little_memory.py`: RDMA is refused with its reason and the remedy, and TCP serves."""
+    """`little_memory.py`: RDMA is refused with its reason and the remedy, and TCP is used."""
     program = "ulimit -l 64; exec " + shlex.join([sys.executable, str(Path(__file__).with_name("little_memory.py"))])
     command = ["setpriv", "--bounding-set", "-ipc_lock", "--", "sh", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

@@ -1,4 +1,4 @@
-"""The harness of `tools/vm.py`: what a guest is, what comes back from it, and that nothing of it stays."""
+"""The harness of `tools/vm.py`: the properties of a guest, its output and status, and its complete removal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GUEST_VERBS = shlex.join([sys.executable, str(Path(__file__).resolve().parent / 
 
 
 def _unavailable() -> str:
-    """Why no guest can run here, or an empty string."""
+    """The reason why no guest can run here, or an empty string."""
     try:
         vm.check()
     except vm.Unavailable as error:
@@ -64,24 +64,24 @@ SECTIONS = {
     "signal": "sh -c 'kill -TERM $$'",
     "missing": "no-such-program",
 }
-"""What one boot runs: a name, and shell commands."""
+"""The commands of one boot: a name, and shell commands."""
 
 
 def script_of(sections: Mapping[str, str]) -> str:
-    """A shell script that runs these commands, each in a shell of its own, and says what is whose."""
+    """A shell script that runs each of these commands in a shell of its own, and marks its output with its name."""
     parts = (f"echo '=== {name}'\n({text})\necho \"=== $?\"\n" for name, text in sections.items())
     return PINGPONG + "".join(parts)
 
 
 def sections_of(output: str) -> dict[str, tuple[int, str]]:
-    """Exit status and output of each section that such a script ran."""
+    """The exit status and the output of each section of such a script."""
     found = re.findall(r"^=== (\S+)\n(.*?)=== (\d+)\n", output, re.MULTILINE | re.DOTALL)
     return {name: (int(status), text) for name, text, status in found}
 
 
 @pytest.fixture(scope="session")
 def sections() -> dict[str, tuple[int, str]]:
-    """For each of `SECTIONS`, its exit status and output; with ``all``, those of the whole run."""
+    """For each of `SECTIONS` its exit status and output; under ``all`` those of the whole run."""
     lines: list[tuple[int, str]] = []
     result = vm.run(
         ["sh", "-c", f"{script_of(SECTIONS)}\nprintf unfinished\nexit 7"],
@@ -96,7 +96,7 @@ def sections() -> dict[str, tuple[int, str]]:
 
 
 def processes_of(parent: psutil.Process) -> list[psutil.Process]:
-    """The emulators that run below a process."""
+    """The emulators that are descendants of a process."""
     return [child for child in parent.children(recursive=True) if child.name().startswith("qemu")]
 
 
@@ -151,7 +151,7 @@ class TestEnds:
 
     @pytest.fixture(autouse=True)
     def scratch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """Runs leave their temporary files here, if they leave any."""
+        """A folder that is the place of temporary files, to see whether runs leave any."""
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         return tmp_path
 
@@ -160,12 +160,13 @@ class TestEnds:
         with pytest.raises(vm.GuestTimeoutError, match="no time left: host 1") as caught:
             vm.run(["sh", "-c", "echo started; sleep 1000"], timeout=8)
         assert 8 <= time.monotonic() - started < 15
-        assert caught.value.outputs in (("started\n",), ("",))  # the latter on a machine that took longer to boot
+        assert caught.value.outputs in (("started\n",), ("",))  # empty on a machine that took longer to boot
         assert not processes_of(psutil.Process())
         assert list(scratch.iterdir()) == []
 
     def test_panic_is_an_error_with_the_console(self, scratch: Path) -> None:
-        # More than the pipe and what reads it hold at once: when all is written, the first line is out of the guest.
+        # These are more bytes than the pipe and its reader hold at once: when all are written, the first line is out of
+        # the guest.
         panic = "echo before; head -c 262144 /dev/zero; echo c >/proc/sysrq-trigger; sleep 1000"
         with pytest.raises(vm.GuestError, match="sysrq triggered crash") as caught:
             vm.run(["sh", "-c", panic], timeout=BOOT_LIMIT)
@@ -200,7 +201,7 @@ class TestEnds:
         command = [sys.executable, str(ROOT / "tools" / "vm.py"), "run", "--", "sh", "-c", "echo runs; sleep 1000"]
         with contextlib.ExitStack() as stack:
             programs = {}
-            for number in (signal.SIGTERM, signal.SIGKILL):  # which boot side by side
+            for number in (signal.SIGTERM, signal.SIGKILL):  # the two boot side by side
                 folder = scratch / number.name
                 folder.mkdir()
                 started = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}, stdout=subprocess.PIPE)

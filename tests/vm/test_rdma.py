@@ -1,4 +1,4 @@
-"""Connections and programs over real verbs, in guests with soft-RoCE. What runs inside is named at each test."""
+"""Connections and programs over real verbs, in guests with soft-RoCE. Each test names the files that it runs inside."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tools import vm
 HERE = Path(__file__).resolve().parent
 VERBS = ROOT / "tests" / "transport" / "verbs"
 MANY = "test_many_connections_leave_nothing"
-"""Takes as long as all else that is slow."""
+"""The test that takes as long as all other slow ones together."""
 PORT = "test_a_port_that_goes_down"
-"""Takes the device from all others."""
+"""The test that takes the device from all others."""
 SPARE_MIB = 1024
-"""Of memory, which stay free here beside a guest."""
+"""MiB of memory that stay free on this machine beside a guest."""
 
 pyverbs_fits = any(vm.PYVERBS.glob(f"device.{sys.implementation.cache_tag}-*.so"))
 bindings = ["pyverbs"] * pyverbs_fits + ["ibverbs"] * (importlib.util.find_spec("ibverbs") is not None)
@@ -35,7 +35,7 @@ in_guests = [*runs_programs, needs_binding]
 
 
 def memory_for(mib: int) -> int:
-    """`mib`, where the machine has that much to give."""
+    """`mib`; skip the test where the machine has less memory to give."""
     available = psutil.virtual_memory().available >> 20
     if available < mib + SPARE_MIB:
         pytest.skip(f"a guest with {mib:,} MiB is needed, and {available:,} MiB are available")
@@ -46,17 +46,24 @@ class TestOneGuest:
     pytestmark = in_guests
 
     def test_bindings_and_connections(self) -> None:
-        """What the fake device passes, too, of `tests/transport/verbs/test_pyverbs_adapter.py` and its like; then
-        `test_connection.py` there with each binding."""
-        contract = [["--timeout", "120", str(VERBS / f"test_{name}_adapter.py::TestOnADevice")] for name in bindings]
-        suites = [["--timeout", "120", str(VERBS / "test_connection.py"), "-k", name] for name in bindings]
+        """Run the tests of `tests/transport/verbs/driver/test_pyverbs_adapter.py` and its like that the fake device
+        passes, too.
+
+        Then run `tests/transport/verbs/peer/test_connection.py` with each binding.
+        """
+        contract = [
+            ["--timeout", "120", str(VERBS / "driver" / f"test_{name}_adapter.py::TestOnADevice")] for name in bindings
+        ]
+        suites = [["--timeout", "120", str(VERBS / "peer" / "test_connection.py"), "-k", name] for name in bindings]
         _, counted = run_pytest(contract, suites, expected=110 * len(bindings), timeout=LIMIT)
         assert_no_retries(counted)
 
     @pytest.mark.timeout(2 * LIMIT + 30)
     def test_endpoints_and_programs(self) -> None:
-        """`test_guest_endpoints.py` and `test_guest_programs.py`: first what kills and breaks, then what takes long,
-        and last what takes the device away."""
+        """Run `test_guest_endpoints.py` and `test_guest_programs.py`.
+
+        Tests that kill and break come first, then the long ones, and last the one that takes the device away.
+        """
         endpoints, programs = (str(HERE / f"test_guest_{name}.py") for name in ("endpoints", "programs"))
         small = [[endpoints, "-m", "not slow"], [programs, "-m", "not slow"]]
         rest = f"not {MANY} and not {PORT}"

@@ -1,10 +1,9 @@
-"""A program for guests: one process of several, each of which talks to each other one.
+"""A program for guests: one of several processes, all of which talk to each other.
 
     python two_hosts.py NAME [rdma|tcp]
 
-The processes are those of `PLACES`. Each connects to those that come before it; each pair exchanges frames both ways,
-and each
-of both reads all of the other's arena. The last line that is printed is JSON: by peer, what the connection was.
+The processes are those of `PLACES`. Each connects to those before it; each pair exchanges frames both ways, and each of
+the two reads all of the other's arena. The last printed line is JSON: facts about the connection by peer.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import asyncio
 import json
 import sys
 
-from tests.conformance.connection import put, send
 from tests.vm.peers import ALL, Link, Node, same
 from zcactor.errors import ConnectionLost
+from zcactor.testing.conformance.connection import put, send
 from zcactor.transport import RemoteRegion
 
 PLACES = {"a": ("10.77.0.1", 7001), "b": ("10.77.0.2", 7002), "c": ("10.77.0.2", 7003)}
@@ -24,17 +23,17 @@ FRAMES = 1000
 
 
 def process_of(name: str) -> bytes:
-    """What names the process."""
+    """The id of the process."""
     return name.encode() * 16
 
 
 def seed_of(name: str) -> int:
-    """Of the pattern in its arena."""
+    """The seed of the pattern in the process's arena."""
     return ord(name)
 
 
 async def reached(node: Node, name: str) -> Link:
-    """A connection to the process of that name, once it listens: its interpreter may still be starting."""
+    """Connect to the process of that name, once it listens: its interpreter may still be starting."""
     host, port = PLACES[name]
     while True:
         try:
@@ -46,7 +45,7 @@ async def reached(node: Node, name: str) -> Link:
 
 
 async def exchange(node: Node, link: Link, name: str) -> dict[str, object]:
-    """Frames both ways at once, then all of the peer's arena, then a word that this end is done."""
+    """Exchange frames both ways, read all of the peer's arena, and say that this end is done; return the facts."""
     connection = link.connection
     for number in range(FRAMES):
         put(connection, b"%d" % number)
@@ -55,7 +54,7 @@ async def exchange(node: Node, link: Link, name: str) -> dict[str, object]:
             await asyncio.sleep(0)
     assert await link.wait_frames(FRAMES) == [b"%d" % number for number in range(FRAMES)]
     region = RemoteRegion(ALL, 0, NBYTES)
-    slot = NBYTES * (1 + list(PLACES).index(name))  # behind what the peers read
+    slot = NBYTES * (1 + list(PLACES).index(name))  # behind the bytes that the peers read
     await connection.pull(region, node.arena.address + slot, node)
     whole = same(node, seed_of(name), NBYTES, slot)
     send(connection, [b"done"])
@@ -64,7 +63,7 @@ async def exchange(node: Node, link: Link, name: str) -> dict[str, object]:
 
 
 async def main(name: str, binding: str | None) -> None:
-    """The whole program."""
+    """Connect to all others, exchange, and print the facts."""
     host, port = PLACES[name]
     settings = {"host": host, "port": port, "process": process_of(name), "binding": binding, "falls_back": True}
     node = Node((1 + len(PLACES)) * NBYTES, **settings)  # type: ignore[arg-type]
@@ -77,7 +76,7 @@ async def main(name: str, binding: str | None) -> None:
         link = await node.accepted.get()
         links[chr(link.connection.peer.process[0])] = link
     found = await asyncio.gather(*(exchange(node, link, other) for other, link in links.items()))
-    await asyncio.gather(*(link.connection.aclose() for link in links.values()))  # delivers what was sent
+    await asyncio.gather(*(link.connection.aclose() for link in links.values()))  # this delivers frames that were sent
     await node.close()
     print(json.dumps({"name": name, "peers": dict(zip(links, found, strict=True))}), flush=True)
 

@@ -1,4 +1,4 @@
-"""The workload of broadcasts, without faults and with a byte that changes on its way."""
+"""The workload of broadcasts, without faults, and with a byte that changes on its way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workload of calls: what it does without faults, and that it sees bytes that have changed."""
+"""The workload of calls, without faults, and with bytes that have changed, which it sees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_every_kind_of_call_ends_well_without_faults() -> None:
     schedule = draw(1, 3, 10.0, ("calls",), ("calls",))
     run = Run(replace(schedule, faults=(), settings={**schedule.settings, "max_pending_calls": 131072}))
     assert run.play(), [broken.plain() for broken in run.record.broken]
-    assert {operation.kind for operation in run.record.operations.values()} == {*_KINDS, "inner"}
+    assert {operation.kind for operation in run.record.operations.values()} == {*_KINDS, "inner", "handed on"}
     assert set(run.record.outcomes) == {"ok", "CancelledError", "DeadlineExceeded"}
     assert run.record.outcomes["ok"] > 100
 

@@ -1,4 +1,4 @@
-"""The workload of drivers, without faults and where memory ends with the driver that made it."""
+"""The workload of drivers, without faults, and with memory that ends with the driver that made it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workload of handles: without faults, with actors that nothing ends, and with some that end while held."""
+"""The workload of handles: without faults, with actors that never end, and with actors that end while held."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from zcactor.runtime.agent import NodeAgent
-from zcactor.runtime.records import ActorRecord
+from zcactor.control.actor_record import ActorRecord
+from zcactor.control.head import Head
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import draw
 from zcactor.simulation.workloads import handles
@@ -26,21 +26,21 @@ def test_actors_live_as_long_as_their_handles() -> None:
 
 
 def test_an_actor_that_nothing_holds_and_that_lives_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NodeAgent, "_unheld", lambda *_: None)
+    monkeypatch.setattr(Head, "_unheld", lambda *_: None)
     run = Run(SCHEDULE)
     assert not run.play()
     assert "I10" in {broken.invariant for broken in run.record.broken}
 
 
 def test_an_actor_that_is_held_and_has_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive = NodeAgent._alive
+    alive = Head._alive
 
-    def and_ends(self: NodeAgent, actor: ActorRecord) -> None:
+    def and_ends(self: Head, actor: ActorRecord) -> None:
         alive(self, actor)
         if actor.name is None:
             self.process.loop.call_later(0.01, self._begin_stop, actor, handles.DROPPED)
 
-    monkeypatch.setattr(NodeAgent, "_alive", and_ends)
+    monkeypatch.setattr(Head, "_alive", and_ends)
     run = Run(SCHEDULE)
     assert not run.play()
     assert any("its handle is held" in broken.text for broken in run.record.broken)

@@ -1,4 +1,4 @@
-"""The workload of moves, without faults and with memory that is used again before its new owner has it."""
+"""The workload of moves, without faults, and with memory that is used again before its new owner has it."""
 
 from __future__ import annotations
 

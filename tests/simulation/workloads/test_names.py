@@ -1,4 +1,4 @@
-"""The workload of names, without faults and with a head that gives a name twice."""
+"""The workload of names, without faults, and with a head that gives a name twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.runtime.agent import NodeAgent
+from zcactor.control.head import Head
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import draw
 
@@ -22,13 +22,13 @@ def test_a_name_has_one_actor() -> None:
 
 
 def test_a_name_that_is_given_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve = NodeAgent.reserve
+    reserve = Head.reserve
 
-    async def forgetful(self: NodeAgent, options: dict[str, Any], *rest: Any) -> Any:
-        self._names.pop((options["namespace"], options["name"]), None)
+    async def forgetful(self: Head, options: dict[str, Any], *rest: Any) -> Any:
+        self._actors._by_name.pop((options["namespace"], options["name"]), None)
         return await reserve(self, options, *rest)
 
-    monkeypatch.setattr(NodeAgent, "reserve", forgetful)
+    monkeypatch.setattr(Head, "reserve", forgetful)
     run = Run(SCHEDULE)
     assert not run.play()
     assert "I4" in {broken.invariant for broken in run.record.broken}

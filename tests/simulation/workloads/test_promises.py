@@ -1,4 +1,4 @@
-"""The workload of promises, without faults and with a resolver that gives wrong values."""
+"""The workload of promises, without faults, and with a resolver that gives wrong values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.runtime import host
+from zcactor.execution import arguments
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import draw
 
@@ -22,13 +22,13 @@ def test_chains_give_what_they_should() -> None:
 
 
 def test_a_promise_that_is_resolved_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolved = host._resolved
+    resolved = arguments._resolved
 
     def wrong(value: Any) -> Any:
         found = resolved(value)
         return found if found is value or not isinstance(found, int) else found + 1
 
-    monkeypatch.setattr(host, "_resolved", wrong)
+    monkeypatch.setattr(arguments, "_resolved", wrong)
     run = Run(SCHEDULE)
     assert not run.play()
     assert {broken.invariant for broken in run.record.broken} == {"I3"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from zcactor.runtime.resources import Ledger, _Waiting
+from zcactor.control.scheduler import Amounts, Ledger
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import draw
 
@@ -36,9 +36,9 @@ def test_what_is_not_given_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_more_than_there_is_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def generous(self: Ledger, entry: _Waiting) -> list[str]:
-        return list(entry.order())
+    def generous(self: Amounts, request: Mapping[str, float]) -> bool:
+        return True
 
-    monkeypatch.setattr(Ledger, "_possible", generous)
+    monkeypatch.setattr(Amounts, "now", generous)
     run = Run(replace(SCHEDULE, duration=4.0))
     assert not run.play()

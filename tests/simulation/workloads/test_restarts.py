@@ -1,4 +1,4 @@
-"""The workload of restart loops, without faults and where an actor is made again too often."""
+"""The workload of restart loops, without faults, and with an actor that is made again too often."""
 
 from __future__ import annotations
 

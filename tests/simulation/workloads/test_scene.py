@@ -1,4 +1,4 @@
-"""How the ends of calls are entered."""
+"""The entries about ends of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workload of spawn storms, without faults, and where what a constructor raises gets lost."""
+"""The workload of spawn storms, without faults, and with errors of constructors that get lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.runtime.host import ActorHost
+from zcactor.execution.actor_runner import ActorRunner
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import draw
 
@@ -24,13 +24,13 @@ def test_all_of_a_storm_answer() -> None:
 
 
 def test_a_constructor_whose_error_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    construct = ActorHost.construct
+    construct = ActorRunner.construct
 
-    async def quiet(self: ActorHost, make: Callable[[], Any]) -> None:
+    async def quiet(self: ActorRunner, make: Callable[[], Any]) -> None:
         with contextlib.suppress(ValueError):
             await construct(self, make)
 
-    monkeypatch.setattr(ActorHost, "construct", quiet)
+    monkeypatch.setattr(ActorRunner, "construct", quiet)
     run = Run(SCHEDULE)
     assert not run.play()
     assert "I3" in {broken.invariant for broken in run.record.broken}

@@ -1,4 +1,4 @@
-"""The workload of streams, without faults and with a session that numbers items wrongly."""
+"""The workload of streams, without faults, and with a session that numbers items wrongly."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The suite that every `Binding` must pass, on a device or without one.
 
-A binding joins by a subclass of `VerbsSuite` that has a fixture ``rig``. Nothing here knows how work gets done:
-completions are awaited through the queue's descriptor until a deadline, and `Rig.progress` is called meanwhile, which a
-fabric that waits to be told needs.
+A binding joins by a subclass of `VerbsSuite` with a fixture ``rig``. The suite knows nothing of the way in which work
+gets done: it awaits completions through the queue's descriptor until a deadline, and calls `Rig.progress` meanwhile,
+for a fabric that works only then.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from zcactor.transport.verbs.base import (
+from zcactor.transport.verbs.driver.base import (
     MAX_U32,
     Binding,
     Completion,
     CompletionQueue,
-    CompletionStatus,
     Device,
-    EventType,
     MemoryRegion,
-    Opcode,
     PathAttributes,
-    PortState,
     QpAddress,
-    QpState,
     QueuePair,
     Read,
     Receive,
     Send,
     SharedReceiveQueue,
     VerbsError,
+)
+from zcactor.transport.verbs.driver.codes import (
+    CompletionStatus,
+    EventType,
+    Opcode,
+    PortState,
+    QpState,
     describe_status,
 )
 
@@ -48,12 +50,12 @@ SLOTS = 32
 NBYTES = 1 << 20
 """Bytes of each end's memory; more than any MTU, so that messages take several packets."""
 SECONDS = 20.0
-"""Longest wait for a completion: emulated machines are slow, and a dead peer takes half a second on a fast one."""
+"""The longest wait for a completion: emulated machines are slow, and a dead peer takes half a second on a fast one."""
 
 
 @dataclass
 class Rig:
-    """A binding and where to use it."""
+    """A binding, and the device to use it on."""
 
     binding: Binding
     device: str
@@ -76,18 +78,18 @@ class End:
     psn: int
 
     def address(self) -> QpAddress:
-        """What the other end must know."""
+        """The address that the other end needs."""
         port = self.device.port(self.rig.port)
         gid = next(gid for gid in self.device.gids(self.rig.port) if gid.index == self.rig.gid_index)
         return QpAddress(self.qp.qp_num, self.psn, gid.raw, port.lid, port.active_mtu)
 
     def path(self) -> PathAttributes:
-        """How this end connects, with retries that end soon."""
+        """The attributes of this end's connection, with retries that end soon."""
         port = self.device.port(self.rig.port)
         return PathAttributes(self.rig.port, self.rig.gid_index, self.psn, port.active_mtu, retry_count=2, rnr_retry=2)
 
     def post_slots(self, count: int, first: int = 0) -> None:
-        """Receives numbered from `first`, in the upper half of the memory."""
+        """Post receives numbered from `first`, in the upper half of the memory."""
         base = self.region.address + NBYTES // 2
         self.srq.post_receives(
             [Receive(i, base + i * SLOT, SLOT, self.region.lkey) for i in range(first, first + count)]
@@ -99,25 +101,25 @@ class End:
         return self.at(start, nbytes)
 
     def at(self, offset: int, nbytes: int) -> bytes:
-        """What lies in the memory."""
+        """The bytes of the memory at `offset`."""
         return ctypes.string_at(self.region.address + offset, nbytes)
 
     def write(self, data: bytes, offset: int = 0) -> None:
-        """Fill the memory."""
+        """Write bytes to the memory."""
         ctypes.memmove(self.region.address + offset, data, len(data))
 
     def send(self, wr_id: int, nbytes: int, offset: int = 0, *, signalled: bool = True) -> Send:
-        """A SEND from the lower half of the memory."""
+        """Make a SEND from the lower half of the memory."""
         return Send(wr_id, self.region.address + offset, nbytes, self.region.lkey, signalled)
 
     def read(self, wr_id: int, other: End, nbytes: int, offset: int = 0, *, signalled: bool = True) -> Read:
-        """A READ of the same place of the other end's memory."""
+        """Make a READ of the same place of the other end's memory."""
         address = self.region.address + offset
         remote = other.region.address + offset
         return Read(wr_id, address, nbytes, self.region.lkey, remote, other.region.rkey, signalled)
 
     def collect(self, count: int, seconds: float = SECONDS) -> list[Completion]:
-        """The next `count` completions, awaited through the descriptor. Fewer when time runs out."""
+        """The next `count` completions, awaited through the descriptor; fewer when time runs out."""
         found: list[Completion] = []
         end = time.monotonic() + seconds
         poller = select.poll()
@@ -139,12 +141,12 @@ class End:
         return found[0]
 
     def quiet(self) -> None:
-        """Nothing more comes."""
+        """Check that no further completion comes."""
         assert self.collect(1, seconds=0.05) == []
 
 
 def make_end(rig: Rig, device: Device, psn: int, *, inline: int = 64, max_send_wr: int = 16) -> End:
-    """An end that is not connected."""
+    """Make an end that is not connected."""
     cq = device.create_completion_queue(4 * SLOTS)
     srq = device.create_shared_receive_queue(SLOTS)
     qp = device.create_queue_pair(cq, srq, max_send_wr=max_send_wr, max_inline=inline)
@@ -154,7 +156,7 @@ def make_end(rig: Rig, device: Device, psn: int, *, inline: int = 64, max_send_w
 
 
 def join(left: End, right: End) -> None:
-    """Connect both."""
+    """Connect both ends."""
     left_address, right_address = left.address(), right.address()
     left.qp.connect(right_address, left.path())
     right.qp.connect(left_address, right.path())
@@ -162,19 +164,19 @@ def join(left: End, right: End) -> None:
 
 @contextlib.contextmanager
 def fails(number: int | None = None) -> Iterator[None]:
-    """The body raises an `OSError`, with that errno if one is given. Texts differ between bindings."""
+    """Check that the body raises an `OSError`, with that errno if one is given. Texts differ between bindings."""
     with pytest.raises(OSError, match=".") as caught:
         yield
     assert number in {None, caught.value.errno}, caught.value
 
 
 def pattern(nbytes: int, start: int = 0) -> bytes:
-    """Bytes that differ from their neighbours and from those a page away."""
+    """Bytes that differ from their neighbours and from bytes a page away."""
     return bytes((i * 31 + i // 251 + start) % 256 for i in range(nbytes))
 
 
 class VerbsSuite:
-    """Joined by each binding. Whoever joins has a fixture ``rig``: the `Rig` to run on."""
+    """The suite. A subclass joins by a fixture ``rig`` with the `Rig` to run on."""
 
     @pytest.fixture
     def device(self, rig: Rig) -> Iterator[Device]:
@@ -227,7 +229,7 @@ class VerbsSuite:
     def test_asynchronous_events(self, rig: Rig, ends: tuple[End, End]) -> None:
         device = ends[0].device
         assert device.async_fd is not None and not os.get_blocking(device.async_fd)
-        device.async_events()  # what came before
+        device.async_events()  # takes the events that came before
         assert list(device.async_events()) == [], "and nothing waits for one"
         ends[0].qp.to_error()
         assert ends[0].qp.state() == QpState.ERR
@@ -435,7 +437,8 @@ class VerbsSuite:
         else:
             left.qp.post_reads([left.read(1, right, 8)._replace(lkey=lkey)])
         done = left.one()
-        # rdma_rxe of 6.1 says LOC_QP_OP of a SEND: rxe_req.c knows LOC_PROT for EFAULT only, a bad key is EINVAL there.
+        # rdma_rxe of 6.1 says LOC_QP_OP of a SEND: rxe_req.c knows LOC_PROT for EFAULT only, and a bad key is EINVAL
+        # there.
         allowed = {CompletionStatus.LOC_PROT} | ({CompletionStatus.LOC_QP_OP} if kind == "send" else set())
         assert done.wr_id == 1
         assert done.status in allowed, describe_status(done.status)
@@ -637,7 +640,7 @@ class VerbsSuite:
 
 
 def _address_of(memory: mmap.mmap) -> int:
-    """Where a read-only map lies: ctypes refuses to take the address of what it could not write to."""
+    """The address of a read-only map: ctypes refuses to take an address that it cannot write to."""
     buffer = (ctypes.c_ssize_t * 16)()  # Py_buffer, whose first field is the address
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(memory), ctypes.byref(buffer), 0)
     address = buffer[0]

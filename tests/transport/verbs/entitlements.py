@@ -1,8 +1,8 @@
-"""What peers may send, against the receives that are posted for it: looked at by the fake device at every post.
+"""The messages that peers may send, compared with the posted receives at every post of the fake device.
 
 A credit lets the peer send a message, so a receive for it has to be in the queue from the moment in which the credit
-leaves. The account is kept from the messages themselves, apart from that of the connections: which of them take a
-credit, and how many credits each takes along, is seen where a `SlotSender` writes the header.
+leaves. This account is kept from the messages themselves, apart from the connections' own: the header that a
+`SlotSender` writes shows whether a message takes a credit, and how many credits it takes along.
 """
 
 from __future__ import annotations
@@ -15,37 +15,39 @@ from weakref import WeakKeyDictionary, ref
 import pytest
 
 from zcactor.transport.credits import RESERVED
-from zcactor.transport.verbs.base import QpState, Receive, Send
-from zcactor.transport.verbs.fake import FakeFabric, FakeQueuePair, FakeSharedReceiveQueue
-from zcactor.transport.verbs.sending import SlotSender
-from zcactor.transport.verbs.slots import DATA, PROBE
+from zcactor.transport.verbs.device.slots import DATA, PROBE
+from zcactor.transport.verbs.driver.base import Receive, Send
+from zcactor.transport.verbs.driver.codes import QpState
+from zcactor.transport.verbs.driver.fake import FakeFabric
+from zcactor.transport.verbs.driver.fake_queues import FakeQueuePair, FakeSharedReceiveQueue
+from zcactor.transport.verbs.peer.sending import SlotSender
 
 __all__ = ["Entitlements", "entitlements"]
 
 
 class _End:
-    """A control queue pair, as the messages that it sends and receives show it."""
+    """A control queue pair, as far as its messages show it."""
 
     def __init__(self) -> None:
         self.window = 0  # unknown until its `SlotSender` writes the first message
         self.written: dict[int, tuple[bool, int]] = {}  # by wr_id: whether it takes a credit, credits it takes along
         self.reported = 0  # credits that have left with messages
         self.arrived = 0  # messages of the peer that took a credit
-        self.slots: dict[int, bool] = {}  # those of the peer's that are not posted again: whether it took a credit
-        self.peer: ref[FakeQueuePair] | None = None  # weak: the two would keep each other
+        self.slots: dict[int, bool] = {}  # the peer's messages that are not posted again: whether each took a credit
+        self.peer: ref[FakeQueuePair] | None = None  # weak: the two would keep each other alive
 
 
 class Entitlements:
-    """Satisfies `zcactor.transport.verbs.faults.Watcher`."""
+    """A watcher as `zcactor.transport.verbs.driver.faults.Watcher` describes it."""
 
     def __init__(self) -> None:
         self.violations: list[str] = []
         self.posts = 0
-        """Messages at whose posting it was looked."""
+        """Messages that were checked when they were posted."""
         self._ends: WeakKeyDictionary[FakeQueuePair, _End] = WeakKeyDictionary()
 
     def wrote(self, sender: SlotSender, kind: int, owed: int, send: Send) -> None:
-        """`sender` has written the header of `send`."""
+        """Note that `sender` has written the header of `send`."""
         qp = sender._qp
         if isinstance(qp, FakeQueuePair):
             end = self._ends.setdefault(qp, _End())
@@ -103,7 +105,7 @@ class Entitlements:
 
 @pytest.fixture(autouse=True)
 def entitlements(monkeypatch: pytest.MonkeyPatch) -> Iterator[Entitlements]:
-    """Looks at every fabric of the test, and fails it when a peer was let send without a receive posted."""
+    """Watch every fabric of the test, and fail the test when a peer might send without a posted receive."""
     watcher = Entitlements()
     message = SlotSender._message
 

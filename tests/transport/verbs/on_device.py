@@ -1,4 +1,4 @@
-"""What the tests of both adapters of libibverbs share: the contract on the first device, if there is one."""
+"""The common tests of both adapters of libibverbs: the contract on the first device, if there is one."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NoReturn
 import pytest
 
 from tests.transport.verbs.contract import Rig, VerbsSuite
-from zcactor.transport.verbs.base import Binding
-from zcactor.transport.verbs.viability import NotViable, choose_gid, viability
+from zcactor.transport.verbs.device.viability import NotViable, choose_gid, viability
+from zcactor.transport.verbs.driver.base import Binding
 
 __all__ = ["DeviceSuite", "not_installed"]
 
 
 class DeviceSuite(VerbsSuite):
-    """Joined by each adapter, with the mark ``rdma``. Whoever joins has an attribute `adapter`."""
+    """The contract, with the mark ``rdma``. A subclass joins by an attribute `adapter`."""
 
     adapter: ModuleType
 
     @pytest.fixture
     def binding(self) -> Binding:
-        """The adapter's binding, if it finds a device here."""
+        """The adapter's binding; skip the test where it finds no device."""
         name = self.adapter.__name__.rpartition(".")[2]
         try:
             binding: Binding = self.adapter.load()
@@ -48,5 +48,5 @@ class DeviceSuite(VerbsSuite):
 
 
 def not_installed(name: str) -> NoReturn:
-    """An importer that finds nothing."""
+    """An importer without modules."""
     raise ModuleNotFoundError(name=name)

@@ -12,21 +12,30 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.connection import ARENA_NBYTES, Pair, Recorder, Side, connect, finish, send, turns
 from tests.transport.local_arena import TOKEN, memfd
-from zcactor.transport.verbs.base import Binding, Completion
-from zcactor.transport.verbs.connection import VerbsConnection
+from zcactor.testing.conformance.connection import (
+    ARENA_NBYTES,
+    ConnectedPair,
+    Recorder,
+    Side,
+    connect,
+    finish,
+    send,
+    turns,
+)
+from zcactor.transport.verbs.device.engine import Engine
+from zcactor.transport.verbs.driver.base import Binding, Completion
+from zcactor.transport.verbs.driver.bindings import Absent, bindings
+from zcactor.transport.verbs.driver.fake import FakeDevice, FakeFabric
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
-from zcactor.transport.verbs.engine import Engine
-from zcactor.transport.verbs.fake import FakeDevice, FakeFabric
-from zcactor.transport.verbs.load import Absent, bindings
+from zcactor.transport.verbs.peer.connection import VerbsConnection
 
 MADV_POPULATE_WRITE = 23
 """Since Linux 5.14; not among mmap's constants."""
 
 
 class Arena:
-    """What a side lets others read: a mapped memfd, all of it in memory."""
+    """The memory that a side lets others read: a mapped memfd, all of it resident."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -42,7 +51,7 @@ class Arena:
 
 @dataclass
 class Whole:
-    """The object that is the whole arena, whatever its id."""
+    """The object that spans the arena, under any id."""
 
     offset: int
     nbytes: int
@@ -83,33 +92,33 @@ def fake_sides(
 
 
 def sealed_sides(fabric: FakeFabric | None = None) -> contextlib.AbstractContextManager[tuple[Side, Side]]:
-    """The same, whose messages are sealed."""
+    """Two hosts with an adapter each, whose messages are sealed."""
     return fake_sides(fabric, sealing=True)
 
 
 def endpoint_of(side: Side) -> VerbsEndpoint:
-    """The endpoint of one of them."""
+    """The endpoint of a side."""
     assert isinstance(side.endpoint, VerbsEndpoint)
     return side.endpoint
 
 
 def engine_of(side: Side) -> Engine:
-    """The engine of one that has joined RDMA."""
+    """The engine of a side that has joined RDMA."""
     engine = endpoint_of(side).engine
     assert engine is not None
     return engine
 
 
 def device_of(side: Side) -> FakeDevice:
-    """The device of one on a fake fabric that has joined RDMA."""
+    """The device of a side on a fake fabric that has joined RDMA."""
     device = engine_of(side).device
     assert isinstance(device, FakeDevice)
     return device
 
 
 @contextlib.asynccontextmanager
-async def joined(sides: tuple[Side, Side]) -> AsyncIterator[Pair]:
-    """A connection between them."""
+async def joined(sides: tuple[Side, Side]) -> AsyncIterator[ConnectedPair]:
+    """A connection between two sides."""
     try:
         pair = await connect(*sides)
         yield pair
@@ -119,8 +128,8 @@ async def joined(sides: tuple[Side, Side]) -> AsyncIterator[Pair]:
             await side.endpoint.aclose()
 
 
-async def works(pair: Pair) -> None:
-    """Frames go both ways."""
+async def works(pair: ConnectedPair) -> None:
+    """Check that frames go both ways."""
     left, right = Recorder(), Recorder()
     pair.left.start(left)
     pair.right.start(right)
@@ -138,11 +147,11 @@ def watch(connection: VerbsConnection, look: Callable[[memoryview, int], object]
         look(view, completion.byte_len)
         return received(view, completion, slot)
 
-    connection.received = watched  # type: ignore[method-assign]
+    connection.received = watched
 
 
 async def fell_back(sides: tuple[Side, Side], left: str, right: str) -> None:
-    """They connect over TCP, each end knowing its reason, and nothing of RDMA is left in use."""
+    """Check that two sides connect over TCP, each knowing its reason, and that nothing of RDMA stays in use."""
     async with joined(sides) as pair:
         assert (pair.left.kind, pair.right.kind) == ("tcp", "tcp")
         assert left in pair.left.rejected["verbs"]
@@ -156,11 +165,11 @@ async def fell_back(sides: tuple[Side, Side], left: str, right: str) -> None:
 
 @contextlib.contextmanager
 def device_sides(name: str, *, sealing: bool = False) -> Iterator[tuple[Side, Side]]:
-    """Two processes' worth of the first real device, through the binding of that name."""
+    """Two sides on the first real device, through the binding of that name."""
     binding = bindings(name)
     if isinstance(binding, Absent):
         pytest.skip(str(binding))
-    # Measuring what is best takes a second in a guest, for each of hundreds of endpoints.
+    # The limit is given, because measuring it takes a second in a guest, for each of hundreds of endpoints.
     settings = {"verbs_eager_limit": 16384, "sealing": sealing}
     with verbs_side(lambda: binding, **settings) as left, verbs_side(lambda: binding, **settings) as right:
         yield left, right
@@ -172,4 +181,4 @@ SIDES: dict[str, Callable[[], contextlib.AbstractContextManager[tuple[Side, Side
     "pyverbs": lambda: device_sides("pyverbs"),
     "ibverbs": lambda: device_sides("ibverbs"),
 }
-"""By what the tests are run with; the last two skip where there is no device."""
+"""Functions that make sides, by name of a kind; the last two skip where there is no device."""

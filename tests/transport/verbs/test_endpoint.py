@@ -1,4 +1,4 @@
-"""How two processes come to RDMA, or stay with TCP: both to the same, with the reason, whatever goes wrong."""
+"""Two processes join RDMA, or stay with TCP: both make the same choice, with its reason, after any failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.connection import Recorder, Side, send, turns
 from tests.transport.tcp_arena import tcp_side
 from tests.transport.verbs.sides import (
     device_of,
@@ -23,15 +22,16 @@ from tests.transport.verbs.sides import (
     works,
 )
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
+from zcactor.testing.conformance.connection import Recorder, Side, send, turns
 from zcactor.transport.base import Connection, RemoteRegion
-from zcactor.transport.sealing import SealedSocket
-from zcactor.transport.tcp_connection import TcpConnection
-from zcactor.transport.tls import load_tls
-from zcactor.transport.tls_connection import TlsConnection
-from zcactor.transport.verbs.base import LinkLayer
-from zcactor.transport.verbs.connection import VerbsConnection
-from zcactor.transport.verbs.fake import FakeBinding, FakeFabric
-from zcactor.transport.verbs.load import Absent
+from zcactor.transport.stream.record_layer import SealedSocket
+from zcactor.transport.stream.tls import load_tls
+from zcactor.transport.tcp.connection import TcpConnection
+from zcactor.transport.tcp.tls_connection import TlsConnection
+from zcactor.transport.verbs.driver.bindings import Absent
+from zcactor.transport.verbs.driver.codes import LinkLayer
+from zcactor.transport.verbs.driver.fake import FakeBinding, FakeFabric
+from zcactor.transport.verbs.peer.connection import VerbsConnection
 
 
 async def test_both_can(sides: tuple[Side, Side], fabric: FakeFabric) -> None:
@@ -150,12 +150,12 @@ async def test_tls_goes_before_rdma(fabric: FakeFabric, tls_folder: Path) -> Non
             await works(pair)
 
 
-# ---- what is missing at one end
+# ---- things that one end lacks
 
 
 @contextlib.contextmanager
 def mixed(fabric: FakeFabric, binding: Callable[[], Any], **settings: Any) -> Iterator[tuple[Side, Side]]:
-    """One side with a device, and one with that binding."""
+    """One side with a device, and one with the given binding."""
     fabric.add_nic("fake0")
     with verbs_side(lambda: fabric.binding("fake0")) as left, verbs_side(binding, **settings) as right:
         yield left, right
@@ -163,7 +163,7 @@ def mixed(fabric: FakeFabric, binding: Callable[[], Any], **settings: Any) -> It
 
 @pytest.mark.parametrize("turned", [False, True])
 async def test_no_binding(fabric: FakeFabric, turned: bool) -> None:
-    from zcactor.transport.verbs.load import bindings
+    from zcactor.transport.verbs.driver.bindings import bindings
 
     absent = bindings("none")
     assert isinstance(absent, Absent)

@@ -1,0 +1,16 @@
+"""The benchmark of chained calls: its figures, and the rows that ask for them."""
+
+from __future__ import annotations
+
+from benchmarks import chain
+from benchmarks.budget_rows import TABLES
+from benchmarks.harness import Scale
+
+
+def test_the_smallest_run_measures_what_the_rows_ask_for() -> None:
+    found = list(chain.measure(Scale(1, 0.002)))
+    asked = {row.measurement for _, rows in TABLES for row in rows if row.item == "chain"}
+    assert {each.name for each in found} == asked
+    for each in found:
+        assert each.floor is not None and each.floor > 0 and each.value > 0
+        assert each.budget is not None and each.budget.limit == chain.LIMIT

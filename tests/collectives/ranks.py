@@ -1,0 +1,225 @@
+"""The actor whose groups the tests of collectives use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import zcactor as zc
+from tests.filling import fill_store
+from zcactor.process.context import current
+
+__all__ = ["SIZE", "Rank", "everywhere", "ranks", "settled"]
+
+SIZE = 3
+"""Ranks of the group that tests share."""
+
+
+@zc.actor
+class Rank:
+    """A member of groups."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+        self.calls = 0
+        self.another = asyncio.Event()
+
+    async def call(self, group: zc.Group, operation: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a collective, and await it."""
+        reference = getattr(group, operation)(*args, **kwargs)
+        self.calls += 1
+        self.another.set()
+        self.another = asyncio.Event()
+        return await reference
+
+    async def leave_connection(self, group: zc.Group, rank: int, replaced: bool) -> None:
+        """Note the end of one of two connections to the process of another rank."""
+        session: Any = SimpleNamespace(peer_process=group.actors[rank]._remote.location[0], is_replaced=replaced)
+        current().groups().session_left(session, session)
+
+    async def next_call(self) -> int:
+        """Wait until `call` has called a collective."""
+        await self.another.wait()
+        return self.calls
+
+    def call_plain(self, group: zc.Group, operation: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a collective in a plain method."""
+        return getattr(group, operation)(*args, **kwargs).result()
+
+    async def raises(self, group: zc.Group, operation: str, *args: Any, **kwargs: Any) -> tuple[str, str]:
+        """Call a collective that fails. Returns the type and the text of its error."""
+        try:
+            await getattr(group, operation)(*args, **kwargs)
+        except Exception as error:
+            return type(error).__name__, str(error)
+        raise AssertionError(f"{operation} did not fail")
+
+    async def raises_full(self, group: zc.Group, operation: str, count: int, full: bool) -> tuple[str, str]:
+        """Call a collective, with a full store where wanted. Returns the type and the text of its error."""
+        array = zc.ones(count)
+        if full:
+            await self.fill()
+        try:
+            return await self.raises(group, operation, array)
+        finally:
+            self.kept.pop("filling", None)
+
+    async def reduce(
+        self, group: zc.Group, x: Any, op: str = "sum", strides: Sequence[slice] = (), **kwargs: Any
+    ) -> tuple[Any, bool, bool, bool]:
+        """Reduce a private array. Returns the result, whether that is writable, and whether the input was writable
+        while the operation ran, and afterwards."""
+        array = np.array(x)[tuple(strides)] if strides else np.array(x)
+        reference = group.allreduce(array, op, **kwargs)  # type: ignore[arg-type]
+        during = array.flags.writeable and not reference.done()
+        result = await reference
+        return result, result.flags.writeable, during, array.flags.writeable
+
+    async def again(self, group: zc.Group, count: int, plan: Any) -> list[float]:
+        """Reduce one array three times, with other elements each time. Returns the first elements of the results."""
+        array = zc.zeros(count)
+        found = []
+        for _ in range(3):
+            array += 1
+            found.append(float((await group.allreduce(array, plan=plan))[0]))
+        return found
+
+    async def taken(self, group: zc.Group, operation: str, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Call a collective. Returns the bytes that this process has received for it, and those that it has copied."""
+        before = zc.stats()
+        await getattr(group, operation)(*args, **kwargs)
+        after = zc.stats()
+        return after.bytes_received - before.bytes_received, after.bytes_copied - before.bytes_copied
+
+    async def in_place(self, group: zc.Group, x: Any) -> tuple[Any, bool]:
+        """Reduce into the input. Returns it, and whether the result is the input itself."""
+        array = np.array(x)
+        result = await group.allreduce(array, out=array)
+        return array, result is array and array.flags.writeable
+
+    async def exchange(self, group: zc.Group, parts: Sequence[Any]) -> list[Any]:
+        """Send a part to each rank. Returns the values from all."""
+        return [await reference for reference in await group.alltoall(parts)]
+
+    async def fill(self) -> int:
+        """Fill the store. Returns the number of arrays that it took."""
+        filling = self.kept["filling"] = fill_store()
+        return len(filling)
+
+    async def shares(self, group: zc.Group, count: int) -> tuple[bool, list[float]]:
+        """Gather an array by reference, and change it afterwards where that is possible. Returns whether it is, and
+        the first elements of all arrays."""
+        array = np.full(count, 7.0)
+        found = await group.allgather(array, concat=False)
+        writable = array.flags.writeable
+        if writable:
+            array[:] = 0
+        await group.barrier()
+        return writable, [float(each[0]) for each in found]
+
+    async def forget_write_access(self) -> None:
+        """Make all connections as they are before write access is requested."""
+        for session in current().sessions.all():
+            session.connection._writable_open = False
+
+    def give(self, value: Any) -> Any:
+        """Give a value back."""
+        return value
+
+    def polls(self, group: zc.Group) -> tuple[str, ...]:
+        """Call a barrier, and give up waiting for it twice. Returns the types of the errors."""
+        reference = self.kept["reference"] = group.barrier()
+        names = []
+        for timeout in (0, 0.01):
+            try:
+                reference.result(timeout)
+            except TimeoutError as error:
+                names.append(type(error).__name__)
+        return tuple(names)
+
+    def finishes(self) -> Any:
+        """Wait for the barrier of `polls`."""
+        return self.kept.pop("reference").result(20)
+
+    def rank(self, group: zc.Group) -> int:
+        """The rank of this actor."""
+        return group.rank
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a value."""
+        self.kept[name] = value
+
+    def drop(self, name: str) -> None:
+        """Drop a value that was kept."""
+        del self.kept[name]
+
+    def pid(self) -> int:
+        """The process id."""
+        return os.getpid()
+
+    async def facts(self) -> tuple[int, int, int, int]:
+        """Bytes of the store that are used, leases, descriptors, and groups with members here."""
+        stats = zc.stats()
+        groups = current().groups()
+        return stats.store_used, stats.leases, len(os.listdir("/proc/self/fd")), len(groups._members)
+
+    async def watched(self, group: zc.Group, operation: str, *args: Any, **kwargs: Any) -> tuple[str, Any, float]:
+        """Call a collective in which a member ends. Returns the type of the error, its facts, and the time of it."""
+        reference = getattr(group, operation)(*args, **kwargs)
+        self.calls += 1
+        self.another.set()
+        self.another = asyncio.Event()
+        try:
+            await reference
+        except zc.GroupBroken as error:
+            return type(error).__name__, (error.rank, error.actor, error.epoch, str(error)), time.monotonic()
+        raise AssertionError(f"{operation} did not fail")
+
+    async def many(self, group: zc.Group, count: int, elements: int, plan: Any = "auto") -> int:
+        """Reduce again and again. Returns how many results were right before the group broke; all are, until then."""
+        for number in range(count):
+            try:
+                result = await group.allreduce(np.full(elements, number, np.float32), plan=plan, timeout=20)
+            except zc.GroupBroken:
+                return number
+            if not np.array_equal(result, np.full(elements, number * group.size, np.float32)):
+                raise AssertionError(f"result {number} is {result}")
+            del result
+        return count
+
+
+@contextlib.asynccontextmanager
+async def ranks(size: int, **options: Any) -> AsyncIterator[tuple[zc.Group, list[Any]]]:
+    """A group of so many actors, each in a process of its own unless the options say otherwise."""
+    actors: list[Any] = [await Rank.options(**options).spawn() for _ in range(size)]
+    yield await zc.group(actors), actors
+    for actor in actors:
+        await zc.kill(actor)
+
+
+async def everywhere(actors: Sequence[Any], method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    """Call a method of all actors at once, and await all results."""
+    return await zc.get([getattr(actor, method)(*args, **kwargs) for actor in actors], timeout=60)
+
+
+async def settled(actors: list[Any], wanted: list[Any] | None = None) -> list[Any]:
+    """The facts of all actors, once they are as wanted, or after a while as they are; where nothing is wanted, once
+    they have been the same for ten looks."""
+    end = time.monotonic() + 15
+    found: list[Any] = []
+    same = 0
+    while True:
+        gc.collect()
+        before, found = found, await everywhere(actors, "facts")
+        same = same + 1 if found == before else 0
+        if (same == 10 if wanted is None else found == wanted) or time.monotonic() > end:
+            return found
+        await asyncio.sleep(0.01)

@@ -1,0 +1,275 @@
+"""Membership of a cluster, at a stand-in for the head that records the calls to its actors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.control.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
+from zcactor.control import membership
+from zcactor.control.membership import Membership, membership_interface
+from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
+from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.execution.actor_runner import current_call
+from zcactor.ids import ProcessId
+from zcactor.workers.worker_table import WorkerRecord
+
+NODE, WORKER = ProcessId(b"n" * 16), ProcessId(b"w" * 16)
+FACTS = facts_of("n@host:1", ("local", "tcp"), "machine n")
+
+
+class Head:
+    """A stand-in for the `Head`, with the membership."""
+
+    def __init__(self, answer: Any = None, hang_after: float = 20.0) -> None:
+        self.process = FakeProcess(answer)
+        self.driver = b""
+        self.closing = False
+        self.done: list[tuple[Any, ...]] = []
+        self.stopping: list[asyncio.Task[None]] = []
+        own = NodeRecord(HEAD, FakePool(), facts_of("h@host:1", ("local",), "machine h"))
+        self.nodes = NodeTable(own, {"CPU": 1})
+        self.members = Membership(self, self.nodes, self, 0.01, hang_after)  # type: ignore[arg-type]
+
+    async def worker_ready(self, *args: Any) -> None:
+        self.done.append(("ready", *args))
+
+    def worker_ended(self, record: WorkerRecord) -> None:
+        self.done.append(("ended", record.process, record.ended.result()))
+
+    def show(self, *args: Any) -> None:
+        self.done.append(("show", *args))
+
+    async def show_all(self) -> None:
+        self.done.append(("show all",))
+
+    def stop_owned(self, driver: bytes) -> list[asyncio.Task[None]]:
+        self.done.append(("stop", driver))
+        return self.stopping
+
+    def end_owned(self, driver: bytes) -> None:
+        self.done.append(("end", driver))
+
+    async def by(self, session: FakeSession, call: Coroutine[Any, Any, Any]) -> Any:
+        """Run `call` as a call of the peer of `session`."""
+        token = current_call.set(SimpleNamespace(session=session))
+        try:
+            return await call
+        finally:
+            current_call.reset(token)
+
+    async def join(self) -> tuple[FakeSession, NodeRecord]:
+        """Let a node join."""
+        session = FakeSession(NODE)
+        await self.by(session, self.members.join_node(FACTS, {"CPU": 2}))
+        return session, self.nodes.by_id[NODE.hex()]
+
+    async def end(self) -> None:
+        """Cancel the tasks that the test leaves running."""
+        for task in self.process.begun:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_a_node_whose_last_connection_is_a_later_one() -> None:
+    """A node that has lost the head, which has not noticed, says goodbye by another connection."""
+    head = Head()
+    _, node = await head.join()
+    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    later = FakeSession(NODE)
+    later.closed = ConnectionLost("the process closed the connection")
+    head.members.session_lost(later)  # type: ignore[arg-type]
+    assert record.ended.done()
+    assert NODE.hex() not in head.nodes.by_id
+    await head.end()
+
+
+async def test_a_node_that_joins_and_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    head = Head()
+    session, node = await head.join()
+    assert head.nodes.ledger.total() == {"CPU": 3}
+    assert await head.members.find(NODE) == "n@host:1"
+    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    await head.process.settle()
+    assert (NODE, "start_worker", record.process, "Shard", {}, DRIVER, False) in head.process.asked
+    await head.by(session, head.members.worker_ready(record.process, 7, "w@host:2"))
+    await head.by(session, head.members.worker_said(DRIVER, "stdout", "one\ntwo\n"))
+    assert head.done == [("ready", record.process, 7, "w@host:2"), ("show", DRIVER, "stdout", "", ["one", "two"])]
+    other = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    await head.by(session, head.members.worker_ended(other.process, "killed by signal 9"))
+    assert head.done[2:] == [("ended", other.process, "killed by signal 9")]
+    session.closed = ConnectionLost("cut")
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    ((_, process, cause),) = head.done[3:]
+    assert process == record.process
+    assert f"its node {node.id[:8]} (" in cause and "was lost: the connection to it ended (cut" in cause
+    assert list(head.nodes.by_id) == [HEAD.hex()]
+    assert "is lost" in caplog.text
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    with pytest.raises(ConnectionLost, match="not known"):
+        await head.members.find(NODE)
+    await head.end()
+
+
+async def test_how_long_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head()
+    session, node = await head.join()
+    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    await head.process.settle()
+    await head.by(session, head.members.worker_ready(record.process, 7, "w@host:2"))
+    head.nodes.addresses[record.process] = "w@host:2"
+    now = head.process.loop.time()
+    node.heard = now - 100.0
+    for process, address in ((NODE, "n@host:1"), (record.process, "w@host:2")):
+        silence, told = await head.members.silence(ProcessId(process))
+        assert told == address
+        assert 100.0 <= silence < 200.0
+    assert (await head.members.silence(HEAD))[0] == 0.0
+    assert (await head.members.silence(ProcessId(b"?" * 16))) == (-1.0, "")
+    head.members._fenced[node] = None
+    assert (await head.members.silence(record.process)) == (-1.0, "w@host:2")
+    await head.end()
+
+
+async def test_actors_of_a_node_that_may_still_run_are_not_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    over = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        if seconds < 1:  # the sleep between two pings
+            await asyncio.Event().wait()
+        waited.append(seconds)
+        await over.wait()
+
+    head = Head()
+    session, node = await head.join()
+    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep, timeout=asyncio.timeout))
+    session.closed = ConnectionLost("broke: Connection timed out")
+    session.closed.__cause__ = TimeoutError(110, "Connection timed out")
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    await head.process.settle()
+    assert waited == [membership.FENCE]
+    assert NODE.hex() not in head.nodes.by_id, "nothing is placed on it"
+    assert head.done == []
+    over.set()
+    await head.process.settle()
+    ((_, process, cause),) = head.done
+    assert (process, "Connection timed out" in cause) == (record.process, True)
+    await head.end()
+
+
+async def test_a_node_that_hangs_is_given_up_later_than_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    head = Head(silent, hang_after=0.01)
+    session, node = await head.join()
+    closed = session.aclose
+
+    async def aclose() -> None:
+        await closed()
+        head.members.session_lost(session)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(session, "aclose", aclose)
+    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    async with asyncio.timeout(20):
+        while session.closed is None:
+            await asyncio.sleep(0)
+    await head.process.settle()
+    assert NODE.hex() not in head.nodes.by_id
+    assert not record.ended.done(), "its actors may still run"
+    await head.end()
+
+
+async def test_a_node_that_does_not_respond_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "FENCE", 0.0)
+
+    async def silent(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    head = Head(silent, hang_after=0.05)
+    session, _ = await head.join()
+    async with asyncio.timeout(20):
+        while NODE.hex() in head.nodes.by_id:
+            await asyncio.sleep(0)
+        while session.closed is None:
+            await asyncio.sleep(0)
+    await head.end()
+
+
+async def test_only_nodes_may_tell_of_workers() -> None:
+    head = Head()
+    for call in (head.members.worker_ended(WORKER, "x"), head.members.worker_ended(WORKER, "y")):
+        with pytest.raises(AuthenticationError, match="the agent of no node"):
+            await head.by(FakeSession(NODE), call)
+    await head.end()
+
+
+async def test_an_embedded_node_takes_nobody() -> None:
+    head = Head()
+    head.driver = DRIVER
+    with pytest.raises(ConnectionLost, match="embedded in a program"):
+        await head.join()
+    head.driver, head.closing = b"", True
+    with pytest.raises(ConnectionLost, match="shutting down"):
+        await head.by(FakeSession(DRIVER), head.members.join_driver("d@host:3", "machine d"))
+
+
+async def test_a_program_that_joins_and_leaves() -> None:
+    head = Head()
+    session = FakeSession(DRIVER)
+    await head.by(session, head.members.join_driver("d@host:3", "machine d"))
+    assert await head.members.find(DRIVER) == "d@host:3"
+    assert head.nodes.drivers[DRIVER].machine == "machine d"
+    await head.by(session, head.members.leave_driver(0.01))
+    assert head.done == [("stop", DRIVER), ("end", DRIVER), ("show all",)]
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    assert head.done[3:] == [("end", DRIVER)]
+    assert not head.nodes.drivers
+    with pytest.raises(ConnectionLost):
+        await head.members.find(DRIVER)
+
+
+async def test_leaving_waits_for_what_is_being_stopped() -> None:
+    head = Head()
+    stopped = asyncio.Event()
+
+    async def stop() -> None:
+        await stopped.wait()
+
+    head.stopping = [asyncio.ensure_future(stop())]
+    leaving = asyncio.ensure_future(head.by(FakeSession(DRIVER), head.members.leave_driver(20)))
+    await head.process.settle()
+    assert head.done == [("stop", DRIVER)]
+    stopped.set()
+    async with asyncio.timeout(20):
+        await leaving
+    assert head.done[1:] == [("end", DRIVER), ("show all",)]
+
+
+async def test_the_end_waits_for_the_other_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    head = Head()
+    await head.members.end(0.0)
+    session, _ = await head.join()
+    head.closing = True
+    ending = asyncio.ensure_future(head.members.end(20.0))
+    await head.process.settle()
+    assert (NODE, "end", 20.0) in head.process.asked
+    assert not ending.done()
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        await ending
+    assert "is lost" not in caplog.text
+    await head.end()
+
+
+def test_the_interface() -> None:
+    assert {"join_node", "join_driver", "leave_driver", "find", "worker_ended"} <= set(membership_interface().by_name)

@@ -1,0 +1,248 @@
+"""The agent of a further node: the head's orders, and its reports to the head."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Coroutine
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.control.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
+from zcactor.control.head import agent_interface
+from zcactor.control.membership import membership_interface
+from zcactor.control.node_agent import NodeAgent, member_interface
+from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.execution.actor_runner import current_call
+from zcactor.ids import ProcessId
+from zcactor.objectstore.table import LeaseTable
+from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX, RELAYED
+
+WORKER, OTHER = ProcessId(b"w" * 16), ProcessId(b"o" * 16)
+
+
+class Bench:
+    """A node agent with a fake pool, and a head that records the reports."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.process = FakeProcess(answer)
+        self.pool = FakePool(lambda record: self.member.worker_ended(record))
+        self.member = NodeAgent(self.process, self.pool)  # type: ignore[arg-type]
+
+    @property
+    def told(self) -> list[tuple[Any, ...]]:
+        return [what[1:] for what in self.process.asked]
+
+    def lose(self, peer: bytes) -> None:
+        session = FakeSession(peer)
+        session.closed = ConnectionLost("cut")
+        self.member.session_lost(session)  # type: ignore[arg-type]
+
+
+async def test_a_worker_from_start_to_end() -> None:
+    bench = Bench()
+    await bench.member.start_worker(WORKER, "Shard", {"A": "1"}, DRIVER, False)
+    assert (bench.pool.by_process[WORKER].label, bench.pool.by_process[WORKER].driver) == ("Shard", DRIVER)
+    await bench.member.worker_ready(WORKER, 7, "w@host:1")
+    await bench.member.worker_ready(WORKER, 7, "w@host:1")
+    assert bench.told == [("worker_ready", WORKER, 7, "w@host:1")]
+    bench.member.output("stdout", bench.pool.by_process[WORKER], ["a line"])
+    await bench.process.settle()
+    assert bench.told[1:] == [("worker_said", DRIVER, "stdout", "(Shard pid=0) a line\n")]
+    await bench.member.kill_worker(WORKER, "for a reason")
+    await bench.member.kill_worker(OTHER, None)
+    await bench.process.settle()
+    assert bench.told[2:] == [("worker_ended", WORKER, "for a reason")]
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ValueError("the environment is too large")])
+async def test_a_worker_that_cannot_be_started(error: Exception) -> None:
+    bench = Bench()
+    bench.pool.refuse = error
+    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
+    await bench.process.settle()
+    ((method, worker, cause),) = bench.told
+    assert (method, worker) == ("worker_ended", WORKER)
+    assert "no process could be started for Shard" in cause
+    assert str(error) in cause
+
+
+async def test_the_end_of_a_node() -> None:
+    bench = Bench()
+    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
+    await bench.member.end(0.0)
+    await bench.member.start_worker(OTHER, "Shard", {}, DRIVER, False)
+    async with asyncio.timeout(20):
+        await bench.member.finished
+    assert ("worker_ended", WORKER, "the node was shut down") in bench.told
+    assert ("worker_ended", OTHER, "its node is shutting down") in bench.told
+    assert not bench.pool.by_process
+
+
+async def test_without_its_head_a_node_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async def gone(*_: Any) -> None:
+        raise ConnectionLost("the head is gone")
+
+    bench = Bench(gone)
+    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
+    bench.lose(OTHER)  # the peer is not the head
+    await bench.process.settle()
+    assert not bench.member.finished.done()
+    bench.process.sessions.used[HEAD] = FakeSession(HEAD)
+    bench.lose(HEAD)  # the head has another connection
+    await bench.process.settle()
+    assert not bench.member.finished.done()
+    del bench.process.sessions.used[HEAD]
+    bench.lose(HEAD)
+    async with asyncio.timeout(20):
+        await bench.member.finished
+    assert not bench.pool.by_process
+    assert "the cluster's head is lost (cut" in caplog.text
+
+
+async def test_a_head_that_has_given_the_node_up_does_not_keep_it_from_ending() -> None:
+    async def strange(*_: Any) -> None:
+        raise AuthenticationError("this process is the agent of no node of this cluster")
+
+    bench = Bench(strange)
+    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
+    await bench.member.end(0.0)
+    async with asyncio.timeout(20):
+        await bench.member.finished
+
+
+async def test_a_worker_that_cannot_be_reached_is_killed() -> None:
+    bench = Bench()
+    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
+    bench.process.tasks.closing = True
+    bench.lose(WORKER)  # the agent itself is ending: every session is lost
+    assert WORKER in bench.pool.by_process
+    bench.process.tasks.closing = False
+    bench.lose(WORKER)
+    assert not bench.pool.by_process
+
+
+async def test_a_node_without_its_zygote_ends() -> None:
+    bench = Bench()
+    bench.member.zygote_lost()
+    async with asyncio.timeout(20):
+        await bench.member.finished
+
+
+def test_the_interface() -> None:
+    assert {"start_worker", "kill_worker", "worker_ready", "end"} <= set(member_interface().by_name)
+
+
+class Asking(FakeSession):
+    """The session of a worker, with leases."""
+
+    def __init__(self, peer: bytes) -> None:
+        super().__init__(peer)
+        self.lock = threading.Lock()
+        self.leases = LeaseTable()
+
+
+async def by(session: FakeSession, call: Coroutine[Any, Any, Any]) -> Any:
+    """Run `call` as a call of the peer of `session`."""
+    token = current_call.set(SimpleNamespace(session=session))
+    try:
+        return await call
+    finally:
+        current_call.reset(token)
+
+
+async def test_what_workers_ask_the_head() -> None:
+    async def answer(_: bytes, method: str, *args: Any) -> Any:
+        return method.upper()
+
+    bench, session = Bench(answer), FakeSession(WORKER)
+    assert await by(session, bench.member.relay("locate", [b"a" * 16, False])) == "LOCATE"
+    assert await by(session, bench.member.relay("find", [OTHER])) == "FIND"
+    assert await by(session, bench.member.relay("reserve", [{}, "Shard", b"", None])) == "RESERVE"
+    assert await by(session, bench.member.relay("waits", ["Shard"])) == "WAITS"
+    assert bench.told == [
+        ("locate", b"a" * 16, False), ("find", OTHER), ("reserve", {}, "Shard", b"", None, WORKER),
+        ("waits", "Shard", WORKER),
+    ]  # fmt: skip
+    for method in ("leave_node", "worker_ended", "shutdown", "join_driver", "__init__"):
+        with pytest.raises(ValueError, match=f"a worker cannot ask the head for '{method}'"):
+            await by(session, bench.member.relay(method, []))
+    assert len(bench.told) == 4
+
+
+async def test_what_is_relayed_is_there() -> None:
+    interfaces = {AGENT_INDEX: agent_interface(), MEMBERSHIP_INDEX: membership_interface()}
+    for method, index in RELAYED.items():
+        assert method in interfaces[index].by_name
+
+
+async def test_workers_of_a_node_share_its_lease_on_an_actor() -> None:
+    released: list[int] = []
+    known = {7: 2, 8: 1}
+
+    async def hold(object_id: int) -> Any:
+        asked.append(object_id)
+        await asyncio.sleep(0)
+        return partial(released.append, object_id) if object_id in known else None
+
+    async def lost(object_id: int) -> Any:
+        raise ConnectionLost("the head is gone")
+
+    asked: list[int] = []
+    bench, first, second = Bench(), Asking(WORKER), Asking(OTHER)
+    bench.process.hold_actor = hold  # type: ignore[attr-defined]
+    both = await asyncio.gather(*(by(session, bench.member.hold_actor(7)) for session in (first, second)))
+    assert both[0] == both[1] != 7
+    assert (asked, released) == ([7, 7], [7]), "they asked at the same time, and one lease is enough"
+    assert await by(first, bench.member.hold_actor(7)) == both[0]
+    assert await by(first, bench.member.hold_actor(9)) == 0, "there is no such actor"
+    assert asked == [7, 7, 9]
+    first.leases.release(both[0], 2)
+    assert released == [7]
+    second.leases.release(both[0], 1)
+    assert released == [7, 7]
+    assert await by(first, bench.member.hold_actor(7)) != both[0], "it is leased anew"
+    await bench.process.settle()
+    first.leases.end()
+    assert released == [7, 7, 7]
+    bench.process.hold_actor = lost  # type: ignore[attr-defined]
+    assert await by(first, bench.member.hold_actor(7)) == 0
+
+
+async def test_a_lease_that_comes_after_its_workers_end_is_given_back() -> None:
+    released: list[int] = []
+    answered = asyncio.Event()
+
+    async def hold(object_id: int) -> Any:
+        await answered.wait()
+        return partial(released.append, object_id)
+
+    bench, session = Bench(), Asking(WORKER)
+    bench.process.hold_actor = hold  # type: ignore[attr-defined]
+    asking = asyncio.ensure_future(by(session, bench.member.hold_actor(7)))
+    await bench.process.settle()
+    asking.cancel()
+    await asyncio.wait([asking])
+    answered.set()
+    await bench.process.settle()
+    gc.collect()
+    assert (released, session.leases.total) == ([7], 0)
+
+
+async def test_workers_are_told_what_has_become_of_an_actor() -> None:
+    async def gone(*_: Any) -> None:
+        raise ConnectionLost("it has ended")
+
+    bench = Bench(gone)
+    for worker in (WORKER, OTHER, b"n" * 16):
+        await bench.member.start_worker(ProcessId(worker), "Shard", {}, DRIVER, False)
+    bench.process.sessions.used |= {worker: FakeSession(worker) for worker in (WORKER, OTHER)}
+    bench.process.sessions.used[OTHER].closed = ConnectionLost("cut")
+    change = (b"a" * 16, "restarting", b"p" * 16, 2, "its node was lost")
+    bench.member.actor_changed(*change)
+    await bench.process.settle()
+    assert bench.process.asked == [(WORKER, "actor_changed", *change)]

@@ -1,0 +1,538 @@
+"""The order in which calls start: each rule by hand, then random sequences against the rules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zcactor.execution.mailbox import Lane, Mailbox
+from zcactor.execution.threads import Threads
+from zcactor.interface import MethodKind, MethodSpec
+
+SPECS = {
+    kind: MethodSpec(0, "Fake", kind.name.lower(), kind, [], {})
+    for kind in (MethodKind.SYNC, MethodKind.ASYNC, MethodKind.INLINE, MethodKind.GENERATOR)
+}
+SYNC, ASYNC, INLINE = MethodKind.SYNC, MethodKind.ASYNC, MethodKind.INLINE
+
+
+@dataclass(eq=False)
+class FakeCall:
+    """A stand-in for an `Incoming`; runs until `go` is set."""
+
+    session: Any
+    kind: MethodKind
+    number: int = 0
+    blockers: int = 0
+    stepped_out: bool = False
+    dropped: bool = False
+    cancelled: bool = False
+    go: threading.Event = field(default_factory=threading.Event)
+    ago: asyncio.Event = field(default_factory=asyncio.Event)
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def let_go(self) -> None:
+        self.go.set()
+        self.ago.set()
+
+
+class Bench:
+    """A mailbox whose calls log their start and run until the test lets them go."""
+
+    def __init__(
+        self,
+        sync_limit: int = 1,
+        async_limit: int = 1000,
+        *,
+        steps_out: bool = False,
+        eager: bool = False,
+        threads: Threads | None = None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.eager = eager
+        self.log: list[FakeCall] = []
+        self.running = {SYNC: 0, ASYNC: 0}
+        self.most = {SYNC: 0, ASYNC: 0}
+        self.lock = threading.Lock()
+        self.tasks: list[asyncio.Task[None]] = []
+        self.entered: list[int] = []
+        self.mailbox = Mailbox(
+            "bench",
+            self.loop,
+            sync_limit,
+            async_limit,
+            steps_out=steps_out,
+            run_sync=self.run_sync,
+            start_async=self.start_async,
+            run_inline=self.run_inline,
+            enter_thread=lambda: self.entered.append(threading.get_ident()),
+            threads=threads,
+        )
+
+    def count(self, kind: MethodKind, change: int) -> None:
+        with self.lock:
+            self.running[kind] += change
+            self.most[kind] = max(self.most[kind], self.running[kind])
+
+    def run_sync(self, call: Any, spec: MethodSpec, more: bool) -> None:
+        if not call.cancelled:
+            with self.lock:
+                self.log.append(call)
+            self.count(SYNC, 1)
+            self.loop.call_soon_threadsafe(call.began.set)
+            call.go.wait(20)
+            self.count(SYNC, -1)
+        self.loop.call_soon_threadsafe(call.ended.set)
+
+    def start_async(self, call: Any, spec: MethodSpec, lane: Lane) -> None:
+        async def run() -> None:
+            if not self.eager:
+                begin()
+            await call.ago.wait()
+            self.count(ASYNC, -1)
+            call.ended.set()
+            self.mailbox.task_ended()
+
+        def begin() -> None:
+            self.mailbox.task_began(lane)
+            self.log.append(call)
+            self.count(ASYNC, 1)
+            call.began.set()
+
+        if self.eager:
+            begin()
+        self.tasks.append(self.loop.create_task(run()))
+
+    def run_inline(self, call: Any, spec: MethodSpec) -> None:
+        self.log.append(call)
+        call.began.set()
+        call.ended.set()
+
+    # ---- steps of the tests
+
+    def submit(self, session: Any, kind: MethodKind, *, blockers: int = 0, free: bool = False) -> FakeCall:
+        call = FakeCall(session, kind, blockers=blockers)
+        if free:
+            call.let_go()
+        self.mailbox.submit(call, SPECS[kind])  # type: ignore[arg-type]
+        return call
+
+    def unblock(self, call: FakeCall) -> None:
+        if call.blockers:
+            call.blockers = 0
+            self.mailbox.unblocked(call, SPECS[call.kind])  # type: ignore[arg-type]
+
+    def drop(self, call: FakeCall) -> bool:
+        return self.mailbox.drop_held(call)  # type: ignore[arg-type]
+
+    async def began(self, *calls: FakeCall) -> None:
+        async with asyncio.timeout(20):
+            for call in calls:
+                await call.began.wait()
+
+    async def turns(self, number: int = 10) -> None:
+        for _ in range(number):
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        self.mailbox.close()
+        assert await self.loop.run_in_executor(None, self.mailbox.join, 20)
+        await asyncio.gather(*self.tasks)
+
+
+def in_order(log: list[FakeCall]) -> bool:
+    """Whether calls of one caller started in their order.
+
+    A sync call has started when the thread has taken it. Calls behind it that the loop starts may write into the log
+    before the thread does.
+    """
+    threaded = [call.number for call in log if call.kind is SYNC]
+    looped = [call.number for call in log if call.kind is not SYNC]
+    late = [
+        before.number
+        for i, call in enumerate(log)
+        if call.kind is SYNC
+        for before in log[i + 1 :]
+        if before.number < call.number
+    ]
+    return threaded == sorted(threaded) and looped == sorted(looped) and not late
+
+
+def started(log: list[FakeCall], *calls: FakeCall) -> bool:
+    """Whether exactly `calls` have started, which are of one caller and in this order."""
+    for number, call in enumerate(calls):
+        call.number = number
+    return len(log) == len(calls) and set(log) == set(calls) and in_order(log)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+async def test_starts_in_order_whatever_the_kinds(eager: bool) -> None:
+    bench = Bench(eager=eager)
+    calls = [bench.submit("a", (SYNC, ASYNC, INLINE)[i * i % 7 % 3], free=True) for i in range(200)]
+    await bench.began(*calls)
+    assert started(bench.log, *calls)
+    await bench.close()
+
+
+async def test_an_inline_call_waits_for_the_first_step_of_the_task_before_it() -> None:
+    bench = Bench()
+    first = bench.submit("a", ASYNC)
+    second = bench.submit("a", INLINE)
+    third = bench.submit("a", SYNC, free=True)
+    assert bench.log == []
+    await bench.began(first, second, third)
+    assert bench.log == [first, second, third]
+    first.let_go()
+    await bench.close()
+
+
+async def test_what_is_behind_a_task_starts_after_its_first_step() -> None:
+    """A call behind a task does not start within the task's first step: the whole step comes first."""
+    bench = Bench()
+    order: list[str] = []
+    call = FakeCall("a", ASYNC)
+
+    def start(_: Any, spec: MethodSpec, lane: Lane) -> None:
+        async def run() -> None:
+            bench.mailbox.task_began(lane)
+            order.append("first step")
+            await asyncio.sleep(0)
+            bench.mailbox.task_ended()
+
+        bench.tasks.append(bench.loop.create_task(run()))
+
+    bench.mailbox._start_async = start
+    bench.mailbox._run_inline = lambda call, spec: order.append("behind")
+    bench.mailbox.submit(call, SPECS[ASYNC])  # type: ignore[arg-type]
+    bench.mailbox.submit(FakeCall("a", INLINE), SPECS[INLINE])  # type: ignore[arg-type]
+    await bench.turns()
+    assert order == ["first step", "behind"]
+    await bench.close()
+
+
+async def test_sync_calls_run_one_at_a_time_and_hold_up_what_is_behind_them() -> None:
+    bench = Bench()
+    first, second = bench.submit("a", SYNC), bench.submit("a", SYNC)
+    behind, inline = bench.submit("a", ASYNC), bench.submit("a", INLINE)
+    await bench.began(first)
+    await bench.turns()
+    assert bench.log == [first]
+    first.let_go()
+    await bench.began(second, behind, inline)
+    assert started(bench.log, first, second, behind, inline)
+    for call in (second, behind):
+        call.let_go()
+    await bench.close()
+    assert bench.most[SYNC] == 1
+    assert len(bench.entered) == 1
+
+
+async def test_callers_do_not_hold_each_other_up() -> None:
+    bench = Bench()
+    mine, held = bench.submit("a", SYNC), bench.submit("a", ASYNC, blockers=1)
+    await bench.began(mine)
+    theirs = bench.submit("b", ASYNC)
+    await bench.began(theirs)
+    assert held not in bench.log
+    for call in (mine, held, theirs):
+        call.let_go()
+    bench.unblock(held)
+    await bench.began(held)
+    await bench.close()
+
+
+@pytest.mark.parametrize("limit", [2, 3, 5])
+async def test_as_many_threads_as_there_are_calls(limit: int) -> None:
+    bench = Bench(sync_limit=limit)
+    calls = [bench.submit("a", SYNC) for _ in range(limit + 3)]
+    await bench.began(*calls[:limit])  # with one thread too few, this would wait for ever
+    await bench.turns()
+    assert len(bench.log) == limit
+    for call in calls:
+        call.let_go()
+    await bench.began(*calls)
+    await bench.close()
+    assert bench.most[SYNC] == limit
+    assert len(set(bench.entered)) == limit
+
+
+async def test_idle_threads_are_used_again() -> None:
+    bench = Bench(sync_limit=8)
+    for _ in range(20):
+        call = bench.submit("a", SYNC, free=True)
+        await bench.began(call)
+        async with asyncio.timeout(20):
+            while bench.mailbox._open:
+                await asyncio.sleep(0)
+    assert len(bench.entered) == 1
+    await bench.close()
+
+
+async def test_the_limit_of_async_calls() -> None:
+    bench = Bench(async_limit=2)
+    calls = [bench.submit("a", ASYNC) for _ in range(5)]
+    await bench.turns()
+    assert bench.log == calls[:2]
+    calls[1].let_go()
+    await bench.began(calls[2])
+    assert bench.log == calls[:3]
+    for call in calls:
+        call.let_go()
+    await bench.began(*calls)
+    assert bench.log == calls
+    await bench.close()
+    assert bench.most[ASYNC] == 2
+
+
+async def test_callers_take_turns_at_the_limit() -> None:
+    bench = Bench(async_limit=1)
+    gate = bench.submit("a", ASYNC)
+    await bench.began(gate)
+    greedy = [bench.submit("a", ASYNC, free=True) for _ in range(20)]
+    modest = bench.submit("b", ASYNC, free=True)
+    gate.let_go()
+    await bench.began(modest, *greedy)
+    assert bench.log.index(modest) <= 3
+    assert [call for call in bench.log if call.session == "a"] == [gate, *greedy]
+    await bench.close()
+
+
+async def test_a_blocked_call_keeps_its_place() -> None:
+    bench = Bench()
+    first, blocked = bench.submit("a", SYNC, free=True), bench.submit("a", SYNC, blockers=1, free=True)
+    behind = [bench.submit("a", kind, free=True) for kind in (SYNC, INLINE)]
+    await bench.began(first)
+    await bench.turns()
+    assert bench.log == [first]
+    bench.unblock(blocked)
+    await bench.began(*behind)
+    assert started(bench.log, first, blocked, *behind)
+    await bench.close()
+
+
+async def test_a_blocked_call_steps_out_where_there_are_async_methods() -> None:
+    bench = Bench(steps_out=True)
+    blocked = bench.submit("a", ASYNC, blockers=1, free=True)
+    behind = [bench.submit("a", kind, free=True) for kind in (SYNC, ASYNC, INLINE)]
+    await bench.began(*behind)
+    assert started(bench.log, *behind)
+    bench.unblock(blocked)
+    await bench.began(blocked)
+    await bench.close()
+
+
+async def test_dropping_a_held_call_lets_those_behind_it_go() -> None:
+    bench = Bench()
+    blocked = bench.submit("a", SYNC, blockers=1)
+    behind = bench.submit("a", INLINE)
+    assert bench.drop(blocked)
+    assert not bench.drop(blocked)
+    assert bench.log == [behind]
+    running = bench.submit("a", SYNC)
+    await bench.began(running)
+    assert not bench.drop(running)
+    assert not bench.drop(FakeCall("stranger", SYNC))
+    running.let_go()
+    await bench.close()
+
+
+async def test_a_caller_that_is_gone() -> None:
+    bench = Bench()
+    blocked = bench.submit("a", SYNC, blockers=1)
+    behind = bench.submit("a", INLINE)
+    bench.mailbox.forget("a")
+    bench.mailbox.forget("a")
+    bench.unblock(blocked)
+    await bench.turns()
+    assert bench.log == []
+    del behind
+    assert bench.mailbox.idle
+    await bench.close()
+
+
+async def test_posted_work_runs_in_the_thread_in_turn() -> None:
+    bench = Bench()
+    done: asyncio.Future[list[Any]] = bench.loop.create_future()
+    call = bench.submit("a", SYNC)
+    await bench.began(call)
+    bench.mailbox.post(lambda: bench.loop.call_soon_threadsafe(done.set_result, [threading.get_ident(), *bench.log]))  # type: ignore[arg-type]
+    await bench.turns()
+    assert not done.done()
+    call.let_go()
+    assert await done == [bench.entered[0], call]
+    await bench.close()
+
+
+async def test_a_thread_survives_what_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+
+    def defect() -> None:
+        raise SystemExit(3)
+
+    bench.mailbox.post(defect)
+    call = bench.submit("a", SYNC, free=True)
+    await bench.began(call)
+    assert "could not be answered" in caplog.text
+    await bench.close()
+
+
+async def test_closing_ends_the_threads_after_what_is_queued() -> None:
+    bench = Bench(sync_limit=2)
+    calls = [bench.submit("a", SYNC) for _ in range(4)]
+    held = bench.submit("a", INLINE, blockers=1)
+    await bench.began(*calls[:2])
+    bench.mailbox.close()
+    bench.mailbox.close()
+    assert not await bench.loop.run_in_executor(None, bench.mailbox.join, 0)
+    for call in calls:
+        call.let_go()
+    await bench.close()
+    assert len(bench.log) == 4
+    assert set(bench.log) == set(calls), "and the held one is not among them"
+    del held
+
+
+# ---------------------------------------------------------------- shared threads
+
+
+async def test_on_shared_threads_one_at_a_time_and_each_actor_in_its_own_context() -> None:
+    threads = Threads("bench", 4)
+    benches = [Bench(threads=threads) for _ in range(20)]
+    kept: contextvars.ContextVar[list[int]] = contextvars.ContextVar("kept")
+    seen: list[list[int]] = [[] for _ in benches]
+
+    def work(index: int, number: int) -> None:
+        kept.set([*kept.get([]), number])
+        seen[index] = kept.get()
+
+    for number in range(50):
+        for index, bench in enumerate(benches):
+            bench.mailbox.post(functools.partial(work, index, number))
+    async with asyncio.timeout(20):
+        while not all(len(each) == 50 for each in seen):
+            await asyncio.sleep(0)
+    assert seen == [list(range(50))] * 20
+    assert all(len(bench.entered) == 1 for bench in benches), "one context each"
+    calls = [bench.submit("a", SYNC) for bench in benches for _ in range(2)]
+    for call in calls:
+        call.let_go()
+    await benches[0].began(*calls)
+    assert all(bench.most[SYNC] == 1 for bench in benches)
+    assert threads.count <= 20
+    for bench in benches:
+        await bench.close()
+    threads.close()
+
+
+async def test_methods_that_wait_for_each_other_on_shared_threads() -> None:
+    threads = Threads("bench", 1)
+    benches = [Bench(threads=threads) for _ in range(8)]
+    calls = [bench.submit("a", SYNC) for bench in benches]
+    await benches[0].began(*calls)  # all of them run at once, on threads that were added
+    for bench, call in zip(benches, calls, strict=True):
+        call.let_go()
+        await bench.close()
+    threads.close()
+
+
+# ---------------------------------------------------------------- random sequences
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("submit"),
+            st.sampled_from("abc"),
+            st.sampled_from([SYNC, ASYNC, INLINE]),
+            st.booleans(),
+            st.booleans(),
+        ),
+        st.tuples(st.sampled_from(["unblock", "finish", "cancel"]), st.integers(0, 30)),
+        st.tuples(st.just("turn"), st.integers(1, 4)),
+    ),
+    max_size=60,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    operations=OPERATIONS,
+    sync_limit=st.integers(1, 3),
+    async_limit=st.integers(1, 4),
+    steps_out=st.booleans(),
+    eager=st.booleans(),
+    shared=st.booleans(),
+)
+def test_random_sequences(
+    operations: list[Any], sync_limit: int, async_limit: int, steps_out: bool, eager: bool, shared: bool
+) -> None:
+    async def run() -> None:
+        threads = Threads("bench", 1) if shared else None
+        bench = Bench(sync_limit, async_limit, steps_out=steps_out, eager=eager, threads=threads)
+        calls: list[FakeCall] = []
+        actions: dict[str, Callable[[FakeCall], Any]] = {"unblock": bench.unblock, "finish": FakeCall.let_go}
+        for operation, *arguments in operations:
+            if operation == "submit":
+                session, kind, blocked, free = arguments
+                call = bench.submit(session, kind, blockers=int(blocked), free=free)
+                call.stepped_out = blocked and steps_out
+                call.number = len(calls)
+                calls.append(call)
+            elif operation == "turn":
+                await bench.turns(arguments[0])
+            elif calls:
+                call = calls[arguments[0] % len(calls)]
+                if operation != "cancel":
+                    actions[operation](call)
+                elif not call.began.is_set():
+                    call.cancelled = call.dropped = bench.drop(call) or call.cancelled
+        for call in calls:  # nothing holds a call up from here on: all calls that were not dropped must start
+            call.let_go()
+            bench.unblock(call)
+        wanted = [call for call in calls if not call.dropped]
+        async with asyncio.timeout(20):
+            for call in wanted:
+                await call.ended.wait()
+        await bench.close()
+        assert sorted(call.number for call in bench.log) == [call.number for call in wanted], "each once, and no other"
+        for session in "abc":
+            if sync_limit == 1:  # several threads take calls in order, but log them in any order
+                assert in_order([call for call in bench.log if call.session == session and not call.stepped_out])
+        assert bench.most[SYNC] <= sync_limit
+        assert bench.most[ASYNC] <= async_limit
+        assert bench.mailbox.idle
+        if threads is not None:
+            threads.close()
+
+    asyncio.run(run())
+
+
+async def test_work_of_the_process_runs_behind_the_calls_that_are_queued() -> None:
+    bench = Bench()
+    call = bench.submit("a", SYNC)
+    ran: list[int] = []
+
+    def fails() -> None:
+        ran.append(threading.get_ident())
+        raise StopIteration(7)
+
+    waiting = asyncio.ensure_future(bench.mailbox.run(fails))
+    await asyncio.sleep(0)
+    assert not ran
+    call.let_go()
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await waiting
+    assert ran != [threading.get_ident()]
+    assert await bench.mailbox.run(lambda: 5) == 5
+    bench.mailbox.close()

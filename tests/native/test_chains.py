@@ -1,0 +1,194 @@
+"""Frames of chained calls in the native part: announced promises, FORWARD, PUSH, and answers that tell of pushes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.native.ends import MAX_FRAME, PEER, US, End, Waiting
+from tests.native.mutants import KEY, promise
+from zcactor.errors import ProtocolError
+from zcactor.objectstore.ref import Region, RegionKind
+from zcactor.rpc.codec import decode, encode_into, frame_at, frame_size
+from zcactor.rpc.messages import Kind, Status
+from zcactor.rpc.parts import Announced
+
+TARGET = b"t" * 16
+
+
+class Host:
+    """An actor that notes its calls."""
+
+    def __init__(self) -> None:
+        self.plain: list[Any] = []
+        self.linked: list[Any] = []
+
+    def receive_plain(self, session: Any, *call: Any) -> None:
+        self.plain.append(call)
+
+    def receive_linked(self, session: Any, *call: Any) -> None:
+        self.linked.append(call)
+
+
+@pytest.fixture
+def end() -> Iterator[End]:
+    made = End()
+    made.hosts[2] = Host()
+    yield made
+    made.close()
+
+
+def frame(
+    kind: int, message_id: int, payload: bytes = b"", *, code: int = 0, extra: int = 0, regions: Sequence[Region] = ()
+) -> bytes:
+    buffer = bytearray(frame_size(len(regions), 0, len(payload)))
+    encode_into(buffer, 0, kind, 0, code, 0, 2, message_id, extra, regions, (), payload)
+    return bytes(buffer)
+
+
+def announced(key: int = KEY, owner: bytes = PEER, kind: int = RegionKind.REF, nbytes: int = 0, pin: int = 0) -> Region:
+    return Region(kind, owner, 9, key, nbytes, pin)
+
+
+def call_with(region: Region, argument: bytes | None = None) -> bytes:
+    return frame(Kind.CALL, 5, b"\x92" + (argument or promise(0)) + b"\x07", regions=[region])
+
+
+def test_an_announced_promise_is_written_as_python_writes_it(end: End) -> None:
+    assert end.wire.call(Waiting(), 2, 1, (Announced(9, KEY, "Adder.add"), 7, Announced(11, KEY + 1, "x")))
+    end.wire.call(Waiting(), 2, 1, ())  # sent at the end of the turn, as the first
+    data = end.sent()
+    kind, _, code, _, actor, _, _, regions, _, low, high = decode(data, *frame_at(data, 0, len(data), MAX_FRAME))
+    assert (kind, code, actor) == (Kind.CALL, 1, 2)
+    assert regions == (announced(KEY, US), Region(RegionKind.REF, US, 11, KEY + 1, 0, 0))
+    assert data[low:high] == b"\x93" + promise(0) + b"\x07" + promise(1, b"x")
+
+
+def test_a_call_that_waits_for_a_promise_wakes_nobody(end: End) -> None:
+    assert end.wire.call(Waiting(), 2, 1, (Announced(9, KEY, "x"),))
+    assert end.out.pending and end.events == ["schedule"]
+
+
+@pytest.mark.parametrize("label", ["\u00e4", "x" * 201])
+def test_a_label_that_python_has_to_write(end: End, label: str) -> None:
+    assert not end.wire.call(Waiting(), 2, 1, (Announced(9, KEY, label),))
+    assert not end.pending and not end.out.pending
+
+
+def test_results_that_are_passed_on_have_calls_leave_with_what_follows(end: End) -> None:
+    end.wire.patience = 1
+    assert end.wire.call(Waiting(), 2, 1, ()) and end.out.pending and end.wire.patience == 0
+    end.sent()
+    end.pending.clear()
+    assert end.wire.call(Waiting(), 2, 1, ()) and not end.out.pending, "at once, as it is alone"
+
+
+def test_an_announced_promise_becomes_the_argument_that_python_makes(end: End) -> None:
+    end.wire.feed(call_with(announced()))
+    assert end.hosts[2].linked == [(5, 0, 0, [(9, KEY, "Adder.add"), 7], None)]
+    assert not end.hosts[2].plain and not end.others
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(call_with(announced(0)), id="without a key"),
+        pytest.param(call_with(announced(nbytes=8)), id="with bytes"),
+        pytest.param(call_with(announced(pin=3)), id="with a pin"),
+        pytest.param(call_with(announced(owner=b"x" * 16)), id="of a third process"),
+        pytest.param(call_with(announced(kind=RegionKind.ARRAY)), id="over an array"),
+        pytest.param(call_with(announced(), promise(1)), id="of a region that is not there"),
+        pytest.param(call_with(announced(), promise(0)[:-1] + b"\xc3"), id="of another form"),
+        pytest.param(frame(Kind.PUSH, KEY, promise(0), regions=[announced()]), id="in a push"),
+        pytest.param(frame(Kind.PUSH, 0, b"\x07"), id="a push without a key"),
+        pytest.param(frame(Kind.FORWARD, 5, TARGET), id="a forward without a key"),
+        pytest.param(frame(Kind.FORWARD, 5, TARGET, extra=KEY, code=64), id="a forward of too high a number"),
+        pytest.param(frame(Kind.FORWARD, 5, TARGET[1:], extra=KEY), id="a forward to nobody"),
+    ],
+)
+def test_frames_that_python_has_to_judge(end: End, data: bytes) -> None:
+    end.wire.feed(data)
+    assert len(end.others) == 1
+    assert not end.hosts[2].linked and not end.hosts[2].plain and not end.pushes and not end.forwards
+
+
+def test_an_own_promise_is_left_to_python() -> None:
+    end = End(process=PEER)
+    end.wire.feed(call_with(announced()))
+    assert len(end.others) == 1
+    end.close()
+
+
+def test_forward_frames_are_there_when_their_calls_start(end: End) -> None:
+    def forward(call_id: int, key: int, number: int, target: bytes) -> None:
+        end.ahead.setdefault(call_id, []).append((number, key, target))
+
+    end.on_forward = forward
+    plain = frame(Kind.CALL, 4, b"\x91\x07")
+    linked = frame(Kind.CALL, 5, b"\x91\x08")
+    forwards = [frame(Kind.FORWARD, 5, TARGET, extra=KEY + number, code=number) for number in range(2)]
+    stray = frame(Kind.FORWARD, 6, TARGET, extra=KEY)
+    end.wire.feed(forwards[0] + plain + linked + forwards[1] + stray)
+    assert end.hosts[2].plain == [(4, 0, 0, [7])]
+    assert end.hosts[2].linked == [(5, 0, 0, [8], [(0, KEY, TARGET), (1, KEY + 1, TARGET)])]
+    assert end.credits.owed == end.counters.frames_received == 5, "each is counted once, in its turn"
+    assert not end.ahead, "a call of the next batch has no FORWARD frames of this one"
+
+
+def test_pushes_are_written_and_read(end: End) -> None:
+    assert end.wire.push(KEY, 5, "a result")
+    data = end.theirs.recv(1 << 16)
+    kind, flags, code, _, _, message_id, extra, regions, _, low, high = decode(
+        data, *frame_at(data, 0, len(data), MAX_FRAME)
+    )
+    assert (kind, flags, code, message_id, extra, regions) == (Kind.PUSH, 0, Status.OK, KEY, 5, ())
+    assert msgspec.msgpack.decode(data[low:high]) == "a result"
+    assert end.counters.pushes == 1
+    end.wire.feed(data)
+    assert end.pushes == [(5, KEY, "a result")]
+    assert not end.wire.push(KEY, 5, []), "Python writes it"
+    end.backlog.append("a frame that waits for a credit")
+    assert not end.wire.push(KEY, 5, 1), "nothing overtakes it"
+
+
+def test_forwards_are_written(end: End) -> None:
+    assert end.wire.forward(3, 1, KEY, TARGET) and end.events == ["schedule"]
+    data = end.sent()
+    kind, _, code, _, _, message_id, extra, _, _, low, high = decode(data, *frame_at(data, 0, len(data), MAX_FRAME))
+    assert (kind, code, message_id, extra, data[low:high]) == (Kind.FORWARD, 1, 3, KEY, TARGET)
+    available = end.credits.available
+    assert end.wire.forward(3, 2, KEY, TARGET) and end.credits.available == available - 1
+    while end.credits.take():
+        pass
+    assert not end.wire.forward(3, 3, KEY, TARGET), "it waits for a credit"
+
+
+@pytest.mark.parametrize(("pushed", "taken"), [(0b11, True), (0b100, False), (1 << 63, False)])
+def test_answers_say_what_was_pushed(end: End, pushed: int, taken: bool) -> None:
+    call = end.pending[1] = Waiting()
+    call.forwarded = 2
+    end.wire.feed(frame(Kind.RESPONSE, 1, b"\x07", extra=pushed))
+    assert (call.pushed, call.count, len(end.others)) == ((pushed, 1, 0) if taken else (0, 0, 1))
+
+
+def test_an_answer_is_written_with_what_was_pushed(end: End) -> None:
+    end.open[5] = Waiting()
+    assert end.wire.respond(5, 7, False, 0b101)
+    data = end.theirs.recv(1 << 16)
+    assert decode(data, *frame_at(data, 0, len(data), MAX_FRAME))[6] == 0b101
+
+
+def test_nonsense_is_refused(end: End) -> None:
+    for method, arguments in (
+        ("push", (KEY, 5)),
+        ("forward", (1, 2, 3)),
+        ("respond", (1, 2)),
+        ("push", ("key", 5, 1)),
+    ):
+        with pytest.raises(TypeError):
+            getattr(end.wire, method)(*arguments)
+    with pytest.raises(ProtocolError):
+        end.wire.feed(frame(Kind.PUSH, KEY, b"\x07") * 2000)

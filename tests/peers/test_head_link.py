@@ -1,0 +1,63 @@
+"""Requests to the head: its answers, and the answers without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import zcactor as zc
+from tests.assembly.test_process import PATIENCE
+from zcactor.ids import ActorId
+from zcactor.peers import head_link
+from zcactor.peers.head_link import HeadLink
+from zcactor.process.sessions import Sessions
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[zc.Runtime]:
+    async with asyncio.timeout(PATIENCE), zc.init() as made:
+        yield made
+
+
+async def test_the_head_knows_who_lives(node: zc.Runtime) -> None:
+    process = node.process
+    assert process.head.process == process.sessions.head != process.process
+    state, _, cause = await process.head.locate(ActorId(b"nobody is called"))
+    assert state == "dead" and cause
+
+
+class Link(HeadLink):
+    """A link to a head that answers with `answer`."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(Sessions(b"u" * 16), None, None, *[lambda: None] * 3)  # type: ignore[arg-type]
+        self._answer = answer
+
+    async def ask_agent(self, method: str, *args: Any) -> Any:
+        return await self._answer()
+
+    ask_members = ask_agent
+
+
+async def test_a_head_that_is_gone_or_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def gone() -> Any:
+        raise zc.ConnectionLost("it is gone")
+
+    assert await Link(gone).locate(ActorId(b"a" * 16)) == ("dead", (b"", 0), "its node agent is gone")
+    with pytest.raises(zc.ConnectionLost, match="it is gone"):
+        await Link(gone).silence_of(b"p" * 16)
+
+    async def silent() -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(head_link, "_ANSWER", 0.01)
+    with pytest.raises(zc.ConnectionLost, match="the cluster's head does not answer"):
+        await Link(silent).silence_of(b"p" * 16)
+
+    async def heard() -> Any:
+        return 0.5, "there"
+
+    assert await Link(heard).silence_of(b"p" * 16) == (0.5, "there")

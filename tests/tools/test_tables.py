@@ -1,0 +1,96 @@
+"""Reference pages that are generated from the code."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import zcactor
+from tools import tables
+from tools.tables import PAGES, main, ungrouped
+from zcactor import config, options
+from zcactor.cli.main import app
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the pages."""
+    for page in tables.FOLDER.glob("*.md"):
+        (tmp_path / page.name).write_bytes(page.read_bytes())
+    return tmp_path
+
+
+def test_the_committed_pages_are_current(copy: Path) -> None:
+    assert {path.stem for path in copy.iterdir()} == set(PAGES)
+    assert main(["--check", "--out", str(copy)]) == 0
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_that_was_changed_or_lost(copy: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    path = copy / f"{name}.md"
+    text = path.read_text()
+    path.write_text(text.replace("|", "| ", 1))
+    assert main(["--check", "--out", str(copy)]) == 1
+    assert capsys.readouterr().out == f"{path} is not what the code says; run: python tools/tables.py\n"
+    path.unlink()
+    assert main(["--check", "--out", str(copy)]) == 1
+    assert main(["--out", str(copy)]) == 0
+    assert path.read_text() == text
+
+
+def test_a_page_is_stale_when_the_code_changes(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(config.MINIMUM, "recv_depth", 5)
+    assert main(["--check", "--out", str(copy)]) == 1
+    assert "configuration.md is not what the code says" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "told"),
+    [
+        ("_options", "num_cpus", "SpawnOptions.num_cpus has no docstring"),
+        ("_configuration", "warn_after", "Config.warn_after is not among the attributes"),
+    ],
+)
+def test_an_option_or_a_setting_without_a_text(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, old: str, told: str
+) -> None:
+    source = inspect.getsource
+    text = (config.Config.__doc__ or "").replace(f"{old}: ", f"{old} - ")
+    if name == "_configuration":
+        monkeypatch.setattr(config.Config, "__doc__", text)
+    else:
+        lines = source(options.SpawnOptions).replace('"""CPUs that', 'pass  # """CPUs that')
+        monkeypatch.setattr(inspect, "getsource", lambda cls: lines)
+    assert main(["--check", "--out", str(copy)]) == 1
+    assert told in capsys.readouterr().out
+
+
+def test_a_public_name_without_a_docstring(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(zcactor.put, "__doc__", None)
+    assert main(["--check", "--out", str(copy)]) == 1
+    assert "put" in capsys.readouterr().out
+
+
+def test_a_public_name_without_a_place(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ungrouped(zcactor.__all__) == []
+    assert ungrouped([*zcactor.__all__, "more"]) == ["zcactor.more is in no group of tools/tables.py"]
+    monkeypatch.setattr(zcactor, "__all__", [name for name in zcactor.__all__ if name != "put"])
+    assert main(["--check", "--out", str(copy)]) == 1
+    assert "tools/tables.py has put, which zcactor has not" in capsys.readouterr().out
+
+
+def test_each_option_setting_and_command_has_a_row() -> None:
+    pages = {name: (tables.FOLDER / f"{name}.md").read_text() for name in PAGES}
+    for table in ("spawn", "declaration", "call", "method"):
+        assert all(f"| `{name}` |" in pages["options"] for name in options.accepted(table))
+    assert all(f"| `{name}` |" in pages["configuration"] for name in config.Config.__dataclass_fields__)
+    assert all(f"## `zcactor {name}" in pages["command-line"] for name in app.commands)
+    assert all(f"zc.{name}" in pages["api"] for name in zcactor.__all__)

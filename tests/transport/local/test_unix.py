@@ -1,0 +1,113 @@
+"""Unix sockets: descriptors, users, paths."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.transport.local_arena import run_directory
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.local import unix
+
+Ends = tuple[socket.socket, socket.socket]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_descriptor_is_passed(ends: Ends) -> None:
+    reader, writer = os.pipe()
+    receiving = asyncio.create_task(unix.receive_descriptor(ends[1]))
+    await asyncio.sleep(0)
+    await unix.send_descriptor(ends[0], writer)
+    received = await receiving
+    assert received is not None
+    assert not os.get_inheritable(received)
+    os.write(received, b"through")
+    assert os.read(reader, 10) == b"through"
+    for fd in (reader, writer, received):
+        os.close(fd)
+
+
+async def test_word_that_there_is_none(ends: Ends) -> None:
+    await unix.send_descriptor(ends[0], None)
+    assert await unix.receive_descriptor(ends[1]) is None
+
+
+@pytest.mark.parametrize(("word", "count"), [(b"\0", 1), (b"\1", 0), (b"\1", 2), (b"\1", 3), (b"\7", 1), (b"\7", 0)])
+async def test_another_number_of_descriptors(ends: Ends, word: bytes, count: int) -> None:
+    before = descriptors()
+    socket.send_fds(ends[0], [word], [0] * count)
+    with pytest.raises(ProtocolError, match="descriptors"):
+        await unix.receive_descriptor(ends[1])
+    assert descriptors() == before
+
+
+async def test_descriptor_of_a_peer_that_is_gone(ends: Ends) -> None:
+    ends[0].close()
+    with pytest.raises(ConnectionLost):
+        await unix.receive_descriptor(ends[1])
+
+
+def test_peer_uid(ends: Ends) -> None:
+    assert unix.peer_uid(ends[0]) == os.geteuid()
+
+
+@pytest.mark.parametrize("depth", [1, 120])
+async def test_listen_and_connect(tmp_path: Path, depth: int) -> None:
+    directory = tmp_path / ("d" * depth)
+    directory.mkdir()
+    path = directory / "a.sock"
+    before = descriptors()
+    with unix.listen(path) as listener:
+        with await unix.connect(path) as client, listener.accept()[0] as server:
+            client.send(b"hello")
+            assert server.recv(10) == b"hello"
+        with pytest.raises(OSError, match="in use"):
+            unix.listen(path)
+    with pytest.raises(ConnectionRefusedError):
+        await unix.connect(path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        await unix.connect(path)
+    assert descriptors() == before
+
+
+async def test_connect_waits_while_the_backlog_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with contextlib.ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(unix.listen(path))
+        listener.listen(0)
+        open_sockets.enter_context(await unix.connect(path))
+        late = asyncio.create_task(unix.connect(path))
+        await asyncio.sleep(0)
+        assert not late.done()
+        for _ in range(2):
+            open_sockets.enter_context(listener.accept()[0])
+            open_sockets.enter_context(await late)
+
+
+def test_directory(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path)
+    assert unix.directory_problem(directory) is None
+    assert "create it" in str(unix.directory_problem(tmp_path / "missing"))
+    (tmp_path / "file").touch()
+    assert "not a directory" in str(unix.directory_problem(tmp_path / "file"))
+    (tmp_path / "link").symlink_to(directory)
+    assert "not a directory" in str(unix.directory_problem(tmp_path / "link"))
+    for mode in (0o755, 0o701, 0o770, 0o500, 0o1700):
+        directory.chmod(mode)
+        assert f"{mode:04o}" in str(unix.directory_problem(directory))
+
+
+@pytest.mark.root
+def test_directory_of_another_user(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path)
+    os.chown(directory, 65534, 65534)
+    assert "uid 65534" in str(unix.directory_problem(directory))

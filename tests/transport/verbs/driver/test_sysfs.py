@@ -1,0 +1,51 @@
+"""The table of addresses, from files that look like the kernel's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zcactor.transport.verbs.driver.base import Gid
+from zcactor.transport.verbs.driver.sysfs import gid_table
+
+
+def make_port(root: Path, entries: dict[int, tuple[str, str, str]]) -> None:
+    """Make port 1 of rxe0 with entries of address, type and interface."""
+    base = root / "rxe0" / "ports" / "1"
+    for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
+        (base / folder).mkdir(parents=True)
+    for index, (gid, kind, netdev) in entries.items():
+        (base / "gids" / str(index)).write_text(gid + "\n")
+        if kind:  # the kernel answers EINVAL for unused entries; here the file is missing
+            (base / "gid_attrs" / "types" / str(index)).write_text(kind + "\n")
+            (base / "gid_attrs" / "ndevs" / str(index)).write_text(netdev + "\n")
+
+
+def test_table(tmp_path: Path) -> None:
+    zero = ":".join(["0000"] * 8)
+    make_port(
+        tmp_path,
+        {
+            10: ("0000:0000:0000:0000:0000:ffff:0a4d:0001", "RoCE v2", "eth0"),
+            2: ("0000:0000:0000:0000:0000:ffff:0a4d:0001", "IB/RoCE v1", "eth0"),
+            0: ("fe80:0000:0000:0000:5054:00ff:fe12:3456", "RoCE v2", "eth0"),
+            3: (zero, "", ""),
+            4: ("fe80:0000:0000:0000:0000:0000:0000:0001", "", ""),
+        },
+    )
+    table = gid_table("rxe0", 1, tmp_path)
+    assert [(gid.index, gid.address, gid.roce_v2, gid.netdev) for gid in table] == [
+        (0, "fe80::5054:ff:fe12:3456", True, "eth0"),
+        (2, "10.77.0.1", False, "eth0"),
+        (4, "fe80::1", False, ""),
+        (10, "10.77.0.1", True, "eth0"),
+    ]
+    assert isinstance(table[0], Gid)
+
+
+def test_missing_port(tmp_path: Path) -> None:
+    make_port(tmp_path, {})
+    assert gid_table("rxe0", 1, tmp_path) == []
+    with pytest.raises(FileNotFoundError):
+        gid_table("rxe0", 2, tmp_path)
