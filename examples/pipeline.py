@@ -2,8 +2,9 @@
 
     python examples/pipeline.py --images 8
 
-Every call is sent at once; nothing is awaited before the end. A stage starts an image when the stage before it has
-finished that one, and gets the array from there directly, so the stages work on different images at the same time.
+Every call is sent at once; no result is awaited before the end. A stage starts an image when the stage before it has
+finished that image, and gets the array directly from that stage, so the stages work on different images at the same
+time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Image = npt.NDArray[np.float32]
 
 @zc.actor
 class Source:
-    """Where images come from."""
+    """The source of images."""
 
     @zc.method
     def read(self, number: int) -> Image:
@@ -48,12 +49,12 @@ class Statistics:
 
     @zc.method
     def describe(self, image: Image) -> tuple[float, float]:
-        """Mean and standard deviation."""
+        """The mean and the standard deviation."""
         return float(image.mean()), float(image.std())
 
 
 async def main(images: int) -> None:
-    """The whole program."""
+    """Run the whole program."""
     async with zc.init():
         source, blur, statistics = await Source.spawn(), await Blur.spawn(), await Statistics.spawn()
         results = [statistics.describe(blur.apply(source.read(number))) for number in range(images)]

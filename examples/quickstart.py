@@ -4,7 +4,7 @@
     python examples/quickstart.py --size 64MiB
 
 The first actor makes the array in the store; the second and the third are given a reference and map the same memory.
-Each computes a checksum of what it sees. Then the same array goes through a pipe, as pickle, for comparison.
+Each computes a checksum of the array that it sees. Then the same array goes through a pipe, as pickle, for comparison.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ Row = tuple[str, str, str, str]
 MEMORY_FACTOR = 6
 """Bytes of free memory for each byte of the array: the array, and up to five copies that pickle and the pipe make."""
 PIPE_RUNS = 2
-"""The better one counts. Ours is measured once, with everything that the first call to an actor costs."""
+"""Runs through the pipe, of which the better counts. Ours is measured once, with everything that the first call to an
+actor costs."""
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 
 
 def checksum(array: Array) -> int:
     """The sum of all 8-byte words modulo 2**64, plus a sample of every 4,099th word weighted by its position.
 
-    The first changes with every bit that changes, the second also when large pieces change places.
+    The sum changes with every bit that changes, the sample also when large pieces change places.
     """
     words = array.view(np.uint64)
     sample = words[::4099]
@@ -48,14 +49,14 @@ def checksum(array: Array) -> int:
 
 @zc.actor
 class Station:
-    """Keeps an array, and says what it looks like from here."""
+    """An actor that keeps an array, and computes its checksum in its own process."""
 
     def __init__(self) -> None:
         self.array: Array = np.empty(0)
 
     @zc.method
     def make(self, nbytes: int) -> Array:
-        """Random numbers, born in the store. The result goes out as a reference."""
+        """Make an array of random numbers, born in the store. The result goes out as a reference."""
         self.array = np.random.default_rng(1).random(nbytes // 8)
         return self.array
 
@@ -67,13 +68,13 @@ class Station:
 
     @zc.method
     def check(self) -> tuple[int, float, int]:
-        """The checksum, the seconds that it took, and this process's pid."""
+        """The checksum, its time in seconds, and this process's pid."""
         started = time.perf_counter()
         return checksum(self.array), time.perf_counter() - started, os.getpid()
 
 
 def receive_by_pipe(pipe: Connection) -> None:
-    """The other end of the comparison: take arrays from a pipe, say so, then send their checksums."""
+    """Play the other end of the comparison: take arrays from a pipe, report each, then send their checksums."""
     pipe.send("ready")
     for _ in range(PIPE_RUNS):
         array = pipe.recv()
@@ -84,7 +85,8 @@ def receive_by_pipe(pipe: Connection) -> None:
 
 
 def send_by_pipe(array: Array) -> tuple[float, float, int]:
-    """Seconds until the array has come out of a pipe in another process, seconds of its checksum there, and that."""
+    """Seconds until the array has come out of a pipe in another process, seconds of its checksum there, and the
+    checksum."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=receive_by_pipe, args=(theirs,))
@@ -115,11 +117,11 @@ class Terminal:
         self.console = Console(highlight=False)
 
     def say(self, text: str) -> None:
-        """One line of progress."""
+        """Print one line of progress."""
         print(text, flush=True) if self.console is None else self.console.print(f"[green]✔[/] {text}", soft_wrap=True)
 
     def table(self, heads: Row, rows: list[Row]) -> None:
-        """Left column as it is, the others to the right."""
+        """Print a table: the left column to the left, the others to the right."""
         if self.console is None:
             widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
             for row in (heads, *rows):
@@ -151,7 +153,7 @@ def amount(nbytes: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """``"1GiB"``, ``"64MiB"``, ``"100 MB"`` or plain bytes, rounded down to whole float64 elements."""
+    """A size: ``"1GiB"``, ``"64MiB"``, ``"100 MB"`` or plain bytes, rounded down to whole float64 elements."""
     found = re.fullmatch(r"([\d_.]+)\s*([KMG]I?)?B?", text.strip().upper())
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write for instance 1GiB, 64MiB or 1048576")
@@ -169,7 +171,7 @@ def free_memory() -> int:
 
 
 async def relay(nbytes: int, terminal: Terminal) -> None:
-    """The whole program."""
+    """Run the whole program."""
     rows: list[Row] = []
     async with zc.init(store_capacity=nbytes + (64 << 20)):
         first, second, third = await asyncio.gather(*(Station.options(name=name).spawn() for name in ("1", "2", "3")))
@@ -177,7 +179,7 @@ async def relay(nbytes: int, terminal: Terminal) -> None:
 
         started = time.perf_counter()
         ref = first.make(nbytes)
-        await zc.wait([ref])  # until it is made; the driver holds a reference and never looks at the bytes
+        await zc.wait([ref])  # until the array is made; the driver holds a reference and never looks at the bytes
         took = time.perf_counter() - started
         expected, summed, pid = await first.check()
         terminal.say(f"actor 1 (pid {pid}) has made {amount(nbytes)} of random numbers, checksum {expected:016x}")

@@ -1,4 +1,4 @@
-"""Resources and names: actors that reserve CPUs wait for their turn, and a named actor is found by whoever needs it.
+"""Resources and names: actors that reserve CPUs wait for their turn, and any actor finds a named actor by its name.
 
 python examples/resources.py
 """
@@ -12,14 +12,14 @@ import zcactor as zc
 
 @zc.actor
 class Ledger:
-    """Shared by all: it has a name, so nobody has to be handed its handle."""
+    """An actor that all others share: it has a name, so its handle need not be passed to them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     @zc.method
     async def write(self, line: str) -> int:
-        """The number of lines so far."""
+        """Write a line, and return the number of lines so far."""
         self.lines.append(line)
         return len(self.lines)
 
@@ -31,11 +31,11 @@ class Ledger:
 
 @zc.actor(num_cpus=1)
 class Job:
-    """Reserves one CPU for as long as it lives."""
+    """An actor that reserves one CPU for as long as it lives."""
 
     @zc.method
     async def work(self, number: int) -> int:
-        """A sum of squares, noted in the ledger."""
+        """Compute a sum of squares, and note that in the ledger."""
         ledger: Ledger = await zc.get_actor("ledger")
         total = sum(i * i for i in range(number * 10_000))
         await ledger.write(f"job {number} ran, {(await zc.available_resources())['CPU']:g} CPUs were free")
@@ -52,7 +52,7 @@ async def run_job(number: int) -> int:
 
 
 async def main() -> None:
-    """The whole program."""
+    """Run the whole program."""
     async with zc.init(num_cpus=2, resources={"license": 1}):
         print(f"resources: {await zc.cluster_resources()}")
         ledger = await Ledger.options(name="ledger").spawn()

@@ -26,7 +26,7 @@ Frame = npt.NDArray[Any]
 
 @zc.actor
 class Camera:
-    """Makes pictures of 1,280 x 720 bytes, each born in the store."""
+    """A camera that makes pictures of 1,280 x 720 bytes, each born in the store."""
 
     def __init__(self) -> None:
         self.made, self.ended = 0, asyncio.Event()
@@ -49,7 +49,7 @@ class Camera:
 
 @zc.actor
 class Detector:
-    """Picks what is bright."""
+    """A detector that picks the bright frames."""
 
     @zc.method
     async def bright(self, camera: Camera, threshold: float) -> AsyncIterator[tuple[int, float]]:
@@ -62,7 +62,7 @@ class Detector:
 
 
 async def main(frames: int) -> None:
-    """The whole program."""
+    """Run the whole program."""
     async with zc.init():
         camera, detector = await Camera.spawn(), await Detector.spawn()
         async for number, brightness in detector.bright(camera, threshold=9.5):

@@ -1,4 +1,4 @@
-"""Supervision: an actor that dies is started again, and each call says what is known about it.
+"""Supervision: an actor that dies is started again, and the error of a lost call says whether the call may have run.
 
 python examples/supervision.py
 """
@@ -13,41 +13,41 @@ import zcactor as zc
 
 @zc.actor
 class Counter:
-    """Counts in memory; `start` is what a restart begins with again."""
+    """A counter in memory; a restart begins again with `start`."""
 
     def __init__(self, start: int) -> None:
         self.count = start
 
     @zc.method
     def add(self, n: int) -> int:
-        """The new count."""
+        """Add `n`, and return the new count."""
         self.count += n
         return self.count
 
     @zc.method(idempotent=True, retries=3)
     def read(self) -> int:
-        """The count. Running it twice is harmless, so it is sent again when the actor is lost."""
+        """The count. Running it twice is harmless, so the call is sent again when the actor is lost."""
         return self.count
 
     @zc.method
     def crash(self) -> None:
-        """End the process the hard way."""
+        """End the process by SIGKILL."""
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def main() -> None:
-    """The whole program."""
+    """Run the whole program."""
     async with zc.init():
         counter = await Counter.options(max_restarts=1).spawn(10)
         print(f"count: {await counter.add(5)}")
 
-        # The call was sent, then the process died: it may have run. Nobody sends it again: that might run it twice.
+        # The call was sent, then the process died: it may have run. So it is not sent again, which might run it twice.
         try:
             await counter.crash()
         except zc.ActorUnavailable as error:
             print(f"lost: {error.cause}; maybe_executed={error.maybe_executed}")
 
-        # `read` waits for the restart. The constructor ran again with its first arguments: what was in memory is gone.
+        # `read` waits for the restart. The constructor ran again with its first arguments: the state in memory is gone.
         print(f"after the restart: {await counter.read()}")
         restarts = [actor.restarts for actor in await zc.actors() if actor.class_name == "Counter"]
         print(f"restarts: {restarts}")
@@ -62,7 +62,7 @@ async def main() -> None:
         except zc.ActorDied as error:
             print(f"called when it was dead: maybe_executed={error.maybe_executed}")
 
-        # An exception in a method is something else: the caller gets it, by its own type, and the actor lives on.
+        # An exception in a method is different: the caller gets it, with its own type, and the actor lives on.
         other = await Counter.spawn(0)
         try:
             await other.add("five")  # type: ignore[call-overload]
