@@ -1,4 +1,4 @@
-"""The benchmarks: what zcactor costs, each measure next to a floor that was measured in the same run the same way.
+"""The benchmarks: the costs of zcactor, each next to a floor that was measured in the same run the same way.
 
 ::
 
@@ -7,7 +7,7 @@
     python -m benchmarks latency arrays       # two of them
     python -m benchmarks --json out.jsonl     # the figures, one JSON object a line
     python -m benchmarks --table              # and the measures that have a budget, as a Markdown table
-    python -m benchmarks --markdown           # the page of all budgets, docs/performance.md, in at most 15 minutes
+    python -m benchmarks --markdown           # the page of all budgets, docs/performance.md, in at most 20 minutes
 
 Each item is one module with a function ``measure(scale)`` that yields `benchmarks.harness.Measurement` objects, and
 runs in a fresh interpreter of its own. A floor is the least that any implementation would pay: an echo over a unix
@@ -27,14 +27,20 @@ __all__ = ["ITEMS"]
 ITEMS: Mapping[str, tuple[str, str]] = {
     "latency": ("benchmarks.latency", "One call at a time"),
     "pipeline": ("benchmarks.pipeline", "1,000 calls in flight"),
+    "chain": ("benchmarks.chain", "Chained calls"),
+    "graph": ("benchmarks.graph", "Compiled graphs"),
     "many": ("benchmarks.many", "n actors calling n actors"),
     "arrays": ("benchmarks.arrays", "Passing arrays of float64"),
     "numpy": ("benchmarks.numpy_memory", "NumPy's own arrays in the store"),
+    "collective": ("benchmarks.collective", "Groups of actors on one host"),
     "startup": ("benchmarks.startup", "Import, start and spawn"),
     "memory": ("benchmarks.memory", "Memory of an idle actor"),
     "death": ("benchmarks.death", "An actor is killed"),
     "leaks": ("benchmarks.leaks", "What is left behind"),
     "codec": ("benchmarks.bench_codec", "Encoding and decoding frames"),
     "guarantees": ("benchmarks.guarantees", "What guarantees cost"),
+    "scale": ("benchmarks.scale", "Many actors, idle connections"),
+    "shuffle": ("benchmarks.shuffle", "Shuffling between two actors"),
+    "topology": ("benchmarks.topology", "Orders of ranks and predictions"),
 }
-"""Name: module and title, in the order they run."""
+"""Module and title by name, in the order they run."""

@@ -17,14 +17,14 @@ from benchmarks.harness import FULL, QUICK, Measurement, Scale, markdown, show
 from benchmarks.performance import PAGE, write
 
 _LIMIT = {"quick": 60.0, "full": 240.0}
-"""Seconds after which one item counts as hanging and is killed: several times what the slowest takes."""
+"""Seconds after which one item counts as hanging and is killed: several times the time of the slowest."""
 
 
 def run_item(name: str, scale: Scale, limit: float) -> tuple[list[Measurement], int]:
     """Measure one item in a fresh interpreter.
 
     Returns:
-        What it measured, and its exit status: not 0 when it failed, after the lines it got to.
+        Its measurements, and its exit status: not 0 when it failed, after the measurements that it finished.
     """
     read_end, write_end = os.pipe()
     command = [sys.executable, "-m", "benchmarks.child", name, str(write_end), str(scale.runs), str(scale.share)]
@@ -48,7 +48,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What zcactor costs, next to a floor.")
     parser.add_argument("items", nargs="*", metavar="ITEM", help=f"which (default all): {', '.join(ITEMS)}")
     parser.add_argument("--quick", action="store_true", help="fewer runs and smaller counts: under a minute")
@@ -71,7 +71,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it.
+    """Run the benchmarks.
 
     Returns:
         0, or 1 when an item failed; with ``--strict`` also when a budget does not hold.

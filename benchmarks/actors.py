@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float64]
 
 @zc.actor
 class SyncAdder:
-    """A sync method: runs in the actor's thread."""
+    """An actor with a sync method, which runs in the actor's thread."""
 
     @zc.method
     def add(self, a: int, b: float) -> float:
@@ -34,7 +34,7 @@ class SyncAdder:
 
 @zc.actor
 class AsyncAdder:
-    """A coroutine method: runs on the actor's loop, as a task."""
+    """An actor with a coroutine method, which runs on the actor's loop, as a task."""
 
     @zc.method
     async def add(self, a: int, b: float) -> float:
@@ -44,7 +44,7 @@ class AsyncAdder:
 
 @zc.actor
 class InlineAdder:
-    """An inline method: runs on the actor's loop as soon as the call has arrived."""
+    """An actor with an inline method, which runs on the actor's loop as soon as the call has arrived."""
 
     @zc.method(inline=True)
     def add(self, a: int, b: float) -> float:
@@ -53,16 +53,16 @@ class InlineAdder:
 
 
 ADDERS: dict[str, Any] = {"sync": SyncAdder, "async": AsyncAdder, "inline": InlineAdder}
-"""By the kind of method."""
+"""The actors by the kind of their method."""
 
 
 @zc.actor
 class Caller:
-    """Calls others."""
+    """An actor that calls others."""
 
     @zc.method
     async def drive(self, adders: list[Any], calls: int, in_flight: int) -> None:
-        """Call ``add`` of each in turn, `calls` times in all, `in_flight` at a time."""
+        """Call ``add`` of each actor in turn, `calls` times in all, `in_flight` at a time."""
         for start in range(0, calls, in_flight):
             stop = min(start + in_flight, calls)
             await zc.get([adders[i % len(adders)].add(3, 4.5) for i in range(start, stop)])
@@ -70,7 +70,7 @@ class Caller:
 
 @zc.actor
 class Keeper:
-    """Keeps an array that was born in the store."""
+    """An actor that keeps an array born in the store."""
 
     def __init__(self, length: int) -> None:
         self.array = zc.ones(length)
@@ -82,21 +82,21 @@ class Keeper:
 
     @zc.method
     def nothing(self) -> None:
-        """What a result of no size costs."""
+        """Return a result of no size."""
 
 
 @zc.actor
 class Sleeper:
-    """Never answers one call, and always the other."""
+    """An actor that never answers one call, and always the other."""
 
     @zc.method
     async def sleep(self) -> None:
-        """Does not return."""
+        """Wait for ever."""
         await asyncio.Event().wait()
 
     @zc.method
     async def pid(self) -> int:
-        """The process, by which time earlier calls have started."""
+        """The pid of the process; when it returns, earlier calls have started."""
         return os.getpid()
 
 

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 SIZES = {"1 KiB": 1 << 10, "16 KiB": 1 << 14, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "64 MiB": 1 << 26, "1 GiB": 1 << 30}
 MEMORY_FACTOR = 6
-"""Bytes of free memory for each byte of an array: source, copy in the store, the one before, memcpy's target."""
+"""Bytes of free memory for each byte of an array: the source, its copy in the store, the previous copy, memcpy's
+target."""
 NUMPY_SIZES = ("1 MiB", "1 GiB")
 CALLS = 1000
 BULK = 64 << 20
-"""Bytes from which a pass from malloc is compared with memcpy; the copy of smaller ones is lost in the call."""
+"""The least bytes of a pass from malloc that is compared with memcpy; the copy of a smaller array is lost in the
+call."""
 STORE_LIMIT, MALLOC_LIMIT = 1.3, 1.15
-"""Times a small sync call, and times the fastest memcpy."""
+"""Limits: times a small sync call, and times the fastest memcpy."""
 
 
 def _sizes() -> dict[str, int]:
@@ -106,11 +108,11 @@ async def _from_malloc(scale: Scale, name: str, source: Array, adder: Any) -> li
 
     async def passed() -> float:
         if bulk:
-            await _settled(used)  # so that it is copied to where the last one was, and not into fresh memory
+            await _settled(used)  # so that the copy goes where the last one was, and not into fresh memory
         copied = zc.stats().bytes_copied
         before = time.perf_counter()
         for _ in range(passes):
-            source.flags.writeable = True  # it may have been written to since, and has to be copied again
+            source.flags.writeable = True  # it may have been written to since, so it has to be copied again
             await adder.first(source)
         elapsed = (time.perf_counter() - before) * 1e6
         copies.append((zc.stats().bytes_copied - copied) / passes)
@@ -169,7 +171,7 @@ async def _scene(scale: Scale, sizes: dict[str, int], sources: dict[str, Array])
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """1 KiB to 1 GiB; sizes that the machine has no memory for are left out."""
+    """Measure 1 KiB to 1 GiB, without sizes that exceed the machine's memory."""
     sizes = _sizes()
     sources = {name: np.ones(nbytes // 8) for name, nbytes in sizes.items()}  # before zc.init, so surely from malloc
     yield from zc.run(_scene(scale, sizes, sources))

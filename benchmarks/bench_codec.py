@@ -1,6 +1,6 @@
-"""What a frame costs to encode and decode by the template, against the generated code.
+"""The cost of encoding and decoding a frame by the template, against the generated code.
 
-Each figure is the best of the runs and not their median: everything that disturbs pure computation makes it longer.
+Each figure is the best of the runs and not their median: every disturbance of pure computation makes it longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SECONDS = 0.5
-"""For each figure."""
+"""Seconds for each figure."""
 REGION = Region(0, bytes(range(16)), 1234567, 1 << 26, 1 << 30, 0)
 SHAPES = {
     "call": ((), (), bytes(41)),
@@ -42,7 +42,7 @@ def microseconds(operation: Callable[[], object], seconds: float, runs: int) -> 
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """Frames of calls, from none to eight regions."""
+    """Measure frames of calls, from none to eight regions."""
     seconds = SECONDS * scale.share
     for name, (regions, releases, payload) in SHAPES.items():
         buffer = memoryview(bytearray(codec.frame_size(len(regions), len(releases), len(payload))))

@@ -1,4 +1,4 @@
-"""One array to eight hosts at once: what leaves its owner, and how long it takes; namespaces on one machine.
+"""One array to eight hosts at once: the bytes that leave its owner, and the time; namespaces on one machine.
 
 ::
 
@@ -6,8 +6,9 @@
     python -m benchmarks.broadcast --quick
 
 The floor of the time is one pull by one host from the owner, in the same run over the same links. For comparison all
-hosts also take the array from its owner, as they would if nobody passed it on. Links without a limit are this machine's
-cores, which then do the work of all hosts; where each host may send 1 Gbit/s only, the links are what is measured.
+hosts also take the array from its owner, as they would if no host passed it on. Links without a limit are bounded by
+this machine's cores, which then do the work of all hosts; where each host may send only 1 Gbit/s, the links are the
+bound.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import sys
 import time
 from contextlib import ExitStack
@@ -30,24 +30,26 @@ from benchmarks.harness import Measurement, Scale, at_most, exactly, medians, sh
 from benchmarks.program import options_of, report
 from tests.hosts.members import Member
 from tests.hosts.netns import Network, missing
-from zcactor.handle import ActorHandle, RemoteActor
+from zcactor.api.handle import ActorHandle
+from zcactor.api.remote_actor import RemoteActor
+from zcactor.ids import new_actor
 from zcactor.interface import Interface
+from zcactor.objects import locations
 from zcactor.observe.stats import stats_of
-from zcactor.runtime import locations
-from zcactor.transport.tcp_serve import DataServer
+from zcactor.transport.tcp.serve import DataServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tests.hosts.netns import Host, Program
-    from zcactor.transport.tcp_data import Channel
+    from zcactor.transport.tcp.data import Channel
 
 __all__ = ["main"]
 
 MIB: Final = 1 << 20
 HOSTS = 8
 SIZES = (256, 64)
-"""MiB of the array: over links without a limit, and over slow ones."""
+"""MiB of the array: over links without a limit, and over slow links."""
 TIMES_ARRAY: Final = 2
 """Budget of the bytes that leave the owner, in arrays."""
 LINK: Final = "1gbit"
@@ -63,7 +65,7 @@ FULL, QUICK = Scale(5, 1.0), Scale(1, 0.25)
 
 
 class Taker:
-    """Takes an array, and keeps it as a reader would."""
+    """An actor that takes an array, and keeps it as a reader would."""
 
     def __init__(self) -> None:
         self.kept: Array | None = None
@@ -75,7 +77,7 @@ class Taker:
 
 
 class End:
-    """One of the processes. Methods are commands."""
+    """One of the processes. Its methods are commands."""
 
     def __init__(self, host: str, mib: int) -> None:
         self.member = Member(host, 3 * mib * MIB)
@@ -85,8 +87,8 @@ class End:
         self._served: list[int] = []
         self._count()
         process = self.member.process
-        self._index = process.take_index()
-        process.add_host(self._index, Taker, "Taker").adopt(self._taker)
+        self._index = process.hosts.take_index()
+        process.hosts.add(self._index, Taker, "Taker").adopt(self._taker)
 
     def _count(self) -> None:
         served, answer = self._served, DataServer._answer
@@ -95,29 +97,30 @@ class End:
             served.append(nbytes)
             answer(self, channel, arena, object_id, offset, nbytes)
 
-        setattr(DataServer, "_answer", counting)  # noqa: B010  # where bytes leave, whoever asked for them
+        setattr(DataServer, "_answer", counting)  # noqa: B010  # here bytes leave, for any reader
 
     async def about(self) -> dict[str, Any]:
-        """Who this is."""
+        """The name, address and actor of this process."""
         member = self.member
         return {"name": member.name.hex(), "address": member.endpoint.address, "index": self._index}
 
     async def meet(self, others: list[dict[str, Any]]) -> None:
-        """The others; connects to each."""
+        """Make the other processes known, and connect to each."""
         process = self.member.process
         for other in others:
             self.member.addresses[other["name"]] = other["address"]
             place = bytes.fromhex(other["name"]), other["index"]
-            remote = RemoteActor(process, os.urandom(16), Interface.of(Taker), place, None, "default", 1000, 0)
+            remote = RemoteActor(process, new_actor(), Interface.of(Taker), place, None, "default", 1000, 0)
             self._takers.append(ActorHandle(remote))
             await process.connections.connect(place[0])
 
     async def passed_on(self, wanted: bool) -> None:
-        """Whether this reader asks who has the array; otherwise it takes it from its owner."""
+        """Set whether this reader asks for the places of the array; otherwise it takes the array from its owner."""
         locations.LOCATED_NBYTES = 1 if wanted else 1 << 62  # type: ignore[misc]
 
     async def give(self, count: int, mib: int) -> dict[str, float]:
-        """An array to so many of the others: seconds until each has it, and the bytes that this process has sent."""
+        """Give an array to so many of the others: the seconds until each has it, and the bytes that this process has
+        sent."""
         array: Array = zc.empty(mib * MIB // 8)
         array[:] = 1
         self._served.clear()
@@ -128,16 +131,16 @@ class End:
         return {"seconds": seconds, "bytes": sum(self._served)}
 
     async def drop(self) -> None:
-        """Keep nothing."""
+        """Drop the kept array."""
         self._taker.kept = None
 
     async def stats(self) -> dict[str, Any]:
-        """What the process has done."""
+        """The figures of the process."""
         return stats_of(self.member.process).plain()
 
 
 async def answer(host: str, mib: int) -> None:
-    """The program of each process: do what lines on the standard input say."""
+    """Run the program of each process: execute the commands on the standard input."""
     end = End(host, mib)
     await end.member.start()
     loop = asyncio.get_running_loop()
@@ -152,7 +155,7 @@ async def answer(host: str, mib: int) -> None:
 
 @contextlib.contextmanager
 def limited(hosts: Sequence[Host]) -> Iterator[None]:
-    """What each host sends goes at the rate `LINK`, and a bucket of 4 ms."""
+    """Limit what each host sends to the rate `LINK`, with a bucket of 4 ms."""
     line = ("qdisc", "add", "dev", "eth0", "root", "tbf", "rate", LINK, "burst", "512kb", "latency", "50ms")
     for host in hosts:
         host.command("tc", *line)
@@ -164,7 +167,7 @@ def limited(hosts: Sequence[Host]) -> Iterator[None]:
 
 
 def measure(scale: Scale) -> list[Measurement]:
-    """Everything, between hosts that it makes."""
+    """Make the hosts, and measure everything between them."""
     found: list[Measurement] = []
     with Network(1 + HOSTS) as hosts, ExitStack() as stack:
         largest = str(max(SIZES))
@@ -220,7 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and show.
 
     Returns:
-        0; 1 with ``--strict`` when a budget does not hold; 2 where there can be no hosts.
+        0; 1 with ``--strict`` when a budget does not hold; 2 where hosts cannot be made.
     """
     options = options_of("benchmarks.broadcast", "One array to many hosts.").parse_args(arguments)
     reason = missing()

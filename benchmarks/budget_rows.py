@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +27,7 @@ def _nothing() -> str | None:
 
 
 def no_guest() -> str | None:
-    """Why no virtual machine can run here; None where one can."""
+    """The reason why no virtual machine can run here; None where one can."""
     found = subprocess.run(
         [sys.executable, "tools/vm.py", "check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -39,10 +40,10 @@ class Item:
     """A program whose figures are rows.
 
     Attributes:
-        arguments: of the interpreter. It takes ``--json FILE``.
+        arguments: of the interpreter. The program takes ``--json FILE``.
         limit: seconds that it may take.
-        missing: says what the machine lacks for it.
-        needs_base: it takes ``--built FOLDER``, the package of the base.
+        missing: returns what the machine lacks for it, in words.
+        needs_base: whether it takes ``--built FOLDER``, the package of the base.
     """
 
     arguments: tuple[str, ...]
@@ -53,17 +54,17 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A budget, and which measurement of which item shows whether it holds."""
+    """A budget, and the measurement of an item that shows whether it holds."""
 
     item: str
     what: str
     measurement: str
     budget: Budget
     unit: str = ""
-    """Of a budget for the value itself."""
+    """The unit of a budget for the value itself."""
 
     def limit(self, unit: str) -> str:
-        """The budget as text; `unit` is the measurement's, where there is one."""
+        """The budget as text; `unit` is the measurement's, empty without a measurement."""
         budget, unit = self.budget, unit or self.unit
         return f"{budget.compare} {budget.limit:g}x" if budget.of == "ratio" else (
             f"{budget.compare} {quantity(budget.limit, unit)}"
@@ -72,6 +73,11 @@ class Row:
 
 def _one(name: str, limit: float = 60.0) -> Item:
     return Item(("-m", "benchmarks.budgets", name, "--quick"), limit)
+
+
+def _of(name: str) -> Item:
+    """An item of ``python -m benchmarks``."""
+    return Item(("-m", "benchmarks", name, "--quick"), 60)
 
 
 _WAYS: Final = {"local": "local", "tcp": "TCP", "sealed": "sealed TCP"}
@@ -85,6 +91,8 @@ ITEMS: Final[dict[str, Item]] = {
         240, needs_base=True,
     ),
     "echo": Item(("-m", "benchmarks", "latency", "pipeline", "--quick"), 60),
+    "chain": _of("chain"),
+    "graph": _of("graph"),
     "hosts": Item(("-m", "benchmarks.hosts", "--quick"), 240, no_hosts),
     "objects": _one("objects"),
     "sockets": _one("sockets"),
@@ -101,12 +109,31 @@ ITEMS: Final[dict[str, Item]] = {
     "stale": _one("stale"),
     "switching": Item(("-m", "benchmarks.budgets", "switching"), 90),
     "keeping": _one("keeping"),
+    "scale": Item(("-m", "benchmarks", "scale"), 120),
+    "arrays": _of("arrays"),
+    "topology": Item(("-m", "benchmarks", "topology", "--quick"), 120),
+    "shuffle": Item(("-m", "benchmarks", "shuffle", "--runs", "3"), 200),
+    "numpy": _of("numpy"),
+    "startup": _of("startup"),
+    "memory": _of("memory"),
+    "collective": _of("collective"),
+    "death": _of("death"),
+    "leaks": _of("leaks"),
+    "broadcast": Item(("-m", "benchmarks.broadcast", "--quick"), 120, no_hosts),
+    "cluster": Item(("-m", "benchmarks.cluster"), 60),
+    "thesis": Item(("-m", "benchmarks.thesis", "local", "tcp", "--quick"), 120),
+    "thesis-hosts": Item(("-m", "benchmarks.thesis", "veth", "--quick"), 120, no_hosts),
+    "thesis-guest": Item(("-m", "benchmarks.thesis", "rxe", "--quick"), 610, no_guest),
+    "rdma": Item(
+        ("tools/vm.py", "run", "--timeout", "600", "--", sys.executable, "-m", "benchmarks.rdma", "--quick"),
+        610, no_guest,
+    ),
     "guest": Item(
-        ("tools/vm.py", "run", "--timeout", "400", "--", sys.executable, "-m", "benchmarks.guest", "--quick"),
-        410, no_guest, needs_base=True,
+        ("tools/vm.py", "run", "--timeout", "600", "--", sys.executable, "-m", "benchmarks.guest", "--quick"),
+        610, no_guest, needs_base=True,
     ),
 }  # fmt: skip
-"""By name, in the order they run."""
+"""The items by name, in the order they run."""
 
 _ECHOED: Final = (("sync", 3.0), ("async", 2.0), ("inline", 2.0))
 _SHARED: Final = "1,000 shared actors with a plain call each"
@@ -209,8 +236,220 @@ SECOND: Final[tuple[Row, ...]] = (
         " `store_keep_nbytes`", "8 results of 100 MiB held and dropped over TCP: used", at_most(128, "value"), "MiB"),
 )  # fmt: skip
 
+_BLOCKED: Final = "80 other calls beside 80 methods that block for 6 s"
+_CALLED: Final = "process that has called 8 others, 6 s later with idle_timeout=1"
+
+SCALE: Final[tuple[Row, ...]] = (
+    Row("scale", "10,000 shared actors: all spawns and a plain call each",
+        "10,000 shared actors, spawned and called once", at_most(10.0, "value"), "s"),
+    Row("scale", _BLOCKED, _BLOCKED, at_most(4.5, "value"), "s"),
+    Row("scale", f"{_BLOCKED}: threads of a process", f"{_BLOCKED}: threads of a process", at_most(64, "value")),
+    Row("scale", f"{_CALLED}: descriptors beyond those before", f"{_CALLED}: descriptors beyond those before",
+        at_most(2, "value")),
+    Row("scale", f"{_CALLED}: calls that fail then", f"{_CALLED}: calls that fail then", at_most(0, "value")),
+    Row("scale", "head of 2 nodes, 16 actors of the other one that hold and look up each other: descriptors",
+        "head, 16 actors of another node that hold and look up each other: descriptors", at_most(38, "value")),
+    Row("scale", "head's time for the end of a process with 64 actors: of 64,000 next to of 640",
+        "head, 64 of 64,000 actors end with their process", at_most(1.5)),
+)  # fmt: skip
+
+_IDLED: Final = (("sync", 2.15), ("async", 1.55), ("inline", 1.29))
+_GIB: Final = 1 << 30
+
+ON_ONE_HOST: Final[tuple[Row, ...]] = (
+    *(
+        Row("echo", f"{kind} method after 0.2 s of idling, next to an echo that idled",
+            f"{kind} method after 0.2 s of idling, one core", at_most(limit))
+        for kind, limit in _IDLED
+    ),
+    *(
+        Row("chain", f"3 chained calls of {name} on one core, next to the same awaited",
+            f"3 chained calls, {name}, one core", at_most(0.8))
+        for name in ("int", "8 MiB")
+    ),
+    Row("graph", "hop from actor to actor in a graph, int, one core, next to half a round trip", "hop, int, one core",
+        at_most(1.5)),
+    Row("graph", "processors that an idle graph takes", "idle graph, processors", at_most(0.01, "value")),
+    Row("graph", "64 MiB to 8 actors in a graph, one core, next to 8 calls", "fan-out of 64 MiB to 8, one core",
+        at_most(1.0)),
+    Row("graph", "64 MiB to 8 actors in a graph: bytes copied", "fan-out, copied by zcactor", at_most(0, "value"), "B"),
+    Row("arrays", "1 GiB born in the store as argument, next to a small sync call", "1 GiB born in the store",
+        at_most(1.3)),
+    Row("arrays", "1 GiB that NumPy allocated as argument, next to a small sync call", "1 GiB that NumPy allocated",
+        at_most(1.3)),
+    Row("arrays", "1 GiB from malloc as argument, next to a memcpy", "1 GiB from malloc", at_most(1.15)),
+    Row("arrays", "born in the store, all sizes: bytes copied", "born in the store, all sizes: copied", exactly(0),
+        "B"),
+    *(
+        Row("arrays", f"{size} from malloc: bytes copied by each pass", f"{size} from malloc: copied by each pass",
+            exactly(nbytes), "B")
+        for size, nbytes in (("64 MiB", _GIB >> 4), ("1 GiB", _GIB))
+    ),
+    *(
+        Row("arrays", f"{size} as a result: bytes copied", f"{size} as a result, born in the store: copied",
+            exactly(0), "B")
+        for size in ("1 MiB", "64 MiB", "1 GiB")
+    ),
+    Row("startup", "import zcactor", "import zcactor", at_most(150, "value"), "ms"),
+    Row("startup", "zc.init()", "zc.init()", at_most(300, "value"), "ms"),
+    Row("startup", "first spawn", "first spawn", at_most(60, "value"), "ms"),
+    Row("startup", "20th spawn", "20th spawn", at_most(60, "value"), "ms"),
+    Row("startup", "20 spawns at once", "20 spawns at once", at_most(600, "value"), "ms"),
+    Row("memory", "idle actor, alone", "idle actor, alone", at_most(30, "value"), "MB"),
+    Row("memory", "idle actor, one of 20", "idle actor, one of 20", at_most(30, "value"), "MB"),
+    Row("memory", "idle shared actor, one of 1,000", "idle shared actor, one of 1,000", at_most(30, "value"), "KB"),
+    *(
+        Row("collective", f"allreduce of {size} over 2 ranks, next to an inline call",
+            f"allreduce, {size}, 2 ranks", at_most(limit))
+        for size, limit in (("1 KiB", 2.0), ("16 KiB", 2.0), ("1 MiB", 4.0))
+    ),
+    *(
+        Row("collective", f"{what} of {size}, next to an inline call with it", f"{what}, {size}, 2 ranks", at_most(1.3))
+        for what in ("allgather by reference", "broadcast")
+        for size in ("1 KiB", "64 MiB")
+    ),
+    Row("collective", "allreduce of 64 MiB, next to the sum alone", "allreduce, 64 MiB, 2 ranks", at_most(1.25)),
+    Row("collective", "the same in place, next to it and a memcpy", "allreduce in place, 64 MiB", at_most(1.25)),
+    Row("collective", "SIGKILL to GroupBroken", "SIGKILL to GroupBroken", at_most(20, "value"), "ms"),
+    Row("death", "SIGKILL to ActorDied", "SIGKILL to ActorDied", at_most(20, "value"), "ms"),
+    *(
+        Row("leaks", f"{what} after 3 rounds of actors and references, next to before",
+            f"{what} after each of 3 rounds, most", at_most(1.0))
+        for what in ("descriptors", "threads", "processes")
+    ),
+    Row("leaks", "bytes in the store after 3 rounds of actors and references",
+        "bytes in the store after each of 3 rounds, most", at_most(0, "value"), "B"),
+)  # fmt: skip
+
+NUMPY: Final[tuple[Row, ...]] = (
+    *(
+        Row("numpy", f"{operation}, {size}, next to NumPy's allocator", f"{operation}, {size}", at_most(1.03))
+        for size in ("64 KiB", "1 MiB", "4 MiB", "16 MiB", "64 MiB", "256 MiB")
+        for operation in ("x + y", "x.copy()", "np.concatenate", "np.sort")
+        if operation != "np.sort" or size not in ("64 MiB", "256 MiB")
+    ),
+    Row("numpy", "allocate and free 128 KiB", "allocate and free 128 KiB", at_most(1, "value"), "us"),
+)
+
+BETWEEN_HOSTS: Final[tuple[Row, ...]] = (
+    *(
+        Row("hosts", f"pull of {mib} MiB between two namespaces: bytes copied", f"bytes copied for {mib} MiB",
+            exactly(0))
+        for mib in (64, 256)
+    ),
+    *(
+        Row("broadcast", f"{what}: leaves the owner", f"{what}: leaves the owner", at_most(2, "value"), "arrays")
+        for what in ("256 MiB to 8 hosts", "64 MiB to 8 hosts, 1gbit each")
+    ),
+    Row("broadcast", "256 MiB and 64 MiB to 8 hosts: bytes copied", "bytes copied", exactly(0)),
+    *(
+        Row("cluster", f"zcactor start {option}, until it is ready", f"zcactor start {option}, until it is ready",
+            at_most(0.5, "value"), "s")
+        for option in ("--head", "--address")
+    ),
+    Row("cluster", "64 nodes on one machine", "64 nodes on one machine", at_most(10, "value"), "s"),
+    Row("cluster", "memory of a node", "memory of a node", at_most(40, "value"), "MiB"),
+)  # fmt: skip
+
+_READ: Final = (256, 1), (5124, 6)
+"""KiB of an array, and READs for it."""
+
+IN_A_GUEST: Final[tuple[Row, ...]] = (
+    *(
+        Row("rdma", f"pull of {mib} MiB in a guest, next to bare READs", f"pull of {mib} MiB ({mib} READs)",
+            at_least(0.9))
+        for mib in (1, 4, 16)
+    ),
+    *(
+        Row("rdma", f"{kind} call with an int in a guest, next to a bare ping-pong", f"{kind} call with an int",
+            at_most(2.5))
+        for kind in ("sync", "async", "inline")
+    ),
+    *(
+        Row("rdma", f"array of {kib} KiB in a guest: {what}", f"array of {kib} KiB: {measurement}", budget)
+        for kib, reads in _READ
+        for what, measurement, budget in (
+            ("bytes copied", "bytes copied", exactly(0)),
+            ("READs of each", "READs of each (pieces of 1024 KiB)", exactly(reads)),
+            ("frames of each call", "frames of each call", exactly(2)),
+            ("share into used destinations", "share into used destinations", at_least(0.9, "value")),
+            ("memory regions registered", "memory regions registered", exactly(0)),
+        )
+    ),
+)  # fmt: skip
+
+_WAY: Final = "zero copy", "private buffers", "encode"
+_TRANSFERS: Final = "1 MiB", "16 MiB", "64 MiB", "Inception step"
+_MEDIA: Final = (
+    ("thesis", "local", "on one host", _TRANSFERS),
+    ("thesis", "tcp", "over the loopback device", _TRANSFERS),
+    ("thesis-hosts", "veth", "between two namespaces", _TRANSFERS),
+    ("thesis-guest", "rxe", "by RDMA in a guest", ("1 MiB", "4 MiB")),
+)
+"""The item, the medium, its name, and what is transferred."""
+
+THREE_WAYS: Final[tuple[Row, ...]] = tuple(
+    Row(item, what, measurement, budget)
+    for item, medium, name, transfers in _MEDIA
+    for what, measurement, budget in (
+        *(
+            (f"{transfer} {name}: {way} next to {slower}", f"{medium}, {transfer}, {way}", at_most(1.0))
+            for transfer in transfers
+            for way, slower in pairwise(_WAY)
+        ),
+        *(
+            (f"copies of each byte in memory, {name}: {way}", f"{medium}, {way}: copies of each byte", budget)
+            for way, budget in zip(_WAY, (exactly(0), exactly(2), at_least(3.9, "value")), strict=True)
+        ),
+    )
+)
+
+SHUFFLES: Final[tuple[Row, ...]] = tuple(
+    Row("shuffle", f"shuffle of {size} between two actors: {what}", f"{size}, {measurement}", budget, unit)
+    for size in ("1,024 MiB", "4,096 MiB")
+    for what, measurement, budget, unit in (
+        ("exchange, next to a memcpy of the bytes", "exchange", at_most(1.3), ""),
+        ("bytes copied", "copied by zcactor", at_most(0, "value"), "B"),
+        ("memory at the peak, in times the bytes", "peak memory", at_most(2.2, "value"), "N"),
+    )
+)
+
+TOPOLOGIES: Final[tuple[Row, ...]] = (
+    *(
+        Row("topology", f"an order of 1,024 hosts in a {network}", f"order of 1,024 hosts, {network}",
+            at_most(1.0, "value"), "s")
+        for network in ("torus of 32 x 32", "mesh of 32 x 32", "fat tree of radix 16 with 3 levels",
+                        "dragonfly of 32 groups of 8 routers")
+    ),
+    *(
+        Row("topology", f"a ring in the order found, {network}, next to the best of random orders",
+            f"ring in the best order, {network}", at_most(1.1))
+        for network in ("torus of 8 x 8", "fat tree of radix 8 with 3 levels and blocking 2",
+                        "dragonfly of 8 groups of 4 routers")
+    ),
+    *(
+        Row("topology", f"prediction of {plan} among {hosts}, {network}: apart from SimGrid",
+            f"{plan} among {hosts}, {network}: apart from SimGrid", at_most(15.0, "value"), "%")
+        for hosts, network, plans in (
+            ("16 hosts", "torus of 4 x 4", ("ring", "halving", "direct")),
+            ("16 hosts", "fat tree of radix 4 with 3 levels", ("ring", "halving", "direct")),
+            ("64 hosts", "torus of 8 x 8", ("ring", "halving")),
+            ("64 hosts", "dragonfly of 8 groups of 4 routers", ("ring", "halving")),
+        )
+        for plan in plans
+    ),
+)  # fmt: skip
+
 TABLES: Final = (
     ("Guarantees", GUARANTEES),
+    ("Calls, arrays and actors on one host", ON_ONE_HOST),
+    ("NumPy in the store", NUMPY),
+    ("Shuffles", SHUFFLES),
+    ("Topologies", TOPOLOGIES),
+    ("Hosts, broadcasts and clusters", BETWEEN_HOSTS),
+    ("RDMA in a guest", IN_A_GUEST),
+    ("Three ways of an array to another process", THREE_WAYS),
     ("RDMA and the memory of the store", SECOND),
+    ("Many actors and idle connections", SCALE),
 )
-"""Title and rows."""
+"""The titles and rows of the tables."""

@@ -1,15 +1,15 @@
-"""Starting nodes: how long one takes from the command to its being ready, and how many form a cluster how fast.
+"""The start of nodes: the time from the command until a node is ready, and the time in which many form a cluster.
 
 ::
 
     python -m benchmarks.cluster              # 64 nodes on this machine, agents only
     python -m benchmarks.cluster --quick      # 8 of them
 
-One node is started as a user starts it, by ``zcactor start``, and the floor is the start of an interpreter that imports
-NumPy, which the command is first of all. Many are started by one program, one after another, by the function that the
-command calls: 64 hosts have 64 times the processors of this one, and what is measured is what the nodes do. The time
-ends when ``zcactor status`` has told of all of them. Memory is the proportional share (PSS) of an agent and of the
-process that its workers will be forked from, in which they have what they share with each other once.
+One node is started as a user starts it, by ``zcactor start``. Its floor is the start of an interpreter that imports
+NumPy, with which the command begins. Many nodes are started by one program, one after another, by the function that the
+command calls: 64 hosts have 64 times the processors of this one, so only the nodes' own work is measured. The time ends
+when ``zcactor status`` has listed all of them. Memory is the proportional share (PSS) of an agent and of the process
+that its workers are forked from, in which the pages that they share count once.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = ["main"]
 
 NODES: Final = 64
 READY: Final = 0.5
-"""Seconds from the command to a node that is ready: the budget."""
+"""Budget: seconds from the command to a node that is ready."""
 FORMED: Final = 10.0
-"""Seconds until so many nodes know of each other, and MiB of one: the budgets."""
+"""Budgets: seconds until so many nodes know of each other, and MiB of one node."""
 AGENT_MIB: Final = 40.0
 _MANY: Final = """
 import sys
@@ -53,13 +53,13 @@ for _ in range(int(sys.argv[1])):
     node.control.close()
     head = head or node.record.address
 """
-"""A program that starts as many nodes as it is told."""
+"""A program that starts a given number of nodes."""
 
 FULL, QUICK = Scale(5, 1.0), Scale(2, 0.125)
 
 
 class Made:
-    """Nodes of a user of their own, which end with the block."""
+    """Nodes in folders of their own, as of a new user; they end with the block."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="zcb-")
@@ -93,21 +93,21 @@ class Made:
         return seconds
 
     def start_many(self, count: int) -> None:
-        """A head and so many members, less one."""
+        """Start a head and so many members, less one."""
         subprocess.run([sys.executable, "-c", _MANY, str(count)], env=self.environ, check=True, capture_output=True)
 
     def head(self) -> str:
-        """Where the head listens."""
+        """The address at which the head listens."""
         return list_nodes(Path(self.environ["XDG_RUNTIME_DIR"]))[0].head
 
     def seen(self) -> int:
-        """How many nodes the head knows of."""
+        """The number of nodes that the head knows."""
         command = [sys.executable, "-m", "zcactor", "status", "--json"]
         done = subprocess.run(command, env=self.environ, check=True, capture_output=True, text=True)
         return len(json.loads(done.stdout)["nodes"])
 
     def pss(self) -> list[float]:
-        """MiB of each node's agent, with what it has forked."""
+        """MiB of each node's agent, with the processes that it has forked."""
         found = []
         for record in list_nodes(Path(self.environ["XDG_RUNTIME_DIR"])):
             agent = psutil.Process(record.pid)
@@ -123,7 +123,7 @@ def _interpreter(environ: Mapping[str, str]) -> float:
 
 
 def measure(scale: Scale) -> list[Measurement]:
-    """Start nodes one by one, and then many."""
+    """Measure the start of nodes one by one, and then of many."""
     times: dict[str, list[float]] = {"floor": [], "head": [], "member": [], "MiB": []}
     for _ in range(scale.runs):
         with Made() as made:

@@ -1,4 +1,4 @@
-"""How soon a caller learns that the actor was killed."""
+"""The time until a caller gets the news that the actor was killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT = 20
-"""ms from SIGKILL to `ActorDied`."""
+"""Milliseconds from SIGKILL to `ActorDied`."""
 
 
 async def _actor() -> float:
@@ -62,5 +62,5 @@ async def _scene(scale: Scale) -> list[Measurement]:
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """With a call in flight, whose caller waits."""
+    """Measure with a call in flight, whose caller waits."""
     yield from zc.run(_scene(scale))

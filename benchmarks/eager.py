@@ -4,10 +4,10 @@
 
     python -m benchmarks.eager measure > points.json               # where there is a device
     python tools/vm.py run -- python -m benchmarks.eager measure > points.json
-    python -m benchmarks.eager plot points.json docs/eager-or-rendezvous.svg
+    python -m benchmarks.eager plot points.json docs/explanation/eager-or-rendezvous.svg
 
-The picture belongs to ``docs/eager-or-rendezvous.md``. It needs matplotlib (the ``bench`` extra), which is imported
-when it is drawn and not before.
+The picture belongs to ``docs/explanation/eager-or-rendezvous.md``. It needs matplotlib (the ``bench`` extra), which
+is imported when it is drawn and not before.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from typing import TYPE_CHECKING, Any, Final
 import zcactor as zc
 from benchmarks.actors import SyncAdder
 from zcactor.transport.cost import CostModel, Line, crossover
-from zcactor.transport.verbs.calibration import calibrate
-from zcactor.transport.verbs.load import NAMES, Absent, bindings
-from zcactor.transport.verbs.sizing import MAX_VERBS_EAGER_LIMIT
-from zcactor.transport.verbs.viability import NotViable, viability
+from zcactor.transport.verbs.device.calibration import calibrate
+from zcactor.transport.verbs.device.sizing import MAX_VERBS_EAGER_LIMIT
+from zcactor.transport.verbs.device.viability import NotViable, viability
+from zcactor.transport.verbs.driver.bindings import NAMES, Absent, bindings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zcactor.transport.cost import Samples
-    from zcactor.transport.verbs.base import Binding
+    from zcactor.transport.verbs.driver.base import Binding
 
 __all__ = ["from_plain", "main", "measure", "plain", "plot"]
 
 _SMALLEST: Final = 64
-"""Bytes at the left edge, where nothing smaller was measured: a cache line, and both constants are all that counts."""
+"""Bytes at the left edge, where no smaller array was measured: a cache line, where only both constants count."""
 _LARGEST: Final = 1 << 20
-"""Bytes at the right edge, where nothing larger was measured: there only the rates count."""
+"""Bytes at the right edge, where no larger array was measured: there only the rates count."""
 _POINTS_PER_DOUBLING: Final = 8
 _EAGER: Final = "#1f6fb4"
 _RENDEZVOUS: Final = "#d1661b"
 _QUIET: Final = "#666666"
 
 _EAGER_KIB: Final = (1, 2, 4, 8, 16, 31)
-"""Arrays of `MAX_VERBS_EAGER_LIMIT` bytes and more ride in no frame."""
+"""Arrays of `MAX_VERBS_EAGER_LIMIT` bytes and more never go in a frame."""
 _RENDEZVOUS_KIB: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LEAST: Final = 64
 """The least value of the setting `verbs_eager_limit`."""
 _CALIBRATIONS: Final = 5
 _SECONDS: Final = 15.0
-"""Of all calls with one eager limit."""
+"""Seconds of all calls with one eager limit."""
 _LEAST_CALLS: Final = 15
-"""Of each size, however long they take."""
+"""Calls of each size, however long they take."""
 
 
 # ---- measuring
@@ -67,11 +67,11 @@ _LEAST_CALLS: Final = 15
 def measure(binding: Binding) -> tuple[CostModel, Samples, Samples]:
     """Measure through the first device that works.
 
-    A point is the time of a call with an array beyond that of a call with two numbers, as both send a frame and have
-    one back. Sender and receiver are two processes, and a call waits for its answer.
+    A point is the time of a call with an array minus that of a call with two numbers, as both send a frame and get one
+    back. Sender and receiver are two processes, and a call waits for its answer.
 
     Returns:
-        The model of this machine, and bytes and seconds of arrays that rode in frames and of those that were READ.
+        The model of this machine, and bytes and seconds of arrays in frames and of arrays that were READ.
 
     Raises:
         OSError: no device works.
@@ -88,7 +88,7 @@ def measure(binding: Binding) -> tuple[CostModel, Samples, Samples]:
 
 
 async def _calls(binding: str, limit: int, sizes: Sequence[int]) -> Samples:
-    """Bytes and seconds for arrays of so many KiB, with that eager limit."""
+    """Measure arrays of so many KiB with one eager limit; the bytes and seconds."""
     config = zc.Config(verbs_binding=binding, verbs_eager_limit=limit)  # type: ignore[arg-type]
     async with zc.init(transports=("verbs",), config=config):
         adder = await SyncAdder.spawn()
@@ -112,7 +112,7 @@ async def _calls(binding: str, limit: int, sizes: Sequence[int]) -> Samples:
 
 
 def plain(model: CostModel, eager_points: Samples, rendezvous_points: Samples) -> dict[str, Any]:
-    """As JSON has it. No JSON has infinity, so such a rate is null."""
+    """The figures in the types of JSON. JSON has no infinity, so an infinite rate is null."""
     fields = asdict(model)
     for line in ("eager", "rendezvous"):
         if math.isinf(fields[line]["bytes_per_s"]):
@@ -138,9 +138,9 @@ def plot(model: CostModel, eager_points: Samples, rendezvous_points: Samples, pa
 
     Args:
         model: the two lines, and the limit that is marked.
-        eager_points: measured times of payloads that rode in frames, (bytes, seconds); may be empty.
-        rendezvous_points: likewise of payloads that were READ.
-        path: of the file; one that is there is replaced.
+        eager_points: measured times of payloads in frames, (bytes, seconds); may be empty.
+        rendezvous_points: measured times of payloads that were READ, in the same form.
+        path: of the file; an existing file is replaced.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -160,7 +160,7 @@ def plot(model: CostModel, eager_points: Samples, rendezvous_points: Samples, pa
             ("by READ", _RENDEZVOUS, "s", model.rendezvous, rendezvous_points),
         ):
             axes.plot(sizes, [line.cost(size) for size in sizes], color=colour, label=f"{name}: {line}")
-            if shown := [(nbytes, seconds) for nbytes, seconds in points if seconds > 0]:  # the axis has no others
+            if shown := [(nbytes, seconds) for nbytes, seconds in points if seconds > 0]:  # a log axis shows no others
                 xs, ys = zip(*shown, strict=True)
                 axes.plot(xs, ys, marker, color=colour, markersize=4, alpha=0.7, label=f"{name}, measured")
         axes.axvline(model.eager_limit, color=_QUIET, linestyle="--", linewidth=1, label=_limit_label(model))
@@ -176,7 +176,7 @@ def plot(model: CostModel, eager_points: Samples, rendezvous_points: Samples, pa
 
 
 def _sizes(low: float, high: float) -> Sequence[float]:
-    """From `low` to `high`, evenly on a logarithmic axis."""
+    """Sizes from `low` to `high`, at even steps of a logarithmic axis."""
     steps = math.ceil(math.log2(high / low) * _POINTS_PER_DOUBLING)
     return [low * (high / low) ** (step / steps) for step in range(steps + 1)]
 

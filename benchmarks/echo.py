@@ -1,8 +1,8 @@
 """The floor of a call: an echo over a unix socket between two processes, both on uvloop.
 
-Two forms. `Echo` sends bytes and has them back: the least a round trip costs. `FrameEcho` is what any pipelined
-request-and-response needs besides: frames with a length and an id, a future for each, found by the id; the server
-splits what it received and answers frame by frame. Frames of one turn of the loop are written together on both sides.
+It has two forms. `Echo` sends bytes and gets them back: the least cost of a round trip. `FrameEcho` adds the needs of
+any pipelined request and response: frames with a length and an id, and a future for each, found by the id; the server
+splits the received bytes and answers frame by frame. Frames of one turn of the loop are written together on both sides.
 
 ``python -m benchmarks.echo bytes PATH`` and ``... frames PATH`` serve, ``... drive PATH ...`` calls several servers.
 """
@@ -35,7 +35,7 @@ ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
 
 
 class _Connected(asyncio.Protocol):
-    """Keeps its transport."""
+    """A protocol that keeps its transport."""
 
     transport: asyncio.Transport
 
@@ -49,7 +49,7 @@ class _EchoServer(_Connected):
 
 
 class _Frames(_Connected):
-    """Splits what it receives into frames."""
+    """A protocol that splits the received bytes into frames."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -77,7 +77,7 @@ class _FrameEchoServer(_Frames):
 
 
 class Echo(_Connected):
-    """One round trip at a time, of `nbytes`."""
+    """An echo client with one round trip at a time, of `nbytes`."""
 
     def __init__(self, nbytes: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ class Echo(_Connected):
         """Done when the server is gone."""
 
     def call(self) -> asyncio.Future[None]:
-        """Send the message. The future is done when it is back."""
+        """Send the message. The future is done when it has come back."""
         self._left = len(self._message)
         self._waiter = waiter = self._loop.create_future()
         self.transport.write(self._message)
@@ -105,7 +105,7 @@ class Echo(_Connected):
 
 
 class FrameEcho(_Frames):
-    """Any number of round trips at a time, of `nbytes` each."""
+    """An echo client with any number of round trips at a time, of `nbytes` each."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__()
@@ -147,14 +147,14 @@ class Server:
         self.process = _start(kind, str(self.path))
 
     async def connect(self, make: Callable[[], ProtocolT]) -> ProtocolT:
-        """A connection to it, once it listens."""
+        """Connect to the server, once it listens."""
         assert self.process.stdout is not None
         self.process.stdout.readline()
         _, protocol = await asyncio.get_running_loop().create_unix_connection(make, str(self.path))
         return protocol
 
     def listening(self) -> None:
-        """Wait until it listens, instead of `connect`."""
+        """Wait until the server listens, instead of `connect`."""
         assert self.process.stdout is not None
         self.process.stdout.readline()
 
@@ -170,7 +170,7 @@ class Server:
 
 
 class Driver:
-    """A process that calls echo servers when told, as a context."""
+    """A process that calls echo servers on command, as a context."""
 
     def __init__(self, servers: list[Server], nbytes: int) -> None:
         self.process = _start("drive", str(nbytes), *(str(server.path) for server in servers))
@@ -178,13 +178,13 @@ class Driver:
         self.process.stdout.readline()
 
     def begin(self, calls: int) -> None:
-        """Have it make so many calls, to its servers in turn, up to 1,000 at a time."""
+        """Start so many calls, to the servers in turn, up to 1,000 at a time."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{calls}\n")
         self.process.stdin.flush()
 
     def wait(self) -> None:
-        """Until they are done."""
+        """Wait until the calls are done."""
         assert self.process.stdout is not None
         self.process.stdout.readline()
 
@@ -220,7 +220,7 @@ async def _drive(nbytes: int, paths: list[str]) -> None:
     loop = asyncio.get_running_loop()
     echoes = [(await loop.create_unix_connection(lambda: FrameEcho(nbytes), path))[1] for path in paths]
     print("connected", flush=True)
-    for line in sys.stdin:  # blocks the loop, which has nothing else to do
+    for line in sys.stdin:  # blocks the loop, which has no other work
         before = time.perf_counter()
         for start in range(0, int(line), _IN_FLIGHT):
             stop = min(start + _IN_FLIGHT, int(line))

@@ -1,4 +1,4 @@
-"""The floor of a process: a Python that has imported NumPy and asyncio, and forks when told.
+"""The floor of a process: a Python that has imported NumPy and asyncio, and forks on command.
 
 Its children say hello through a pipe and then do nothing. ``python -m benchmarks.forker`` reads commands, a line each.
 """
@@ -19,12 +19,12 @@ __all__ = ["Forker"]
 
 
 class Forker:
-    """Such a process, as a context."""
+    """The forking process, as a context."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "benchmarks.forker"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.fork(0)  # it is up
+        self.fork(0)  # waits until it is up
 
     def _ask(self, command: str) -> list[str]:
         assert self.process.stdin is not None
@@ -34,7 +34,7 @@ class Forker:
         return self.process.stdout.readline().split()
 
     def fork(self, count: int) -> list[int]:
-        """Fork so many children. Returns their process ids when all have said hello."""
+        """Fork so many children. Returns their pids when all have said hello."""
         return [int(pid) for pid in self._ask(f"fork {count}")]
 
     def kill(self) -> None:
@@ -42,13 +42,13 @@ class Forker:
         self._ask("kill")
 
     def timed_fork(self, count: int) -> float:
-        """Seconds of `fork`."""
+        """The seconds of a `fork`."""
         before = time.perf_counter()
         self.fork(count)
         return time.perf_counter() - before
 
     def timed_kill(self) -> float:
-        """Seconds of `kill`."""
+        """The seconds of a `kill`."""
         before = time.perf_counter()
         self.kill()
         return time.perf_counter() - before
@@ -74,7 +74,7 @@ def _fork(hello: int) -> int:
 
 
 def main() -> None:
-    """Obey until the parent is gone."""
+    """Execute commands until the parent is gone."""
     import asyncio  # noqa: F401 - the children share it
 
     import numpy  # noqa: F401

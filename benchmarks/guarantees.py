@@ -1,4 +1,4 @@
-"""What guarantees cost: sealed objects, arrays that outlive their makers, tables, and many actors in few threads."""
+"""The costs of guarantees: sealed objects, arrays that outlive their makers, tables, and many actors in few threads."""
 
 from __future__ import annotations
 
@@ -39,59 +39,59 @@ Array = npt.NDArray[np.float64]
 
 @zc.actor
 class Maker:
-    """Makes an array and ends."""
+    """An actor that makes an array and ends."""
 
     def make(self, nbytes: int) -> Array:
-        """Of ones."""
+        """Make an array of ones."""
         return np.ones(nbytes // 8)
 
 
 @zc.actor
 class Reader:
-    """Takes what is passed."""
+    """An actor that takes arrays and tables."""
 
     def first(self, array: Array) -> float:
-        """An element: proof that the array is here."""
+        """The first element: proof that the array is here."""
         return float(array[0])
 
     def rows(self, table: Any) -> int:
-        """Of an Arrow table."""
+        """The number of rows of an Arrow table."""
         return int(table.num_rows)
 
 
 @zc.actor(process="shared")
 class Small:
-    """One of many in a process."""
+    """One of many actors in a process."""
 
     def one(self) -> int:
-        """A plain call."""
+        """Return at once: a plain call."""
         return 1
 
     def threads(self) -> int:
-        """Of the process."""
+        """The number of threads of the process."""
         with open("/proc/self/status") as status:
             return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
 
 
 @zc.actor
 class Talker:
-    """Calls all others."""
+    """An actor that calls all others."""
 
     async def reach(self, others: list[Any]) -> int:
-        """Call each; how many have answered."""
+        """Call each actor; the number that have answered."""
         return sum(await asyncio.gather(*[other.answer() for other in others]))
 
     async def answer(self) -> int:
-        """To be called."""
+        """Answer a call of another actor."""
         return 1
 
     async def connections(self) -> int:
-        """Of its process."""
+        """The number of connections of its process."""
         return zc.stats().connections
 
 
 def objects(scale: Scale) -> list[Measurement]:
-    """Objects above the eager limit over TCP, sealed and not, all on one core."""
+    """Measure objects above the eager limit over TCP, sealed and not, all on one core."""
     core, found = cores()[-1], []
     with Side(ROOT, core, WAYS["tcp"]) as plain, Side(ROOT, core, WAYS["sealed"]) as sealed:
         for item in OBJECTS:
@@ -127,7 +127,8 @@ def _touched(nbytes: int) -> mmap.mmap:
 
 
 async def passed_on(scale: Scale) -> list[Measurement]:
-    """What a holder copies that has pulled an array over TCP, and passes it on when its maker has ended."""
+    """Measure the bytes copied by a holder that has pulled an array over TCP, and passes it on when its maker has
+    ended."""
     nbytes = ADOPTED_MIB * MIB
     async with zc.init(transports=("tcp",)):
         reader: Any = await zc.spawn(Reader)
@@ -142,7 +143,7 @@ async def passed_on(scale: Scale) -> list[Measurement]:
 
 
 async def adoption(scale: Scale) -> list[Measurement]:
-    """The first call that passes an array on whose maker has ended, next to a memcpy of it."""
+    """Measure the first call that passes on an array whose maker has ended, next to a memcpy of the array."""
     nbytes = ADOPTED_MIB * MIB
     memory, source = _touched(nbytes), np.ones(nbytes // 8)
     times, floors, copied = [], [], 0
@@ -171,7 +172,7 @@ async def adoption(scale: Scale) -> list[Measurement]:
 
 
 async def table(scale: Scale) -> list[Measurement]:
-    """An Arrow table of numbers and texts as an argument, next to a memcpy of it."""
+    """Measure an Arrow table of numbers and texts as an argument, next to a memcpy of it."""
     import pyarrow as pa
 
     columns = {f"x{i}": np.arange(TABLE_ROWS, dtype=np.float64) + i for i in range(3)}
@@ -215,7 +216,7 @@ async def table(scale: Scale) -> list[Measurement]:
 
 
 async def shared(scale: Scale) -> list[Measurement]:
-    """Actors of one process with a plain call each."""
+    """Measure the actors of one process with a plain call each."""
     count = scale.count(SHARED, least=SHARED)
     async with zc.init():
         before = time.perf_counter()
@@ -236,8 +237,8 @@ def _spin() -> None:
 
 
 async def _settled(talkers: list[Any]) -> int:
-    """The most connections that one of `talkers` has, when none has fewer than at the look before. Two that connect to
-    each other at once have two, until they have agreed which of them goes."""
+    """The most connections of one of `talkers`, once that number has not fallen since the look before. Two talkers that
+    connect to each other at the same moment have two, until they have agreed which of them stays."""
     seen: int = max(await zc.get([talker.connections() for talker in talkers]))
     while True:
         await asyncio.sleep(SETTLING)
@@ -248,7 +249,7 @@ async def _settled(talkers: list[Any]) -> int:
 
 
 async def all_to_all(scale: Scale) -> list[Measurement]:
-    """Actors that all call all, beside processes that keep the machine busy."""
+    """Measure actors that all call all, beside processes that keep the machine busy."""
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         for _ in range(BUSY):
@@ -272,7 +273,7 @@ async def all_to_all(scale: Scale) -> list[Measurement]:
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """All of it."""
+    """Measure all guarantees."""
     yield from objects(scale)
     yield from zc.run(adoption(scale))
     yield from zc.run(passed_on(scale))

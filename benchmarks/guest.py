@@ -1,7 +1,7 @@
 """Calls and pulls by RDMA in a virtual machine: next to the base, and sealed next to not sealed.
 
-Runs in the guest: ``python tools/vm.py run -- python -m benchmarks.guest --built FOLDER``, where FOLDER has the package
-of the base, which takes too long to build there. ``python -m benchmarks.performance guest`` does both.
+It runs in the guest: ``python tools/vm.py run -- python -m benchmarks.guest --built FOLDER``. FOLDER has the package of
+the base, which takes too long to build there. ``python -m benchmarks.performance guest`` does both.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ITEMS: Final[Mapping[str, tuple[str, int]]] = {
     "pipelined": ("call in a guest, 1,000 in flight", 1000),
     "array-16m": ("16 MiB array as argument in a guest", 1),
 }
-"""What it is called, and how many there are in a round."""
+"""The name of each item, and its count in a round."""
 ROUNDS, QUICK_ROUNDS = 30, 20
-LAUNCHES: Final = 2
+LAUNCHES: Final = 4
 TIMES_BASE, TIMES_PLAIN = 1.03, 1.3
 RDMA: Final[Mapping[str, object]] = {"transports": ["verbs"], "sealing": "off"}
 SEALED: Final[Mapping[str, object]] = {"transports": ["verbs"], "sealing": "on"}
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
                 Measurement("guest", f"{name}, sealed", min(figures[2]), "us", after, "not sealed", budget, rounds,
                             "least", spread(figures[2]))
             )  # fmt: skip
-        for measurement in told:  # a guest that is ended keeps nothing else
+        for measurement in told:  # a guest that is ended keeps no other output
             print(json.dumps(measurement.plain()), flush=True)
         found += told
     show("By RDMA", found)

@@ -1,4 +1,4 @@
-"""A measurement: a value, the floor it is compared with, its budget, and the tables that show them."""
+"""A measurement: a value, its floor, its budget, and the tables that show them."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ __all__ = [
 ]
 
 Sample = Callable[[], Awaitable[float]]
-"""Measures one run; returns its figure."""
+"""A function that measures one run and returns its figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much to measure.
+    """The amount of measuring.
 
     Attributes:
         runs: interleaved runs whose median counts.
-        share: what every count of a full measurement is multiplied by.
+        share: the factor of every count of a full measurement.
     """
 
     runs: int
     share: float
 
     def count(self, full: int, least: int = 1) -> int:
-        """So many instead of `full`, but no fewer than `least`."""
+        """The count for this scale in place of `full`, but no less than `least`."""
         return max(least, round(full * self.share))
 
 
@@ -61,28 +61,28 @@ class Budget:
     of: Literal["value", "ratio"]
 
     def holds(self, figure: float) -> bool:
-        """Whether `figure` is within it."""
+        """Whether `figure` is within the budget."""
         if self.compare == "<=":
             return figure <= self.limit
         return figure >= self.limit if self.compare == ">=" else figure == self.limit
 
     def text(self, unit: str) -> str:
-        """For instance ``<= 3x`` or ``<= 20 ms``."""
+        """The budget as text, for instance ``<= 3x`` or ``<= 20 ms``."""
         return f"{self.compare} " + (f"{number(self.limit)}x" if self.of == "ratio" else quantity(self.limit, unit))
 
 
 def at_most(limit: float, of: Literal["value", "ratio"] = "ratio") -> Budget:
-    """No more than `limit` times the floor, or than `limit` of the value's unit."""
+    """A budget of at most `limit` times the floor, or `limit` in the value's unit."""
     return Budget("<=", limit, of)
 
 
 def at_least(limit: float, of: Literal["value", "ratio"] = "ratio") -> Budget:
-    """No less than `limit` times the floor, or than `limit` of the value's unit."""
+    """A budget of at least `limit` times the floor, or `limit` in the value's unit."""
     return Budget(">=", limit, of)
 
 
 def exactly(limit: float) -> Budget:
-    """This very value."""
+    """A budget that allows only this value."""
     return Budget("==", limit, "value")
 
 
@@ -92,14 +92,14 @@ class Measurement:
 
     Attributes:
         item: the benchmark's name, a key of `benchmarks.ITEMS`.
-        name: what was measured.
-        value: in `unit`.
+        name: the name of the measure.
+        value: the figure, in `unit`.
         unit: ``"us"``, ``"ms"``, ``"calls/s"``, ``"B"``, ...
-        floor: the same for what it is compared with, in the same unit; None when nothing is below it.
-        floor_name: what that is.
+        floor: the figure with which the value is compared, in the same unit; None for a value without a floor.
+        floor_name: the name of the floor.
         budget: the limit, if it has one.
-        runs: how many the value is the median of.
-        statistic: what it is of these runs, where that is not their median.
+        runs: the number of runs whose median is the value.
+        statistic: the name of another statistic of these runs, where the value is not their median.
         spread: the least and the most of these runs, in `unit`.
     """
 
@@ -116,7 +116,7 @@ class Measurement:
 
     @property
     def ratio(self) -> float | None:
-        """Value over floor; None when there is no floor or it is zero."""
+        """Value over floor; None without a floor or with a floor of zero."""
         return self.value / self.floor if self.floor else None
 
     @property
@@ -128,7 +128,7 @@ class Measurement:
         return "pass" if figure is not None and self.budget.holds(figure) else "FAIL"
 
     def plain(self) -> dict[str, Any]:
-        """As plain values, with the ratio and the verdict for readers of the file."""
+        """The fields as plain values, with the ratio and the verdict for readers of the file."""
         return {**asdict(self), "ratio": self.ratio, "verdict": self.verdict}
 
     @classmethod
@@ -145,9 +145,9 @@ async def interleave(runs: int, subjects: Mapping[str, Sample], *, warm_up: bool
     """Run every subject `runs` times in turns, each turn beginning with another one.
 
     Args:
-        runs: figures of each.
+        runs: figures of each subject.
         subjects: by name.
-        warm_up: begin with one run of each that does not count.
+        warm_up: begin with one run of each subject that does not count.
     """
     names = list(subjects)
     figures: dict[str, list[float]] = {name: [] for name in names}
@@ -157,23 +157,23 @@ async def interleave(runs: int, subjects: Mapping[str, Sample], *, warm_up: bool
     for turn in range(runs):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            gc.collect()  # nobody pays for another's garbage
+            gc.collect()  # no subject pays for another's garbage
             figures[name].append(await subjects[name]())
     return figures
 
 
 def medians(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The median of each."""
+    """The median of each subject's figures."""
     return {name: median(values) for name, values in figures.items()}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """The least and the most."""
+    """The least and the most of the values."""
     return min(values), max(values)
 
 
 def number(value: float) -> str:
-    """Three digits, thousands separated, no exponent."""
+    """A number in three digits, with separated thousands and without an exponent."""
     if value and abs(value) < 100:
         return f"{value:.3g}"
     return f"{value:,.0f}"
@@ -189,7 +189,7 @@ _RIGHT = (False, True, True, True, True, False)
 
 
 def row(measurement: Measurement) -> tuple[str, ...]:
-    """The cells of one line."""
+    """The cells of one measurement's line."""
     floor = ratio = budget = ""
     if measurement.floor is not None:
         floor = f"{quantity(measurement.floor, measurement.unit)} ({measurement.floor_name})"
@@ -201,7 +201,7 @@ def row(measurement: Measurement) -> tuple[str, ...]:
 
 
 def plain_table(title: str, measurements: Iterable[Measurement]) -> str:
-    """A table of spaces."""
+    """A table in plain text."""
     rows = [_COLUMNS, *map(row, measurements)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [

@@ -1,20 +1,20 @@
-"""Two hosts over TCP next to the least that a socket between them costs: namespaces on one cable, on one machine.
+"""Two hosts over TCP next to the least cost of a socket between them: namespaces on one cable, on one machine.
 
 ::
 
     python -m benchmarks.hosts            # needs root, iproute2 and nftables
     python -m benchmarks.hosts --quick
 
-An array is pulled from the owner's arena into the reader's. The floor is what cannot be done without: the same bytes
-by one process's sendfile(2) from a memfd to the other's recv(2) into memory that it has already touched. The floor of a
-call is a round trip of messages of the same sizes between two processes on uvloop, which are not encrypted where the
-call's frames are sealed either. All go over the same cable, in turns and between the same two processes.
+An array is pulled from the owner's arena into the reader's. The floor is the indispensable part: the same bytes by one
+process's sendfile(2) from a memfd to the other's recv(2) into memory that it has already touched. The floor of a call
+is a round trip of messages of the same sizes between two processes on uvloop. These messages are never encrypted, not
+even where the call's frames are sealed. All go over the same cable, in turns and between the same two processes.
 
-Pulls whose bytes are authenticated are measured in turns with pulls where frames alone are sealed and with TLS, each
-between two processes of its own; and over a link that is as slow as many are.
+Pulls whose bytes are authenticated are measured in turns with pulls where only frames are sealed and with TLS, each
+between two processes of its own; and over a link with the rate of a slow network.
 
-As both ends and the cable are of one machine, its cores are what is measured: on two of them, a pull's further streams
-gain little, and figures scatter. Ratios are of use, times are not.
+As both ends and the cable belong to one machine, its cores are measured: on two of them, a pull's further streams gain
+little, and figures scatter. Ratios are of use, times are not.
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ from benchmarks.machine import cores
 from benchmarks.program import options_of, report
 from tests.hosts.members import Member
 from tests.hosts.netns import Network, missing
-from zcactor.handle import ActorHandle, RemoteActor
+from zcactor.api.handle import ActorHandle
+from zcactor.api.remote_actor import RemoteActor
+from zcactor.ids import new_actor
 from zcactor.interface import Interface
 from zcactor.observe.stats import stats_of
 from zcactor.rpc.codec import frame_size
 from zcactor.transport.base import LENGTH_PREFIX, RemoteRegion
-from zcactor.transport.sealing import Integrity
-from zcactor.transport.tls import load_tls
+from zcactor.transport.stream.record_layer import Integrity
+from zcactor.transport.stream.tls import load_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,7 +82,8 @@ SHARE_OF_FRAMES, TIMES_TLS, SHARE_OF_SLOW = 0.5, 2.0, 0.97
 """Budgets of pulls whose bytes are authenticated: of the rate without, times TLS, and of the rate over a slow link."""
 SLOW_MBIT: Final = 4000
 CALLS, PARTS = 2000, 8
-"""In one run, and how many parts it has: what else a machine does meets short turns alike, and long ones not."""
+"""Calls in one run, and the number of its parts: other work of the machine meets short turns alike, and long ones
+not."""
 
 Array = npt.NDArray[np.float64]
 
@@ -91,7 +94,7 @@ FULL, QUICK = Scale(9, 1.0), Scale(5, 0.25)
 
 
 def _send_file(listening: socket.socket, memory: int) -> None:
-    """In a thread: each number that comes is answered by as many bytes of the memfd."""
+    """Answer, in a thread, each number that comes with as many bytes of the memfd."""
     while True:
         sock, _ = listening.accept()
         with sock:
@@ -102,7 +105,7 @@ def _send_file(listening: socket.socket, memory: int) -> None:
 
 
 class _Echo(asyncio.Protocol):
-    """Sends back what it gets, once it is `nbytes` long, as `answers` bytes."""
+    """A server that answers each `nbytes` that it gets by `answers` bytes."""
 
     def __init__(self, nbytes: int, answers: int) -> None:
         self._nbytes, self._answer, self._got = nbytes, bytes(answers), 0
@@ -119,7 +122,7 @@ class _Echo(asyncio.Protocol):
 
 
 class _Asking(asyncio.Protocol):
-    """One round trip at a time."""
+    """A client with one round trip at a time."""
 
     def __init__(self, nbytes: int, answers: int) -> None:
         self._message, self._answers, self._left = bytes(nbytes), answers, 0
@@ -131,7 +134,7 @@ class _Asking(asyncio.Protocol):
         _no_delay(transport)
 
     def call(self) -> asyncio.Future[None]:
-        """Send the message. The future is done when the answer is there."""
+        """Send the message. The future is done when the answer has come."""
         self._left = self._answers
         self._waiter = waiter = self._loop.create_future()
         self._transport.write(self._message)
@@ -151,22 +154,22 @@ def _no_delay(transport: asyncio.BaseTransport) -> None:
 
 
 class Kinds:
-    """One method of each kind, and an array."""
+    """An actor with one method of each kind, and an array."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
 
     def sync(self, a: int, b: float) -> float:
-        """In the actor's thread."""
+        """Add in the actor's thread."""
         return a + b
 
     async def coro(self, a: int, b: float) -> float:
-        """As a task."""
+        """Add as a task."""
         return a + b
 
     @zc.method(inline=True)
     def inline(self, a: int, b: float) -> float:
-        """On the loop at once."""
+        """Add on the loop at once."""
         return a + b
 
     async def kept(self, nbytes: int) -> Array:
@@ -175,7 +178,7 @@ class Kinds:
 
 
 class End:
-    """One of the two processes: a member, and beside it what the floors need. Methods are commands."""
+    """One of the two processes: a member, and beside it the sockets of the floors. Its methods are commands."""
 
     def __init__(self, host: str, how: str, folder: Path) -> None:
         self._host = host
@@ -189,18 +192,18 @@ class End:
         self._keep: list[Any] = []
 
     async def serve(self, nbytes: int, answers: int) -> int:
-        """Listen as the floor of a call; the port."""
+        """Listen as the floor of a call; returns the port."""
         server = await asyncio.get_running_loop().create_server(lambda: _Echo(nbytes, answers), self._host, 0)
         self._keep.append(server)
         found: int = server.sockets[0].getsockname()[1]
         return found
 
     async def own(self) -> dict[str, Any]:
-        """Be the owner of the bytes; where everything is."""
+        """Be the owner of the bytes; returns the places of everything."""
         process = self.member.process
         array = process.store.empty(self._largest // 8)
         array[:] = 1
-        process.add_host(index := process.take_index(), Kinds, "Kinds").adopt(Kinds(array))
+        process.hosts.add(index := process.hosts.take_index(), Kinds, "Kinds").adopt(Kinds(array))
         memory = os.memfd_create("floor")
         os.posix_fallocate(memory, 0, self._largest)
         listening = socket.create_server((self._host, 0))
@@ -223,27 +226,27 @@ class End:
         self.member.addresses[owner["name"]] = owner["address"]
         place = (bytes.fromhex(owner["name"]), owner["index"])
         remote = RemoteActor(
-            self.member.process, os.urandom(16), Interface.of(Kinds), place, None, "default", 1000, 0
+            self.member.process, new_actor(), Interface.of(Kinds), place, None, "default", 1000, 0
         )  # fmt: skip
         self._kinds: Any = ActorHandle(remote)
         await self._kinds.coro(3, 4.5)
 
     async def some(self, times: int) -> None:
-        """So many calls."""
+        """Make so many calls."""
         for _ in range(times):
             await self._kinds.coro(3, 4.5)
 
     async def stats(self) -> dict[str, Any]:
-        """What the process has done."""
+        """The figures of the process."""
         return stats_of(self.member.process).plain()
 
     async def cores(self, cores: list[int]) -> None:
-        """Stay on these, with all threads that there are."""
+        """Keep all threads of the process on these cores."""
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), cores)
 
     async def pulls(self, mib: int, runs: int, times: int) -> dict[str, float]:
-        """MiB a second of a bare socket, of pulls, and of calls that return the array."""
+        """Measure MiB a second of a bare socket, of pulls, and of calls that return the array."""
         nbytes = mib * MIB
         process = self.member.process
         (session,) = process.sessions.all()
@@ -253,7 +256,7 @@ class End:
         bare = mmap.mmap(-1, nbytes)
         ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(bare)), 1, nbytes)
         region = RemoteRegion(owner["object"], owner["offset"], nbytes)
-        leased = self._kinds.kept(self._largest)  # what is pulled must be leased: a result that nobody has read yet
+        leased = self._kinds.kept(self._largest)  # only leased bytes can be pulled: a result that has not been read yet
         while not leased.done():
             await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
@@ -274,7 +277,7 @@ class End:
         assert array[0] == array[-1] == 1
 
     async def calls(self, port: int, sizes: tuple[int, int], runs: int, times: int) -> dict[str, float]:
-        """Microseconds of a bare round trip and of calls."""
+        """Measure microseconds of a bare round trip and of calls."""
         loop = asyncio.get_running_loop()
         _, asking = await loop.create_connection(lambda: _Asking(*sizes), self._owner_host, port)
         kinds = self._kinds
@@ -288,7 +291,7 @@ class End:
 
 
 def _receive(sock: socket.socket, view: memoryview) -> None:
-    """In a thread, as a pull does it: ask for as many bytes as there is room, and take them."""
+    """Receive in a thread, as a pull does: ask for as many bytes as the view holds, and take them."""
     sock.sendall(len(view).to_bytes(8, "little"))
     at = 0
     while at < len(view):
@@ -310,7 +313,7 @@ async def _each(run: Callable[[], Any], times: int) -> float:
 
 
 async def answer(host: str, how: str, folder: str) -> None:
-    """The program of either process: do what lines on the standard input say."""
+    """Run the program of either process: execute the commands on the standard input."""
     end = End(host, how, Path(folder))
     await end.member.start()
     loop = asyncio.get_running_loop()
@@ -324,7 +327,7 @@ async def answer(host: str, how: str, folder: str) -> None:
 
 
 def measure(scale: Scale) -> list[Measurement]:
-    """Everything, between two hosts that it makes."""
+    """Make two hosts, and measure everything between them."""
     found: list[Measurement] = []
     with Network(2, direct=True) as (here, there), TemporaryDirectory() as folder, ExitStack() as stack:
         certificate(Path(folder))
@@ -367,7 +370,7 @@ def measure(scale: Scale) -> list[Measurement]:
 
 
 def _rates(readers: Mapping[str, Program], mib: int, scale: Scale) -> dict[str, float]:
-    """MiB a second of pulls by each reader, in turns, and of a bare socket beside the first one's."""
+    """MiB a second of pulls by each reader, in turns, and of a bare socket beside the first reader's."""
     times = max(1, scale.count(512) // mib)
     rates: dict[str, list[float]] = {name: [] for name in ("bare", *readers)}
     for turn in range(scale.runs):
@@ -381,7 +384,7 @@ def _rates(readers: Mapping[str, Program], mib: int, scale: Scale) -> dict[str, 
 
 
 def _pair(stack: ExitStack, here: Host, there: Host, folder: str, how: str) -> tuple[Program, Program]:
-    """A reader and an owner that know each other; `how` says what of their traffic is protected."""
+    """A reader and an owner that know each other; `how` names the protection of their traffic."""
     reader, owner = (
         stack.enter_context(host.python("-m", "benchmarks.hosts", "serve", host.address, how, folder))
         for host in (here, there)
@@ -416,7 +419,7 @@ def copied(*ends: Program) -> int:
 
 
 def _eager(reader: Program, owner: Program) -> list[tuple[int, int]]:
-    """Of calls ``coro(3, 4.5)``, at either end: bytes of payload sent, and frames."""
+    """Bytes of payload sent and the number of frames, for calls ``coro(3, 4.5)``, at either end."""
     before = reader.ask("stats"), owner.ask("stats")
     times = 16
     reader.ask("some", times=times)
@@ -425,7 +428,7 @@ def _eager(reader: Program, owner: Program) -> list[tuple[int, int]]:
 
 
 def frame_nbytes(payload: int, frames: int) -> int:
-    """Bytes of each of so many frames, with so much payload in all."""
+    """Bytes of each of so many frames, with `payload` bytes in all."""
     return LENGTH_PREFIX + frame_size(0, 0, payload // frames)
 
 
@@ -436,7 +439,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and show.
 
     Returns:
-        0; 1 with ``--strict`` when a budget does not hold; 2 where there can be no hosts.
+        0; 1 with ``--strict`` when a budget does not hold; 2 where hosts cannot be made.
     """
     options = options_of("benchmarks.hosts", "Two hosts next to their floors.").parse_args(arguments)
     reason = missing()

@@ -1,10 +1,11 @@
-"""What it costs to authenticate the bytes of arrays: the primitives in one core, and whole pulls between two processes.
+"""The cost of authenticating the bytes of arrays: the primitives in one core, and whole pulls between two processes.
 
 ::
 
     python -m benchmarks.integrity [--seconds 1.0]
 
-The table belongs to ``docs/decisions/0021-integrity.md``. It needs ``cryptography`` (the ``cluster`` extra).
+The table belongs to ``docs/explanation/decisions/0021-integrity.md``. It needs ``cryptography`` (the ``cluster``
+extra).
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from zcactor.transport.base import RemoteRegion
-from zcactor.transport.sealing import Integrity
-from zcactor.transport.tcp import TcpEndpoint
-from zcactor.transport.tls import load_tls
+from zcactor.transport.stream.record_layer import Integrity
+from zcactor.transport.stream.tls import load_tls
+from zcactor.transport.tcp.endpoint import TcpEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,24 +48,24 @@ if TYPE_CHECKING:
 NBYTES: Final = 64 << 20
 CHUNK: Final = 1 << 20
 SIZES: Final = (("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("32 MiB", 32 << 20), ("64 MiB", 64 << 20))
-"""Of pulls: from 64 MiB on they use several streams."""
+"""Sizes of pulls: from 64 MiB on they use several streams."""
 MODES: Final = ("nothing", "frames", "arrays", "tls")
 TOKEN: Final = bytes(32)
-"""Of two processes of this program; nobody else is let in by the address they listen at."""
+"""The token of two processes of this program, which keeps all other processes out."""
 
 
 class Silent:
-    """A receiver of frames, of which there are none."""
+    """A receiver of frames that gets none."""
 
     def frames_received(self, data: memoryview) -> None:
-        """Nothing comes."""
+        """Never called: no frames come."""
 
     def connection_lost(self, cause: Exception | None) -> None:
-        """The other end has closed."""
+        """Ignore the end: the other end has closed."""
 
 
 def primitives() -> dict[str, Callable[[memoryview], object]]:
-    """What may be done with a chunk, by name; each nonce is used once."""
+    """The functions that may be applied to a chunk, by name; each nonce is used once."""
     cipher, key, copy = AESGCM(os.urandom(32)), os.urandom(32), bytearray(CHUNK)
     nonces = iter(range(1 << 40))
 
@@ -82,7 +83,7 @@ def primitives() -> dict[str, Callable[[memoryview], object]]:
 
 
 def throughput(work: Callable[[memoryview], object], seconds: float) -> float:
-    """GiB/s over 64 MiB, chunk by chunk."""
+    """The throughput in GiB/s over 64 MiB, chunk by chunk."""
     data = memoryview(os.urandom(CHUNK) * (NBYTES // CHUNK))
     done, begin = 0, time.perf_counter()
     while (taken := time.perf_counter() - begin) < seconds:
@@ -93,7 +94,7 @@ def throughput(work: Callable[[memoryview], object], seconds: float) -> float:
 
 
 def certificate(folder: Path) -> None:
-    """A CA that is its own only member."""
+    """Make a CA that is its own only member."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "benchmark")])
     now = datetime.datetime.now(datetime.UTC)
@@ -121,7 +122,7 @@ def endpoint(mode: str, folder: Path) -> TcpEndpoint:
 
 
 async def own(mode: str, folder: Path) -> None:
-    """The owner: serves until its input ends."""
+    """Run the owner: serve until its input ends."""
     here = endpoint(mode, folder)
     kept: list[Connection] = []
 
@@ -153,7 +154,7 @@ async def pulls(mode: str, folder: Path, address: str, seconds: float) -> list[f
 
 
 def measure_pulls(mode: str, folder: Path, seconds: float) -> list[float]:
-    """`pulls` from an owner that is a process of its own."""
+    """Measure `pulls` from an owner in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.integrity", "--own", mode, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -166,7 +167,7 @@ def measure_pulls(mode: str, folder: Path, seconds: float) -> list[float]:
 
 
 def table(seconds: float) -> str:
-    """All of it, in Markdown."""
+    """Measure everything; the tables in Markdown."""
     lines = ["| one core, chunks of 1 MiB | GiB/s |", "|---|---:|"]
     lines += [f"| {name} | {throughput(work, seconds):.1f} |" for name, work in primitives().items()]
     with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +180,7 @@ def table(seconds: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """See the module."""
+    """Run the program; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
     parser.add_argument("--own", nargs=2, metavar=("MODE", "FOLDER"), help=argparse.SUPPRESS)

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 CALLS = 5000
 IDLE_CALLS = 30
 PAUSE = 0.2
-"""Seconds. Long enough for a core to sleep, and for anything that spins to have stopped."""
+"""Seconds. Long enough for a core to sleep, and for any spinning to have stopped."""
 LIMITS = {"sync": 3.0, "async": 2.0, "inline": 2.0}
-"""Times the echo on one core. After a pause a call may be no slower, against the echo after the same pause, than it was
-without one. On two cores the kernel's placement decides more than the program does, so there is no limit.
+"""Times the echo on one core. After a pause a call may be no slower, against the echo after the same pause, than
+without a pause. On two cores the kernel's placement decides more than the program does, so no limit applies.
 
-With cold caches whatever a program does beyond one ``recv`` and one ``send`` costs more than these, so after a pause an
-echo of frames, the least that a request with an answer needs, stands beside the echo of bytes."""
+With cold caches all work of a program beyond one ``recv`` and one ``send`` costs more than these, so after a pause an
+echo of frames, the least that a request with an answer needs, stands beside the echo of bytes.
+"""
 
 
 async def _echo(echo: Echo | FrameEcho, calls: int) -> float:
@@ -47,7 +48,8 @@ async def _adder(adder: Any, calls: int) -> float:
 async def _scene(
     scale: Scale, where: str, *, limited: bool = False, driver_core: int | None = None, pauses: bool = True
 ) -> list[Measurement]:
-    """Measure on the cores that this process has; `driver_core` is where it goes when the others have started."""
+    """Measure on the cores of this process; `driver_core` is the core to which it moves when the others have
+    started."""
     found = []
     async with zc.init(), AsyncExitStack() as stack:
         adders = {kind: await cls.spawn() for kind, cls in ADDERS.items()}
@@ -82,7 +84,7 @@ async def _scene(
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """All on one core; on two, wherever the kernel puts them; the driver on one of two, all others on the other.
+    """Measure all on one core; on two, as the kernel places them; the driver on one of two, all others on the other.
 
     With the kernel's choice a pair of processes may settle on one core or on two, and the latter costs wake-ups across
     cores: values scatter. The third scene has the same placement for all.

@@ -1,4 +1,4 @@
-"""What 1,000 actors and 100,000 references leave behind, three times."""
+"""The leftovers of 1,000 actors and 100,000 references, three times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def _footprint() -> Footprint:
 
 
 async def _settled(least: Footprint | None) -> Footprint:
-    """The footprint once it is down to `least` (unless None: not changed for 0.5 s), at the latest after `PATIENCE`."""
+    """The footprint once it is down to `least` (with None, once it has not changed for 0.5 s), at the latest after
+    `PATIENCE`."""
     deadline = time.monotonic() + PATIENCE
     seen, since = _footprint(), time.monotonic()
     while time.monotonic() < deadline:
@@ -108,5 +109,5 @@ async def _scene(scale: Scale) -> list[Measurement]:
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """Descriptors, threads, processes and bytes in the store of the driver, against those before."""
+    """Measure descriptors, threads, processes and bytes in the store of the driver, against those before."""
     yield from zc.run(_scene(scale))

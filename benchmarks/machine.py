@@ -31,12 +31,12 @@ def on_cores(*chosen: int) -> Iterator[None]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids of the children of `pid`, of theirs, and so on."""
+    """The pids of the children of `pid`, of their children, and so on."""
     found: list[int] = []
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except FileNotFoundError:  # it ended meanwhile
+    except FileNotFoundError:  # it has ended meanwhile
         return found
     for child in children:
         found += [child, *descendants(child)]
@@ -54,7 +54,7 @@ def rss(pid: int) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping."""
+    """Bytes that are available without swapping."""
     return _kilobytes(Path("/proc/meminfo"), "MemAvailable:") << 10
 
 
@@ -66,7 +66,7 @@ def _kilobytes(path: Path, field: str) -> int:
 
 
 def descriptors() -> int:
-    """Open descriptors of this process, without the one used to look."""
+    """Open descriptors of this process, without the one for this count."""
     return len(os.listdir("/proc/self/fd")) - 1
 
 
@@ -76,7 +76,7 @@ def threads() -> int:
 
 
 def describe() -> dict[str, Any]:
-    """What a reader of the figures wants to know about where they come from."""
+    """The facts about the machine that readers of the figures need."""
     models = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -93,5 +93,5 @@ def describe() -> dict[str, Any]:
 
 
 def _chosen(setting: Path) -> str:
-    """The word in brackets of a setting that lists its choices; empty where there is no such setting."""
+    """The word in brackets of a setting that lists its choices; empty where the setting does not exist."""
     return setting.read_text().partition("[")[2].partition("]")[0] if setting.exists() else ""

@@ -1,4 +1,4 @@
-"""n actors calling n actors: each caller calls all of them in turn, 1,000 calls at a time."""
+"""Groups of n actors calling n actors: each caller calls all of them in turn, 1,000 calls at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = 1000
 CALLS = 40_000
-"""Of each caller in a run."""
+"""Calls of each caller in a run."""
 
 
 async def _echo(drivers: list[Driver], calls: int) -> float:
@@ -64,6 +64,6 @@ async def _scene(scale: Scale, n: int) -> list[Measurement]:
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """2:2 and 4:4, all calls of all callers per second."""
+    """Measure 2:2 and 4:4, all calls of all callers per second."""
     for n in (2, 4):
         yield from zc.run(_scene(scale, n))

@@ -10,13 +10,15 @@ import zcactor as zc
 from benchmarks.actors import SyncAdder
 from benchmarks.forker import Forker
 from benchmarks.harness import Measurement, Scale, at_most
-from benchmarks.machine import descendants, pss
+from benchmarks.machine import cores, descendants, pss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIMIT = 30
-"""MB of one idle actor."""
+LIMIT, SHARED_LIMIT = 30, 30
+"""MB of one idle actor, and KB of one that shares its process."""
+SHARED = 1000
+"""Idle actors that share processes."""
 
 
 async def _scene(count: int) -> tuple[float, float]:
@@ -31,8 +33,23 @@ async def _scene(count: int) -> tuple[float, float]:
         return fmean(pss(pid) for pid in workers) / 1e6, sum(pss(pid) for pid in others) / 1e6
 
 
+async def _shared(count: int) -> float:
+    """KB that one more actor takes which shares its process; each has been called once."""
+    shared = SyncAdder.options(process="shared")
+    async with zc.init():
+        handles = [await shared.spawn() for _ in range(2 * len(cores()))]  # so that all processes are there
+
+        async def look() -> int:
+            await zc.get([handle.add(3, 4.5) for handle in handles])
+            return sum(pss(pid) for pid in {info.pid for info in await zc.actors()})
+
+        before = await look()
+        handles += [await shared.spawn() for _ in range(count)]
+        return (await look() - before) / count / 1e3
+
+
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """One actor, then 20. One look each: memory does not scatter as times do."""
+    """Measure one actor, then 20, then many that share. One look each: memory does not scatter as times do."""
     del scale
     for count in (1, 20):
         with Forker() as forker:
@@ -41,3 +58,5 @@ def measure(scale: Scale) -> Iterator[Measurement]:
         label = "idle actor, alone" if count == 1 else f"idle actor, one of {count}"
         yield Measurement("memory", label, actor, "MB", floor, "forked Python with NumPy", at_most(LIMIT, "value"))
         yield Measurement("memory", f"agent and zygote, {count} {'actor' if count == 1 else 'actors'}", others, "MB")
+    label = f"idle shared actor, one of {SHARED:,}"
+    yield Measurement("memory", label, zc.run(_shared(SHARED)), "KB", budget=at_most(SHARED_LIMIT, "value"))

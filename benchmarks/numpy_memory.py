@@ -1,8 +1,8 @@
 """NumPy's own allocations in the store, against NumPy's usual allocator.
 
-Both in one process, in turns: a turn runs the same operation on arrays that either allocator gave, a few times each.
-What is compared is the median over the turns. The usual allocator keeps blocks of up to 32 MiB and returns larger ones,
-which then fault in page by page with every operation; the store keeps what a loop used last.
+Both run in one process, in turns: a turn runs the same operation on arrays of either allocator, a few times each. The
+medians over the turns are compared. The usual allocator keeps blocks of up to 32 MiB and returns larger ones, which
+then fault in page by page with every operation; the store keeps the memory that a loop used last.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SIZES = {
     "256 MiB": 1 << 28,
 }
 NOT_SLOWER = 1.03
-"""Times the usual allocator."""
+"""Limit, as a multiple of the usual allocator's time."""
 PAIR_LIMIT = 1.0
 """Microseconds for an allocation and its release."""
 TURN = 0.03
-"""Seconds that one allocator's share of a turn takes at least, an operation being longer counts once."""
+"""The least seconds of one allocator's share of a turn; an operation that takes longer counts once."""
 MAX_SORT = 1 << 24
-"""Bytes; larger ones take seconds to sort, and allocate as little."""
+"""Bytes; larger arrays take seconds to sort, and allocate as little."""
 
 
 def _operations(nbytes: int) -> dict[str, Callable[[], Any]]:
@@ -55,7 +55,7 @@ def _operations(nbytes: int) -> dict[str, Callable[[], Any]]:
 
 
 def _per_call(operation: Callable[[], Any], calls: int) -> float:
-    """Microseconds a call."""
+    """The microseconds of a call."""
     before = time.perf_counter()
     for _ in range(calls):
         operation()
@@ -63,7 +63,7 @@ def _per_call(operation: Callable[[], Any], calls: int) -> float:
 
 
 def _compare(make: Callable[[], Callable[[], Any]], turns: int) -> tuple[float, float]:
-    """Microseconds a call with memory of the store and with NumPy's, operands included."""
+    """The microseconds of a call with memory of the store and with NumPy's, operands included."""
     ours = make()
     with zc.numpy_allocator(False):
         theirs = make()
@@ -100,5 +100,5 @@ async def _scene(scale: Scale) -> list[Measurement]:
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """All operations at all sizes, then one allocation with its release."""
+    """Measure all operations at all sizes, then one allocation with its release."""
     yield from zc.run(_scene(scale))

@@ -1,6 +1,5 @@
-"""RDMA over the fake device, in one process: calls beside a base, many connections that end, what is registered, and a
-pull beside a peer that reads with stale keys.
-"""
+"""RDMA over the fake device, in one process: calls beside a base, many connections that end, the registered memory, and
+a pull beside a peer that reads with stale keys."""
 
 from __future__ import annotations
 
@@ -15,19 +14,19 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.harness import Measurement, Scale, at_most, spread
 from benchmarks.machine import cores
 from benchmarks.paired import ROOT, Side, launches
-from tests.conformance.connection import Recorder
 from tests.transport.verbs.parts import EAGER, SLOT, engine_on
 from tests.transport.verbs.sides import Arena, device_of, engine_of, joined, verbs_side
+from zcactor.testing.conformance.connection import Recorder
 from zcactor.transport.base import RemoteRegion
-from zcactor.transport.verbs import fake
-from zcactor.transport.verbs.connection import VerbsConnection
-from zcactor.transport.verbs.fake import FakeFabric
-from zcactor.transport.verbs.pair import QueuePairs
+from zcactor.transport.verbs.driver import fake
+from zcactor.transport.verbs.driver.fake import FakeFabric
+from zcactor.transport.verbs.peer.connection import VerbsConnection
+from zcactor.transport.verbs.peer.queue_pairs import QueuePairs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conformance.connection import Pair
+    from zcactor.testing.conformance.connection import ConnectedPair
 
 __all__ = ["calls", "ending", "registering", "stale"]
 
@@ -39,7 +38,7 @@ TIMES_BASE, MILLISECONDS, TIMES_ARENA, TIMES_ALONE = 1.03, 50.0, 1.1, 3.0
 
 
 def calls(scale: Scale, base: Path) -> list[Measurement]:
-    """Calls between two runtimes of one process, next to those of the base."""
+    """Measure calls between two runtimes of one process, next to those of the base."""
     core, found = cores()[-1], []
     rounds = 16 * scale.runs
     names = {
@@ -56,7 +55,7 @@ def calls(scale: Scale, base: Path) -> list[Measurement]:
 
 
 async def ending(scale: Scale) -> list[Measurement]:
-    """Connections that end in one turn of the loop, beside much memory that stays registered."""
+    """Measure connections that end in one turn of the loop, beside much memory that stays registered."""
     taken = []
     writable, fake._is_writable = fake._is_writable, lambda *_: True  # it reads a file for each region
     try:
@@ -78,12 +77,12 @@ async def ending(scale: Scale) -> list[Measurement]:
 
 
 async def registering(scale: Scale) -> list[Measurement]:
-    """What is registered after keys of many large arrays all over an arena were given."""
+    """Measure the registered memory after the keys of many large arrays all over an arena were given."""
     fabric = FakeFabric()
     for name in ("fake0", "fake1"):
         fabric.add_nic(name)
     arrays = random.Random(1)
-    pin, Arena.pin = Arena.pin, lambda *_: None  # type: ignore[method-assign]  # nothing is read, so no pages are taken
+    pin, Arena.pin = Arena.pin, lambda *_: None  # type: ignore[method-assign]  # no byte is read, so no pages are taken
     try:
         with (
             verbs_side(lambda: fabric.binding("fake0"), ARENA_MIB * MIB) as owner,
@@ -103,7 +102,7 @@ async def registering(scale: Scale) -> list[Measurement]:
     return [Measurement("over_fake", name, registered, "B", beside, "arena and slots", at_most(TIMES_ARENA))]
 
 
-async def _wanted(pair: Pair, nbytes: int) -> RemoteRegion:
+async def _wanted(pair: ConnectedPair, nbytes: int) -> RemoteRegion:
     await pair.left.pull(RemoteRegion(1, 0, 1), pair.sides[0].address, None)  # has the memory registered
     assert pair.right.export is not None
     seal, rkey = pair.right.export(1, 0, nbytes)
@@ -111,7 +110,7 @@ async def _wanted(pair: Pair, nbytes: int) -> RemoteRegion:
 
 
 async def stale(scale: Scale) -> list[Measurement]:
-    """A pull beside a peer whose READs have stale keys, one after the other, next to the pull alone."""
+    """Measure a pull beside a peer whose READs have stale keys, one after the other, next to the pull alone."""
     nbytes, fabric = PULL_MIB * MIB, FakeFabric()
     for name in ("fake0", "fake1"):
         fabric.add_nic(name)
@@ -133,7 +132,7 @@ async def stale(scale: Scale) -> list[Measurement]:
                 return (time.perf_counter() - before) * 1e3
 
             async def repeat() -> None:
-                while True:  # it is given a good key when it asks
+                while True:  # the peer gets a good key when it asks
                     await pair.right.pull(RemoteRegion(6, 0, 64, 0, 0xDEAD), owner.address + nbytes - 64, owner)
 
             await timed()

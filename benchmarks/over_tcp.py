@@ -1,4 +1,4 @@
-"""Data sockets and what is kept of pulled arrays: TCP on this machine alone, without namespaces."""
+"""Data sockets and the memory kept of pulled arrays: TCP on this machine alone, without namespaces."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import numpy.typing as npt
 import zcactor as zc
 from benchmarks.harness import Measurement, Scale, at_most, exactly, spread
 from benchmarks.machine import descriptors
-from tests.conformance.connection import Recorder
 from tests.transport.tcp_arena import tcp_side
-from zcactor import context
-from zcactor.transport import crew, tcp_pull
-from zcactor.transport.auth import Handshake, Purpose
+from zcactor.process import context
+from zcactor.testing.conformance.connection import Recorder
 from zcactor.transport.base import RemoteRegion
-from zcactor.transport.tcp import TcpEndpoint
-from zcactor.transport.tcp_connection import TcpConnection
-from zcactor.transport.tcp_sealed import DataSeal
+from zcactor.transport.stream.handshake import Handshake, Purpose
+from zcactor.transport.tcp import crew, pull
+from zcactor.transport.tcp.authenticated import DataSeal
+from zcactor.transport.tcp.connection import TcpConnection
+from zcactor.transport.tcp.endpoint import TcpEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ OPENED: Final = 200
 MILLISECONDS: Final = 0.2
 PEERS: Final = 1000
 SHORT: Final = 20.0
-"""Times that a minute is shorter here, and with it all that ends what is idle."""
+"""The factor by which a minute is shorter here, and with it all times after which idle resources end."""
 RESULTS, RESULT_MIB, STORE_MIB = 8, 100, 1024
 
 Array = npt.NDArray[np.float64]
@@ -47,7 +47,7 @@ Array = npt.NDArray[np.float64]
 
 @contextlib.contextmanager
 def _descriptors(wanted: int) -> Iterator[None]:
-    """Enough of them for this process.
+    """Raise the limit of descriptors for this process.
 
     Raises:
         OSError, ValueError: the system allows no more.
@@ -62,7 +62,7 @@ def _descriptors(wanted: int) -> Iterator[None]:
 
 
 async def _until(holds: Callable[[], bool], seconds: float) -> bool:
-    """Whether it holds within that time."""
+    """Whether `holds` becomes true within that time."""
     end = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > end:
@@ -72,7 +72,7 @@ async def _until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def _shaken(reader: Endpoint, owner: Endpoint, purpose: Purpose) -> tuple[Handshake, Handshake]:
-    """Both ends of a handshake that no socket carries, done."""
+    """Both ends of a complete handshake that no socket carries."""
     assert isinstance(reader, TcpEndpoint)
     assert isinstance(owner, TcpEndpoint)
     with socket.socket() as sock:
@@ -100,8 +100,9 @@ def _computed(reader: Endpoint, owner: Endpoint) -> float:
 
 
 async def sockets(scale: Scale) -> list[Measurement]:
-    """Processor time of both ends for each newly opened data socket: both are in this process. What they compute, and
-    all of it: the system's share, waking the other end, and the thread that answers."""
+    """Measure the processor time of both ends, which are in this process, for each newly opened data socket: their
+    computing, and the whole time, with the system's share, the wake-up of the other end, and the thread that
+    answers."""
     taken: dict[bool, list[float]] = {False: [], True: []}
     computed: dict[bool, list[float]] = {False: [], True: []}
     for sealing in (False, True):
@@ -111,7 +112,7 @@ async def sockets(scale: Scale) -> list[Measurement]:
             try:
                 for turn in range(scale.runs + 1):
                     pairs, channels = [], []
-                    for _ in range(OPENED // tcp_pull.STREAMS):
+                    for _ in range(OPENED // pull.STREAMS):
                         connection = await reader.endpoint.connect(owner.endpoint.address)
                         pairs += [connection, await accepted.get()]
                         assert isinstance(connection, TcpConnection)
@@ -120,7 +121,7 @@ async def sockets(scale: Scale) -> list[Measurement]:
                     before = time.process_time()
                     for end in pairs[::2]:
                         assert isinstance(end, TcpConnection)
-                        channels += [await end._puller._connect() for _ in range(tcp_pull.STREAMS)]
+                        channels += [await end._puller._connect() for _ in range(pull.STREAMS)]
                     spent = (time.process_time() - before) / OPENED * 1e3
                     for channel in channels:
                         channel.close()
@@ -143,9 +144,9 @@ async def sockets(scale: Scale) -> list[Measurement]:
 
 
 async def idle(scale: Scale) -> list[Measurement]:
-    """What is left of the data sockets of many peers that pulled once."""
-    idle_seconds, rest = tcp_pull.IDLE, crew.REST
-    tcp_pull.IDLE, crew.REST = idle_seconds / SHORT, rest / SHORT  # type: ignore[misc]
+    """Measure the leftovers of the data sockets of many peers that pulled once."""
+    idle_seconds, rest = pull.IDLE, crew.REST
+    pull.IDLE, crew.REST = idle_seconds / SHORT, rest / SHORT  # type: ignore[misc]
     connections: list[Connection] = []
     accepted: list[Connection] = []
     try:
@@ -181,7 +182,7 @@ async def idle(scale: Scale) -> list[Measurement]:
                 await owner.endpoint.aclose()
                 await reader.endpoint.aclose()
     finally:
-        tcp_pull.IDLE, crew.REST = idle_seconds, rest  # type: ignore[misc]
+        pull.IDLE, crew.REST = idle_seconds, rest  # type: ignore[misc]
     name = f"{PEERS:,} TCP peers that pulled once, a minute later"
     return [
         Measurement("over_tcp", f"{name}: data sockets of both ends", max(0, sockets_left), "", most[0], "right after",
@@ -192,15 +193,16 @@ async def idle(scale: Scale) -> list[Measurement]:
 
 @zc.actor
 class Maker:
-    """Returns arrays."""
+    """An actor that returns arrays."""
 
     def make(self, nbytes: int) -> Array:
-        """Of ones."""
+        """Make an array of ones."""
         return np.ones(nbytes // 8)
 
 
 async def keeping(scale: Scale) -> list[Measurement]:
-    """What the store still uses when results that came over TCP were dropped, one turn of the loop later."""
+    """Measure the memory that the store still uses one turn of the loop after results that came over TCP were
+    dropped."""
     async with zc.init(transports=("tcp",), config=zc.Config(store_capacity=STORE_MIB * MIB)):
         process = context.current()
         keep, heap = process.config.store_keep_nbytes, process.store.heap

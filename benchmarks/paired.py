@@ -1,4 +1,4 @@
-"""This checkout next to another revision of it, in turns on one core: what a change costs calls, arrays and spawns.
+"""This checkout next to another revision of it, in turns on one core: the cost of a change to calls, arrays and spawns.
 
 ::
 
@@ -7,12 +7,12 @@
     python -m benchmarks.paired --base REV --over sealed     # over TCP with sealed frames; or tcp, local (the default)
 
 The revision is installed into a temporary folder, for the interpreter that runs this. In each round one side measures
-right after the other, every other round in the opposite order. Both are started anew a few times: where a process's
-memory happens to lie can cost it a twentieth as long as it lives (Mytkowicz and others, "Producing Wrong Data Without
-Doing Anything Obviously Wrong!", ASPLOS 2009). The figure of a side is the least of its rounds: on a busy machine
-medians of one and the same program differ by a fifth, and the least by a twentieth. That is also what the budget
-allows. Rounds are short and many: how fast a shared machine is changes from one second to the next, and both sides must
-have had a fast one.
+right after the other, every other round in the opposite order. Both are started anew a few times: the place of a
+process's memory can cost it a twentieth as long as it lives (Mytkowicz and others, "Producing Wrong Data Without Doing
+Anything Obviously Wrong!", ASPLOS 2009). The figure of a side is the least of its rounds: on a busy machine medians of
+one and the same program differ by a fifth, and the least by a twentieth. The budget also allows a twentieth. Rounds are
+short and many: the speed of a shared machine changes from one second to the next, and both sides must have had a fast
+second.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ITEMS: Final[Mapping[str, tuple[str, int]]] = {
     "shared": ("spawn, plain call and end of a shared actor, 300 at once", 300),
     "shared-1000": ("spawn, plain call and end of a shared actor, 1,000 at once", 1000),
 }
-"""What it is called, and how many there are in a round."""
+"""The name of each item, and its count in a round."""
 WAYS: Final[Mapping[str, Mapping[str, object]]] = {
     "local": {},
     "tcp": {"transports": ["tcp"], "sealing": "off"},
@@ -58,19 +58,19 @@ WAYS: Final[Mapping[str, Mapping[str, object]]] = {
 }
 """The settings of a way from driver to actor."""
 ROUNDS, QUICK_ROUNDS = 48, 24
-LAUNCHES: Final = 4
-"""Times that both sides are started, each for a share of the rounds."""
+LAUNCHES: Final = 8
+"""The number of times that both sides are started, each for a share of the rounds."""
 LIMIT = 1.05
 
 
 class Side:
-    """One revision's program.
+    """The program of one revision.
 
     Args:
         tree: the folder with its package.
-        core: the one that all its processes stay on.
+        core: the core on which all its processes stay.
         settings: for `zc.Config`.
-        script: what measures there.
+        script: the file of the measuring program.
     """
 
     def __init__(self, tree: Path, core: int, settings: Mapping[str, object], script: str = "paired_side.py") -> None:
@@ -110,7 +110,7 @@ class Side:
         return line
 
     def measure(self, item: str, count: int) -> float:
-        """Microseconds of one."""
+        """Microseconds of one call, array or spawn of `item`."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{item} {count}\n")
         self._process.stdin.flush()
@@ -118,7 +118,8 @@ class Side:
 
 
 def turns(sides: Sequence[Side], item: str, count: int, rounds: int, *, warm_up: bool = True) -> list[list[float]]:
-    """Microseconds of one on each side, of so many rounds; every other round is in the opposite order."""
+    """Microseconds of one call, array or spawn on each side, of so many rounds; every other round is in the opposite
+    order."""
     figures: list[list[float]] = [[] for _ in sides]
     for turn in range(rounds + warm_up):
         for which in range(len(sides))[:: -1 if turn % 2 else 1]:
@@ -129,12 +130,12 @@ def turns(sides: Sequence[Side], item: str, count: int, rounds: int, *, warm_up:
 def launches(
     sides: Sequence[Callable[[], Side]], counts: Mapping[str, int], rounds: int, times: int = LAUNCHES
 ) -> dict[str, list[list[float]]]:
-    """Microseconds of one of each item on each side, of `rounds` rounds over so many launches.
+    """Microseconds of one call, array or spawn of each item on each side, of `rounds` rounds over so many launches.
 
     Args:
-        sides: each makes a side.
-        counts: of each item, how many there are in a round.
-        rounds: how many there are of each item; at least one in a launch.
+        sides: functions that each start a side.
+        counts: the count of each item in a round.
+        rounds: the rounds of each item; at least one in a launch.
         times: launches.
     """
     figures: dict[str, list[list[float]]] = {item: [[] for _ in sides] for item in counts}
@@ -152,7 +153,7 @@ def built(revision: str) -> Iterator[Path]:
     """A folder with the package of `revision` as it is installed; gone afterwards.
 
     Raises:
-        subprocess.CalledProcessError: there is no such revision, or it does not build.
+        subprocess.CalledProcessError: the revision does not exist, or does not build.
     """
     with tempfile.TemporaryDirectory(prefix="zcactor-paired-") as folder:
         tree, package = Path(folder) / "tree", Path(folder) / "package"
@@ -168,15 +169,15 @@ def _run(*command: str) -> None:
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
 
 
-def compare(base: Path, way: str, items: list[str], rounds: int) -> list[Measurement]:
-    """Each item's least on either side."""
+def compare(base: Path, way: str, items: list[str], rounds: int, times: int = LAUNCHES) -> list[Measurement]:
+    """The least of each item on either side, of `rounds` rounds over so many launches."""
     core, settings = cores()[-1], WAYS[way]
     counts = {item: ITEMS[item][1] for item in items}
     if way != "local" and "array" in counts:
-        counts["array"] //= 40  # its bytes are received, not mapped
+        counts["array"] //= 40  # the bytes are received, not mapped
     sides = [partial(Side, base, core, settings), partial(Side, ROOT, core, settings)]
     found = []
-    for item, figures in launches(sides, counts, rounds).items():
+    for item, figures in launches(sides, counts, rounds, times).items():
         name, (before, after) = ITEMS[item][0], map(min, figures)
         print(f"{name}, {way}: {before:.1f} us, {after:.1f} us", file=sys.stderr, flush=True)
         found.append(

@@ -1,6 +1,6 @@
-"""One of the two sides of a comparison over the fake device: two processes' runtimes in one, that reach each other by
-RDMA on a fake fabric. Answers lines as `benchmarks.paired_side` does, with the package that it finds on its path.
-"""
+"""One of the two sides of a comparison over the fake device: the runtimes of two processes in one, which reach each
+other by RDMA on a fake fabric. It answers lines as `benchmarks.paired_side` does, with the package that it finds on its
+path."""
 
 from __future__ import annotations
 
@@ -9,31 +9,43 @@ import os
 import sys
 import time
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import zcactor as zc
-from zcactor import context
-from zcactor.handle import ActorHandle, RemoteActor
 from zcactor.interface import Interface
 from zcactor.objectstore.store import Store
-from zcactor.runtime.process import Process
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
-from zcactor.transport.verbs.fake import FakeFabric
 
 if TYPE_CHECKING:
-    from zcactor.transport.verbs.base import Binding
+    from zcactor.transport.verbs.driver.base import Binding
+
+
+def _module(name: str, name_in_base: str) -> Any:
+    """The module of that name, or of its name in the base's package, which has other rooms."""
+    try:
+        return import_module(f"zcactor.{name}")
+    except ModuleNotFoundError:
+        return import_module(f"zcactor.{name_in_base}")
+
+
+ActorHandle: Any = _module("api.handle", "handle").ActorHandle
+RemoteActor: Any = _module("api.remote_actor", "handle").RemoteActor
+Process: Any = _module("assembly.process", "runtime.process").Process
+FakeFabric: Any = _module("transport.verbs.driver.fake", "transport.verbs.fake").FakeFabric
+context: Any = _module("process.context", "context")
 
 
 class Adder:
-    """Called over the fabric."""
+    """An actor that is called over the fabric."""
 
     async def coro(self, a: int, b: float) -> float:
-        """On the loop."""
+        """Add on the loop."""
         return a + b
 
 
 class _ByName:
-    """An endpoint that finds processes by what it is told."""
+    """An endpoint that finds processes in a mapping of addresses."""
 
     def __init__(self, endpoint: VerbsEndpoint, addresses: dict[str, str]) -> None:
         self._endpoint = endpoint
@@ -43,7 +55,7 @@ class _ByName:
         return getattr(self._endpoint, name)
 
     async def connect(self, process: str) -> Any:
-        """To the process of that name."""
+        """Connect to the process of that name."""
         return await self._endpoint.connect(self._addresses[process])
 
 
@@ -66,18 +78,19 @@ async def _serve() -> None:
         endpoint: Any = _ByName(made, addresses)
         config = zc.Config(eager_limit=4096, recv_depth=64)
         process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
-        parts: Any = process  # of the base's process connections are no part of their own
+        parts: Any = process  # the base's process has no part of its own for connections
         await endpoint.start(getattr(parts, "connections", parts).accepted)
         addresses[name.hex()] = made.address
         processes.append(process)
     caller, owner = processes
     context.set_current(caller)
-    index = owner.take_index()
-    owner.add_host(index, Adder, "Adder").adopt(Adder())
+    hosts: Any = owner if hasattr(owner, "take_index") else owner.hosts  # the base's process has no table of its own
+    index = hosts.take_index()
+    getattr(hosts, "add_host" if hosts is owner else "add")(index, Adder, "Adder").adopt(Adder())
     place = (owner.process, index)
     adder: Any = ActorHandle(RemoteActor(caller, b"a" * 16, Interface.of(Adder), place, None, "default", 1000, 0))
     await adder.coro(3, 4.5)
-    side: Any = caller  # likewise
+    side: Any = caller  # the base's process has no part of its own for connections
     (session,) = side.sessions.all() if hasattr(side, "connections") else side.all_sessions()
     assert session.connection.kind == "verbs", "the fake device is not used"
     print("ready", flush=True)

@@ -1,7 +1,8 @@
 """One of the two sides of `benchmarks.paired`: a program that measures the zcactor that it finds on its path.
 
-It imports nothing of this repository but zcactor, and of that only what is public, so that it runs with the package of
-any revision. Lines on its standard input name what to measure; it answers each by a line with the seconds of one.
+It imports nothing of this repository but the public names of zcactor, so that it runs with the package of any revision.
+Lines on its standard input name the item to measure; it answers each by a line with the seconds of one call, array or
+spawn.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ ARRAY_NBYTES = 8 << 20
 
 @zc.actor
 class Adder:
-    """One method of each kind."""
+    """An actor with one method of each kind."""
 
     def sync(self, a: int, b: float) -> float:
-        """In the actor's thread."""
+        """Add in the actor's thread."""
         return a + b
 
     async def coro(self, a: int, b: float) -> float:
-        """On the actor's loop."""
+        """Add on the actor's loop."""
         return a + b
 
     @zc.method(inline=True)
     def inline(self, a: int, b: float) -> float:
-        """On the loop as soon as the call has arrived."""
+        """Add on the loop as soon as the call has arrived."""
         return a + b
 
     def first(self, array: Any) -> float:
@@ -41,13 +42,13 @@ class Adder:
         return float(array[0])
 
     def length(self, value: Any) -> int:
-        """Of what was passed: proof that the object is here."""
+        """The length of the text that was passed: proof that the object is here."""
         return len(value["text"])
 
 
 @zc.actor(process="shared")
 class SharedAdder(Adder):
-    """Many to a process."""
+    """An actor that shares its process with many others."""
 
 
 async def _calls(method: Any, count: int) -> None:
@@ -84,7 +85,7 @@ async def _spawns(count: int) -> None:
 
 
 async def measured(adder: Any, item: str, count: int) -> float:
-    """Do `item` so often; the seconds of one."""
+    """Run `item` so often; the seconds of one call, array or spawn."""
     subjects = {
         "sync": lambda: _calls(adder.sync, count),
         "async": lambda: _calls(adder.coro, count),
@@ -105,7 +106,7 @@ async def measured(adder: Any, item: str, count: int) -> float:
 
 
 async def main() -> None:
-    """Answer lines until there are no more."""
+    """Answer lines until the input ends."""
     core, tree = int(sys.argv[1]), sys.argv[2]
     os.sched_setaffinity(0, {core})
     assert zc.__file__.startswith(tree), f"{zc.__file__} does not lie in {tree}"

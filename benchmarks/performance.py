@@ -1,13 +1,13 @@
-"""The page of budgets, ``docs/performance.md``: what each budget is, what was measured, and whether it holds.
+"""The page of budgets, ``docs/performance.md``: each budget, its measurement, and whether it holds.
 
 ::
 
-    python -m benchmarks --markdown                    # everything, in at most 15 minutes; writes docs/performance.md
+    python -m benchmarks --markdown                    # everything, in at most 20 minutes; writes docs/performance.md
     python -m benchmarks --markdown --out FILE         # the same, to another file
     python -m benchmarks.performance shared pairs      # the rows of two items, to the standard output
 
-Each item is a program of its own that runs by itself, and prints its figures as lines of JSON. What fails, takes too
-long or cannot run here leaves rows that say so: the page has the same rows whatever happens.
+Each item is a program of its own that also runs by itself, and prints its figures as lines of JSON. An item that fails,
+takes too long or cannot run here leaves rows that say so: the page always has the same rows.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ __all__ = ["ITEMS", "Outcome", "cells", "main", "page", "run_item", "write"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "performance.md"
-SECONDS: Final = 15 * 60.0
-"""Of everything."""
+SECONDS: Final = 20 * 60.0
+"""Seconds of all items together."""
 LEAST: Final = 5.0
-"""Seconds without which an item is not begun."""
+"""The least remaining seconds with which an item is begun."""
 _COLUMNS: Final = ("What", "Budget", "Measured", "Spread", "", "Command")
 
 
 class Outcome:
-    """What an item has found, and why it has not found more.
+    """The result of an item, and the reason where it is incomplete.
 
     Args:
         found: its measurements.
-        problem: why there are no others; empty where nothing went wrong.
-        failed: whether that is an error, and not something that the machine lacks.
+        problem: why the others are missing; empty where nothing went wrong.
+        failed: whether that is an error, and not a lack of the machine.
     """
 
     def __init__(self, found: Iterable[Measurement] = (), problem: str = "", *, failed: bool = False) -> None:
@@ -60,7 +60,7 @@ class Outcome:
 
 
 def cells(row: Row, outcome: Outcome) -> tuple[str, ...]:
-    """One line of a table."""
+    """The cells of one line of a table."""
     command = f"`python -m benchmarks.performance {row.item}`"
     measured = outcome.found.get(row.measurement)
     if measured is None:
@@ -85,12 +85,12 @@ def cells(row: Row, outcome: Outcome) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> str:
-    """Without what would end a cell."""
+    """`text` without characters that would end a cell."""
     return " ".join(text.replace("|", "/").split())
 
 
 def page(outcomes: Mapping[str, Outcome], about: Sequence[str]) -> str:
-    """The whole file."""
+    """The text of the whole page."""
     lines = [
         "# Performance",
         "",
@@ -115,7 +115,7 @@ def page(outcomes: Mapping[str, Outcome], about: Sequence[str]) -> str:
 
 
 def about(began: float, loads: Sequence[float], revision: str) -> list[str]:
-    """Where and when it was measured, by which revision, beside what load."""
+    """The place, time, revision and load of the measurement, as lines."""
     found = machine.describe()
     load = ", ".join(f"{figure:.1f}" for figure in loads)
     return [
@@ -128,7 +128,7 @@ def about(began: float, loads: Sequence[float], revision: str) -> list[str]:
 
 
 def _revision() -> str:
-    """Of this checkout; says where something in it is not committed."""
+    """The revision of this checkout; says where it has uncommitted changes."""
     answer = subprocess.run(
         ["git", "describe", "--always", "--abbrev=12", "--dirty=, with changes", "--exclude=*"],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -137,11 +137,11 @@ def _revision() -> str:
 
 
 def run_item(item: Item, limit: float, base: Path | None = None) -> Outcome:
-    """Run its program in a process of its own.
+    """Run the program of an item in a process of its own.
 
     Args:
-        item: which.
-        limit: seconds that there are for it.
+        item: the item.
+        limit: seconds that are left for it.
         base: the folder with the package of the base, where the item needs it.
     """
     if reason := item.missing():
@@ -183,7 +183,7 @@ def run_item(item: Item, limit: float, base: Path | None = None) -> Outcome:
 
 
 def _ended(process: subprocess.Popen[str]) -> str:
-    """End all processes of the item, in order where they can; what it wrote before."""
+    """End all processes of the item, in order where they can; the output until then."""
     for number, seconds in ((signal.SIGINT, 10.0), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -191,7 +191,7 @@ def _ended(process: subprocess.Popen[str]) -> str:
             return process.communicate(timeout=seconds)[0]
         except subprocess.TimeoutExpired:
             continue
-    return ""  # something else holds its output
+    return ""  # another process holds its output
 
 
 def measure(names: Sequence[str]) -> dict[str, Outcome]:

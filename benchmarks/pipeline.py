@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 IN_FLIGHT = 1000
 BATCHES = 50
 LIMIT = 0.35
-"""Times the echo's rate."""
+"""Limit, as a share of the echo's rate."""
 
 
 async def _echo(echo: FrameEcho, batches: int) -> float:
@@ -62,5 +62,5 @@ async def _scene(scale: Scale) -> list[Measurement]:
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """Sync, async and inline."""
+    """Measure sync, async and inline calls."""
     yield from zc.run(_scene(scale))

@@ -1,4 +1,4 @@
-"""What benchmarks that are programs of their own have in common: their options, and how they end."""
+"""The common parts of benchmarks that are programs of their own: their options, and their reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["options_of", "report"]
 
 
 def options_of(module: str, description: str) -> argparse.ArgumentParser:
-    """The options of ``python -m module``, to which it may add its own."""
+    """The options of ``python -m module``, to which the program may add its own."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--quick", action="store_true", help="fewer runs and smaller counts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, one JSON object a line")
@@ -28,7 +28,7 @@ def options_of(module: str, description: str) -> argparse.ArgumentParser:
 
 
 def report(options: argparse.Namespace, found: Sequence[Measurement]) -> int:
-    """Write and print what was asked for, and how many budgets hold.
+    """Write and print the requested reports, and how many budgets hold.
 
     Returns:
         The exit status: 0, or with ``--strict`` 1 when a budget does not hold.

@@ -1,4 +1,4 @@
-"""RDMA between two processes, where there is a device, next to the least that the same binding allows.
+"""RDMA between two processes, on a machine with a device, next to the least that the same binding allows.
 
 ::
 
@@ -6,18 +6,15 @@
     python tools/vm.py run --timeout 900 -- python -m benchmarks.rdma --quick       # in a virtual machine
     python -m benchmarks.rdma --binding fake --quick   # the pulls only, in one process: whether this program works
 
-The floors are loops of this module's own over `zcactor.transport.verbs.base`: READs with the piece size and as many
-under way as `zcactor.transport.verbs.pulling` has, and small messages to and fro, each waiting for completions by the
-descriptor of the completion channel on the event loop. So what is above them is zcactor's. A guest's device is
-emulated along with its processor, so its ratios are of use and its times are not.
+The floors are the loops of `benchmarks.bare_verbs`: READs with the piece size of
+`zcactor.transport.verbs.peer.pulling`, and small messages to and fro. So all cost above them is zcactor's. A guest's
+device is emulated along with its processor, so its ratios are of use and its times are not.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
-import mmap
 import os
 import secrets
 import selectors
@@ -26,7 +23,6 @@ import subprocess
 import sys
 import time
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -35,6 +31,7 @@ import numpy.typing as npt
 import uvloop
 
 import zcactor as zc
+from benchmarks.bare_verbs import Wire, address_from, lists_of, plain, usable
 from benchmarks.harness import (
     Measurement,
     Sample,
@@ -47,204 +44,63 @@ from benchmarks.harness import (
     show,
 )
 from benchmarks.program import options_of, report
-from zcactor import context
 from zcactor.objectstore.arena import Arena
+from zcactor.process import context
 from zcactor.rpc.codec import frame_size
 from zcactor.transport.base import LENGTH_PREFIX, RemoteRegion
-from zcactor.transport.verbs.base import (
-    MAX_U24,
-    CompletionStatus,
-    PathAttributes,
-    QpAddress,
-    Read,
-    Receive,
-    Send,
-    describe_status,
-)
-from zcactor.transport.verbs.connection import VerbsConnection
+from zcactor.transport.verbs.device.slots import HEADER_NBYTES
+from zcactor.transport.verbs.device.viability import NotViable, viability
+from zcactor.transport.verbs.driver.bindings import NAMES, Absent, bindings
+from zcactor.transport.verbs.driver.fake import FakeFabric
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
-from zcactor.transport.verbs.fake import FakeFabric
-from zcactor.transport.verbs.load import NAMES, Absent, bindings
-from zcactor.transport.verbs.pulling import LIST_READS, MAX_READS, PIECE_NBYTES, pieces_of
-from zcactor.transport.verbs.slots import HEADER_NBYTES
-from zcactor.transport.verbs.viability import NotViable, viability
+from zcactor.transport.verbs.peer.connection import VerbsConnection
+from zcactor.transport.verbs.peer.pull import pieces_of
+from zcactor.transport.verbs.peer.pulling import PIECE_NBYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
     from typing import IO
 
     from zcactor.transport.base import Connection
-    from zcactor.transport.verbs.base import Binding, Completion, Device
-    from zcactor.transport.verbs.viability import Viable
+    from zcactor.transport.verbs.device.viability import Viable
+    from zcactor.transport.verbs.driver.base import Binding
 
-__all__ = ["Echoer", "Wire", "main"]
+__all__ = ["Echoer", "main"]
 
 MIB: Final = 1 << 20
 SIZES: Final = (1, 4, 16, 64)
 """MiB of the pulls."""
 ARENA_NBYTES: Final = 64 * MIB
 SHARE_OF_RATE, TIMES_PING_PONG, REUSED = 0.9, 2.5, 0.9
-"""Budgets: of the rate of bare READs; times a bare ping-pong; and of all pulls, those into a used destination."""
+"""Budgets: of the rate of bare READs; times a bare ping-pong; and the share of pulls into a used destination."""
 PASSES: Final = 8
 """Calls with an array whose frames, READs and copies are counted."""
 SECONDS: Final = {True: 0.25, False: 1.0}
-"""Of one sample of calls, quick or not."""
+"""Seconds of one sample of calls, quick or not."""
 
 FULL, QUICK = Scale(9, 1.0), Scale(5, 0.25)
 
 Array = npt.NDArray[np.float64]
 
 
-# ---- the floor
-
-
-class Wire:
-    """A bare queue pair and what belongs to it, on the running loop. Closed by `stack`.
-
-    Args:
-        device: makes everything.
-        found: the port and GID.
-        nbytes: of a message.
-        stack: closes it.
-    """
-
-    RING: Final = 16
-
-    def __init__(self, device: Device, found: Viable, nbytes: int, stack: ExitStack) -> None:
-        self._found = found
-        self._loop = asyncio.get_running_loop()
-        self._memory = mmap.mmap(-1, (self.RING + 1) * nbytes)
-        anchor = ctypes.c_char.from_buffer(self._memory)
-        self._region = device.register(ctypes.addressof(anchor), len(self._memory), remote_read=False)
-        stack.callback(self._region.close)
-        self._cq = cq = device.create_completion_queue(256)
-        stack.callback(cq.close)
-        self._srq = device.create_shared_receive_queue(self.RING)
-        stack.callback(self._srq.close)
-        self._qp = device.create_queue_pair(cq, self._srq, max_send_wr=MAX_READS, max_inline=nbytes)
-        stack.callback(self._qp.close)
-        address, lkey = self._region.address, self._region.lkey
-        self._receives = [[Receive(i, address + i * nbytes, nbytes, lkey)] for i in range(self.RING)]
-        for receive in self._receives:
-            self._srq.post_receives(receive)
-        # signalled now and then, so that the queue's room comes back
-        self._sends = [[Send(1 << 32, address + self.RING * nbytes, nbytes, lkey, i == 0, True)] for i in range(16)]
-        self._sent = 0
-        self._psn = secrets.randbelow(MAX_U24 + 1)
-        self._left: list[list[Read]] = []
-        self._under_way = 0
-        self._waiter: asyncio.Future[None] | None = None
-        self._echoes = False
-        cq.arm()
-        self._loop.add_reader(cq.fd, self._on_event)
-        stack.callback(self._loop.remove_reader, cq.fd)
-
-    @property
-    def address(self) -> QpAddress:
-        """For the other end."""
-        found = self._found
-        gid = bytes(16) if found.gid is None else found.gid.raw
-        return QpAddress(self._qp.qp_num, self._psn, gid, found.port.lid, found.port.active_mtu)
-
-    def connect(self, remote: QpAddress, *, echoes: bool) -> None:
-        """To the other end; with `echoes` every message goes back."""
-        found = self._found
-        reads = max(1, min(16, found.attributes.max_qp_rd_atom, found.attributes.max_qp_init_rd_atom))
-        self._echoes = echoes
-        self._qp.connect(
-            remote,
-            PathAttributes(
-                found.port.port,
-                0 if found.gid is None else found.gid.index,
-                self._psn,
-                found.port.active_mtu,
-                is_global=found.is_global,
-                max_rd_atomic=reads,
-                max_dest_rd_atomic=reads,
-            ),
-        )
-
-    def ping(self) -> asyncio.Future[None]:
-        """Send a message. The future is done when one has come back."""
-        self._waiter = waiter = self._loop.create_future()
-        self._send()
-        return waiter
-
-    def _send(self) -> None:
-        self._qp.post_sends(self._sends[self._sent & 15])
-        self._sent += 1
-
-    def read(self, lists: Sequence[list[Read]]) -> asyncio.Future[None]:
-        """Post lists of READs, as many as `Puller` has under way. The future is done when all have ended."""
-        self._waiter = waiter = self._loop.create_future()
-        self._left = list(reversed(lists))
-        self._pump()
-        return waiter
-
-    def _pump(self) -> None:
-        while self._left and self._under_way + LIST_READS + 1 <= MAX_READS:
-            reads = self._left.pop()
-            self._under_way += len(reads)
-            self._qp.post_reads(reads)
-
-    def _on_event(self) -> None:
-        cq = self._cq
-        cq.drain_events()
-        cq.arm()
-        while found := cq.poll(16):
-            for completion in found:
-                self._completed(completion)
-
-    def _completed(self, completion: Completion) -> None:
-        number, status = completion.wr_id, completion.status
-        waiter = self._waiter
-        if status != CompletionStatus.SUCCESS:
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(OSError(f"a bare request failed: {describe_status(status)}"))
-        elif number < self.RING:
-            self._srq.post_receives(self._receives[number])
-            if self._echoes:
-                self._send()
-            elif waiter is not None:
-                waiter.set_result(None)
-        elif number != 1 << 32:
-            self._under_way -= number - (1 << 33)
-            if self._left:
-                self._pump()
-            elif not self._under_way and waiter is not None:
-                waiter.set_result(None)
-
-
-def lists_of(target: int, lkey: int, source: int, rkey: int, nbytes: int, piece: int) -> list[list[Read]]:
-    """The READs of `nbytes`, in lists of which the last one asks for a completion; its number has the list's length."""
-    reads = [
-        Read(0, target + at, min(piece, nbytes - at), lkey, source + at, rkey, signalled=False)
-        for at in range(0, nbytes, piece)
-    ]
-    lists = [reads[first : first + LIST_READS] for first in range(0, len(reads), LIST_READS)]
-    for one in lists:
-        one[-1] = one[-1]._replace(signalled=True, wr_id=(1 << 33) + len(one))
-    return lists
-
-
 # ---- the two ends
 
 
 class _Whole:
-    """The one object of an arena."""
+    """The only object of an arena."""
 
     offset = 0
     nbytes = ARENA_NBYTES
 
 
 class _Nobody:
-    """Satisfies `Receiver`: no frames come."""
+    """A receiver that gets no frames. Satisfies `Receiver`."""
 
     def frames_received(self, data: memoryview) -> None:
         """Never called."""
 
     def connection_lost(self, cause: Exception | None) -> None:
-        """Of no interest."""
+        """Ignore the end of the connection."""
 
 
 class End:
@@ -280,12 +136,12 @@ class End:
         (self.region,) = await engine.extents.get(0, ARENA_NBYTES)
 
     def open_wire(self, nbytes: int) -> Wire:
-        """The bare queue pair."""
+        """Open the bare queue pair."""
         self.wire = Wire(self.engine.device, self.engine.found, nbytes, self._stack)
         return self.wire
 
     async def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """What the other process asks for."""
+        """Answer a command of the other process."""
         if command["do"] == "start":
             await self.start()
             return {"address": self.endpoint.address, "arena": self.arena.address, "rkey": self.region.rkey}
@@ -302,25 +158,15 @@ class End:
         return {"wire": plain(wire.address)}
 
 
-def plain(address: QpAddress) -> dict[str, Any]:
-    """As JSON has it."""
-    return {**asdict(address), "gid": address.gid.hex()}
-
-
-def address_from(fields: dict[str, Any]) -> QpAddress:
-    """The inverse of `plain`."""
-    return QpAddress(**{**fields, "gid": bytes.fromhex(fields["gid"])})
-
-
 class Peer(Protocol):
-    """The other end, wherever it is."""
+    """The other end, in this process or in another."""
 
     async def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Its `End.answer`."""
+        """Pass the command to its `End.answer`."""
 
 
 class HerePeer:
-    """In this process."""
+    """The other end in this process."""
 
     def __init__(self, end: End) -> None:
         self.end = end
@@ -328,7 +174,7 @@ class HerePeer:
 
 
 class ProcessPeer:
-    """In a process of its own."""
+    """The other end in a process of its own."""
 
     def __init__(self, binding: str, token: bytes, stack: ExitStack) -> None:
         command = [sys.executable, "-m", "benchmarks.rdma", "serve", binding, token.hex()]
@@ -337,7 +183,7 @@ class ProcessPeer:
         stack.callback(self._process.kill)
 
     async def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Over its pipes."""
+        """Pass a command over the process's pipes."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(command) + "\n")
@@ -350,7 +196,7 @@ class ProcessPeer:
 
 
 async def serve(binding: str, token: str) -> None:
-    """The other process: answer commands until there are no more."""
+    """Run the other process: answer commands until the input ends."""
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
         end = End(usable(binding), bytes.fromhex(token), stack)
@@ -358,23 +204,11 @@ async def serve(binding: str, token: str) -> None:
             print(json.dumps(await end.answer(json.loads(line))), flush=True)
 
 
-def usable(name: str) -> Binding:
-    """The binding of that name.
-
-    Raises:
-        OSError: it finds no device.
-    """
-    found = bindings(name)
-    if isinstance(found, Absent):
-        raise OSError(str(found))
-    return found
-
-
 # ---- pulls
 
 
 async def pulls(binding: str, scale: Scale) -> list[Measurement]:
-    """`VerbsConnection.pull` against bare READs of the same pieces of the same memory into the same memory."""
+    """Measure `VerbsConnection.pull` against bare READs of the same pieces of the same memory into the same memory."""
     token = secrets.token_bytes(32)
     found = []
     with ExitStack() as stack:
@@ -431,7 +265,7 @@ async def _rate(read: Callable[[], Any], nbytes: int, times: int) -> float:
 
 
 def _says(pipe: IO[bytes], words: bytes, seconds: float) -> bool:
-    """Whether `words` come through `pipe` in that time, before it ends."""
+    """Whether `words` come through `pipe` in that time, before the pipe ends."""
     deadline = time.monotonic() + seconds
     said = b""
     with selectors.DefaultSelector() as selector:
@@ -445,7 +279,7 @@ def _says(pipe: IO[bytes], words: bytes, seconds: float) -> bool:
 
 
 def perftest(port: Viable, count: int) -> list[Measurement]:
-    """The rate of perftest's READs of a piece; nothing where it is not installed or fails."""
+    """The rate of perftest's READs of a piece; empty where perftest is not installed or fails."""
     program, by_lines = shutil.which("ib_read_bw"), shutil.which("stdbuf")
     if program is None or by_lines is None:
         return []
@@ -453,12 +287,12 @@ def perftest(port: Viable, count: int) -> list[Measurement]:
     command = [program, "-d", port.device, "-i", str(port.port.port), "-F", "-s", str(nbytes), "-n", str(count)]
     if port.gid is not None:
         command += ["-x", str(port.gid.index)]
-    # Into a pipe it would say nothing before its end, were it not told to write each line.
+    # Into a pipe the program would print nothing before its end, unless it is told to write each line.
     listening = [by_lines, "-oL", *command]
     with subprocess.Popen(listening, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         try:
             assert server.stdout is not None
-            # It says so right before it listens; the client first opens the device, which takes far longer.
+            # It prints that right before it listens; the client first opens the device, which takes far longer.
             if not _says(server.stdout, b"Waiting for client to connect", 20):
                 return []
             client = subprocess.run([*command, "127.0.0.1"], capture_output=True, text=True, timeout=120, check=False)
@@ -477,26 +311,26 @@ def perftest(port: Viable, count: int) -> list[Measurement]:
 
 @zc.actor
 class Echoer:
-    """Returns what it gets, and tells what its process has done."""
+    """An actor that returns its arguments, and reports the figures of its process."""
 
     @zc.method
     def sync(self, value: int) -> int:
-        """In the actor's thread."""
+        """Return the value, in the actor's thread."""
         return value
 
     @zc.method
     async def coro(self, value: int) -> int:
-        """As a task."""
+        """Return the value, as a task."""
         return value
 
     @zc.method(inline=True)
     def inline(self, value: int) -> int:
-        """On the loop at once."""
+        """Return the value, on the loop at once."""
         return value
 
     @zc.method
     def first(self, array: Array) -> float:
-        """Proof that the array is here."""
+        """The first element: proof that the array is here."""
         return float(array[0])
 
     @zc.method
@@ -524,7 +358,7 @@ async def _each(call: Callable[[], Any], times: int) -> float:
 
 
 async def calls(binding: str, scale: Scale, *, quick: bool) -> list[Measurement]:
-    """Small calls against a bare ping-pong, and what calls with arrays cost in frames, READs and copies."""
+    """Measure small calls against a bare ping-pong, and the frames, READs and copies of calls with arrays."""
     found: list[Measurement] = []
     library = usable(binding)
     config = zc.Config(verbs_binding=binding)  # type: ignore[arg-type]
@@ -557,7 +391,7 @@ async def calls(binding: str, scale: Scale, *, quick: bool) -> list[Measurement]
         async def peers() -> float:
             return float((await peer.ask({"do": "processor"}))["seconds"])
 
-        # Asking costs processor time as well, so there are more calls to an ask than to a sample above.
+        # Asking costs processor time as well, so an ask covers more calls than a sample above.
         busy = medians(
             await interleave(
                 scale.runs,
@@ -584,7 +418,8 @@ async def _busy(call: Callable[[], Any], theirs: Callable[[], Awaitable[float]],
 
 
 async def _ping_pong(binding: str, library: Binding, nbytes: int, stack: ExitStack) -> tuple[Wire, Peer]:
-    """A bare queue pair that is connected to one of another process, which sends messages back; and that process."""
+    """A bare queue pair that is connected to a queue pair of another process, which sends messages back; and that
+    process."""
     token = secrets.token_bytes(32)
     peer = ProcessPeer(binding, token, stack)
     await peer.ask({"do": "start"})
@@ -600,7 +435,7 @@ async def _ping_pong(binding: str, library: Binding, nbytes: int, stack: ExitSta
 
 
 async def _passes(echoer: Any, nbytes: int) -> list[Measurement]:
-    """What is counted while an array is passed some times."""
+    """Count the frames, READs and copies while an array is passed some times."""
     array = zc.ones(nbytes // 8)
     for _ in range(3):  # from the third on destinations are used again
         await echoer.first(array)
@@ -634,7 +469,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and show.
 
     Returns:
-        0; 1 with ``--strict`` when a budget does not hold; 2 where there is no device.
+        0; 1 with ``--strict`` when a budget does not hold; 2 on a machine without a device.
     """
     parser = options_of("benchmarks.rdma", "RDMA next to its floors.")
     parser.add_argument("--binding", choices=[*NAMES, "fake"], help="default: the first that finds a device")

@@ -1,4 +1,4 @@
-"""How long it takes to be there: the import, the start and end of the node, and actors."""
+"""The time of starts: the import, the start and end of the node, and actors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _import(scale: Scale) -> list[Measurement]:
 
 
 async def _round(forker: Forker, times: dict[str, list[float]]) -> None:
-    """One life of a node, and next to each of its steps the floor of it."""
+    """Time one life of a node, and next to each of its steps the step's floor."""
     began = time.perf_counter()
 
     def lap(name: str) -> None:
@@ -75,7 +75,7 @@ async def _round(forker: Forker, times: dict[str, list[float]]) -> None:
 
 
 def measure(scale: Scale) -> Iterator[Measurement]:
-    """Several lives of a node in one process, the first of which does not count."""
+    """Measure several lives of a node in one process, the first of which does not count."""
     yield from zc.run(_import(scale))
     times: dict[str, list[float]] = {}
     with Forker() as forker:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 import zcactor as zc
 from benchmarks.harness import Measurement, Scale, exactly
-from zcactor import context
+from zcactor.process import context
 
 __all__ = ["switching"]
 
@@ -26,21 +26,21 @@ Array = npt.NDArray[np.float64]
 
 @zc.actor
 class Maker:
-    """Returns arrays from its thread, while its loop sends others."""
+    """An actor that returns arrays from its thread, while its loop sends others."""
 
     def set_interval(self, seconds: float) -> None:
-        """Of its process."""
+        """Set the switch interval of its process."""
         sys.setswitchinterval(seconds)
 
     def make(self, number: int) -> Array:
-        """A new one."""
+        """Make a new array."""
         array = zc.empty(FLOATS)
         array[:] = number
         return array
 
 
 async def switching(scale: Scale) -> list[Measurement]:
-    """Connections that were lost in a minute, and wrong bytes."""
+    """Count the connections that were lost in a minute, and the wrong bytes."""
     lost = wrong = results = 0
     interval = sys.getswitchinterval()
     async with zc.init():

@@ -1,0 +1,274 @@
+"""Groups on one host: reductions and exchanges of two actors, next to the sum alone and to a call.
+
+Where torch or mpi4py is installed, allreduce also stands beside theirs; see `benchmarks.baselines`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+import zcactor as zc
+from benchmarks.baselines import LABELS, Baseline, available
+from benchmarks.harness import Measurement, Scale, at_most, exactly, interleave, medians
+from zcactor.collectives.folding import fold, operand_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+MIB: Final = 1 << 20
+SIZES: Final = {"1 KiB": 1 << 10, "16 KiB": 16 << 10, "1 MiB": MIB}
+"""Bytes of inputs whose floor is the round trip of an inline call."""
+LIMITS: Final = {"1 KiB": 2.0, "16 KiB": 2.0, "1 MiB": 4.0}
+LARGE: Final = 64 * MIB
+BASELINES: Final = {"gloo": 0.25, "mpi": 1 / 3}
+"""Our time of a large allreduce by that of other libraries."""
+DEATH: Final = 20
+"""Milliseconds from SIGKILL to `GroupBroken` at the other member."""
+
+Array = npt.NDArray[Any]
+
+
+@zc.actor
+class Rank:
+    """A member that measures. Each figure is the median of its calls, in microseconds."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[int, Array] = {}
+
+    @zc.method(inline=True)
+    def first(self, array: Any) -> float:
+        """The first element: the call whose round trip is the floor."""
+        return float(array[0])
+
+    @zc.method
+    async def calls(self, other: Any, nbytes: int, count: int) -> float:
+        """Call `first` of another member with an array of so many bytes."""
+        array = self._input(nbytes)
+        return await self._median(count, lambda: other.first(array))
+
+    @zc.method
+    async def reduces(self, group: zc.Group, nbytes: int, count: int, in_place: bool = False) -> float:
+        """Sum an array of the store over the group."""
+        array = self._input(nbytes)
+        if in_place:
+            array = np.ones(nbytes // 4, np.float32)
+        return await self._median(count, lambda: group.allreduce(array, out=array if in_place else None))
+
+    @zc.method
+    async def exchanges(self, group: zc.Group, operation: str, nbytes: int, count: int) -> float:
+        """Give an array to all members by reference."""
+        array = self._input(-nbytes)  # shared, and read-only after the first time
+        if operation == "broadcast":
+            return await self._median(count, lambda: group.broadcast(array))
+        return await self._median(count, lambda: group.allgather(array, concat=False))
+
+    @zc.method
+    async def sums_alone(self, group: zc.Group, nbytes: int, count: int) -> float:
+        """Only sum this rank's part of the inputs of all, through the same mappings."""
+        inputs = [operand_of(each) for each in await group.allgather(self._input(-nbytes), concat=False)]
+        elements = nbytes // 4 // group.size
+        out = zc.empty(elements, np.float32)
+        times = []
+        for _ in range(count):
+            await group.barrier()
+            before = time.perf_counter()
+            fold("sum", np.dtype(np.float32), inputs, out.ctypes.data, group.rank * elements, elements)
+            times.append(time.perf_counter() - before)
+        return median(times) * 1e6
+
+    @zc.method
+    async def copies(self, nbytes: int, count: int) -> float:
+        """Copy an array: the gather of a private result."""
+        array = self._input(nbytes)
+        out = np.empty_like(array)
+        times = []
+        for _ in range(count):
+            before = time.perf_counter()
+            np.copyto(out, array)
+            times.append(time.perf_counter() - before)
+        return median(times) * 1e6
+
+    @zc.method
+    async def breaks(self, group: zc.Group) -> float:
+        """Wait in a collective for a member that ends. Returns the time of the error, by the clock of the host."""
+        try:
+            await group.barrier()
+        except zc.GroupBroken:
+            return time.monotonic()
+        raise RuntimeError("a barrier ended without its last member")
+
+    @zc.method
+    async def pid(self) -> int:
+        """The pid."""
+        return os.getpid()
+
+    def _input(self, nbytes: int) -> Array:
+        array = self.inputs.get(nbytes)
+        if array is None:
+            array = self.inputs[nbytes] = zc.ones(abs(nbytes) // 4, np.float32)
+        return array
+
+    @staticmethod
+    async def _median(count: int, call: Callable[[], Awaitable[Any]]) -> float:
+        times = []
+        for _ in range(count):
+            before = time.perf_counter()
+            await call()
+            times.append(time.perf_counter() - before)
+        return median(times) * 1e6
+
+
+async def _slowest(actors: list[Any], method: str, *args: Any) -> float:
+    """The figure of the slower member."""
+    return max([float(each) for each in await zc.get([getattr(actor, method)(*args) for actor in actors])])
+
+
+async def _death() -> float:
+    actors: list[Any] = [await Rank.spawn() for _ in range(2)]
+    group = await zc.group(actors)
+    waiting, pid = actors[0].breaks(group), await actors[1].pid()
+    await actors[0].pid()
+    before = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    passed = (float(await waiting) - before) * 1e3
+    await zc.kill(actors[0])
+    return passed
+
+
+async def _beside(scale: Scale, actors: list[Any], group: zc.Group) -> list[Measurement]:
+    """Allreduce beside that of the other libraries which are here."""
+    found = []
+    async with AsyncExitStack() as stack:
+        running = {}
+        for name, missing in available().items():
+            try:
+                if not missing:
+                    running[name] = await stack.enter_async_context(Baseline(name))
+            except RuntimeError as error:
+                missing = str(error)
+            if missing:
+                print(f"allreduce is not compared with {LABELS[name]}: {missing}", file=sys.stderr)
+        for size, nbytes in {"16 KiB": 16 << 10, "1 MiB": MIB, "64 MiB": LARGE}.items() if running else ():
+            count = scale.count(1000, least=20) if nbytes < MIB else scale.count(30, least=5)
+            subjects: dict[str, Any] = {name: partial(each.allreduce, nbytes, count) for name, each in running.items()}
+            subjects["ours"] = partial(_slowest, actors, "reduces", group, nbytes, count)
+            times = medians(await interleave(scale.runs, subjects))
+            found += [
+                Measurement(
+                    "collective",
+                    f"allreduce, {size}, 2 ranks, beside {LABELS[name]}",
+                    times["ours"],
+                    "us",
+                    times[name],
+                    LABELS[name],
+                    at_most(BASELINES[name]) if nbytes == LARGE else None,
+                    scale.runs,
+                )
+                for name in running
+            ]
+    return found
+
+
+async def _scene(scale: Scale) -> list[Measurement]:
+    found = []
+    async with zc.init():
+        actors: list[Any] = [await Rank.spawn() for _ in range(2)]
+        group = await zc.group(actors)
+        small, few = scale.count(1000, least=50), scale.count(30, least=5)
+        subjects: dict[str, Any] = {"call": partial(actors[0].calls, actors[1], 1 << 10, small)}
+        for name, nbytes in SIZES.items():
+            count = few * 4 if nbytes == MIB else small
+            subjects[name] = partial(_slowest, actors, "reduces", group, nbytes, count)
+        times = medians(await interleave(scale.runs, subjects))
+        for name, limit in LIMITS.items():
+            found.append(
+                Measurement(
+                    "collective",
+                    f"allreduce, {name}, 2 ranks",
+                    times[name],
+                    "us",
+                    times["call"],
+                    "round trip of an inline call",
+                    at_most(limit),
+                    scale.runs,
+                )
+            )
+        for name, nbytes in {"1 KiB": 1 << 10, "64 MiB": LARGE}.items():
+            subjects = {"call": partial(actors[0].calls, actors[1], nbytes, small)}
+            for operation in ("allgather", "broadcast"):
+                subjects[operation] = partial(_slowest, actors, "exchanges", group, operation, nbytes, small)
+            times = medians(await interleave(scale.runs, subjects))
+            for operation, label in {"allgather": "allgather by reference", "broadcast": "broadcast"}.items():
+                found.append(
+                    Measurement(
+                        "collective",
+                        f"{label}, {name}, 2 ranks",
+                        times[operation],
+                        "us",
+                        times["call"],
+                        "an inline call with the array",
+                        at_most(1.3),
+                        scale.runs,
+                    )
+                )
+        before = [(await zc.stats(actor)).bytes_copied for actor in actors]
+        subjects = {
+            "sum": partial(_slowest, actors, "sums_alone", group, LARGE, few),
+            "reduce": partial(_slowest, actors, "reduces", group, LARGE, few),
+        }
+        times = medians(await interleave(scale.runs, subjects))
+        copied = sum([(await zc.stats(actor)).bytes_copied for actor in actors]) - sum(before)
+        found.append(
+            Measurement(
+                "collective",
+                "allreduce, 64 MiB, 2 ranks",
+                times["reduce"] / 1e3,
+                "ms",
+                times["sum"] / 1e3,
+                "the blocked sum alone",
+                at_most(1.25),
+                scale.runs,
+            )
+        )
+        found.append(Measurement("collective", "copied by them", copied, "B", budget=exactly(0), runs=scale.runs))
+        subjects = {
+            "reduce": partial(_slowest, actors, "reduces", group, LARGE, few),
+            "copy": partial(_slowest, actors, "copies", LARGE, few),
+            "in place": partial(_slowest, actors, "reduces", group, LARGE, few, True),
+        }
+        times = medians(await interleave(scale.runs, subjects))
+        found.append(
+            Measurement(
+                "collective",
+                "allreduce in place, 64 MiB",
+                times["in place"] / 1e3,
+                "ms",
+                (times["reduce"] + times["copy"]) / 1e3,
+                "the same, and a memcpy",
+                at_most(1.25),
+                scale.runs,
+            )
+        )
+        found += await _beside(scale, actors, group)
+        death = medians(await interleave(scale.runs, {"death": _death}, warm_up=False))["death"]
+        found.append(
+            Measurement(
+                "collective", "SIGKILL to GroupBroken", death, "ms", budget=at_most(DEATH, "value"), runs=scale.runs
+            )
+        )
+    return found
+
+
+def measure(scale: Scale) -> Iterator[Measurement]:
+    """Measure with two members in processes of their own."""
+    yield from zc.run(_scene(scale))

@@ -1,0 +1,171 @@
+"""Compiled graphs: a hop from actor to actor next to half a round trip, a fan-out next to calls, and an idle graph.
+
+A hop is the time by which a run grows with each further method: the difference between a long line of methods and a
+short one. Lines go to and fro between two actors. All is measured on one core, except where processes stay awake: those
+have a core each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import zcactor as zc
+from benchmarks.harness import Measurement, Scale, at_most, interleave, medians
+from benchmarks.machine import cores, on_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SHORT, LONG = 2, 10
+"""Methods in a line."""
+RUNS, FAN_RUNS, FAN_OUT, FAN_NBYTES = 1000, 20, 8, 64 << 20
+SPIN_US, IDLE_S = 200.0, 1.0
+HOP, FAN, IDLE = 1.5, 1.0, 0.01
+"""Budgets: times half a round trip, times the same calls, and processors."""
+
+
+@zc.actor
+class Link:
+    """A part of a graph."""
+
+    @zc.method(inline=True)
+    def add(self, value: int) -> int:
+        """Add one."""
+        return value + 1
+
+    @zc.method
+    def first(self, array: Any) -> float:
+        """The first element: proof that the array is here."""
+        return float(array[0])
+
+    @zc.method(inline=True)
+    def cpu(self) -> float:
+        """The processor time of this process so far, in seconds."""
+        return time.process_time()
+
+
+async def line(links: Sequence[Any], length: int, **options: Any) -> Any:
+    """Compile a line of `length` methods, which goes to and fro."""
+    async with zc.graph(**options) as g:
+        node = g.input()
+        for number in range(length):
+            node = links[number % len(links)].add.bind(node)
+        g.output(node)
+    return await g.compile()
+
+
+async def _run(graph: Any, count: int) -> float:
+    before = time.perf_counter()
+    for _ in range(count):
+        await graph(1)
+    return (time.perf_counter() - before) / count * 1e6
+
+
+async def _calls(link: Any, count: int) -> float:
+    before = time.perf_counter()
+    for _ in range(count):
+        await link.add(1)
+    return (time.perf_counter() - before) / count * 1e6
+
+
+async def _hop(scale: Scale, links: Sequence[Any], **options: Any) -> dict[str, float]:
+    count = scale.count(RUNS, 10)
+    short, long = await line(links, SHORT, **options), await line(links, LONG, **options)
+    subjects = {"short": partial(_run, short, count), "long": partial(_run, long, count)}
+    if not options:
+        subjects["call"] = partial(_calls, links[0], count)
+    figures = medians(await interleave(scale.runs, subjects))
+    for graph in (short, long):
+        await graph.close()
+    figures["hop"] = (figures["long"] - figures["short"]) / (LONG - SHORT)
+    return figures
+
+
+async def _fanned(graph: Any, array: Any, count: int) -> float:
+    before = time.perf_counter()
+    for _ in range(count):
+        await graph(array)
+    return (time.perf_counter() - before) / count * 1e6
+
+
+async def _called(links: Sequence[Any], array: Any, count: int) -> float:
+    before = time.perf_counter()
+    for _ in range(count):
+        await zc.get([link.first(array) for link in links])
+    return (time.perf_counter() - before) / count * 1e6
+
+
+async def _fan(scale: Scale) -> tuple[dict[str, float], int]:
+    links: list[Any] = [await Link.spawn() for _ in range(FAN_OUT)]
+    async with zc.graph() as g:
+        x = g.input()
+        g.output(*[link.first.bind(x) for link in links])
+    graph, array = await g.compile(), zc.zeros(FAN_NBYTES, np.uint8)
+    count = scale.count(FAN_RUNS, 2)
+    subjects = {"graph": partial(_fanned, graph, array, count), "calls": partial(_called, links, array, count)}
+    figures = medians(await interleave(scale.runs, subjects))
+    copied = sum([(await zc.stats(link)).bytes_copied for link in links]) + zc.stats().bytes_copied
+    await graph.close()
+    return figures, copied
+
+
+async def _idle(links: Sequence[Any]) -> float:
+    graph = await line(links, SHORT, spin_us=SPIN_US)
+    await graph(1)
+    await asyncio.sleep(0.05)  # beyond the time for which processes stay awake
+    before: float = time.process_time() + sum([await link.cpu() for link in links])
+    began = time.perf_counter()
+    await asyncio.sleep(IDLE_S)  # the loop runs, as that of a program which waits
+    used: float = time.process_time() + sum([await link.cpu() for link in links]) - before
+    await graph.close()
+    return used / (time.perf_counter() - began)
+
+
+async def _one_core(scale: Scale) -> list[Measurement]:
+    async with zc.init(num_cpus=FAN_OUT + 4):
+        links: list[Any] = [await Link.spawn() for _ in range(2)]
+        hop = await _hop(scale, links)
+        idle = await _idle(links)
+        fan, copied = await _fan(scale)
+    return [
+        Measurement("graph", "hop, int, one core", hop["hop"], "us", hop["call"] / 2, "half a round trip",
+                    at_most(HOP), scale.runs),
+        Measurement("graph", f"run of {SHORT} methods, int, one core", hop["short"], "us", runs=scale.runs),
+        Measurement("graph", "idle graph, processors", idle, "", budget=at_most(IDLE, "value")),
+        Measurement("graph", f"fan-out of 64 MiB to {FAN_OUT}, one core", fan["graph"], "us", fan["calls"],
+                    f"{FAN_OUT} calls", at_most(FAN), scale.runs),
+        Measurement("graph", "fan-out, copied by zcactor", copied, "B", budget=at_most(0, "value")),
+    ]  # fmt: skip
+
+
+async def _awake(scale: Scale) -> list[Measurement]:
+    first, second = cores()[:2]
+    os.sched_setaffinity(0, {second})
+    async with zc.init(num_cpus=2):
+        link: Any = await Link.spawn()
+        os.sched_setaffinity(0, {first})
+        asleep = await _hop(scale, [link], in_flight=1)
+        awake = await _hop(scale, [link], spin_us=SPIN_US)
+    return [
+        Measurement("graph", f"run of {SHORT} methods of one actor, own cores, awake", awake["short"], "us",
+                    asleep["short"], "asleep", runs=scale.runs),
+    ]  # fmt: skip
+
+
+def measure(scale: Scale) -> Iterator[Measurement]:
+    """Measure lines of methods, a fan-out and an idle graph; and processes that stay awake, where there are two
+    cores."""
+    with on_cores(cores()[0]):
+        yield from zc.run(_one_core(scale))
+    if len(cores()) > 1:
+        before = os.sched_getaffinity(0)
+        try:
+            yield from zc.run(_awake(scale))
+        finally:
+            os.sched_setaffinity(0, before)
