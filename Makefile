@@ -2,6 +2,7 @@
 #   make demo    two programs: an array through three actors without a copy, then a parameter server that trains
 #   make check   lint, types and the quick tests, under two minutes
 #   make test    lint, types and all tests, on uvloop and on asyncio
+#   make docs    the site of the documentation in docs/_build/html, with every Python block run and every link followed
 #   make sanitize   of these what exercises the native parts, built with sanitizers, and changed frames for a minute
 #   make simulate SEEDS=1:200   runs of a simulated cluster under faults, each decided by one number
 #   make bench   the benchmarks
@@ -27,13 +28,14 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := check
 SEEDS ?= 1:200
 
-.PHONY: demo test test-rdma sanitize simulate check bench lint setup system clean
+.PHONY: demo docs test test-rdma sanitize simulate seeds check bench lint setup system clean
 
 setup: $(STAMP)
 
 # As root on Debian the two things that may be missing are installed: the venv module, and a C compiler once setup.py
-# (the native parts) exists. Everywhere else the message says what to install. Nftables, too, is installed as root: tests
-# between hosts use it where it is there, and go without where it is not.
+# (the native parts) exists. Everywhere else the message says what to install. Nftables and SimGrid, too, are installed as
+# root: tests between hosts use the one and those of topologies the other where it is there, and go without where it is
+# not.
 system:
 	@command -v $(PY) >/dev/null || { echo "$(PY) not found: install Python >= 3.11 or give PY=/path/to/python" >&2; exit 1; }
 	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -57,11 +59,17 @@ system:
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends nftables; } || \
 	        echo "nftables could not be installed; tests between hosts go without" >&2; \
 	fi
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -x /usr/bin/python3 ] && \
+	    ! /usr/bin/python3 -c 'import simgrid' 2>/dev/null; then \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-simgrid; } || \
+	        echo "python3-simgrid could not be installed; tests that judge topologies by it are skipped" >&2; \
+	fi
 
 # The pip that comes with Python 3.11 takes twice as long as one of today. Other packages' modules are compiled when they
 # are first imported, as most of them never are; the package's own are compiled here, for environments that keep no
 # bytecode.
-$(STAMP): pyproject.toml $(wildcard setup.py) $(wildcard zcactor/*/*.c) $(wildcard zcactor/*/*.h) | system
+SOURCES := $(wildcard setup.py zcactor/*/*.[ch] zcactor/*/*/*.[ch])
+$(STAMP): pyproject.toml $(SOURCES) | system
 	@[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PY) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[test]'
@@ -78,6 +86,16 @@ lint: $(STAMP)
 	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/layout.py
+	$(BIN)/python tools/language.py
+	$(BIN)/python tools/commits.py
+	$(BIN)/python tools/glossary.py
+	$(BIN)/python tools/links.py
+	$(BIN)/python tools/blocks.py
+	$(BIN)/python tools/tables.py --check
+
+# The site in docs/_build/html. `make test` does the same by tests/tools/test_docs.py.
+docs: $(STAMP)
+	$(BIN)/python tools/docs.py $(ARGS)
 
 check: lint
 	$(BIN)/python -m pytest -q -n 2 $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)
@@ -88,7 +106,7 @@ test: system
 	@$(PY) tools/vm.py prepare & prepared=$$!; trap "kill $$prepared" INT TERM; \
 	$(MAKE) --no-print-directory lint && $(MAKE) --no-print-directory sanitize; status=$$?; \
 	wait $$prepared || true; exit $$status
-	$(BIN)/python -m zcactor.simulation --seeds 1:12 --jobs 2
+	$(BIN)/python tools/seeds.py
 	$(BIN)/python -m pytest -n 3 $(SPREAD) $(addprefix --ignore ,$(ALONE)) $(ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest $(ALONE) -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 
@@ -100,8 +118,12 @@ sanitize: $(STAMP)
 	$(BIN)/python tools/sanitize.py $(ARGS)
 
 # SEEDS=FIRST:LAST, both included; ARGS='--json --shrink' and the like. A seed that fails prints how to repeat it.
+# `make seeds` plays those of the test suite: a hundred fixed ones, and fifty that the commit's hash draws.
 simulate: $(STAMP)
 	$(BIN)/python -m zcactor.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
+
+seeds: $(STAMP)
+	$(BIN)/python tools/seeds.py $(ARGS)
 
 test-rdma: $(STAMP)
 	$(BIN)/python tools/vm.py prepare
@@ -112,5 +134,5 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find zcactor tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,24 +1,70 @@
-"""What holds of the package's structure, read off its sources; ``make lint`` runs it.
+"""Check the package's structure, as its sources show it; ``make lint`` runs this program.
 
 ::
 
     python tools/layout.py [FOLDER]     # zcactor by default
 
 No two files import each other, directly or through others. Imports within functions and those for annotations count as
-well: what is only named in an annotation has to be understood all the same by those who read the file. Generated code
-is left out.
+well: readers of a file also have to understand the names in its annotations.
+
+No two files have a public class of the same name: a reader would have to know which of the two is meant.
+
+A room is a folder right below the package, or a module there. A room imports only rooms of floors below its own, and
+two rooms of one floor do not know each other: see `FLOORS`. Within a room, too, no two folders or modules import each
+other, directly or through others: a folder counts as a whole there.
+
+No file is longer than `LONGEST` lines, C counted. The composition root, `ROOT`, is shorter than `ROOT_LONGEST`, and
+only the rooms of `ROOT_USERS` import it: a class that takes a process would take all of its parts.
+
+Generated code is left out.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from pathlib import Path
+from typing import Final
 
-__all__ = ["cycles", "imports", "main"]
+__all__ = ["cycles", "imports", "long", "main", "rooted", "siblings", "twice", "upward"]
 
 GENERATED = "_fbs"
-"""The folder of what ``flatc`` has made."""
+"""The folder of code that ``flatc`` has generated."""
+FLOORS: Final = (
+    "testing",
+    "__main__ mypy_plugin",
+    "cli",
+    "simulation",
+    "",  # the package itself: its public names
+    "cluster",
+    "driver",
+    "node",
+    "assembly",
+    "control",
+    "workers",
+    "execution",
+    "collectives graphs",
+    "objects",
+    "peers",
+    "shuffling topology",
+    "api loading",
+    "process",
+    "marshal",
+    "observe",
+    "rpc",
+    "objectstore",
+    "transport",
+    "interface options",
+    "native",
+    "buggify token",
+    "config errors hooks ids sizes",
+)
+"""The rooms, from the top floor down."""
+LONGEST: Final = 500
+ROOT: Final = "assembly.process"
+ROOT_LONGEST: Final = 199
+ROOT_USERS: Final = frozenset({"assembly", "driver", "node", "simulation", "testing"})
 
 
 def imports(package: Path) -> dict[str, set[str]]:
@@ -27,11 +73,11 @@ def imports(package: Path) -> dict[str, set[str]]:
     Args:
         package: its folder.
     """
-    files = {_name(package, path): path for path in sorted(package.rglob("*.py")) if GENERATED not in path.parts}
+    files = _files(package)
     found: dict[str, set[str]] = {}
-    for name, path in files.items():
+    for name, tree in files.items():
         named: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"), filename=str(path))):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 named.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
@@ -39,6 +85,112 @@ def imports(package: Path) -> dict[str, set[str]]:
                 named.update(module if module in files else node.module for module in modules.values())
         found[name] = {each for each in named if each in files} - {name}
     return found
+
+
+def twice(package: Path) -> dict[str, list[str]]:
+    """The names of public classes that several modules of a package have, with these modules.
+
+    Args:
+        package: its folder.
+    """
+    found: dict[str, list[str]] = {}
+    for name, tree in _files(package).items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(name)
+    return {name: modules for name, modules in sorted(found.items()) if len(modules) > 1}
+
+
+def _room(name: str) -> str:
+    return f"{name}..".split(".")[1]
+
+
+def upward(graph: dict[str, set[str]]) -> list[str]:
+    """The imports from a room of the same floor or of one above, and modules whose room has no floor.
+
+    Args:
+        graph: the result of `imports`.
+    """
+    floors = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split() or [""]}
+    found = [f"{name} is in no room of FLOORS" for name in sorted(graph) if _room(name) not in floors]
+    return found + [
+        f"{name} imports {other}, which is not on a floor below"
+        for name in sorted(graph)
+        for other in sorted(graph[name])
+        if _room(name) != _room(other) and floors.get(_room(name), 0) >= floors.get(_room(other), len(FLOORS))
+    ]
+
+
+def siblings(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of folders and modules of one folder that reach each other, each in alphabetic order. Groups without a
+    folder are those of `cycles`, and left out.
+
+    Args:
+        graph: the result of `imports`.
+    """
+    found: list[list[str]] = []
+    for folder in sorted({name.rpartition(".")[0] for name in graph} - {""}):
+        within: dict[str, set[str]] = {}
+        for name, others in graph.items():
+            child = _child(folder, name)
+            if child is not None:
+                within.setdefault(child, set()).update({_child(folder, other) or child for other in others} - {child})
+        folders = {child for child in within if child != folder and any(name.startswith(f"{child}.") for name in graph)}
+        found += [group for group in cycles(within) if folders.intersection(group)]
+    return found
+
+
+def _child(folder: str, name: str) -> str | None:
+    """The folder or module of `folder` that a module is, or is in; `folder` for its own `__init__`, None outside."""
+    if name == folder:
+        return name
+    return f"{folder}.{name.removeprefix(f'{folder}.').split('.')[0]}" if name.startswith(f"{folder}.") else None
+
+
+def long(package: Path) -> list[str]:
+    """The files of a package with more than `LONGEST` lines.
+
+    Args:
+        package: its folder.
+    """
+    sizes = {
+        path: len(path.read_text("utf-8").splitlines())
+        for path in sorted(package.rglob("*"))
+        if path.suffix in {".py", ".c", ".h"} and GENERATED not in path.parts
+    }
+    return [
+        f"{path.relative_to(package.parent)} has {lines} lines: split it, {LONGEST} are the most"
+        for path, lines in sizes.items()
+        if lines > LONGEST
+    ]
+
+
+def rooted(package: Path, graph: dict[str, set[str]]) -> list[str]:
+    """The violations of the composition root's rules.
+
+    Args:
+        package: the package's folder.
+        graph: the result of `imports`.
+    """
+    root = f"{package.name}.{ROOT}"
+    path = package.joinpath(*ROOT.split(".")).with_suffix(".py")
+    if root not in graph:
+        return [f"the composition root {root} is not there"]
+    lines = len(path.read_text("utf-8").splitlines())
+    found = [f"{root} has {lines} lines, and {ROOT_LONGEST} are the most"] if lines > ROOT_LONGEST else []
+    users = sorted(name for name in graph if root in graph[name] and _room(name) not in ROOT_USERS)
+    return found + [f"{name} imports {root}, which is for {', '.join(sorted(ROOT_USERS))}" for name in users]
+
+
+def _files(package: Path) -> dict[str, ast.Module]:
+    paths = [path for path in sorted(package.rglob("*.py")) if GENERATED not in path.parts]
+    return {_name(package, path): _tree(path.read_text("utf-8")) for path in paths}
+
+
+@functools.cache
+def _tree(text: str) -> ast.Module:
+    """The syntax tree of a text: each check looks at all files, and copies of a package share most of theirs."""
+    return ast.parse(text)
 
 
 def _name(package: Path, path: Path) -> str:
@@ -76,21 +228,22 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Look at a package, and say what does not hold."""
+    """Check a package and print the violations. Returns the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     package = Path(given[0]) if given else Path(__file__).resolve().parents[1] / "zcactor"
     graph = imports(package)
     if not graph:
         print(f"{package}: there is no Python file", file=sys.stderr)
         return 2
-    groups = cycles(graph)
-    for group in groups:
-        print(f"{len(group)} files import each other:")
-        for name in group:
-            print(f"  {name} imports {', '.join(sorted(graph[name] & set(group)))}")
-    if not groups:
-        print(f"{len(graph)} files, {sum(map(len, graph.values()))} imports, no cycle")
-    return 1 if groups else 0
+    told: list[str] = []
+    for group in cycles(graph):
+        told.append(f"{len(group)} files import each other:")
+        told += (f"  {name} imports {', '.join(sorted(graph[name] & set(group)))}" for name in group)
+    told += (f"{' and '.join(group)} import each other" for group in siblings(graph))
+    told += (f"class {name} is in {' and in '.join(modules)}" for name, modules in twice(package).items())
+    told += upward(graph) + long(package) + rooted(package, graph)
+    print("\n".join(told) or f"{len(graph)} files, {sum(map(len, graph.values()))} imports: all rules hold")
+    return 1 if told else 0
 
 
 if __name__ == "__main__":

@@ -3,20 +3,20 @@
 ::
 
     python tools/vm.py check                      # can it run here? exit 1 and one line when it cannot
-    python tools/vm.py prepare                    # install and build what is missing
+    python tools/vm.py prepare                    # install and build the missing parts
     python tools/vm.py run -- ibv_devinfo -v      # prepare, boot, run, and exit with the command's status
     python tools/vm.py run --hosts 2 -- sh -c '...'
 
-Few machines have RDMA hardware, and the soft-RoCE driver (``rdma_rxe``) needs a kernel into which modules may be
-loaded. So qemu boots Debian's kernel, in software emulation: no KVM, no privileges. A guest sees the files of its host,
-read-only below a layer in its own memory that takes what it writes: this checkout, its virtual environment and the
-installed libraries work there under the same paths, and nothing a guest does stays. It has the device ``rxe0`` with a
-RoCE v2 GID at index 1, root's rights, and no network but that to the other guest.
+Few machines have RDMA hardware, and the soft-RoCE driver (``rdma_rxe``) needs a kernel that allows loading modules. So
+qemu boots Debian's kernel, in software emulation: no KVM, no privileges. A guest sees the files of its host, read-only
+below a layer in the guest's own memory that takes all writes: this checkout, its virtual environment and the installed
+libraries work there under the same paths, and no change in a guest stays. It has the device ``rxe0`` with a RoCE v2 GID
+at index 1, root's rights, and no network but that to the other guest.
 
-The command finds in its environment, besides what it was given:
+The command finds these in its environment, besides the variables passed on from here:
 
-- ``VM_HOST``: which host it runs on, 1 or 2; ``VM_HOSTS``: how many there are;
-- ``VM_ADDRESS``: the IPv4 address of this host; ``VM_PEER``: that of the other one, or its own when there is one host.
+- ``VM_HOST``: the number of its host, 1 or 2; ``VM_HOSTS``: the number of hosts;
+- ``VM_ADDRESS``: the IPv4 address of this host; ``VM_PEER``: that of the other host, or its own when there is one host.
 
 A guest runs 10 to 20 times slower than the machine, so that times in it compare only with other times in it.
 """
@@ -78,34 +78,34 @@ __all__ = [
 ]
 
 FORWARDED = ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONPATH", "VIRTUAL_ENV")
-"""Environment variables that a guest's command has from here."""
+"""Environment variables that a guest's command inherits from here."""
 
 PROCESSOR = "Nehalem"
-"""What is emulated: the oldest that has what NumPy's wheels need (x86-64-v2), for whatever is newer takes longer.
-Copying by ``rep movsb`` or in registers of AVX halves the rate of a READ, and where the emulator offers all that it
-knows, the kernel does not trust the time stamp counter and asks a device for the time, which takes twice as long."""
+"""The emulated processor: the oldest that runs NumPy's wheels (x86-64-v2), for newer ones take longer. Copying by ``rep
+movsb`` or in registers of AVX halves the rate of a READ, and where the emulator offers all that it knows, the kernel
+does not trust the time stamp counter and asks a device for the time, which takes twice as long."""
 
 LEFT_OUT = (
     *("nokaslr", "mitigations=off", "audit=0", "apparmor=0", "nowatchdog", "rcupdate.rcu_cpu_stall_suppress=1"),
     *("init_on_alloc=0", "hardened_usercopy=off", "randomize_kstack_offset=off", "tsc=reliable"),
     "rcupdate.rcu_expedited=1",
 )
-"""Parameters that spare the guest's kernel what only costs time here: guards against strangers, doubts of its clock,
-waiting for idle processors where a device or one of its objects goes."""
+"""Parameters that spare the guest's kernel work that only costs time here: guards against strangers, doubts of its
+clock, waiting for idle processors when a device or one of its objects is removed."""
 
 TAIL = 60
-"""How many of a guest's last console lines an error shows."""
+"""The last console lines of a guest that an error shows."""
 
 
 class GuestError(RuntimeError):
     """A guest ended without a status of its command: a kernel panic, a device that cannot be set up, or no emulator.
 
     Attributes:
-        outputs: What the command wrote so far, for each host.
+        outputs: the output of the command so far, for each host.
     """
 
     def __init__(self, message: str, outputs: tuple[str, ...]) -> None:
-        """The message has the last lines of the guest's console, `outputs` what the commands wrote."""
+        """The message has the last lines of the guest's console; `outputs` has the commands' output so far."""
         super().__init__(message)
         self.outputs = outputs
 
@@ -116,19 +116,19 @@ class GuestTimeoutError(GuestError, TimeoutError):
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended."""
+    """The end of a command."""
 
     statuses: tuple[int, ...]
     """For each host, the exit status of its command: 128 and the signal's number when a signal ended it."""
 
     outputs: tuple[str, ...]
-    """For each host, what its command wrote to standard output and standard error."""
+    """For each host, the command's standard output and standard error."""
 
     boot: float
     """Seconds until the command had started on every host."""
 
     seconds: float
-    """Seconds in all."""
+    """Seconds of the whole run."""
 
     @property
     def status(self) -> int:
@@ -157,16 +157,17 @@ def run(
     Two guests are two hosts on one Ethernet segment, 10.77.0.1 and 10.77.0.2, with names, MAC addresses and machine
     identities of their own. Each starts its command when the other answers, and stays up until both have ended.
 
-    A Python that Debian's python3-pyverbs was built for can import it, whether or not it is Debian's: the command's own
-    interpreter, for another program the one beside it and the first ``python3`` on its PATH, and this process's own.
+    A Python for which Debian's python3-pyverbs was built can import it, whether or not it is Debian's: the command's
+    own interpreter, for another program the one beside it and the first ``python3`` on its PATH, and this process's
+    own.
 
     Args:
-        command: Program and arguments; each host runs it, and finds in ``VM_HOST`` which one it is.
+        command: Program and arguments; each host runs them, with the host's number in ``VM_HOST``.
         hosts: 1 or 2.
-        memory_mib: Memory of each guest. What its command writes to files lies there, too.
+        memory_mib: Memory of each guest. The files that its command writes lie there, too.
         timeout: Seconds for everything, booting included.
-        memlock_kib: How much memory the command may lock and so register with the device; then it does not have the
-            capability that lifts this limit for root. None: without limit.
+        memlock_kib: KiB of memory that the command may lock and so register with the device; then the command does not
+            have the capability that lifts this limit for root. None: without limit.
         env: Variables that are added to those in `FORWARDED`, or replace them.
         cwd: The folder it runs in, by default the current one.
         on_line: Called with the host's number and each line of output as it comes, without the line's end.
@@ -175,8 +176,8 @@ def run(
         The statuses and outputs.
 
     Raises:
-        ValueError: no such number of hosts, an empty command, or a variable's name that a shell does not take.
-        FileNotFoundError: there is no folder `cwd`.
+        ValueError: `hosts` is neither 1 nor 2, the command is empty, or a shell does not take a variable's name.
+        FileNotFoundError: the folder `cwd` does not exist.
         Unavailable: guests cannot run here, or `prepare` has not run.
         GuestTimeoutError: the time ran out.
         GuestError: a guest ended on its own.
@@ -197,7 +198,7 @@ def run(
     if image is None:
         raise Unavailable("the cache folder was removed a moment ago; run python tools/vm.py prepare")
     variables = {name: os.environ[name] for name in FORWARDED if name in os.environ} | dict(env or {})
-    # A child's pipe is no terminal, and Python would keep its lines for itself until the end.
+    # A child's pipe is not a terminal, and Python would hold its lines back until the end.
     variables.setdefault("PYTHONUNBUFFERED", "1")
     if _imports_pyverbs(command[0], variables.get("PATH", os.defpath)):
         paths = [str(pyverbs_folder(cache_folder())), variables.get("PYTHONPATH", "")]
@@ -228,20 +229,20 @@ def run(
 
 @dataclass
 class _Guest:
-    """One virtual machine: its emulator's process and what has come from it."""
+    """A virtual machine: its emulator's process, and the output from it."""
 
     host: int
     hosts: int
     folder: Path
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Starts the lines that are not of the command but about it."""
+    """The start of lines about the command, which are not its output."""
 
     process: subprocess.Popen[bytes] | None = None
     reader: IO[bytes] | None = None
-    """Where its command's output comes out."""
+    """The reading end of its command's output."""
 
     began: float = 0.0
-    """When the command started, in `time.monotonic`; 0 before."""
+    """The time when the command started, by `time.monotonic`; 0 before."""
 
     status: int | None = None
     lines: list[str] = field(default_factory=list)
@@ -268,7 +269,7 @@ class _Guest:
         return self.folder / f"initrd{self.host}"
 
     def write_initrd(self, image: Image, command: str) -> None:
-        """The common initial file system and, as a second archive behind it, what is this run's alone."""
+        """Write the common initial file system and, as a second archive behind it, the files of this run."""
         settings = {
             "host": str(self.host),
             "hosts": str(self.hosts),
@@ -288,7 +289,7 @@ class _Guest:
         read_end, write_end = os.pipe()
         self.reader = os.fdopen(read_end, "rb", buffering=0)
         passed = [write_end]
-        network = "hubport,id=net,hubid=0"  # a switch with nothing else on it
+        network = "hubport,id=net,hubid=0"  # a switch with no other port
         if cable is not None:
             passed.append(cable.fileno())
             network = f"stream,id=net,server=off,addr.type=fd,addr.str={cable.fileno()}"
@@ -317,7 +318,7 @@ class _Guest:
             os.close(write_end)
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Take what came from the guest; the lines in it that are the command's."""
+        """Take bytes from the guest; yields the command's lines in them."""
         *whole, self.partial = (self.partial + data).split(b"\n")
         for raw in whole:
             line, mark, word = raw.decode(errors="replace").partition(self.nonce)
@@ -334,11 +335,11 @@ class _Guest:
                 return
 
     def output(self) -> str:
-        """What the command wrote so far."""
+        """The command's output so far."""
         return "".join(self.lines) + ("" if self.status is not None else self.partial.decode(errors="replace"))
 
     def state(self) -> str:
-        """How far it is, and the end of its console and of what its emulator had to say."""
+        """The progress of the guest, and the last lines of its console and of its emulator's messages."""
         lines = []
         for path in (self.emulator, self.console):
             lines += path.read_text(errors="replace").splitlines()[-TAIL:]
@@ -377,7 +378,7 @@ def _command_script(
 
 
 def _follow(guests: Sequence[_Guest], deadline: float, on_line: Callable[[int, str], None]) -> None:
-    """Read what the guests say until each has said its command's status.
+    """Read the guests' output until each has reported its command's status.
 
     Raises:
         GuestTimeoutError: `deadline` has passed.
@@ -405,7 +406,8 @@ def _follow(guests: Sequence[_Guest], deadline: float, on_line: Callable[[int, s
 
 
 def _imports_pyverbs(program: str, path: str) -> bool:
-    """Whether a Python that `program` may run was one that Debian's pyverbs is for, and has no pyverbs of its own."""
+    """Whether Debian's pyverbs was built for a Python that `program` may run, and that Python has no pyverbs of its
+    own."""
     built = {name.group(1) for file in PYVERBS.glob("*.so") if (name := re.match(r"device\.(cpython-\d+)", file.name))}
     pythons = {sys.executable, shutil.which("python3", path=path)}
     if (found := shutil.which(program, path=path)) is not None:
@@ -423,7 +425,7 @@ def _imports_pyverbs(program: str, path: str) -> bool:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Leave as by an exception, so that guests are ended."""
+    """Exit by an exception, so that guests are ended."""
     del frame
     sys.exit(128 + number)
 
@@ -431,7 +433,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def main() -> int:
     """Check, prepare or run; returns the exit status.
 
-    That of ``run`` is the command's, or 124 when the time ran out, 125 when a guest ended on its own, and 69 when
+    The status of ``run`` is the command's, or 124 when the time ran out, 125 when a guest ended on its own, and 69 when
     guests cannot run here.
     """
     parser = argparse.ArgumentParser(description="Run a command in a virtual machine that has an RDMA device.")

@@ -1,6 +1,7 @@
-"""What the guests of `tools/vm.py` boot from: packages, Debian's kernel, and an initial file system with its modules.
+"""The image that the guests of `tools/vm.py` boot: packages, Debian's kernel, and an initial file system with its
+modules.
 
-`check` tells whether that can be had here, `prepare` gets it, once for each kernel, and `newest_image` finds it.
+`check` tells whether the image can be had here, `prepare` makes it, once for each kernel, and `newest_image` finds it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ PACKAGES = (
     "qemu-system-x86",
     "rdma-core",
 )
-"""Debian packages: the emulator, what builds the initial file system, and what guests use from the host's files."""
+"""Debian packages: the emulator, the tools for the initial file system, and the programs that guests use from the
+host's files."""
 
 KERNEL = "linux-image-amd64"
 """The package that depends on Debian's current kernel. The kernel is unpacked, never installed."""
@@ -70,11 +72,11 @@ MODULES = (
     "dummy",
     "veth",
 )
-"""Kernel modules that a guest loads, each after those it depends on."""
+"""Kernel modules that a guest loads, each after the modules on which it depends."""
 
 BUSYBOX = Path("/bin/busybox")
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
-"""Where Debian's python3-pyverbs lies: out of sight of every interpreter but Debian's own."""
+"""The folder of Debian's python3-pyverbs, which only Debian's own interpreter finds."""
 
 INIT = r"""#!/bin/busybox sh
 # First program of a guest: loads the drivers and makes the host's root, under a layer in memory, its own.
@@ -154,18 +156,18 @@ while :; do /run/vm/busybox sleep 3600; done
 
 
 FOLDERS = ("bin", "dev", "job", "lower", "modules", "newroot", "proc", "sys", "upper")
-"""Of the initial file system. ``job`` is where a run adds its own files, which go to ``/run/vm``."""
+"""Folders of the initial file system. A run adds its own files in ``job``, which go to ``/run/vm``."""
 
 SCRIPTS = {"init": INIT, "job/start": START}
 
 
 class Unavailable(RuntimeError):
-    """Guests cannot run here; the message says why in one line."""
+    """Guests cannot run here; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """What a guest boots from."""
+    """The files that a guest boots from."""
 
     version: str
     """The kernel's version as in ``uname -r``."""
@@ -178,11 +180,13 @@ def check(*, prepared: bool = True) -> None:
     """Tell whether guests can run here. Asks no network and changes nothing.
 
     Args:
-        prepared: They must be able to run as things are. False: it is enough that `prepare` may get what is missing.
+        prepared: Guests must be able to run without a further step. False: it is enough that `prepare` may get the
+            missing parts.
 
     Raises:
-        Unavailable: they cannot. The machine is not Linux on x86-64; a package is missing, and this process may not
-            install it, because it is not root or there is no apt with Debian's packages; or `prepare` has not run.
+        Unavailable: guests cannot run. The machine is not Linux on x86-64; a package is missing, and this process may
+            not install it, because it is not root or the machine has no apt with Debian's packages; or `prepare` has
+            not run.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise Unavailable(f"guests need Linux on x86-64, and this is {platform.system()} on {platform.machine()}")
@@ -196,26 +200,26 @@ def check(*, prepared: bool = True) -> None:
 
 
 def prepare(say: Callable[[str], None] = lambda line: None) -> Image:
-    """Get what guests need, once: packages, Debian's kernel, and the initial file system made of its modules.
+    """Get the image of guests, once: packages, Debian's kernel, and the initial file system made of its modules.
 
-    Packages are installed only as root. Everything else lies in `cache_folder`, by the kernel's version, and is used
+    Packages are installed only as root. All other files lie in `cache_folder`, by the kernel's version, and are used
     until that folder is removed. Processes that do this at the same time wait for each other.
 
     Args:
         say: Called with a line before each step that takes long.
 
     Returns:
-        What guests boot from.
+        The image.
 
     Raises:
-        Unavailable: guests cannot run here, see `check`, or a package cannot be had, for one without a network.
+        Unavailable: guests cannot run here, see `check`, or a package cannot be had, for example without a network.
         OSError: the cache folder cannot be written.
     """
     check(prepared=False)
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # waits; falls with the process that holds it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # waits; the lock ends with the process that holds it
         missing = _missing_packages()
         if missing:
             say(f"installing {' '.join(missing)}")
@@ -234,13 +238,13 @@ def prepare(say: Callable[[str], None] = lambda line: None) -> Image:
 
 
 def cache_folder() -> Path:
-    """Where `prepare` leaves the kernel: ``zcactor/vm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """The folder in which `prepare` leaves the kernel: ``zcactor/vm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "zcactor" / "vm"
 
 
 def distribution() -> str:
-    """The short name that this machine's distribution gives itself, or an empty string."""
+    """The short name of this machine's distribution, or an empty string."""
     try:
         return platform.freedesktop_os_release()["ID"]
     except OSError:
@@ -248,7 +252,7 @@ def distribution() -> str:
 
 
 def _missing_packages() -> list[str]:
-    """Those of `PACKAGES` that are not installed."""
+    """The packages in `PACKAGES` that are not installed."""
     query = ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *PACKAGES]
     listing = subprocess.run(query, capture_output=True, text=True, check=False).stdout
     installed = {
@@ -258,10 +262,10 @@ def _missing_packages() -> list[str]:
 
 
 def _fetch(*command: str, cwd: Path | None = None) -> str:
-    """Run a package tool; what it printed.
+    """Run a package tool and return its output.
 
     Raises:
-        Unavailable: it failed; the message has the last line of its errors.
+        Unavailable: the tool failed; the message has the last line of its errors.
     """
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     done = subprocess.run(
@@ -274,7 +278,7 @@ def _fetch(*command: str, cwd: Path | None = None) -> str:
 
 
 def _update_lists() -> None:
-    """Let apt learn what there is."""
+    """Update apt's lists of packages."""
     with contextlib.suppress(Unavailable):  # one of many sources may be out of reach, and not the one that matters
         _fetch("apt-get", "update", "-qq")
 
@@ -294,12 +298,12 @@ def _kernel_package() -> str:
 
 
 def _build_image(cache: Path, package: str) -> Image:
-    """Download and unpack a kernel, and leave in `cache` what guests need of it.
+    """Download and unpack a kernel, and leave the files for guests in `cache`.
 
     Raises:
         Unavailable: the package cannot be had, or its kernel lacks a module.
     """
-    # A folder of its own that gets its name when it is whole, so that an interrupted run leaves nothing half done.
+    # A temporary folder gets the final name when it is complete, so that an interrupted run leaves no incomplete one.
     with tempfile.TemporaryDirectory(prefix="unpack-", dir=cache) as scratch:
         work = Path(scratch)
         _fetch("apt-get", "download", "-qq", package, cwd=work)
@@ -310,7 +314,7 @@ def _build_image(cache: Path, package: str) -> Image:
         _fetch("/sbin/depmod", "-b", str(tree), version)
         modules: dict[str, Path] = {}  # in the order in which they are loaded
         for module in MODULES:
-            # Without a configuration: this machine's is not the guest's.
+            # Without a configuration, for this machine's is not the guest's.
             listing = _fetch(
                 "/sbin/modprobe", "-C", os.devnull, "-d", str(tree), "-S", version, "--show-depends", module
             )
@@ -339,12 +343,12 @@ def _build_image(cache: Path, package: str) -> Image:
 def _unpacked_kernel(boot: bytes) -> bytes:
     """The kernel inside a bootable file; the file itself where its kernel is not compressed by xz.
 
-    The emulator starts either, but a kernel that unpacks itself in emulation does that for 3 seconds at every boot.
+    The emulator starts either, but a kernel that unpacks itself in emulation takes 3 seconds for that at every boot.
     """
     sectors = boot[0x1F1] or 4  # names of the boot protocol: setup_sects, and payload_offset and payload_length below
     offset, length = struct.unpack_from("<II", boot, 0x248)
     payload = boot[512 * (sectors + 1) + offset :][:length]
-    # Behind the compressed data stands their size, which is not theirs.
+    # The compressed data are followed by their size, which is not part of them.
     return lzma.LZMADecompressor().decompress(payload) if payload.startswith(b"\xfd7zXZ\0") else boot
 
 
@@ -359,12 +363,12 @@ def newest_image() -> Image | None:
 
 
 def _recipe() -> str:
-    """Changes when an image of the same kernel would get other contents."""
+    """A digest that changes when an image of the same kernel would get other contents."""
     return hashlib.sha256(repr((MODULES, FOLDERS, SCRIPTS)).encode()).hexdigest()[:8]
 
 
 def pyverbs_folder(cache: Path) -> Path:
-    """A folder for PYTHONPATH with pyverbs and nothing else of Debian's Python packages."""
+    """A folder for PYTHONPATH with pyverbs and no other of Debian's Python packages."""
     folder = cache / "pyverbs"
     folder.mkdir(exist_ok=True)
     link = folder / PYVERBS.name
@@ -377,7 +381,7 @@ def pyverbs_folder(cache: Path) -> Path:
 def write_archive(archive: IO[bytes], files: Mapping[str, bytes]) -> None:
     """Write files in the cpio format that the kernel unpacks; a name that ends in a slash is a folder.
 
-    Archives behind each other are one to the kernel when each starts at a multiple of 4 bytes, as these do.
+    The kernel takes several archives behind each other for one when each starts at a multiple of 4 bytes, as these do.
     """
 
     def entry(name: str, mode: int, content: bytes) -> None:

@@ -1,6 +1,6 @@
-"""In every interpreter that has this folder on its path: the native parts are those built with sanitizers.
+"""Load the native parts that were built with sanitizers, in every interpreter that has this folder on its path.
 
-At the end of the interpreter their own objects are counted: whatever is alive then is never freed.
+At the end of the interpreter the objects of the native parts are counted: an object that is alive then is never freed.
 """
 
 import atexit
@@ -12,12 +12,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
-NAMES = ("zcactor.native._hot", "zcactor.objectstore._heap")
+NAMES = ("zcactor.native._hot", "zcactor.objectstore.heap._heap")
 FOLDER = Path(os.environ["ZCACTOR_SANITIZED"])
 
 
 class Sanitized:
-    """Finds the two modules in the folder of the build."""
+    """The finder of the two modules in the folder of the build."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
@@ -28,7 +28,7 @@ class Sanitized:
 
 
 def count() -> None:
-    """End with status 98 when an object of theirs is alive."""
+    """End with status 98 when an object of the native parts is alive."""
     for _ in range(3):
         gc.collect()
     living = {name: sys.modules[name].living() for name in NAMES if name in sys.modules}
@@ -38,6 +38,6 @@ def count() -> None:
 
 
 sys.meta_path.insert(0, Sanitized)
-if "ZCACTOR_SANITIZED_COUNTS" in os.environ:  # of the interpreter that was asked, not of those that it starts
+if "ZCACTOR_SANITIZED_COUNTS" in os.environ:  # only in the interpreter that was asked to count
     del os.environ["ZCACTOR_SANITIZED_COUNTS"]
     atexit.register(count)
