@@ -64,7 +64,7 @@ async def test_operations_leave_nothing(plan: str, rounds: int) -> None:
         assert await everywhere(actors, "many", group, count, LARGE, plan) == [count] * 2
         async with asyncio.timeout(20):  # releases that no frame has taken along go by themselves after a second
             while any(
-                used >= few * LARGE * 4 or leases or descriptors >= few or groups
+                used >= few * LARGE * 4 or leases > 0 or descriptors >= few or groups > 0
                 for used, leases, descriptors, groups in grown(before, await settled(actors))
             ):
                 await asyncio.sleep(0)

@@ -64,5 +64,5 @@ def test_only_commits_after_the_base_are_checked(
 
 
 def test_a_tree_without_history_says_so(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--since", "255df67", str(tree)]) == 0
+    assert main(["--since", "bdd9f9c", str(tree)]) == 0
     assert "no commit was checked" in capsys.readouterr().out
