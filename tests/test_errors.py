@@ -15,6 +15,7 @@ from zcactor.errors import (
     ActorUnavailable,
     ConnectionLost,
     DeadlineExceeded,
+    DeviceError,
     GroupBroken,
     GroupMismatch,
     GroupTimeout,
@@ -56,6 +57,7 @@ def test_one_tree() -> None:
         GroupBroken(1, "A(b)", "killed", 2),
         GroupMismatch((0, 2), ("barrier()", "broadcast(root=0)")),
         GroupTimeout("Group.barrier", 0.5, (1, 2)),
+        DeviceError("copy", 700, 1, True, "nothing is mapped"),
         *(
             cls("text")
             for cls in CLASSES
@@ -69,6 +71,7 @@ def test_one_tree() -> None:
                 GroupBroken,
                 GroupMismatch,
                 GroupTimeout,
+                DeviceError,
             )
         ),
     ],
@@ -88,6 +91,10 @@ def test_messages_of_groups() -> None:
     assert "epoch 3 has replaced it" in str(GroupBroken(-1, "", "epoch 3 has replaced it", 2))
     mismatch = GroupMismatch((0, 2), ("barrier()", "broadcast(root=0)"))
     assert "rank 0 called barrier(), and rank 2 called broadcast(root=0)" in str(mismatch)
+    assert str(DeviceError("copy", 700, 1, True, "it is odd")) == (
+        "copy on GPU 1 failed with error 700: it is odd; this process can use the GPU no more, so start it again"
+    )
+    assert str(DeviceError("pin", 1, -1)) == "pin failed with error 1: the driver gives no reason"
     assert "missing ranks: 1, 2;" in str(GroupTimeout("Group.barrier", 0.5, (1, 2)))
     assert "only bytes are on their way" in str(GroupTimeout("Group.barrier", 0.5, ()))
 

@@ -20,6 +20,8 @@ TESTED_ELSEWHERE = {
     "mypy_plugin.py": "tests/test_typing.py runs mypy with it",
     "rpc/hub.py": "a protocol without code; tests/assembly/test_process.py has what satisfies it",
     "transport/base.py": "protocols without code; zcactor.testing.conformance joins every implementation to them",
+    "testing/conformance/device.py": "every driver of GPUs is tested by it",
+    "testing/device_peer.py": "the second process of that suite",
     **{
         f"testing/conformance/{name}.py": "every connection and every path of a session is tested by it"
         for name in ("connection", "ends", "frames", "session", "talk", "violations")

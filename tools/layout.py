@@ -53,6 +53,7 @@ FLOORS: Final = (
     "marshal",
     "observe",
     "rpc",
+    "device",
     "objectstore",
     "transport",
     "interface options",

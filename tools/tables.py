@@ -51,7 +51,8 @@ GROUPS: Final[Mapping[str, str]] = {
     "Look inside": "stats Stats explain PeerPath nodes NodeInfo actors ActorInfo cluster_resources available_resources",
     "Errors": "errors ZcactorError ActorDied ActorUnavailable GroupBroken GroupMismatch GroupTimeout MailboxFull "
     "NameTaken NoSuchActor InsufficientResources RemoteError DeadlineExceeded ObjectLost OutOfMemory ConnectionLost "
-    "ProtocolError VersionMismatch AuthenticationError NotInitialized AlreadyInitialized",
+    "ProtocolError VersionMismatch AuthenticationError DeviceUnavailable DeviceError NotInitialized "
+    "AlreadyInitialized",
     "Version": "__version__",
 }
 """The public names by headings of the page of names, in its order."""

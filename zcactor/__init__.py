@@ -14,8 +14,8 @@ The packages, from the top floor down:
 - ``shuffling`` (shuffles between actors), ``topology`` (networks as graphs, orders of ranks)
 - ``api`` (actors, handles, references, arrays), ``loading`` (files as arrays)
 - ``process`` (the context of the running process), ``marshal`` (values to payloads and parts), ``observe`` (statistics)
-- ``rpc`` (frames, credits, sessions), ``objectstore`` (arena, allocator, blocks, leases), ``transport`` (connections
-  between processes)
+- ``rpc`` (frames, credits, sessions), ``device`` (GPUs: drivers, memory, order), ``objectstore`` (arena, allocator,
+  blocks, leases), ``transport`` (connections between processes)
 - ``hooks`` (gradient compression), ``interface``, ``options``, ``native``, ``config``, ``errors`` and other modules on
   the lowest floor
 
@@ -53,6 +53,8 @@ from zcactor.errors import (
     AuthenticationError,
     ConnectionLost,
     DeadlineExceeded,
+    DeviceError,
+    DeviceUnavailable,
     GroupBroken,
     GroupMismatch,
     GroupTimeout,
@@ -114,6 +116,8 @@ __all__ = [
     "ConnectionLost",
     "CurrentActor",
     "DeadlineExceeded",
+    "DeviceError",
+    "DeviceUnavailable",
     "Graph",
     "GraphNode",
     "GraphPlan",

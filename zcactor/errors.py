@@ -21,6 +21,8 @@
     ├── ProtocolError
     │   ├── VersionMismatch
     │   └── AuthenticationError
+    ├── DeviceUnavailable
+    ├── DeviceError(call, code, device, fatal)
     ├── NotInitialized
     │   └── ForkedProcess
     └── AlreadyInitialized
@@ -43,6 +45,8 @@ __all__ = [
     "AuthenticationError",
     "ConnectionLost",
     "DeadlineExceeded",
+    "DeviceError",
+    "DeviceUnavailable",
     "ForkedProcess",
     "GroupBroken",
     "GroupMismatch",
@@ -329,6 +333,36 @@ class AuthenticationError(ProtocolError):
     The peer is a process of another user, does not hold this cluster's token, or has no certificate that is accepted;
     or the token or certificate of this process is missing, or other users can read it.
     """
+
+
+class DeviceUnavailable(ZcactorError):
+    """No such GPU is in this process: there is no driver, no GPU of that number, or GPUs are switched off. The message
+    says which, and the next step."""
+
+
+class DeviceError(ZcactorError):
+    """A call of the GPU's driver failed.
+
+    Attributes:
+        call: the call of `zcactor.device.driver.GpuDriver` that failed.
+        code: number of the error, as CUDA's ``CUresult`` has them.
+        device: index of the GPU among those that this process sees; -1 where no GPU is concerned.
+        fatal: whether the process can use the GPU no more, as after an access to an illegal address.
+        reason: text that says what was wrong.
+    """
+
+    def __init__(self, call: str, code: int, device: int, fatal: bool = False, reason: str = "") -> None:
+        super().__init__(call, code, device, fatal, reason)
+        self.call = call
+        self.code = code
+        self.device = device
+        self.fatal = fatal
+        self.reason = reason
+
+    def __str__(self) -> str:
+        where = "" if self.device < 0 else f" on GPU {self.device}"
+        text = f"{self.call}{where} failed with error {self.code}: {self.reason or 'the driver gives no reason'}"
+        return f"{text}; this process can use the GPU no more, so start it again" if self.fatal else text
 
 
 class NotInitialized(ZcactorError):

@@ -1,0 +1,277 @@
+"""The driver of fake GPUs: it embarrasses code that touches device memory, orders nothing, or ignores failures."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from zcactor.device.driver import CudaCode
+from zcactor.device.fake import FakeGpuDriver
+from zcactor.device.fake.gpu import CALLS
+from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
+from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, write
+
+NBYTES = FakeGpuDriver.granularity
+BUFFER = ctypes.create_string_buffer(64)
+"""Memory of the host that outlives all copies."""
+
+
+@pytest.mark.parametrize("touch", ["ctypes.string_at(address, 1)", "ctypes.memset(address, 0, 1)"])
+def test_host_code_that_touches_a_device_pointer_crashes(touch: str) -> None:
+    program = (
+        "import ctypes\n"
+        "from zcactor.device.fake import FakeGpuDriver\n"
+        "from zcactor.testing.device_peer import mapped, read, write\n"
+        "driver = FakeGpuDriver()\n"
+        f"address = mapped(driver, 0, {NBYTES})\n"
+        "write(driver, 0, address, b'x')\n"
+        "assert read(driver, 0, address, 1) == b'x'\n"
+        f"{touch}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+
+
+def between_streams(options: str) -> bytes:
+    """Write on one stream, let another wait for it, and return what that reads."""
+    driver = FakeGpuDriver(options)
+    address, producer, consumer, event = mapped(driver, 0, NBYTES), driver.stream(0), driver.stream(0), driver.event(0)
+    write(driver, 0, address, b"old")
+    for _ in range(3):  # the third is at the earliest as late as one alone at the latest
+        driver.fill(0, address, b"n", 3, producer)
+    driver.record(0, event, producer)
+    driver.wait(0, consumer, event)
+    return read(driver, 0, address, 3, consumer)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_waits_order_late_streams(seed: int) -> None:
+    assert between_streams(f"late=20,seed={seed}") == b"nnn"
+
+
+def test_without_waits_bytes_are_stale() -> None:
+    assert {between_streams(f"late=20,seed={seed},waits=no") for seed in range(8)} >= {b"old"}
+
+
+def test_a_peer_reads_stale_bytes_without_waits() -> None:
+    options = "late=300,waits=no"
+    driver = FakeGpuDriver(options)
+    handle = driver.create(0, NBYTES)
+    address = driver.map(0, driver.reserve(0, NBYTES), handle, NBYTES, True).address
+    with DevicePeer(partial(FakeGpuDriver, "waits=no")) as peer:
+        exported = driver.export(0, handle)
+        assert isinstance(exported, int)
+        imported = peer.call("import_", 0, -1, NBYTES, fd=exported)
+        os.close(exported)
+        there = peer.call("map", 0, peer.call("reserve", 0, NBYTES), imported, NBYTES, False).address
+        event, gate = driver.event(0), driver.stream(0)
+        for _ in range(100):
+            driver.fill(0, address, b"n", 3, gate)  # half a minute of work
+        driver.record(0, event, gate)
+        peer.call("wait", 0, 0, peer.call("open_event", 0, driver.export_event(0, event)))
+        peer.call("read", 0, there, 3)  # it would not return while the wait holds
+        assert not driver.done(0, event)
+    driver.close()
+
+
+def one(driver: FakeGpuDriver, call: str) -> None:
+    """Make a call with arguments that would do."""
+    address = ctypes.addressof(BUFFER)
+    arguments: dict[str, tuple[object, ...]] = {
+        "devices": (), "can_access": (0, 0), "create": (0, NBYTES), "reserve": (0, NBYTES),
+        "copy": (0, address, address, 1, 1, (1, 1), 0), "fill": (0, address, b"a", 1, 0), "pin": (address, 64),
+        "unpin": (address, 64), "owner_of": (address,), "map": (0, address, 1, NBYTES, True),
+        "import_": (0, b"", NBYTES), "wait": (0, 0, 1), "record": (0, 1, 0), "open_event": (0, b""),
+    }  # fmt: skip
+    counts = {"unreserve": 3, "unmap": 3, "dma_buf": 3, "free": 1, "stream": 1, "event": 1}
+    getattr(driver, call)(*arguments.get(call, (0, 1, 1)[: counts.get(call, 2)]))
+
+
+def again(driver: FakeGpuDriver, call: str) -> int:
+    """Make a call once more. Returns the code of its error, as there may be no such handle; 0 for success."""
+    try:
+        one(driver, call)
+    except DeviceError as error:
+        return error.code
+    return 0
+
+
+@pytest.mark.parametrize("call", sorted(CALLS))
+def test_each_call_fails_once(call: str) -> None:
+    driver = FakeGpuDriver(f"fail={call}")
+    with pytest.raises(DeviceError, match="made it fail") as caught:
+        one(driver, call)
+    assert (caught.value.call, caught.value.code, caught.value.fatal) == (call, CudaCode.UNKNOWN, False)
+    assert again(driver, call) != CudaCode.UNKNOWN
+
+
+def test_the_third_call_fails() -> None:
+    driver = FakeGpuDriver("fail=create:3")
+    driver.create(0, NBYTES)
+    driver.create(0, NBYTES)
+    with pytest.raises(DeviceError):
+        driver.create(0, NBYTES)
+    driver.create(0, NBYTES)
+
+
+def broken(driver: FakeGpuDriver, work: Callable[[], object]) -> DeviceError:
+    """The error of a driver whose context breaks by some work."""
+    event = driver.event(0)
+    work()
+    driver.record(0, event, 0)
+    with pytest.raises(DeviceError) as caught:
+        while not driver.done(0, event):
+            pass
+    assert caught.value.fatal and caught.value.code == CudaCode.ILLEGAL_ADDRESS
+    with pytest.raises(DeviceError, match="start it again"):
+        driver.create(0, NBYTES)
+    return caught.value
+
+
+def test_a_context_that_breaks_at_some_operation() -> None:
+    driver = FakeGpuDriver("fail=fatal:4")
+    address = mapped(driver, 0, NBYTES)
+    write(driver, 0, address, b"1")
+    write(driver, 0, address, b"2")
+    assert read(driver, 0, address, 1) == b"2"
+    assert "fatal" in broken(driver, lambda: driver.fill(0, address, b"3", 1, 0)).reason
+
+
+def test_illegal_addresses_break_the_context() -> None:
+    driver = FakeGpuDriver()
+    address = mapped(driver, 0, NBYTES)
+    assert "nothing is mapped" in broken(driver, lambda: driver.fill(0, address + NBYTES - 1, b"a", 2, 0)).reason
+
+
+def test_a_write_without_write_access_breaks_the_context() -> None:
+    driver = FakeGpuDriver()
+    address, readonly = driver.map(0, driver.reserve(0, NBYTES), driver.create(0, NBYTES), NBYTES, False)
+    assert readonly
+    assert "write access" in broken(driver, lambda: driver.fill(0, address, b"a", 1, 0)).reason
+
+
+def test_legacy_memory_ends_with_its_owner() -> None:
+    driver = FakeGpuDriver("export=legacy")
+    with DevicePeer(partial(FakeGpuDriver, "export=legacy")) as peer:
+        exported = peer.call("export", 0, peer.call("create", 0, NBYTES))
+        address = driver.map(0, 0, driver.import_(0, exported, NBYTES), NBYTES, True).address
+        write(driver, 0, address, b"alive")
+        assert read(driver, 0, address, 5) == b"alive"
+        peer.kill()
+    assert "has ended" in broken(driver, lambda: driver.fill(0, address, b"a", 1, 0)).reason
+
+
+def test_an_event_ends_with_its_owner() -> None:
+    driver = FakeGpuDriver()
+    with DevicePeer(partial(FakeGpuDriver, "late=20000")) as peer:
+        there = peer.call("mapped", 0, NBYTES)
+        event = peer.call("event", 0)
+        peer.call("fill", 0, there, b"a", 1, 0)
+        peer.call("record", 0, event, 0)
+        exported = peer.call("export_event", 0, event)
+        opened, done = driver.open_event(0, exported), driver.event(0)
+        driver.wait(0, 0, opened)
+        driver.record(0, done, 0)
+        assert not driver.done(0, opened) and not driver.event_is_lost(0, opened)
+        peer.kill()
+    finish(driver, 0)
+    assert driver.event_is_lost(0, opened) and not driver.done(0, opened)
+    driver.end_event(0, opened)
+
+
+def test_an_event_that_was_given_up_cannot_be_opened() -> None:
+    driver = FakeGpuDriver()
+    with DevicePeer(FakeGpuDriver) as peer:
+        event = peer.call("event", 0)
+        exported = peer.call("export_event", 0, event)
+        peer.call("end_event", 0, event)
+        with pytest.raises(DeviceError, match="given up"):
+            driver.open_event(0, exported)
+
+
+def test_visible_gpus() -> None:
+    uuids = [each.uuid for each in FakeGpuDriver("devices=3").devices()]
+    assert [uuid[-2:] for uuid in uuids] == ["00", "01", "02"]
+    driver = FakeGpuDriver("devices=3", uuids[2])
+    assert [(each.index, each.uuid) for each in driver.devices()] == [(0, uuids[2])]
+    mapped(driver, 0, NBYTES)
+    with pytest.raises(DeviceUnavailable, match="sees 1"):
+        driver.create(1, NBYTES)
+    assert FakeGpuDriver("devices=3", "").devices() == []
+
+
+def test_memory_of_a_hidden_gpu_is_mapped_by_a_visible_one() -> None:
+    driver, other = FakeGpuDriver("devices=2"), FakeGpuDriver("devices=2", "1")
+    handle = driver.create(0, NBYTES)
+    address = driver.map(0, driver.reserve(0, NBYTES), handle, NBYTES, True).address
+    write(driver, 0, address, b"far")
+    fd = driver.export(0, handle)
+    assert isinstance(fd, int)
+    there = other.map(0, other.reserve(0, NBYTES), other.import_(0, fd, NBYTES), NBYTES, False).address
+    os.close(fd)
+    assert read(other, 0, there, 3) == b"far"
+    assert other.owner_of(there) == (-1, there, NBYTES)
+
+
+def test_unequal_options() -> None:
+    driver = FakeGpuDriver("memory=4MiB,export=legacy,events=none")
+    assert (driver.exporting, driver.shared_events, driver.devices()[0].total) == ("legacy", False, 4 << 20)
+    with pytest.raises(DeviceError):
+        driver.open_event(0, bytes(64))
+    with pytest.raises(ValueError, match="its options are"):
+        FakeGpuDriver("fail=close")
+
+
+def test_arguments_that_are_refused() -> None:
+    driver = FakeGpuDriver()
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: driver.end_stream(0, 0),
+        lambda: driver.end_stream(0, 5),
+        lambda: driver.pin(0, 5),
+        lambda: driver.unpin(4096, 0),
+        lambda: driver.fill(0, 4097, b"ab", 1, 0),
+        lambda: driver.record(0, 999, 0),
+    )
+    for call in calls:
+        with pytest.raises(DeviceError):
+            call()
+
+
+def test_a_forked_child_has_no_gpu() -> None:
+    driver = FakeGpuDriver()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            driver.devices()
+        except ForkedProcess:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_it_ends_with_the_last_reference() -> None:
+    gc.collect()
+    fds, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    driver = FakeGpuDriver("devices=10,late=20000")
+    address = mapped(driver, 9, NBYTES)
+    driver.event(9)
+    driver.fill(9, address, b"a", 1, 0)
+    ended = weakref.ref(driver)
+    assert "memfd:zcactor-gpu9" in Path("/proc/self/maps").read_text()
+    del driver
+    assert ended() is None
+    assert len(os.listdir("/proc/self/fd")) == fds and threading.active_count() == threads
+    assert "memfd:zcactor-gpu9" not in Path("/proc/self/maps").read_text()

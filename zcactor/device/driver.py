@@ -1,0 +1,216 @@
+"""The seam to a GPU's driver: memory that other processes can map, streams, and events that order work between them.
+
+Handles, streams and events are ints. A device is the index of a GPU among those that this process sees. Each call names
+it, because a program's threads come and go, and the driver makes the device current for the length of the call. Any
+thread may make any call. No call waits for work on a stream.
+
+`zcactor.testing.conformance.device` is the suite that each implementation passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["HANDLE_NBYTES", "PATTERNS", "CudaCode", "GpuDriver", "GpuFacts", "MappedExtent"]
+
+HANDLE_NBYTES: Final = 64
+"""Bytes of an exported event and of memory that is exported without a descriptor: CU_IPC_HANDLE_SIZE."""
+PATTERNS: Final = (1, 2, 4, 8, 16)
+"""Bytes that the pattern of a fill may have: those of all plain dtypes."""
+
+
+class CudaCode(IntEnum):
+    """The errors that callers tell apart, by CUDA's numbers (``CUresult``)."""
+
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    INVALID_DEVICE = 101
+    PEER_ACCESS_UNSUPPORTED = 217
+    INVALID_HANDLE = 400
+    ILLEGAL_ADDRESS = 700
+    NOT_SUPPORTED = 801
+    UNKNOWN = 999
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """A GPU that this process sees."""
+
+    index: int
+    uuid: str
+    """``GPU-`` and 32 hexadecimal digits in five groups: the same in all processes of a host."""
+    name: str
+    total: int
+    """Bytes of its memory."""
+
+
+class MappedExtent(NamedTuple):
+    """The result of `GpuDriver.map`."""
+
+    address: int
+    """The address of the first byte: the one asked for, except where memory is exported without descriptors."""
+    readonly: bool
+    """Whether the device refuses writes through this mapping."""
+
+
+class GpuDriver(Protocol):
+    """A driver of the GPUs that this process sees.
+
+    Raises:
+        DeviceError: any call may raise it, with the name of the call and a `CudaCode`.
+        DeviceUnavailable: a call with a device that is not there.
+        ForkedProcess: any call in a child that was forked after the driver was made.
+    """
+
+    kind: Literal["cuda", "fake"]
+    granularity: int
+    """Bytes of which sizes and offsets of extents are multiples."""
+    exporting: Literal["vmm", "legacy", "none"]
+    """The way on which memory leaves the process: by descriptors, by handles of `HANDLE_NBYTES` that live no longer
+    than their process, or not at all."""
+    shared_events: bool
+    """Whether events can be exported."""
+    exports_to_cards: bool
+    """Whether `dma_buf` works."""
+
+    def devices(self) -> Sequence[GpuFacts]:
+        """The GPUs that this process sees, by index."""
+
+    def can_access(self, device: int, peer: int) -> bool:
+        """Whether `device` can read and write the memory of `peer`."""
+
+    def free(self, device: int) -> int:
+        """Bytes of the GPU's memory that are not allocated."""
+
+    # ---- memory
+
+    def reserve(self, device: int, nbytes: int) -> int:
+        """Reserve addresses, without memory behind them. Returns the first."""
+
+    def unreserve(self, device: int, address: int, nbytes: int) -> None:
+        """Give up a reservation in which nothing is mapped."""
+
+    def create(self, device: int, nbytes: int) -> int:
+        """Allocate memory of the GPU, a multiple of `granularity`. Returns its handle.
+
+        Raises:
+            DeviceError: with `CudaCode.OUT_OF_MEMORY` where the GPU has no room.
+        """
+
+    def map(self, device: int, address: int, handle: int, nbytes: int, writable: bool) -> MappedExtent:
+        """Map all `nbytes` of a handle's memory at `address` of a reservation, for `device` and the GPUs that reach it.
+
+        Raises:
+            DeviceError: with `CudaCode.PEER_ACCESS_UNSUPPORTED` where `device` cannot access that memory.
+        """
+
+    def unmap(self, device: int, address: int, nbytes: int) -> None:
+        """Undo `map`. All work on the memory must be done."""
+
+    def release(self, device: int, handle: int) -> None:
+        """Give up a handle. The memory lives on while it is mapped, or while another process has it."""
+
+    def export(self, device: int, handle: int) -> int | bytes:
+        """Export memory, as `exporting` says: a descriptor that belongs to the caller, or `HANDLE_NBYTES` bytes.
+
+        Raises:
+            DeviceError: with `CudaCode.NOT_SUPPORTED` where memory cannot leave the process.
+        """
+
+    def import_(self, device: int, what: int | bytes, nbytes: int) -> int:
+        """Make a handle of memory that another process has exported; `what` stays the caller's.
+
+        Raises:
+            DeviceError: with `CudaCode.INVALID_VALUE` where `what` is not such memory of `nbytes` bytes.
+        """
+
+    def copy(
+        self,
+        device: int,
+        destination: int,
+        source: int,
+        rows: int,
+        row_nbytes: int,
+        strides: tuple[int, int],
+        stream: int,
+    ) -> None:
+        """Queue a copy of `rows` rows. Each address is one of a GPU that `device` reaches, or of this process.
+
+        Memory of this process must stay as it is until the copy is done.
+
+        Args:
+            device: the device of `stream`.
+            destination: address of the first row's first byte.
+            source: the same of the source.
+            rows: number of rows, each of `row_nbytes` bytes.
+            row_nbytes: bytes of a row.
+            strides: bytes from one row to the next, of destination and source; at least `row_nbytes`, or any for one
+                row.
+            stream: 0 for the device's default stream, or the result of `stream`.
+        """
+
+    def fill(self, device: int, address: int, pattern: bytes, count: int, stream: int) -> None:
+        """Queue writing `pattern` `count` times, one behind the other; it has as many bytes as `PATTERNS` allows."""
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Lock memory of this process in place, so that copies of it need no staging by the driver."""
+
+    def unpin(self, address: int, nbytes: int) -> None:
+        """Undo `pin`."""
+
+    def dma_buf(self, device: int, address: int, nbytes: int) -> int:
+        """A descriptor by which a network card registers mapped memory. It belongs to the caller."""
+
+    def owner_of(self, pointer: int) -> tuple[int, int, int] | None:
+        """The device whose memory `pointer` is in, with address and bytes of that extent; None for other memory."""
+
+    # ---- order
+
+    def stream(self, device: int) -> int:
+        """Make a stream, which runs beside all others."""
+
+    def end_stream(self, device: int, stream: int) -> None:
+        """Give up a stream. The work that is queued on it is still done."""
+
+    def event(self, device: int) -> int:
+        """Make an event, which other processes can open where `shared_events` says so."""
+
+    def end_event(self, device: int, event: int) -> None:
+        """Give up an event, made here or opened."""
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        """Let the event stand for everything that is queued on the stream now. Only in the process that made it."""
+
+    def done(self, device: int, event: int) -> bool:
+        """Whether the work is done that the event stands for; true for one that was never recorded.
+
+        Raises:
+            DeviceError: fatal, where that work has broken the device's context.
+        """
+
+    def wait(self, device: int, stream: int, event: int) -> None:
+        """Hold back what is queued on the stream after this, until the event's work is done.
+
+        The work is that of the last `record` before this call. A wait ends with the process that would do the work."""
+
+    def export_event(self, device: int, event: int) -> bytes:
+        """Export an event that was made here. Returns `HANDLE_NBYTES` bytes.
+
+        Raises:
+            DeviceError: with `CudaCode.NOT_SUPPORTED` where `shared_events` is False.
+        """
+
+    def open_event(self, device: int, exported: bytes) -> int:
+        """Open another process's event. It fails in the process that made it, as in CUDA.
+
+        Raises:
+            DeviceError: with `CudaCode.INVALID_HANDLE` where there is no such event.
+        """
+
+    def event_is_lost(self, device: int, event: int) -> bool:
+        """Whether the process that would do the event's work has ended before that was done."""

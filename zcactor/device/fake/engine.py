@@ -1,0 +1,188 @@
+"""The streams of one fake GPU: queues that one thread runs, late and side by side."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from zcactor.device.driver import CudaCode
+from zcactor.device.fake.memory import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zcactor.device.fake.options import FakeOptions
+
+__all__ = ["FakeEngine"]
+
+_POLL: Final = 0.0005
+"""Seconds between looks at an event on which a stream waits: another process may be the one to set it."""
+
+
+@dataclass(slots=True)
+class _Operation:
+    run: Callable[[], None]
+    ready: Callable[[], bool] | None
+    """Whether it may begin; None for one that waits for nothing."""
+    is_work: bool
+    """Whether it touches memory: this alone begins late, and may break the context."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    random: random.Random
+    queue: deque[_Operation] = field(default_factory=deque)
+    due: float = 0.0
+    """The time at which the first of the queue may begin."""
+    ended: bool = False
+
+
+class FakeEngine:
+    """The engine of one GPU. It has a thread from the first operation on, until `close`. Any thread may use it.
+
+    Args:
+        device: the GPU's index, which names the thread and is part of the seed.
+        options: the options of the fake.
+    """
+
+    def __init__(self, device: int, options: FakeOptions) -> None:
+        self._device: Final = device
+        self._options: Final = options
+        self._changed: Final = threading.Condition()
+        self._streams: dict[int, _Stream] = {0: self._stream(0)}
+        self._next = 1
+        self._works = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.broken: Refused | None = None
+        """The fault by which the device's context is broken."""
+
+    def _stream(self, number: int) -> _Stream:
+        return _Stream(random.Random(f"{self._options.seed}/{self._device}/{number}"))
+
+    def add_stream(self) -> int:
+        """Make a stream. Returns its number among those of the GPU."""
+        with self._changed:
+            number, self._next = self._next, self._next + 1
+            self._streams[number] = self._stream(number)
+            return number
+
+    def end_stream(self, number: int) -> None:
+        """Give up a stream; its queue is still done."""
+        with self._changed:
+            stream = self._find(number)
+            stream.ended = True
+            if not stream.queue:
+                del self._streams[number]
+
+    def _find(self, number: int) -> _Stream:
+        stream = self._streams.get(number)
+        if stream is None or stream.ended:
+            raise Refused(CudaCode.INVALID_HANDLE, f"there is no stream {number}")
+        return stream
+
+    def check(self, number: int) -> None:
+        """Check that there is a stream of that number.
+
+        Raises:
+            Refused: there is no such stream.
+        """
+        with self._changed:
+            self._find(number)
+
+    def submit(
+        self, number: int, run: Callable[[], None], ready: Callable[[], bool] | None = None, *, is_work: bool = False
+    ) -> None:
+        """Queue an operation.
+
+        Args:
+            number: the stream's.
+            run: called by the engine's thread; a `Refused` that it raises breaks the context.
+            ready: called until it is true, before `run`.
+            is_work: whether it is a copy or a fill.
+
+        Raises:
+            Refused: there is no such stream.
+        """
+        with self._changed:
+            stream = self._find(number)
+            stream.queue.append(_Operation(run, ready, is_work))
+            if len(stream.queue) == 1:
+                self._due(stream)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name=f"zcactor-gpu{self._device}", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _due(self, stream: _Stream) -> None:
+        stream.due = time.monotonic()
+        if stream.queue and stream.queue[0].is_work and self._options.late:
+            stream.due += self._options.late / 1e3 * stream.random.uniform(0.5, 1.5)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while (chosen := self._choose()) is None:
+                    if self._closed:
+                        return
+                    self._changed.wait(self._pause())
+                number, stream = chosen
+            operation = stream.queue[0]
+            try:
+                if operation.is_work:
+                    self._count()
+                operation.run()
+            except Refused as error:
+                with self._changed:
+                    self.broken = error
+                    for each in self._streams.values():
+                        each.queue.clear()
+                continue
+            with self._changed:
+                stream.queue.popleft()
+                if stream.queue:
+                    self._due(stream)
+                elif stream.ended:
+                    del self._streams[number]
+
+    def _count(self) -> None:
+        self._works += 1
+        if self._works == self._options.breaks_at:
+            raise Refused(CudaCode.ILLEGAL_ADDRESS, "the option fail=fatal broke the context")
+
+    def _choose(self) -> tuple[int, _Stream] | None:
+        """The stream whose first operation may begin, and is due longest."""
+        if self.broken is not None or self._closed:
+            return None
+        now = time.monotonic()
+        able = [
+            (stream.due, number)
+            for number, stream in self._streams.items()
+            if stream.queue and stream.due <= now and ((ready := stream.queue[0].ready) is None or ready())
+        ]
+        if not able:
+            return None
+        _, number = min(able)
+        return number, self._streams[number]
+
+    def _pause(self) -> float | None:
+        """Seconds until there may be something to do; None for until it is told."""
+        if self.broken is not None:
+            return None
+        now = time.monotonic()
+        times = [stream.due - now for stream in self._streams.values() if stream.queue]
+        return max(min(times), _POLL) if times else None
+
+    def close(self) -> None:
+        """End the thread after the operation that it is at; the others are dropped. Idempotent."""
+        with self._changed:
+            self._closed = True
+            for stream in self._streams.values():
+                stream.ended = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()

@@ -1,0 +1,334 @@
+"""The memory of the fake GPUs of one process: reservations, extents, and which of these are mapped where.
+
+A reservation is twice in the address space: at the addresses that programs see, which nothing can access, and at the
+engine's, into which extents are mapped. So a device pointer becomes one of the engine by an addition.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from bisect import bisect_right, insort
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from zcactor.device.driver import HANDLE_NBYTES, CudaCode, MappedExtent
+from zcactor.device.fake import system
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zcactor.device.fake.options import FakeOptions
+
+__all__ = ["GRANULARITY", "FakeMemory", "Refused"]
+
+GRANULARITY: Final = 2 << 20
+"""Bytes, as of today's GPUs."""
+_LEGACY: Final = struct.Struct("<8sIIIQ36x")
+"""Exported memory without a descriptor: mark, pid, number of the descriptor there, number of the GPU, bytes."""
+_MARK: Final = b"zcgpumem"
+
+
+class Refused(Exception):
+    """A call that the fake refuses, as a driver would."""
+
+    def __init__(self, code: CudaCode, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class _Extent:
+    """Memory of one handle."""
+
+    number: int
+    """The number of the GPU, among those of the host."""
+    fd: int
+    nbytes: int
+    owner: system.Other | None
+    """The process with whose end the memory ends."""
+    own: bool
+    """Whether it was allocated here."""
+    address: int = 0
+    """The address at which it always lies where memory is exported without descriptors."""
+    released: bool = False
+    mapped: int = 0
+
+
+@dataclass(slots=True, order=True)
+class _Range:
+    """An extent at its addresses."""
+
+    address: int
+    end: int
+    extent: _Extent = field(compare=False)
+    writable: bool = field(compare=False)
+    shift: int = field(compare=False)
+    """The distance to the engine's addresses."""
+
+
+class FakeMemory:
+    """The memory of all GPUs that one process sees. Any thread may use it.
+
+    Args:
+        options: the options of the fake.
+    """
+
+    def __init__(self, options: FakeOptions) -> None:
+        self._options: Final = options
+        self._lock: Final = threading.Lock()
+        self._used = dict.fromkeys(range(options.devices), 0)
+        self._handles: dict[int, _Extent] = {}
+        self._next = 1
+        self._reservations: dict[int, tuple[int, int]] = {}
+        """Bytes, and distance to the engine's addresses, by the first address."""
+        self._ranges: list[_Range] = []
+        """All that is mapped, in the order of addresses."""
+
+    def free(self, number: int) -> int:
+        """Bytes that are not allocated."""
+        return self._options.memory - self._used[number]
+
+    # ---- addresses
+
+    def reserve(self, nbytes: int) -> int:
+        """See `zcactor.device.driver.GpuDriver`, as for all that follows; `number` is the GPU's among the host's."""
+        _check_size(nbytes)
+        with self._lock:
+            return self._reserve(nbytes)
+
+    def _reserve(self, nbytes: int) -> int:
+        address = self._system(system.reserved, nbytes)
+        try:
+            engine = self._system(system.reserved, nbytes)
+        except Refused:
+            system.unmapped(address, nbytes)
+            raise
+        self._reservations[address] = nbytes, engine - address
+        return address
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        """Give up a reservation."""
+        with self._lock:
+            known, shift = self._reservations.get(address, (0, 0))
+            if known != nbytes or any(address <= each.address < address + nbytes for each in self._ranges):
+                raise Refused(CudaCode.INVALID_VALUE, f"{address:#x} is no empty reservation of {nbytes} bytes")
+            del self._reservations[address]
+            system.unmapped(address, nbytes)
+            system.unmapped(address + shift, nbytes)
+
+    @staticmethod
+    def _system(call: Callable[[int], int], nbytes: int) -> int:
+        try:
+            return call(nbytes)
+        except OSError as error:
+            raise Refused(CudaCode.OUT_OF_MEMORY, f"the system refuses {nbytes} bytes: {error.strerror}") from error
+
+    # ---- extents
+
+    def create(self, number: int, nbytes: int) -> int:
+        """Allocate memory."""
+        _check_size(nbytes)
+        with self._lock:
+            if nbytes > self.free(number):
+                raise Refused(CudaCode.OUT_OF_MEMORY, f"{nbytes} bytes are wanted and {self.free(number)} are free")
+            fd = self._system(lambda size: system.extent(number, size), nbytes)
+            made = _Extent(number, fd, nbytes, None, own=True)
+            if self._options.export == "legacy":
+                try:
+                    made.address = self._reserve(nbytes)
+                except Refused:
+                    os.close(fd)
+                    raise
+            self._used[number] += nbytes
+            return self._add(made)
+
+    def _add(self, extent: _Extent) -> int:
+        handle, self._next = self._next, self._next + 1
+        self._handles[handle] = extent
+        return handle
+
+    def _extent(self, handle: int) -> _Extent:
+        extent = self._handles.get(handle)
+        if extent is None:
+            raise Refused(CudaCode.INVALID_HANDLE, f"there is no memory with the handle {handle}")
+        return extent
+
+    def map(self, number: int, address: int, handle: int, nbytes: int, writable: bool) -> MappedExtent:
+        """Map an extent."""
+        with self._lock:
+            extent = self._extent(handle)
+            if extent.number != number and self._options.peer == "none":
+                raise Refused(CudaCode.PEER_ACCESS_UNSUPPORTED, f"GPU {number} cannot access GPU {extent.number}")
+            address = extent.address or address
+            base, (room, shift) = self._around(address)
+            taken = any(each.address < address + nbytes and address < each.end for each in self._ranges)
+            if nbytes != extent.nbytes or address + nbytes > base + room or (address - base) % GRANULARITY or taken:
+                raise Refused(
+                    CudaCode.INVALID_VALUE, f"{nbytes} bytes cannot be mapped at {address:#x}: it is not free, or "
+                    f"in no reservation, or the extent has {extent.nbytes} bytes"
+                )  # fmt: skip
+            writable = writable or not self._options.readonly
+            try:
+                system.map_at(address + shift, nbytes, extent.fd, writable=writable)
+            except OSError as error:
+                raise Refused(CudaCode.INVALID_VALUE, f"the system refuses: {error.strerror}") from error
+            insort(self._ranges, _Range(address, address + nbytes, extent, writable, shift))
+            extent.mapped += 1
+            return MappedExtent(address, not writable)
+
+    def _around(self, address: int) -> tuple[int, tuple[int, int]]:
+        for base, (nbytes, shift) in self._reservations.items():
+            if base <= address < base + nbytes:
+                return base, (nbytes, shift)
+        raise Refused(CudaCode.INVALID_VALUE, f"{address:#x} is in no reservation")
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Undo a mapping."""
+        with self._lock:
+            found = [each for each in self._ranges if each.address == address and each.end == address + nbytes]
+            if not found:
+                raise Refused(CudaCode.INVALID_VALUE, f"{nbytes} bytes at {address:#x} are not a mapped extent")
+            self._ranges.remove(found[0])
+            system.anonymous(address + found[0].shift, nbytes)
+            found[0].extent.mapped -= 1
+            self._let_go(found[0].extent)
+
+    def release(self, handle: int) -> None:
+        """Give up a handle."""
+        with self._lock:
+            extent = self._extent(handle)
+            del self._handles[handle]
+            extent.released = True
+            self._let_go(extent)
+
+    def _let_go(self, extent: _Extent) -> None:
+        if extent.mapped or not extent.released:
+            return
+        if extent.own:
+            self._used[extent.number] -= extent.nbytes
+        if extent.owner is not None:
+            extent.owner.close()
+        os.close(extent.fd)
+        if extent.address:
+            _, shift = self._reservations.pop(extent.address)
+            system.unmapped(extent.address, extent.nbytes)
+            system.unmapped(extent.address + shift, extent.nbytes)
+
+    def export(self, handle: int) -> int | bytes:
+        """Export memory."""
+        with self._lock:
+            extent = self._extent(handle)
+            way = self._options.export
+            if way == "none" or not extent.own:
+                reason = "memory of another process" if way != "none" else "this driver's memory"
+                raise Refused(CudaCode.NOT_SUPPORTED, f"{reason} cannot be exported")
+            if way == "vmm":
+                return os.dup(extent.fd)
+            return _LEGACY.pack(_MARK, os.getpid(), extent.fd, extent.number, extent.nbytes)
+
+    def import_(self, what: int | bytes, nbytes: int) -> int:
+        """Import memory."""
+        owner = None
+        if isinstance(what, bytes):
+            owner, fd = self._opened(what, nbytes)
+        else:
+            try:
+                fd = os.dup(what)
+            except OSError as error:
+                raise Refused(CudaCode.INVALID_VALUE, f"{what} is no descriptor") from error
+        number = system.number_of(fd)
+        if number not in self._used or system.sealed_size(fd) != nbytes:
+            os.close(fd)
+            if owner is not None:
+                owner.close()
+            raise Refused(CudaCode.INVALID_VALUE, f"this is no memory of a GPU of {nbytes} bytes")
+        with self._lock:
+            made = _Extent(number, fd, nbytes, owner, own=False)
+            if owner is not None:
+                made.address = self._reserve(nbytes)
+            return self._add(made)
+
+    @staticmethod
+    def _opened(exported: bytes, nbytes: int) -> tuple[system.Other, int]:
+        if len(exported) == HANDLE_NBYTES:
+            mark, pid, number, _, size = _LEGACY.unpack(exported)
+            if mark == _MARK and size == nbytes and 0 < pid != os.getpid():
+                try:
+                    owner = system.Other(pid)
+                    try:
+                        return owner, owner.open(number, writable=True)
+                    except OSError:
+                        owner.close()
+                        raise
+                except OSError as error:
+                    raise Refused(CudaCode.INVALID_VALUE, f"process {pid} has no such memory") from error
+        raise Refused(CudaCode.INVALID_VALUE, f"this is no exported memory of {nbytes} bytes of another process")
+
+    def dma_buf(self, address: int, nbytes: int) -> int:
+        """A descriptor of the one extent around the bytes: the real call, too, returns one segment only."""
+        with self._lock:
+            found = self._at(address)
+            if not self._options.dmabuf or found is None or address + nbytes > found.end:
+                raise Refused(CudaCode.NOT_SUPPORTED, f"{nbytes} bytes at {address:#x} cannot be exported to a card")
+            return os.dup(found.extent.fd)
+
+    # ---- pointers
+
+    def _at(self, address: int) -> _Range | None:
+        place = bisect_right(self._ranges, address, key=lambda each: each.address) - 1
+        return self._ranges[place] if place >= 0 and address < self._ranges[place].end else None
+
+    def owner_of(self, pointer: int) -> tuple[int, int, int] | None:
+        """The number of the GPU, and the extent's address and bytes."""
+        with self._lock:
+            found = self._at(pointer)
+            return None if found is None else (found.extent.number, found.address, found.end - found.address)
+
+    def engines(self, number: int, address: int, nbytes: int, *, write: bool) -> int:
+        """The engine's pointer for bytes that a GPU is to read or write; pointers of the host stay as they are.
+
+        Raises:
+            Refused: with `CudaCode.ILLEGAL_ADDRESS` where a byte is not mapped, may not be written, is out of the
+                GPU's reach, or was that of a process that has ended.
+        """
+        with self._lock:
+            if not any(base <= address < base + room for base, (room, _) in self._reservations.items()):
+                return address
+            at, shift = address, 0
+            while at < address + nbytes:
+                found = self._at(at)
+                if found is None:
+                    raise Refused(CudaCode.ILLEGAL_ADDRESS, f"nothing is mapped at {at:#x}")
+                extent = found.extent
+                if write and not found.writable:
+                    raise Refused(CudaCode.ILLEGAL_ADDRESS, f"{at:#x} is mapped without write access")
+                if extent.number != number and self._options.peer == "none":
+                    raise Refused(CudaCode.ILLEGAL_ADDRESS, f"{at:#x} is out of reach of GPU {number}")
+                if extent.owner is not None and extent.owner.has_ended():
+                    raise Refused(CudaCode.ILLEGAL_ADDRESS, f"the process has ended whose memory is at {at:#x}")
+                at, shift = found.end, found.shift
+            return address + shift
+
+    def close(self) -> None:
+        """Give everything back to the system. Idempotent."""
+        with self._lock:
+            extents = {id(each): each for each in (*self._handles.values(), *(one.extent for one in self._ranges))}
+            for extent in extents.values():
+                os.close(extent.fd)
+                if extent.owner is not None:
+                    extent.owner.close()
+            for address, (nbytes, shift) in self._reservations.items():
+                system.unmapped(address, nbytes)
+                system.unmapped(address + shift, nbytes)
+            self._handles.clear()
+            self._ranges.clear()
+            self._reservations.clear()
+            self._used = dict.fromkeys(self._used, 0)
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes <= 0 or nbytes % GRANULARITY:
+        raise Refused(CudaCode.INVALID_VALUE, f"{nbytes} bytes are not a multiple of {GRANULARITY}")

@@ -1,0 +1,141 @@
+"""The system under the fake: mappings at chosen addresses, sealed memfds, and descriptors of other processes."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import re
+import select
+from pathlib import Path
+from typing import Final
+
+__all__ = ["NAME", "Other", "anonymous", "extent", "map_at", "number_of", "reserved", "sealed_size", "unmapped"]
+
+NAME: Final = "zcactor-gpu"
+"""The memfds of device memory are called this and the number of the GPU; ``/proc/PID/maps`` shows it."""
+_EXTENT: Final = re.compile(rf"/memfd:{NAME}(\d+) \(deleted\)")
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_NORESERVE: Final = 0x4000  # <linux/mman.h>; Python lacks it, and MAP_FIXED
+_FIXED: Final = 0x10
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def _map(at: int | None, nbytes: int, access: int, kind: int, fd: int) -> int:
+    address = _libc.mmap(at, nbytes, access, kind | _NORESERVE, fd, 0)
+    if address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
+    return int(address)
+
+
+def reserved(nbytes: int) -> int:
+    """Reserve addresses that nothing can access. Returns the first.
+
+    Raises:
+        OSError: the system has no room for them.
+    """
+    return _map(None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+
+
+def map_at(address: int, nbytes: int, fd: int, *, writable: bool) -> None:
+    """Map a file over reserved addresses.
+
+    Raises:
+        OSError: the system refused.
+    """
+    access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    _map(address, nbytes, access, mmap.MAP_SHARED | _FIXED, fd)
+
+
+def anonymous(address: int, nbytes: int) -> None:
+    """Make mapped addresses reserved ones again.
+
+    Raises:
+        OSError: the system refused.
+    """
+    _map(address, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED, -1)
+
+
+def unmapped(address: int, nbytes: int) -> None:
+    """Give addresses back to the system."""
+    _libc.munmap(address, nbytes)
+
+
+def extent(number: int, nbytes: int) -> int:
+    """Make memory of the GPU of that number: a memfd whose size is fixed, so that no access of a peer ends in SIGBUS.
+
+    Raises:
+        OSError: the system refused.
+    """
+    fd = os.memfd_create(f"{NAME}{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def number_of(fd: int) -> int | None:
+    """The number of the GPU whose memory a descriptor is; None where it is something else."""
+    try:
+        match = _EXTENT.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
+    except OSError:
+        return None
+    return None if match is None else int(match[1])
+
+
+def sealed_size(fd: int) -> int:
+    """The bytes of a memfd whose size is fixed; -1 for any other file."""
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        return -1
+    return os.fstat(fd).st_size if sealed else -1
+
+
+class Other:
+    """Another process of this host and user, and whether it has ended.
+
+    Args:
+        pid: its pid.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid: Final = pid
+        self._fd = os.pidfd_open(pid)
+        self._ended = False
+
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        if not self._ended and self._fd >= 0:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            self._ended = bool(poll.poll(0))
+        return self._ended
+
+    def open(self, number: int, *, writable: bool) -> int:
+        """Open one of its descriptors anew.
+
+        Raises:
+            OSError: it has no descriptor of that number, or has ended.
+        """
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        return os.open(Path(f"/proc/{self.pid}/fd/{number}"), flags | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Watch it no more. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
