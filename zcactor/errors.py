@@ -275,15 +275,20 @@ class OutOfMemory(ZcactorError, MemoryError):
         capacity: bytes that the store may grow to; 0 where no store is possible, for the reason in `note`.
         largest_free: bytes of the largest block that could still be allocated.
         note: text that the message shows in addition.
+        setting: the setting of the capacity.
     """
 
-    def __init__(self, requested: int, used: int, capacity: int, largest_free: int, note: str = "") -> None:
-        super().__init__(requested, used, capacity, largest_free, note)
+    def __init__(
+        self, requested: int, used: int, capacity: int, largest_free: int, note: str = "",
+        setting: str = "store_capacity",
+    ) -> None:  # fmt: skip
+        super().__init__(requested, used, capacity, largest_free, note, setting)
         self.requested = requested
         self.used = used
         self.capacity = capacity
         self.largest_free = largest_free
         self.note = note
+        self.setting = setting
 
     def __str__(self) -> str:
         if not self.capacity and self.note:
@@ -291,7 +296,7 @@ class OutOfMemory(ZcactorError, MemoryError):
         text = (
             f"the store cannot hold {self.requested:,} more bytes: {self.used:,} of {self.capacity:,} are used and the "
             f"largest free block is {self.largest_free:,}; drop arrays that are no longer needed, or pass a larger "
-            "store_capacity to zc.init()"
+            f"{self.setting} to zc.init()"
         )
         return f"{text} ({self.note})" if self.note else text
 

@@ -1,0 +1,284 @@
+"""The memory of one process on one GPU: extents, each with a best fit of its own, that peers import by name.
+
+An extent is 64 MiB, or as large as the object that it was made for. Objects lie in one extent each: a network card
+registers one extent at a time, and memory for legacy handles lies where the driver puts it. Places in the arena are
+offsets that are never used for another extent. So a peer that has imported an extent cannot take it for a later one.
+
+Freed bytes may still be in use on a stream. They are handed out at once, together with the moments after which the new
+owner's work may begin: the GPU waits, and nobody on the host.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from zcactor.device.driver import CudaCode
+from zcactor.device.events import Moment, pending
+from zcactor.errors import DeviceError, OutOfMemory
+from zcactor.objectstore.heap import Heap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from zcactor.device.driver import GpuDriver
+
+__all__ = ["ALIGNMENT", "EXTENT_NBYTES", "DeviceArena", "ExportedExtent", "Placed"]
+
+ALIGNMENT: Final = 256
+"""Bytes to which objects are aligned, as cudaMalloc aligns them."""
+EXTENT_NBYTES: Final = 64 << 20
+"""Bytes of an extent: making one takes about a millisecond, so it is to serve many objects."""
+
+
+class Placed(NamedTuple):
+    """A new place for an object."""
+
+    offset: int
+    address: int
+    after: list[Moment]
+    """The last work on the bytes under their former owners, where it is not known to be done."""
+
+
+class ExportedExtent(NamedTuple):
+    """An extent as peers import it."""
+
+    offset: int
+    nbytes: int
+    what: int | bytes
+    """A descriptor, which belongs to the caller, or a handle of `zcactor.device.driver.HANDLE_NBYTES` bytes."""
+
+
+@dataclass(slots=True, eq=False)
+class _Extent:
+    offset: int
+    nbytes: int
+    handle: int
+    address: int
+    heap: Heap
+    room: tuple[int, int]
+    """The address in a reservation, and its bytes, that the extent takes."""
+    exported: int | bytes | None = None
+    used_by: list[tuple[int, int, list[Moment]]] = field(default_factory=list)
+    """Freed bytes, from where to where, with the work that may still use them."""
+
+
+class DeviceArena:
+    """The arena. Any thread may use it.
+
+    Args:
+        driver: the driver.
+        device: the GPU.
+        capacity: bytes that all extents may have; None for what the GPU has.
+        keep_nbytes: bytes of extents without objects that are kept for later; more goes back to the GPU.
+    """
+
+    def __init__(self, driver: GpuDriver, device: int, capacity: int | None, keep_nbytes: int) -> None:
+        self._driver: Final = driver
+        self._device: Final = device
+        self._total: Final = driver.devices()[device].total
+        self._capacity: Final = self._total if capacity is None else capacity
+        self._limited: Final = capacity is not None
+        self._keep_nbytes: Final = keep_nbytes
+        self._lock: Final = threading.Lock()
+        self._freed: deque[tuple[int, list[Moment]]] = deque()
+        self._extents: list[_Extent] = []
+        """All extents, in the order of their offsets."""
+        self._handles: list[int] = []
+        """Handles that are to be released."""
+        self._next = 0
+        self._reservations: list[tuple[int, int]] = []
+        self.on_freed: Callable[[], None] = _nothing
+        """Called after each `give_back`, perhaps in a finalizer; it is to see to it that `tidy` is called soon."""
+
+    @property
+    def used(self) -> int:
+        """Bytes of all objects, each rounded up to `ALIGNMENT`."""
+        with self._lock:
+            self._settle()
+            return sum(extent.heap.used for extent in self._extents)
+
+    @property
+    def taken(self) -> int:
+        """Bytes of all extents."""
+        with self._lock:
+            return sum(extent.nbytes for extent in self._extents)
+
+    def allocate(self, nbytes: int) -> Placed:
+        """Find a place for an object, in the extent in which it fits best.
+
+        Args:
+            nbytes: bytes, 0 allowed.
+
+        Raises:
+            OutOfMemory: the GPU, or the capacity, has no room. Extents without objects were given back before.
+            DeviceError: the driver fails in another way.
+        """
+        size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        with self._lock:
+            self._settle()
+            fitting = [(extent.heap.largest_free, extent.offset, extent) for extent in self._extents]
+            fitting = [each for each in fitting if each[0] >= size]
+            extent = min(fitting)[2] if fitting else self._grow(size)
+            inside = extent.heap.allocate(size, ALIGNMENT)
+            low, high, after = inside, inside + size, list[Moment]()
+            for start, end, moments in extent.used_by:
+                if start < high and low < end:
+                    after += moments
+            return Placed(extent.offset + inside, extent.address + inside, pending(after))
+
+    def give_back(self, offset: int, moments: list[Moment]) -> None:
+        """Free an object after the work of `moments`. It runs in finalizers, so it takes no lock."""
+        self._freed.append((offset, moments))
+        self.on_freed()
+
+    def _settle(self) -> None:
+        """Free what was given back. Called under the lock."""
+        while self._freed:
+            offset, moments = self._freed.popleft()
+            extent = self._around(offset)
+            inside, before = offset - extent.offset, extent.heap.used
+            extent.heap.free(inside)
+            waiting = pending(moments)
+            extent.used_by = [each for each in extent.used_by if pending(each[2])]
+            if waiting:
+                extent.used_by.append((inside, inside + before - extent.heap.used, waiting))
+
+    def _around(self, offset: int) -> _Extent:
+        return self._extents[bisect_right(self._extents, offset, key=lambda each: each.offset) - 1]
+
+    # ---- extents
+
+    def _grow(self, size: int) -> _Extent:
+        step = self._driver.granularity
+        least = -(-size // step) * step
+        room = self._capacity - sum(extent.nbytes for extent in self._extents)
+        wanted = max(least, min(EXTENT_NBYTES, room // step * step))
+        sizes = [wanted] if wanted == least else [wanted, least]
+        for nbytes in (*sizes, *sizes):
+            if nbytes <= self._capacity - sum(extent.nbytes for extent in self._extents):
+                try:
+                    return self._add(nbytes)
+                except DeviceError as error:
+                    if error.code != CudaCode.OUT_OF_MEMORY:
+                        raise
+                    refused: DeviceError | None = error
+            else:
+                refused = None
+            self._trim(0)
+        extents = self._extents
+        used = sum(extent.heap.used for extent in extents)
+        largest = max((extent.heap.largest_free for extent in extents), default=0)
+        limit = f"device_capacity is {self._capacity:,} bytes" if self._limited else f"it has {self._total:,} bytes"
+        why = refused.reason if refused is not None else limit
+        raise OutOfMemory(
+            size, used, self._capacity, largest, f"GPU {self._device}: {why}", "device_capacity"
+        ) from refused
+
+    def _add(self, nbytes: int) -> _Extent:
+        driver, device = self._driver, self._device
+        room = self._room(nbytes)
+        handle = driver.create(device, nbytes)
+        try:
+            heap = Heap(-1, 0)
+            heap.grow(0, nbytes)
+            address = driver.map(device, room[0], handle, nbytes, True).address
+        except (DeviceError, MemoryError):
+            self._handles.append(handle)
+            self._trim(nbytes + self._capacity)  # it releases the handle
+            raise
+        extent = _Extent(self._next, nbytes, handle, address, heap, room)
+        self._next += nbytes
+        self._extents.append(extent)
+        return extent
+
+    def _room(self, nbytes: int) -> tuple[int, int]:
+        """Addresses of a reservation that no extent has: the first that are enough."""
+        taken = sorted(extent.room for extent in self._extents)
+        for base, reserved in self._reservations:
+            at = base
+            for start, length in taken:
+                if not base <= start < base + reserved:
+                    continue
+                if start - at >= nbytes:
+                    break
+                at = start + length
+            if base + reserved - at >= nbytes:
+                return at, nbytes
+        step = self._driver.granularity
+        reserved = max(nbytes, -(-self._total // step) * step)
+        base = self._driver.reserve(self._device, reserved)
+        self._reservations.append((base, reserved))
+        return base, nbytes
+
+    def tidy(self) -> bool:
+        """Free what was given back, and give extents without objects back to the GPU above `keep_nbytes`.
+
+        Returns:
+            Whether there is more to give back, once work is done that still uses it.
+
+        Raises:
+            DeviceError: the driver fails.
+        """
+        with self._lock:
+            self._settle()
+            return self._trim(self._keep_nbytes)
+
+    def _trim(self, keep: int) -> bool:
+        idle = [extent for extent in self._extents if not extent.heap.used]
+        kept = sum(extent.nbytes for extent in idle)
+        waits = False
+        for extent in reversed(idle):
+            if kept <= keep:
+                break
+            if any(pending(moments) for _, _, moments in extent.used_by):
+                waits = True
+                continue
+            self._driver.unmap(self._device, extent.address, extent.nbytes)
+            self._extents.remove(extent)
+            kept -= extent.nbytes
+            if isinstance(extent.exported, int):
+                os.close(extent.exported)
+            self._handles.append(extent.handle)
+        while self._handles:
+            self._driver.release(self._device, self._handles[-1])
+            self._handles.pop()
+        return waits
+
+    def offsets(self) -> list[int]:
+        """The offsets of all extents."""
+        with self._lock:
+            return [extent.offset for extent in self._extents]
+
+    def exports(self, known: Collection[int]) -> list[ExportedExtent]:
+        """Export the extents that a peer lacks, each for the first time when it is needed.
+
+        Args:
+            known: offsets of extents that the peer has.
+
+        Raises:
+            DeviceError: with `CudaCode.NOT_SUPPORTED` where memory cannot leave the process.
+        """
+        with self._lock:
+            missing = [extent for extent in self._extents if extent.offset not in known]
+            for extent in missing:
+                if extent.exported is None:
+                    extent.exported = self._driver.export(self._device, extent.handle)
+            return [
+                ExportedExtent(extent.offset, extent.nbytes, os.dup(what) if isinstance(what, int) else what)
+                for extent in missing
+                if (what := extent.exported) is not None
+            ]
+
+    def __del__(self) -> None:
+        for extent in self._extents:
+            if isinstance(extent.exported, int):
+                os.close(extent.exported)
+
+
+def _nothing() -> None:
+    """Do nothing: nobody asks for `DeviceArena.tidy`."""
