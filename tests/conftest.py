@@ -42,9 +42,13 @@ def _workers_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_garbage_left() -> Iterator[None]:
-    """Collect a module's garbage before the next module begins, whose tests may count descriptors."""
+    """Collect a module's garbage before the next module begins, whose tests may count descriptors.
+
+    What is left then belongs to pytest, its reports and the modules: later collections need not search it.
+    """
     yield
     gc.collect()
+    gc.freeze()
 
 
 _directories = itertools.count()

@@ -209,6 +209,7 @@ def test_truncated_interfaces(data: bytes) -> None:
         Interface.from_wire(data)
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text() | st.binary(),

@@ -73,6 +73,7 @@ async def spawned() -> Any:
 
 
 class TestPandas:
+    @pytest.mark.slow
     def test_frame_over_the_store_is_not_copied(self, wire: Wire) -> None:
         pandas = library("pandas")
         array = stored(wire, (3, COUNT))
@@ -84,6 +85,7 @@ class TestPandas:
         with pytest.raises(ValueError, match="read-only"):
             got.to_numpy()[0] = 1
 
+    @pytest.mark.slow
     def test_series_over_the_store_is_not_copied(self, wire: Wire) -> None:
         pandas = library("pandas")
         array = stored(wire, COUNT)
@@ -114,6 +116,7 @@ class TestPandas:
         frame = pandas.DataFrame({"one": series, "two": range(len(series))})
         pandas.testing.assert_frame_equal(wire.send([frame])[0], frame)
 
+    @pytest.mark.slow
     async def test_between_processes(self) -> None:
         pandas = library("pandas")
         async with zc.init():
@@ -156,6 +159,7 @@ class TestArrow:
         sizes = [buffer.size for buffer in values.buffers()]
         assert wire.left.copies.snapshot()["argument outside the store"].nbytes == sum(sizes)
 
+    @pytest.mark.slow
     async def test_between_processes(self) -> None:
         arrow = library("pyarrow")
         async with zc.init():

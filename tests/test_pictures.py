@@ -43,6 +43,7 @@ def test_what_is_committed_is_what_the_script_makes(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_picture_that_was_changed_is_found(tmp_path: Path) -> None:
     draw("--out", str(tmp_path))
     assert draw("--check", "--out", str(tmp_path)).returncode == 0

@@ -42,6 +42,7 @@ def test_the_two_commands_stand_at_its_beginning() -> None:
     assert any(line.startswith("make test ") for line in early)
 
 
+@pytest.mark.slow
 def test_the_program_runs_outside_of_the_checkout(tmp_path: Path) -> None:
     assert not tmp_path.is_relative_to(ROOT)
     (program,) = BLOCK.findall(README)
@@ -63,6 +64,7 @@ def test_links_lead_somewhere(page: str) -> None:
     assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_program_that_prefers_rdma_runs_without_it_too(tmp_path: Path) -> None:
     (program,) = BLOCK.findall((ROOT / "docs" / "how-to" / "rdma.md").read_text())
     path, figures = run(program, tmp_path).splitlines()

@@ -59,6 +59,7 @@ def test_states_that_were_not_met_are_named() -> None:
     assert seeds.unmet(lines, ("a", "b", "c")) == ["c"]
 
 
+@pytest.mark.slow
 def test_words_that_are_refused_are_no_result() -> None:
     with pytest.raises(RuntimeError, match="has ended with status 2 after 0 seeds"):
         seeds.play("--seeds", "2:1")

@@ -13,10 +13,12 @@ from tools.layout import LONGEST, ROOT_LONGEST, cycles, imports, main
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_no_file_imports_itself_through_others() -> None:
     assert main([str(ROOT / "zcactor")]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
@@ -42,6 +44,7 @@ def test_an_import_of_any_kind_that_closes_a_cycle_is_found(
     assert any(re.match("  zcactor.rpc.session imports .*zcactor.rpc.incoming", each) for each in others)
 
 
+@pytest.mark.slow
 def test_a_class_name_that_is_there_already_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "zcactor"
     shutil.copytree(ROOT / "zcactor", copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
@@ -61,6 +64,7 @@ def test_a_folder_without_a_package(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "there is no Python file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_generated_code_is_left_out() -> None:
     assert not [name for name in imports(ROOT / "zcactor") if "_fbs" in name]
 
@@ -73,6 +77,7 @@ def copy(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [
@@ -101,6 +106,7 @@ def test_a_room_that_looks_up_is_seen(
     assert said in capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [
@@ -130,6 +136,7 @@ def test_folders_of_a_room_that_know_each_other_are_seen(
     assert capsys.readouterr().out == f"{said}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["rpc/call.py", "native/module.c", "native/hot.h"])
 def test_a_long_file_is_seen(copy: Path, capsys: pytest.CaptureFixture[str], file: str) -> None:
     path = copy / file
@@ -140,6 +147,7 @@ def test_a_long_file_is_seen(copy: Path, capsys: pytest.CaptureFixture[str], fil
     assert capsys.readouterr().out == said
 
 
+@pytest.mark.slow
 def test_a_root_that_grows_is_seen(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = copy / "assembly" / "process.py"
     path.write_text(path.read_text() + "#\n" * (ROOT_LONGEST + 1 - len(path.read_text().splitlines())))

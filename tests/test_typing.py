@@ -96,6 +96,7 @@ def pyright() -> list[str]:
 PYRIGHT_ENVIRONMENT = {"PYRIGHT_PYTHON_IGNORE_WARNINGS": "1", "PYRIGHT_PYTHON_GLOBAL_NODE": "1"}
 
 
+@pytest.mark.slow
 def test_programs_are_checked_by_mypy_with_the_plugin(tmp_path: Path) -> None:
     errors, messages = run_mypy(PROGRAMS, plugin=True, folder=tmp_path)
     compare(errors, expected(PROGRAMS, "mypy"), messages)

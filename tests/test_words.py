@@ -40,6 +40,7 @@ def words(page: Path) -> str:
     return re.sub(r"\s+", " ", page.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sentence", FALSE)
 def test_a_false_sentence_stays_away(sentence: str) -> None:
     assert [str(page.relative_to(ROOT)) for page in PAGES if sentence in words(page)] == []

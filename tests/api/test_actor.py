@@ -230,6 +230,7 @@ class Failing:
         return self.how
 
 
+@pytest.mark.slow
 async def test_constructor_errors_are_raised_by_spawn() -> None:
     with pytest.raises(Odd) as odd:
         await zc.spawn(Failing, "odd")
@@ -249,6 +250,7 @@ async def test_constructor_errors_are_raised_by_spawn() -> None:
             pass
 
 
+@pytest.mark.slow
 async def test_a_process_that_ends_in_the_constructor() -> None:
     with pytest.raises(zc.ActorDied) as died:
         await zc.spawn(Failing, "gone")
@@ -378,6 +380,7 @@ class Selfish:
         return (await me.about())[0]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 async def test_current_actor(node: zc.Runtime) -> None:
     handle: Any = await zc.spawn(Selfish)
     key = handle._remote.actor_id.hex()
@@ -417,6 +420,7 @@ class Leaving(Closing):
         await self.probe.anote("left")
 
 
+@pytest.mark.slow
 async def test_stop_runs_what_is_pending_then_closes() -> None:
     probe = await Probe.spawn()
     for cls, last in ((Closing, "closed"), (Leaving, "left")):
@@ -477,6 +481,7 @@ async def test_an_actor_that_stops_itself(process: Any, way: str) -> None:
         await zc.stop(actor)  # waits for the actor's end
 
 
+@pytest.mark.slow
 async def test_stop_survives_a_close_that_raises() -> None:
     probe = await Probe.spawn()
     actor: Any = await zc.spawn(Closing, probe, "raise")
@@ -570,6 +575,7 @@ async def test_wrong_things_to_end() -> None:
             await function(3)
 
 
+@pytest.mark.slow
 async def test_the_last_handle_stops_an_unnamed_actor() -> None:
     probe = await Probe.spawn()
     actor: Any = await zc.spawn(Closing, probe, "")

@@ -15,6 +15,7 @@ from tests.marshal.wire import assert_same, assert_same_dtype
 SHAPES: list[Any] = [(), 0, 5, (3, 4), [2, 0, 3], (np.int64(2), 3)]
 
 
+@pytest.mark.slow
 async def test_like_numpys_own_for_every_dtype() -> None:
     async with zc.init():
         for dtype in DTYPES:
@@ -41,6 +42,7 @@ async def test_like_numpys_own_for_every_dtype() -> None:
         assert zc.zeros((1000, 1000), "u1").nbytes + used <= zc.stats().store_used + 4096 * 2
 
 
+@pytest.mark.slow
 async def test_full() -> None:
     async with zc.init():
         cases: list[tuple[Any, Any, Any]] = [
@@ -54,6 +56,7 @@ async def test_full() -> None:
         assert zc.stats().bytes_copied == 0
 
 
+@pytest.mark.slow
 async def test_errors() -> None:
     async with zc.init(store_capacity=1 << 20):
         makers: list[Any] = [
@@ -89,6 +92,7 @@ async def test_errors() -> None:
         assert zc.stats().store_used == 0
 
 
+@pytest.mark.slow
 async def test_asarray_copies_only_what_is_outside() -> None:
     async with zc.init():
         array = zc.ones((100, 100))
@@ -127,6 +131,7 @@ def test_without_a_runtime() -> None:
     assert not zc.in_store(np.ones(3))
 
 
+@pytest.mark.slow
 async def test_arrays_outlive_the_runtime() -> None:
     async with zc.init():
         array = zc.full(1000, 3.0)

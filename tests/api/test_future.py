@@ -205,6 +205,7 @@ async def test_put_of_many_kinds(actors: Any) -> None:
 # ---------------------------------------------------------------- failures that no caller awaited
 
 
+@pytest.mark.slow
 async def test_an_unseen_failure_is_logged_once(
     actors: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ class Signatures:
         return kwargs
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_reached() -> None:
     handle: Any = await Signatures.spawn()
     before = zc.stats().calls
@@ -96,6 +97,7 @@ class Box:
     others: list[Any]
 
 
+@pytest.mark.slow
 async def test_handles_are_values() -> None:
     a: Any = await Plain.spawn()
     b: Any = await Plain.spawn()

@@ -43,6 +43,7 @@ async def node() -> AsyncIterator[zc.Runtime]:
         yield node
 
 
+@pytest.mark.slow
 async def test_snapshots(node: zc.Runtime) -> None:
     assert await zc.actors() == []
     (info,) = await zc.nodes()
@@ -66,6 +67,7 @@ async def test_snapshots(node: zc.Runtime) -> None:
         found.state = "alive"  # type: ignore[misc]
 
 
+@pytest.mark.slow
 async def test_statistics(node: zc.Runtime) -> None:
     actor = await sums.spawn()
     before = zc.stats()
@@ -88,6 +90,7 @@ async def test_statistics(node: zc.Runtime) -> None:
     assert zc.stats().bytes_copied - after.bytes_copied == 1 << 20
 
 
+@pytest.mark.slow
 async def test_paths(node: zc.Runtime) -> None:
     actor = await sums.spawn()
     path = await zc.explain(actor)
@@ -129,6 +132,7 @@ async def test_how_arrays_are_protected_between_hosts(
         assert theirs.bytes_authenticated == (theirs.bytes_received if told[1] == "arrays" else 0)
 
 
+@pytest.mark.slow
 async def test_what_is_no_handle_and_what_is_dead(node: zc.Runtime) -> None:
     for ask in (zc.stats, zc.explain):
         with pytest.raises(TypeError, match="takes a handle, not str"):
@@ -148,6 +152,7 @@ async def test_without_a_runtime() -> None:
         zc.stats()
 
 
+@pytest.mark.slow
 async def test_statistics_of_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Blocked:
         async def hold(self, began: str, path: str) -> None:

@@ -352,6 +352,7 @@ class Dying:
         os._exit(3)
 
 
+@pytest.mark.slow
 async def test_a_retry_that_cannot_be_sent_says_what_the_first_attempt_has_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 node = handles.node
 
 
+@pytest.mark.slow
 async def test_wrong_arguments_are_refused_without_a_message() -> None:
     handle: Any = await Signatures.spawn()
     await handle.none()
@@ -44,6 +45,7 @@ async def test_wrong_arguments_are_refused_without_a_message() -> None:
     assert (after.calls, after.frames_sent) == (before.calls, before.frames_sent)
 
 
+@pytest.mark.slow
 async def test_right_arguments() -> None:
     handle: Any = await Signatures.spawn()
     assert await handle.none() == "none"
@@ -66,6 +68,7 @@ async def test_right_arguments() -> None:
     }
 
 
+@pytest.mark.slow
 async def test_wrong_options_of_a_call() -> None:
     handle: Any = await Signatures.spawn()
     for options, text in (
@@ -102,6 +105,7 @@ def _explode() -> None:
     raise RuntimeError("over there")
 
 
+@pytest.mark.slow
 async def test_values_that_cannot_travel() -> None:
     @zc.actor
     class Bad:

@@ -159,6 +159,7 @@ async def test_no_rdma_by_tls(directory: Path, store: Store, tmp_path: Path) -> 
     assert endpoint.viability() == endpoint.problem
 
 
+@pytest.mark.slow
 def test_a_process_with_local_peers_only_never_loads_the_rest() -> None:
     program = (
         "import sys; from zcactor.assembly import endpoints; from zcactor.config import Config\n"
@@ -170,6 +171,7 @@ def test_a_process_with_local_peers_only_never_loads_the_rest() -> None:
     assert found.stdout == "[]\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True])
 def test_what_drives_a_device_is_loaded_where_the_kernel_lists_one(tmp_path: Path, there: bool) -> None:
     if there:

@@ -98,6 +98,7 @@ def test_forked_children_can_use_nothing_and_harm_nothing(loop: str) -> None:
         assert program.stderr() == ""
 
 
+@pytest.mark.slow
 def test_a_method_that_returns_in_a_forked_child_runs_nothing_twice() -> None:
     source = """
 class Returns:

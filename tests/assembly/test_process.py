@@ -63,6 +63,7 @@ async def node() -> AsyncIterator[zc.Runtime]:
 # ---------------------------------------------------------------- strangers
 
 
+@pytest.mark.slow
 async def test_strangers_are_refused_and_disturb_nothing(
     node: zc.Runtime, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +96,7 @@ def _knock(path: Path, message: bytes) -> None:
             pass
 
 
+@pytest.mark.slow
 async def test_secrets_are_neither_on_command_lines_nor_in_environments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -417,6 +419,7 @@ async def test_arrays_are_pulled_where_nothing_is_mapped(turns: int) -> None:
         assert sum(c.nbytes for c in (*caller.copies.snapshot().values(), *owner.copies.snapshot().values())) == 0
 
 
+@pytest.mark.slow
 async def test_a_moved_array_is_pulled_and_comes_back_writable() -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
         array = caller.store.empty(50_000)
@@ -441,6 +444,7 @@ async def test_a_pull_that_finds_no_room_is_out_of_memory_and_leaks_nothing() ->
         await _settled(lambda: [s.leases.total for s in caller.sessions.all()], [0])
 
 
+@pytest.mark.slow
 async def test_a_pull_from_a_peer_that_is_gone_is_lost() -> None:
     async with asyncio.timeout(PATIENCE), Pair(LoopbackFaults(delay_turns=500)) as (caller, owner, actor):
         array = caller.store.empty(100_000)

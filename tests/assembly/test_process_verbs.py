@@ -156,6 +156,7 @@ class Labelled(np.ndarray[Any, Any]):
     """An array that travels as a pickle, with a reference to its elements."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [8192, MIB + 8])
 async def test_what_a_pickle_refers_to_is_authenticated_and_plain_arrays_are_not(nbytes: int) -> None:
     async with asyncio.timeout(PATIENCE), Pair(sealing=True) as (caller, owner, actor):
@@ -169,6 +170,7 @@ async def test_what_a_pickle_refers_to_is_authenticated_and_plain_arrays_are_not
         assert owner.counters.bytes_authenticated == nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rdma", [True, False])
 @pytest.mark.parametrize("integrity", [Integrity.FRAMES, Integrity.ARRAYS])
 async def test_a_payload_above_the_eager_limit_is_ciphertext_in_the_store_and_has_its_tag_in_its_frame(
@@ -201,6 +203,7 @@ class Numbers(list[int]):
         return sum(self)
 
 
+@pytest.mark.slow
 async def test_repeated_calls_use_one_destination_and_register_nothing() -> None:
     pair = Pair()
     async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
@@ -222,6 +225,7 @@ async def test_repeated_calls_use_one_destination_and_register_nothing() -> None
         assert after.store_used <= before.store_used, "what is kept for the next one is not in use"
 
 
+@pytest.mark.slow
 async def test_memory_that_grows_is_registered_before_it_is_asked_for() -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, _, actor):
         connection = await ready(caller, actor)
@@ -257,6 +261,7 @@ async def test_an_array_of_numpys_own_is_read_in_place() -> None:
         assert not caller.copies.snapshot() and not owner.copies.snapshot()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rdma", [(True, True), (False, False)], ids=["verbs", "tcp"])
 async def test_an_array_of_numpys_own_cannot_be_written_to_once_it_was_pulled(rdma: tuple[bool, bool]) -> None:
     """Flags that are set and set back do not make it writable: the reader may keep its copy under the object's id."""
@@ -286,6 +291,7 @@ async def test_where_one_end_has_no_device_arrays_come_over_tcp(rdma: tuple[bool
         assert owner.counters.bytes_received >= array.nbytes and owner.counters.bytes_read == 0
 
 
+@pytest.mark.slow
 async def test_a_port_that_goes_down_moves_calls_and_arrays_to_tcp_and_explain_says_why() -> None:
     pair = Pair()
     async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
@@ -309,6 +315,7 @@ async def test_a_port_that_goes_down_moves_calls_and_arrays_to_tcp_and_explain_s
             assert why.startswith(f"{who}queue pairs cannot be made: fake0 port 1 is DOWN, not ACTIVE; connect the")
 
 
+@pytest.mark.slow
 async def test_a_key_that_is_revoked_loses_the_array_and_nothing_else() -> None:
     pair = Pair()
     async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
@@ -372,6 +379,7 @@ def _register_nothing_more(pair: Pair, connection: Any) -> None:
     nic.pin_limit = nic.pinned
 
 
+@pytest.mark.slow
 async def test_arrays_whose_owner_cannot_register_them_come_by_the_socket() -> None:
     pair = Pair(sealing=True)
     async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):

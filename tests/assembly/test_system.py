@@ -53,6 +53,7 @@ async def node() -> AsyncIterator[zc.Runtime]:
         yield node
 
 
+@pytest.mark.slow
 async def test_values_go_from_owner_to_reader(node: zc.Runtime) -> None:
     owner, reader = await spawn(Holder), await spawn(Holder)
     ref = await owner.make()
@@ -67,6 +68,7 @@ async def test_values_go_from_owner_to_reader(node: zc.Runtime) -> None:
         await failing
 
 
+@pytest.mark.slow
 async def test_a_promise_that_is_not_kept_yet(node: zc.Runtime) -> None:
     owner, reader = await spawn(Holder), await spawn(Holder)
     promise = owner.gated()
@@ -77,6 +79,7 @@ async def test_a_promise_that_is_not_kept_yet(node: zc.Runtime) -> None:
     assert await promise == 5
 
 
+@pytest.mark.slow
 async def test_the_owner_dies_first(node: zc.Runtime) -> None:
     owner, reader = await spawn(Holder), await spawn(Holder)
     await reader.keep([await owner.make()])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import chain
 from benchmarks.budget_rows import TABLES
 from benchmarks.harness import Scale
 
 
+@pytest.mark.slow
 def test_the_smallest_run_measures_what_the_rows_ask_for() -> None:
     found = list(chain.measure(Scale(1, 0.002)))
     asked = {row.measurement for _, rows in TABLES for row in rows if row.item == "chain"}

@@ -48,6 +48,7 @@ def test_plot_is_an_svg_file_of_lines_and_points(tmp_path: Path) -> None:
     assert path.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", [MODEL, choose(Line(1e-6, 1e9), Line(2e-6, 1e9)), choose(Line(0, math.inf), Line(0, math.inf))]
 )
@@ -65,6 +66,7 @@ def test_figures_survive_the_file(model: CostModel) -> None:
     assert from_plain(json.loads(text)) == (model, *points)
 
 
+@pytest.mark.slow
 def test_plot_of_a_file_leaves_out_what_has_no_logarithm(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figures, svg = tmp_path / "figures.json", tmp_path / "eager.svg"
@@ -84,6 +86,7 @@ def test_measuring_needs_a_device(capsys: pytest.CaptureFixture[str], monkeypatc
     assert not shown.out
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_for_drawing_only() -> None:
     program = "import sys, benchmarks.eager; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=50)

@@ -65,6 +65,7 @@ def test_scale_keeps_the_least() -> None:
     assert scale.count(1) == 1
 
 
+@pytest.mark.slow
 async def test_interleave_begins_each_turn_with_another_subject() -> None:
     order: list[str] = []
 

@@ -127,6 +127,7 @@ def test_a_program_that_fails_keeps_what_it_found() -> None:
     assert outcome.problem == "ended with status 1: no such thing"
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(performance, "LEAST", 0.0)
     outcome = run_item(printing(then="import signal; signal.pause()"), 0.5)

@@ -45,6 +45,7 @@ def run(
     )
 
 
+@pytest.mark.slow
 def test_doctor(here: Path) -> None:
     (here / "zcactor.toml").write_text("recv_depth = 77\n")
     done = run(here, "doctor", environ={"ZCACTOR_NAMESPACE": "mine", "ZCACTOR_TOKEN": SECRET})
@@ -56,6 +57,7 @@ def test_doctor(here: Path) -> None:
     assert SECRET not in done.stdout
 
 
+@pytest.mark.slow
 def test_doctor_as_json(here: Path) -> None:
     done = run(here, "doctor", "--json", environ={"ZCACTOR_TOKEN": SECRET})
     assert (done.returncode, done.stderr) == (0, "")
@@ -67,6 +69,7 @@ def test_doctor_as_json(here: Path) -> None:
     assert SECRET not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_exit_status_where_nothing_is_usable(here: Path, options: tuple[str, ...]) -> None:
     environ = {"ZCACTOR_TRANSPORTS": "verbs", "ZCACTOR_VERBS_BINDING": "none"}
@@ -75,6 +78,7 @@ def test_exit_status_where_nothing_is_usable(here: Path, options: tuple[str, ...
     assert "asks for no RDMA" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environ", "file", "message"),
     [
@@ -97,6 +101,7 @@ def test_an_error_in_the_configuration_is_one_line(
     assert SECRET not in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [("doctor", "--frobnicate"), ("doctor", "extra"), ("surgeon",), ("--frobnicate",)]
 )
@@ -106,11 +111,13 @@ def test_what_is_not_known_is_refused(here: Path, arguments: tuple[str, ...]) ->
     assert arguments[-1] in done.stderr
 
 
+@pytest.mark.slow
 def test_version(here: Path) -> None:
     done = run(here, "--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"zcactor {zcactor.__version__}\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("--version",), ("doctor",)])
 def test_nobody_reads_the_output(here: Path, arguments: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
@@ -124,6 +131,7 @@ def test_nobody_reads_the_output(here: Path, arguments: tuple[str, ...]) -> None
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.slow
 def test_help(here: Path) -> None:
     done = run(here, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -131,12 +139,14 @@ def test_help(here: Path) -> None:
     assert "--json" in run(here, "doctor", "--help").stdout
 
 
+@pytest.mark.slow
 def test_without_the_extra(here: Path) -> None:
     done = run(here, "doctor", start=("-c", NO_CLICK))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "zcactor: the command line needs click: pip install 'zcactor[cli]'\n"
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_none_of_it(here: Path) -> None:
     program = "import sys, zcactor; print([n for n in sys.modules if n.partition('.')[0] in ('rich', 'click')"
     program += " or n.startswith(('zcactor.cli', 'zcactor.__main__'))])"

@@ -305,6 +305,7 @@ def test_port_in_use(hosts: Hosts) -> None:
     assert line.endswith("in use")
 
 
+@pytest.mark.slow
 def test_another_token(hosts: Hosts) -> None:
     head = hosts.start()
     wrong = secrets.token_hex(32)
@@ -360,6 +361,7 @@ def test_default_port(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ports == [DEFAULT_PORT, 0, 5, 6]
 
 
+@pytest.mark.slow
 def test_the_node_has_no_token_in_its_environment(hosts: Hosts) -> None:
     secret = "5e" * 32
     done = hosts.zcactor("start", "--head", "--port", "0", environ={"ZCACTOR_TOKEN": secret})
@@ -376,6 +378,7 @@ def test_the_node_has_no_token_in_its_environment(hosts: Hosts) -> None:
 # ---- status, stop, token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ZCACTOR_NUM_CPUS", "ZCACTOR_NUM_GPUS"])
 def test_status_with_settings_that_are_a_nodes(hosts: Hosts, name: str) -> None:
     head = hosts.start()

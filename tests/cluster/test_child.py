@@ -62,6 +62,7 @@ def test_nothing_is_sent_to_one_that_has_ended(
     child.terminate()
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_told_nothing_ends() -> None:
     source = """
 import tempfile

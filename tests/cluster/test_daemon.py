@@ -63,6 +63,7 @@ def a_port_that_is_taken() -> socket.socket:
 # ---- one node
 
 
+@pytest.mark.slow
 def test_a_head_from_start_to_stop(hosts: Hosts) -> None:
     node = hosts.start()
     record = node.record
@@ -87,6 +88,7 @@ def test_a_head_from_start_to_stop(hosts: Hosts) -> None:
     assert stop(hosts) == []
 
 
+@pytest.mark.slow
 def test_one_that_does_not_stay_ends_with_who_started_it(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
     node = hosts.start(stays=False)
     assert node.record.log == ""
@@ -97,6 +99,7 @@ def test_one_that_does_not_stay_ends_with_who_started_it(hosts: Hosts, capfd: py
     assert hosts.logs() == []
 
 
+@pytest.mark.slow
 def test_a_hangup_and_a_signal_end_it_in_order(hosts: Hosts) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM):
         node = hosts.start()
@@ -105,6 +108,7 @@ def test_a_hangup_and_a_signal_end_it_in_order(hosts: Hosts) -> None:
         hosts.assert_clean("a")
 
 
+@pytest.mark.slow
 def test_two_heads_on_one_host(hosts: Hosts) -> None:
     first, second = hosts.start(), hosts.start()
     assert {record.node for record in list_nodes(hosts.run_directories("a"))} == {first.record.node, second.record.node}
@@ -118,6 +122,7 @@ def test_two_heads_on_one_host(hosts: Hosts) -> None:
     hosts.assert_clean("a")
 
 
+@pytest.mark.slow
 def test_one_that_does_not_end_in_time_is_killed(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     node = hosts.start()
     node.process.send_signal(signal.SIGSTOP)
@@ -134,6 +139,7 @@ def test_one_that_does_not_end_in_time_is_killed(hosts: Hosts, monkeypatch: pyte
     hosts.assert_clean("a")
 
 
+@pytest.mark.slow
 def test_settings_and_resources_reach_the_node(hosts: Hosts) -> None:
     with a_port_that_is_taken() as taken:
         port = taken.getsockname()[1]
@@ -155,6 +161,7 @@ zc.run(main())
 # ---- refused starts, which leave nothing behind
 
 
+@pytest.mark.slow
 def test_port_in_use(hosts: Hosts) -> None:
     with a_port_that_is_taken() as taken:
         port = taken.getsockname()[1]
@@ -163,6 +170,7 @@ def test_port_in_use(hosts: Hosts) -> None:
     hosts.assert_clean("a")
 
 
+@pytest.mark.slow
 def test_an_address_of_another_machine(hosts: Hosts) -> None:
     hosts.token_file.parent.mkdir(parents=True)
     hosts.token_file.touch(0o600)
@@ -190,6 +198,7 @@ def test_silence_at_the_address(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -
     hosts.assert_clean("a")
 
 
+@pytest.mark.slow
 def test_another_token(hosts: Hosts) -> None:
     head = hosts.start()
     wrong = secrets.token_hex(32)
@@ -233,6 +242,7 @@ def test_a_token_that_others_can_read(hosts: Hosts) -> None:
     hosts.assert_clean("a")
 
 
+@pytest.mark.slow
 def test_a_token_that_another_head_makes_at_the_same_moment(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bytes] = []
 
@@ -246,6 +256,7 @@ def test_a_token_that_another_head_makes_at_the_same_moment(hosts: Hosts, monkey
     assert made == [read_token_file(hosts.token_file)]
 
 
+@pytest.mark.slow
 def test_a_node_that_fails_at_its_start(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     def nonsense(sock: socket.socket, setup: Any) -> None:
         send_setup(sock, {**setup, "config": {**setup["config"], "recv_depth": -1}})
@@ -265,6 +276,7 @@ def test_a_node_that_is_not_ready_in_time(hosts: Hosts, monkeypatch: pytest.Monk
     hosts.assert_clean("a")
 
 
+@pytest.mark.slow
 def test_the_token_is_in_no_environment(hosts: Hosts) -> None:
     token = secrets.token_hex(32)
     node = hosts.start(environ={"ZCACTOR_TOKEN": token})

@@ -53,6 +53,7 @@ def test_arrays_between_hosts(hosts: Hosts, tmp_path: Path) -> None:
         assert program.status() == 0
 
 
+@pytest.mark.slow
 def test_who_is_not_let_in(hosts: Hosts, tmp_path: Path) -> None:
     head = hosts.start(tls=str(Authority().folder(tmp_path / "a")))
     with pytest.raises(AuthenticationError, match=f"{head.record.address}: the peer's certificate is not accepted"):

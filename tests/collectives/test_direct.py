@@ -94,6 +94,7 @@ async def test_allgather_copies_a_ranks_own_rows_and_takes_those_of_the_others(
     await everywhere(actors, "drop", "x")
 
 
+@pytest.mark.slow
 async def test_ranks_of_one_process_are_one_host() -> None:
     rng = np.random.default_rng(11)
     shared: list[Any] = [await Rank.options(process="shared").spawn() for _ in range(9)]

@@ -27,6 +27,7 @@ async def placed(cluster: SimulatedCluster, hosts: Sequence[int], **options: Any
     return await zc.group(actors, **options), actors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 1, 0, 2, 1, 1, 0)])
 @pytest.mark.parametrize("reproducible", ["placement", "everywhere"])
 def test_each_host_is_added_first_unless_the_order_is_that_of_the_ranks(
@@ -68,6 +69,7 @@ def test_each_host_is_added_first_unless_the_order_is_that_of_the_ranks(
     zc_simulation(program, seed=1, nodes=len({*hosts}), faults=())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reproducible", "inputs"), [("placement", 2), ("everywhere", 4)])
 def test_a_rank_takes_its_part_of_each_host_or_of_each_rank(
     zc_simulation: Simulate, reproducible: Any, inputs: int
@@ -95,6 +97,7 @@ def test_thirty_two_ranks(zc_simulation: Simulate) -> None:
     zc_simulation(program, seed=3, nodes=4, faults=())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rank_that_is_killed_breaks_the_group_on_all_hosts(zc_simulation: Simulate, seed: int) -> None:
     rng = random.Random(seed)

@@ -32,6 +32,7 @@ async def node() -> AsyncIterator[zc.Runtime]:
         yield node
 
 
+@pytest.mark.slow
 def test_a_program_without_groups_imports_little() -> None:
     told = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.strip() == "['zcactor.collectives.entrance']"

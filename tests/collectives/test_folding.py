@@ -90,6 +90,7 @@ def reduced(how: Any, op: str, inputs: list[Any], start: int = 0, count: int | N
     return out
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     st.integers(0, 2**32), st.integers(1, 5), st.sampled_from(NUMBERS),
@@ -141,6 +142,7 @@ def test_every_narrow_float_is_read_and_rounded_as_numpy_does(dtype: Any) -> Non
         assert bits(reduced(fold, "sum", inputs)) == bits(written_out("sum", inputs))
 
 
+@pytest.mark.slow
 def test_long_inputs_are_blocked() -> None:
     rng = np.random.default_rng(0)
     for dtype in (np.float64, np.uint8, np.float16):

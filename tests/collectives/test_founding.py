@@ -48,6 +48,7 @@ async def test_a_group_of_another_thread() -> None:
         assert await everywhere(actors, "call", group, "barrier") == [None, None]
 
 
+@pytest.mark.slow
 async def test_an_actor_makes_a_group_with_itself() -> None:
     founder: Any = await Founder.spawn()
     others: list[Any] = [await Rank.spawn() for _ in range(2)]

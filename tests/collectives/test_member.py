@@ -70,6 +70,7 @@ async def test_results_that_were_given_stay_valid() -> None:
         assert np.array_equal(found[0], np.arange(LARGE) * 2) and np.array_equal(found[1], found[0])
 
 
+@pytest.mark.slow
 async def test_a_failure_keeps_no_memory() -> None:
     async with ranks(2) as (group, actors):
         survivor = actors[0]
@@ -84,6 +85,7 @@ async def test_a_failure_keeps_no_memory() -> None:
         assert (await survivor.facts())[0] <= used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elements", [SMALL, LARGE])
 async def test_members_killed_at_any_moment_leave_right_results_or_none(elements: int, rounds: int) -> None:
     rng = random.Random(elements)

@@ -22,6 +22,7 @@ async def node() -> AsyncIterator[zc.Runtime]:
         yield node
 
 
+@pytest.mark.slow
 async def test_a_full_store_is_an_error_on_all_ranks() -> None:
     async with ranks(2) as (group, actors):
         filled = await actors[0].fill()

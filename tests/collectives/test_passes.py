@@ -64,6 +64,7 @@ def by_halving(op: str, inputs: list[Any]) -> Any:
     return (found / size if op == "mean" else found).astype(inputs[0].dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plan", "written"), [("ring", by_ring), ("halving", by_halving)])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
 async def test_each_plan_adds_in_its_order_and_all_ranks_have_the_same_bits(

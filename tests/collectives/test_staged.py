@@ -28,6 +28,7 @@ async def node() -> AsyncIterator[zc.Runtime]:
         yield node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 async def test_members_killed_at_any_moment_leave_right_results_or_none(plan: str, rounds: int) -> None:
     rng = random.Random(plan)
@@ -53,6 +54,7 @@ def grown(before: list[Any], after: list[Any]) -> list[list[int]]:
     return [[now - then for then, now in zip(*both, strict=True)] for both in zip(before, after, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 async def test_operations_leave_nothing(plan: str, rounds: int) -> None:
     """Memory for the next operations and data sockets are kept, a few of each. Anything that each operation left would

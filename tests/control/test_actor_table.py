@@ -31,6 +31,7 @@ def record(number: int, name: str | None = None, owner: ProcessId = X) -> ActorR
     return ActorRecord(options, "Shop", WIRE, owner, number)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([None, "a", "b", "c"]), st.sampled_from([X, Y]))))
 def test_every_index_says_the_same(steps: list[tuple[bool, str | None, ProcessId]]) -> None:
     table = ActorTable[ActorRecord]()

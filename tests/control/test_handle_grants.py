@@ -6,6 +6,8 @@ import gc
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.control.agents import FakeProcess, FakeSession
 from tests.control.test_actor_table import record
 from zcactor.control.actor_record import ActorRecord
@@ -14,6 +16,7 @@ from zcactor.control.handle_grants import HandleGrants
 from zcactor.ids import ProcessId
 
 
+@pytest.mark.slow
 async def test_one_token_for_all_and_its_end() -> None:
     process: Any = FakeProcess()
     unheld: list[Any] = []

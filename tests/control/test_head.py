@@ -138,6 +138,7 @@ async def free() -> dict[str, float]:
 # ---------------------------------------------------------------- death
 
 
+@pytest.mark.slow
 async def test_an_idle_actor_is_killed(node: zc.Runtime, tmp_path: Path) -> None:
     actor = await spawn(Log, str(tmp_path / "log"))
     os.kill(await actor.pid(), signal.SIGKILL)
@@ -150,6 +151,7 @@ async def test_an_idle_actor_is_killed(node: zc.Runtime, tmp_path: Path) -> None
     assert "SIGKILL" in (await state_of(actor)).cause
 
 
+@pytest.mark.slow
 async def test_an_actor_exits_in_a_method(node: zc.Runtime, tmp_path: Path) -> None:
     actor = await spawn(Log, str(tmp_path / "log"))
     with pytest.raises(zc.ActorDied, match="exited with status 3") as caught:
@@ -192,6 +194,7 @@ async def test_each_call_in_flight_ends_once_and_has_effects_at_most_once(node: 
                 assert outcome.maybe_executed or number not in noted
 
 
+@pytest.mark.slow
 async def test_a_constructor_fails(node: zc.Runtime, tmp_path: Path) -> None:
     (before,) = await zc.nodes()
     with pytest.raises(ValueError, match="not today"):
@@ -230,6 +233,7 @@ async def _kill_when_there(path: Path) -> None:
 # ---------------------------------------------------------------- restarts
 
 
+@pytest.mark.slow
 async def test_an_actor_is_restarted_up_to_its_limit(node: zc.Runtime, tmp_path: Path) -> None:
     data = zc.ones(1 << 16)
     actor = await logs.options(max_restarts=2, name="phoenix").spawn(str(tmp_path / "log"), data=data)
@@ -255,6 +259,7 @@ async def test_an_actor_is_restarted_up_to_its_limit(node: zc.Runtime, tmp_path:
         await zc.get_actor("phoenix")
 
 
+@pytest.mark.slow
 async def test_idempotent_calls_are_retried_after_a_restart(node: zc.Runtime, tmp_path: Path) -> None:
     actor = await logs.options(max_restarts=-1).spawn(str(tmp_path / "log"))
     refs = [actor.surely(number, str(tmp_path / "once")) for number in range(10)]
@@ -265,6 +270,7 @@ async def test_idempotent_calls_are_retried_after_a_restart(node: zc.Runtime, tm
         await dies[0].surely(1, str(tmp_path / "twice"))
 
 
+@pytest.mark.slow
 async def test_a_large_recipe_survives_restarts(node: zc.Runtime, tmp_path: Path) -> None:
     text = "x" * (5 << 20)
     actor = await logs.options(max_restarts=1).spawn(str(tmp_path / "log"), data=Summed(text))
@@ -304,6 +310,7 @@ async def test_a_constructor_that_kills_is_given_up(node: zc.Runtime, tmp_path: 
         await actor.pid()
 
 
+@pytest.mark.slow
 async def test_a_constructor_that_raises_at_a_restart_ends_the_actor(node: zc.Runtime, tmp_path: Path) -> None:
     actor = await options(Fickle, max_restarts=5).spawn(str(tmp_path / "once"))
     os.kill(await actor.pid(), signal.SIGKILL)
@@ -322,6 +329,7 @@ class Fickle:
         return os.getpid()
 
 
+@pytest.mark.slow
 async def test_killing_and_stopping_beat_restarting(node: zc.Runtime, tmp_path: Path) -> None:
     actor = await logs.options(max_restarts=-1).spawn(str(tmp_path / "log"))
     await zc.kill(actor)
@@ -399,6 +407,7 @@ async def test_who_stays_when_handles_are_dropped(node: zc.Runtime, tmp_path: Pa
     assert await again.pid() == pids[1]
 
 
+@pytest.mark.slow
 async def test_calls_sent_before_the_handle_is_dropped_still_run(node: zc.Runtime, tmp_path: Path) -> None:
     actor = await logs.spawn(str(tmp_path / "log"))
     last = [actor.note(number) for number in range(50)][-1]
@@ -407,6 +416,7 @@ async def test_calls_sent_before_the_handle_is_dropped_still_run(node: zc.Runtim
     assert (tmp_path / "log").read_text().split() == [str(number) for number in range(50)]
 
 
+@pytest.mark.slow
 async def test_a_handle_held_only_by_another_actor_keeps_it(node: zc.Runtime, tmp_path: Path) -> None:
     actor = await logs.spawn(str(tmp_path / "log"))
     keeper = await spawn(Keeper)
@@ -430,6 +440,7 @@ class Keeper:
         del self.actor
 
 
+@pytest.mark.slow
 async def test_names(node: zc.Runtime, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     first = await logs.options(name="one").spawn(path)
@@ -447,6 +458,7 @@ async def test_names(node: zc.Runtime, tmp_path: Path) -> None:
     assert await logs.options(name="one", get_if_exists=True).spawn(path) != first
 
 
+@pytest.mark.slow
 async def test_twenty_spawns_of_one_name_give_one_actor(node: zc.Runtime, tmp_path: Path) -> None:
     chosen = logs.options(name="only", get_if_exists=True)
     actors = await asyncio.gather(*[chosen.spawn(str(tmp_path / "log")) for _ in range(20)])
@@ -455,6 +467,7 @@ async def test_twenty_spawns_of_one_name_give_one_actor(node: zc.Runtime, tmp_pa
     assert len(await zc.actors()) == 1
 
 
+@pytest.mark.slow
 async def test_the_second_takes_over_a_name_whose_first_constructor_fails(node: zc.Runtime, tmp_path: Path) -> None:
     path = tmp_path / "once"
     chosen = options(FailsFirst, name="only", get_if_exists=True)

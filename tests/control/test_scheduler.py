@@ -318,5 +318,5 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.total(node) == self.model.totals[node]
 
 
-TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine = pytest.mark.slow(LedgerMachine.TestCase)
 TestLedgerMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -106,6 +106,7 @@ async def shown(capsys: pytest.CaptureFixture[str], until: str) -> tuple[str, st
 # ---------------------------------------------------------------- output
 
 
+@pytest.mark.slow
 async def test_what_actors_print(node: zc.Runtime, capsys: pytest.CaptureFixture[str]) -> None:
     plain, named = await spawn(Talker), await named_talkers.options(name="anna").spawn()
     pid = await plain.say("one", "two")
@@ -139,6 +140,7 @@ async def test_a_flood_does_not_hold_up_calls(node: zc.Runtime, capsys: pytest.C
     assert len(numbers) == 100_000 or "left out" in error
 
 
+@pytest.mark.slow
 async def test_a_driver_that_does_not_listen_does_not_block_actors(tmp_path: Path) -> None:
     source = f"""
 class Flood:
@@ -162,6 +164,7 @@ zc.run(main())
         program.assert_clean()
 
 
+@pytest.mark.slow
 async def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     async with asyncio.timeout(PATIENCE), zc.init(log_to_driver=False):
         talker = await spawn(Talker)
@@ -173,6 +176,7 @@ async def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------- the environment of actors
 
 
+@pytest.mark.slow
 async def test_environment_and_paths(
     node: zc.Runtime, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,12 +193,14 @@ async def test_environment_and_paths(
         await named_talkers.options(env={"X": "y" * 300_000}).spawn()
 
 
+@pytest.mark.slow
 async def test_random_numbers_differ(node: zc.Runtime) -> None:
     drawn = [await (await spawn(Talker)).random() for _ in range(3)]
     for values in zip(*drawn, strict=True):
         assert len(set(values)) == 3
 
 
+@pytest.mark.slow
 async def test_the_namespace() -> None:
     async with asyncio.timeout(PATIENCE), zc.init(namespace="mine"):
         actor = await named_talkers.options(name="anna").spawn()
@@ -209,6 +215,7 @@ async def test_the_namespace() -> None:
 # ---------------------------------------------------------------- starting
 
 
+@pytest.mark.slow
 async def test_twice(node: zc.Runtime) -> None:
     with pytest.raises(zc.AlreadyInitialized, match=r"zc\.shutdown"):
         await zc.init()
@@ -228,6 +235,7 @@ async def test_twice(node: zc.Runtime) -> None:
         assert await zc.nodes()
 
 
+@pytest.mark.slow
 async def test_two_at_the_same_time() -> None:
     async with asyncio.timeout(PATIENCE):
         outcomes = await asyncio.gather(zc.init(), zc.init(), return_exceptions=True)
@@ -235,6 +243,7 @@ async def test_two_at_the_same_time() -> None:
         await zc.shutdown()
 
 
+@pytest.mark.slow
 async def test_bad_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bad: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"num_cpus": "four"}, TypeError, "num_cpus"),
@@ -290,6 +299,7 @@ async def test_an_interpreter_that_is_not_there(
     assert context.current_or_none() is None
 
 
+@pytest.mark.slow
 async def test_a_node_that_does_not_start_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(zc.ConnectionLost, match="spawn_timeout"):
         await zc.init(config=zc.Config(spawn_timeout=0.001))
@@ -315,6 +325,7 @@ async def test_a_start_that_is_cancelled(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(os.listdir("/proc/self/fd")) <= before + 2  # descriptors that the loop itself keeps for good
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 async def test_the_loop_of_actors(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
     monkeypatch.setenv("ZCACTOR_LOOP", loop)

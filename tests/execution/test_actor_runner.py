@@ -298,6 +298,7 @@ class Strange(Exception):
         self.sum = a + b
 
 
+@pytest.mark.slow
 async def test_exceptions_keep_their_type_and_tell_where() -> None:
     class Raiser:
         def sync(self) -> None:

@@ -48,6 +48,7 @@ def test_short_work_needs_no_more_than_the_size(monkeypatch: pytest.MonkeyPatch,
     assert threads._made <= threads.size
 
 
+@pytest.mark.slow
 def test_what_blocks_does_not_hold_up_the_others(threads: Threads) -> None:
     """Each item waits for the next one in the queue: twenty waits, with a size of two."""
     events = [threading.Event() for _ in range(21)]

@@ -296,6 +296,7 @@ zc.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["0", "3"])
 def test_it_can_be_switched_off(after: str) -> None:
     with Program(OFF, env={"ZCACTOR_WARN_AFTER": after}) as program:

@@ -370,6 +370,7 @@ async def test_closing_lets_runs_finish(two: list[Any]) -> None:
     await run.close()
 
 
+@pytest.mark.slow
 async def test_a_dropped_graph_finishes_its_runs_and_is_forgotten(two: list[Any], node: Any) -> None:
     graphs = node.process.graphs()
     run = await line(two[0].passes, two[1].add)

@@ -73,6 +73,7 @@ async def test_what_cannot_be_compiled(node: zc.Runtime) -> None:
     await run.close()
 
 
+@pytest.mark.slow
 async def test_cancelling_a_compilation_leaves_nothing(node: zc.Runtime) -> None:
     actors: list[Any] = [await Node.spawn() for _ in range(2)]
     async with zc.graph() as g:

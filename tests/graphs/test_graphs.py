@@ -67,6 +67,7 @@ async def program(cluster: SimulatedCluster) -> tuple[int, int]:
     return good, bad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_faults_of_a_cluster(seed: int, zc_simulation: Callable[..., Result]) -> None:
     result = zc_simulation(program, seed=seed, nodes=3)

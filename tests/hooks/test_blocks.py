@@ -28,6 +28,7 @@ def test_float8_values_are_those_of_ml_dtypes(kind: str) -> None:
     assert np.isnan(ours[~finite]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
 @given(st.data())
 def test_float8_bits_are_those_of_ml_dtypes(kind: str, data: st.DataObject) -> None:

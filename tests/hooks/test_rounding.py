@@ -14,6 +14,7 @@ from zcactor.hooks import BF16
 from zcactor.hooks.rounding import from_bfloat16, to_bfloat16
 
 
+@pytest.mark.slow
 @given(arrays(np.uint32, st.integers(0, 50), elements=st.integers(0, 2**32 - 1)))
 def test_bits_are_those_of_ml_dtypes(bits: np.ndarray) -> None:
     values = bits.view(np.float32)
@@ -25,6 +26,7 @@ def test_bits_are_those_of_ml_dtypes(bits: np.ndarray) -> None:
     assert np.isnan(from_bfloat16(ours)[~numbers]).all()
 
 
+@pytest.mark.slow
 @given(arrays(np.uint16, 20, elements=st.integers(0, 2**16 - 1)))
 def test_values_are_those_of_ml_dtypes(bits: np.ndarray) -> None:
     np.testing.assert_array_equal(from_bfloat16(bits), bits.view(ml_dtypes.bfloat16).astype(np.float32))

@@ -146,6 +146,7 @@ def test_a_link_that_breaks_is_noticed_at_both_ends() -> None:
         actor.ask("settle")
 
 
+@pytest.mark.slow
 def test_a_link_that_is_back_soon_has_broken_nothing() -> None:
     with pair() as (left, _, a, b):
         assert a.ask("add", count=10, at_once=10) == 10

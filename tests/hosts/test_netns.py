@@ -28,6 +28,7 @@ def reaches(host: Host, other: Host, patience: float = 10) -> bool:
     return "refused" in done.stderr
 
 
+@pytest.mark.slow
 def test_hosts_have_their_own_network_processes_name_and_directory() -> None:
     with Network(3) as hosts, Network(2) as others:
         assert [host.address for host in hosts[:2]] == [host.address for host in others]
@@ -62,6 +63,7 @@ def test_what_a_host_runs_ends_with_it() -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_program_that_is_killed() -> None:
     source = """
 import signal
@@ -134,6 +136,7 @@ def test_each_tenth_packet_is_lost_or_a_tenth_of_them() -> None:
     assert not any(regular.falls_on(other) for _ in range(100))
 
 
+@pytest.mark.slow
 def test_two_hosts_on_one_cable() -> None:
     with Network(2, direct=True, offload=False) as (a, b):
         assert reaches(a, b) and reaches(b, a)

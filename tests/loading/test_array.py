@@ -20,6 +20,7 @@ async def test_what_follows_an_npy_is_left_alone(tmp_path: Path) -> None:
     assert_read(zc.load(path), np.arange(4))
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_full(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.ones(MIB))
     np.savez(tmp_path / "b.npz", small=np.ones(1000), large=np.ones(MIB))

@@ -39,6 +39,7 @@ class Reader:
         return zc.load(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["C", "F"])
 async def test_npy_of_every_dtype(tmp_path: Path, order: Any) -> None:
     path = tmp_path / "array.npy"
@@ -152,6 +153,7 @@ async def test_pipes(tmp_path: Path) -> None:
         thread.join()
 
 
+@pytest.mark.slow
 async def test_nothing_is_copied(tmp_path: Path) -> None:
     array = np.arange(1e6)
     np.save(tmp_path / "a.npy", array)
@@ -168,6 +170,7 @@ async def test_nothing_is_copied(tmp_path: Path) -> None:
         assert zc.stats().bytes_copied == 0
 
 
+@pytest.mark.slow
 async def test_from_threads_and_in_actors(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     array = np.arange(100_000)

@@ -16,6 +16,7 @@ from tests.loading.samples import MIB, archive, saved
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, EOFError, OSError])
 async def test_what_the_callable_raises_comes_through(tmp_path: Path, kind: type[BaseException]) -> None:
     raised = kind(22, "from the callable")
@@ -51,6 +52,7 @@ def sparse(path: Path, nbytes: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_progress_to_a_callable(tmp_path: Path) -> None:
     array = np.zeros(20 * MIB, "u1")
     np.save(tmp_path / "a.npy", array)

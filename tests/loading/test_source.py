@@ -15,6 +15,7 @@ from tests.loading.samples import MIB, archive, refused, saved
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 async def test_checksums(tmp_path: Path, compression: int) -> None:
     path = tmp_path / "a.npz"

@@ -123,6 +123,7 @@ def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
     return array
 
 
+@pytest.mark.slow
 @given(views())
 def test_bounds_and_packed_strides_are_numpys(array: np.ndarray[Any, Any]) -> None:
     assert byte_bounds(array) == numpys_bounds(array)

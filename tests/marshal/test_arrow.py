@@ -128,6 +128,7 @@ def nbytes_of(array: Any) -> int:
     return sum(buffer.size for buffer in array.buffers() if buffer is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKE)
 @given(data=st.data())
 @settings(deadline=None, max_examples=40)
@@ -145,6 +146,7 @@ def test_slices_of_slices_are_equal_and_valid(name: str, data: st.DataObject) ->
     assert got.offset == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(MAKE) - {"string view", "binary view"}))
 def test_as_little_as_arrows_own_format_writes(name: str) -> None:
     array = MAKE[name]()
@@ -157,6 +159,7 @@ def test_as_little_as_arrows_own_format_writes(name: str) -> None:
         assert nbytes_of(rebuilt(part)) <= sink.getvalue().size
 
 
+@pytest.mark.slow
 def test_of_views_less_than_that() -> None:
     array = pa.array([f"{index:030}" for index in range(10_000)], pa.string_view())
     got = rebuilt(array.slice(5000, 10))
@@ -187,6 +190,7 @@ def test_as_part_of_anything(wire: Wire, name: str) -> None:
         assert got.equals(value)
 
 
+@pytest.mark.slow
 def test_ten_rows_bring_ten_rows(wire: Wire) -> None:
     table = pa.table({"x": np.arange(1_000_000.0), "s": [f"{index:020}" for index in range(1_000_000)]})
     for value in (table.slice(500_001, 10), table.slice(500_001, 10).to_batches()[0], table["s"].slice(3, 10)):

@@ -88,6 +88,7 @@ def test_no_room(wire: Wire) -> None:
     assert wire.left.store.stats().used == used
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 3000)), max_size=12), st.integers(0, 11))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_pieces(wire: Wire, drawn: list[tuple[int, int]], cut: int) -> None:

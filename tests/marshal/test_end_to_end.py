@@ -43,6 +43,7 @@ def settled(used: int = 0, leases: int = 0) -> Callable[[], bool]:
     return lambda: (zc.stats().store_used, zc.stats().leases) == (used, leases)
 
 
+@pytest.mark.slow
 async def test_sharing() -> None:
     async with zc.init():
         one, other = await keepers(2)
@@ -95,6 +96,7 @@ async def test_sharing() -> None:
         assert zc.stats().store_used == 0
 
 
+@pytest.mark.slow
 async def test_third_process_and_killed_holders() -> None:
     async with zc.init():
         one, other, third = await keepers(3)
@@ -142,6 +144,7 @@ async def test_third_process_and_killed_holders() -> None:
         assert (await again.get()).sum() == 4 * COUNT
 
 
+@pytest.mark.slow
 async def test_moving() -> None:
     async with zc.init():
         one, other = await keepers(2)
@@ -221,6 +224,7 @@ async def test_moving() -> None:
             first + 1
 
 
+@pytest.mark.slow
 async def test_moved_result_with_several_holders_is_shared() -> None:
     async with zc.init():
         one, other, third = await keepers(3)
@@ -238,6 +242,7 @@ async def test_moved_result_with_several_holders_is_shared() -> None:
             here[0] = 6
 
 
+@pytest.mark.slow
 async def test_call_that_is_refused_hands_nothing_over() -> None:
     async with zc.init():
         (one,) = await keepers(1, max_pending_calls=1)
@@ -295,6 +300,7 @@ async def test_arrays_of_a_call_that_did_not_run_are_given_back() -> None:
         await until(settled(), living)
 
 
+@pytest.mark.slow
 async def test_arrays_of_a_call_that_ends_before_it_is_sent_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, connect = asyncio.Event(), RemoteActor._open
 
@@ -322,6 +328,7 @@ async def test_arrays_of_a_call_that_ends_before_it_is_sent_are_given_back(monke
             assert (await one.keep(mark))[0], "the mark is what it was, too"
 
 
+@pytest.mark.slow
 async def test_arrays_of_a_call_that_cannot_be_sent_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise zc.ObjectLost("injected")
@@ -338,6 +345,7 @@ async def test_arrays_of_a_call_that_cannot_be_sent_are_given_back(monkeypatch: 
         assert (await one.keep(zc.move(array)))[0]
 
 
+@pytest.mark.slow
 async def test_arrays_of_calls_beyond_the_credit_are_given_back() -> None:
     async with zc.init():
         (one,) = await keepers(1)
@@ -383,6 +391,7 @@ async def test_retried_call_gets_the_arrays_as_they_were(tmp_path: Path) -> None
         assert_given_back(array)
 
 
+@pytest.mark.slow
 async def test_restarted_constructor_gets_the_arrays_as_they_were() -> None:
     """Each life gets copies of its own, which are counted: the second life does not read the first one's writes."""
     async with zc.init():
@@ -424,6 +433,7 @@ async def test_arrays_of_an_older_runtime() -> None:
         assert new[0] == 42
 
 
+@pytest.mark.slow
 async def test_moved_array_is_shared_with_its_owner() -> None:
     async with zc.init():
         (one,) = await keepers(1)
@@ -435,6 +445,7 @@ async def test_moved_array_is_shared_with_its_owner() -> None:
             await one.fill(3)
 
 
+@pytest.mark.slow
 async def test_same_process() -> None:
     async with zc.init():
         one, other = await keepers(2, process="shared")
@@ -449,6 +460,7 @@ async def test_same_process() -> None:
         assert (await other.give())[0] == 4
 
 
+@pytest.mark.slow
 async def test_out_of_memory() -> None:
     capacity = 1 << 20
     async with zc.init(store_capacity=capacity):
@@ -475,6 +487,7 @@ async def test_out_of_memory() -> None:
         assert (await one.huge(capacity // 2)).nbytes == capacity // 2
 
 
+@pytest.mark.slow
 async def test_a_failure_gets_through_a_store_that_is_full() -> None:
     class Needy(Exception):
         def __init__(self, text: str, number: int) -> None:
@@ -512,6 +525,7 @@ async def test_a_failure_gets_through_a_store_that_is_full() -> None:
             [item async for item in full.items()]
 
 
+@pytest.mark.slow
 async def test_many_parts_in_one_message() -> None:
     async with zc.init():
         (one,) = await keepers(1)
@@ -525,6 +539,7 @@ async def test_many_parts_in_one_message() -> None:
         await until(settled(), one)
 
 
+@pytest.mark.slow
 async def test_streams_of_arrays() -> None:
     async with zc.init():
         (one,) = await keepers(1)
@@ -533,6 +548,7 @@ async def test_streams_of_arrays() -> None:
         assert not any(array.flags.writeable for array in values)
 
 
+@pytest.mark.slow
 async def test_container_may_change_after_the_call() -> None:
     async with zc.init():
         (one,) = await keepers(1)
@@ -543,6 +559,7 @@ async def test_container_may_change_after_the_call() -> None:
         assert await call == ("list", (2, 2.0))
 
 
+@pytest.mark.slow
 async def test_exception_class_of_the_program() -> None:
     async with zc.init():
         (one,) = await keepers(1)
@@ -552,6 +569,7 @@ async def test_exception_class_of_the_program() -> None:
         assert isinstance(caught.value, zc.RemoteError)
 
 
+@pytest.mark.slow
 async def test_values_end_to_end() -> None:
     async with zc.init():
         (one,) = await keepers(1)

@@ -125,6 +125,7 @@ def test_odd_things_are_left_to_cloudpickle() -> None:
     assert not {"odd", "made_here"} & cloudpickle.list_registry_pickle_by_value()
 
 
+@pytest.mark.slow
 def test_home_of_a_class_is_imported() -> None:
     program = (
         "import sys, numpy as np; from zcactor.marshal.importable import by_value_if_needed;"

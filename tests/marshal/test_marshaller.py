@@ -66,6 +66,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @in_one_wire
 @given(values)
 @example([(), ((),), [[]], {}, {"a": ()}])

@@ -64,6 +64,7 @@ def test_code_that_goes_by_value_keeps_the_name_of_its_file(wire: Wire) -> None:
     assert there.__code__.co_filename == there().__code__.co_filename == "cell.py"
 
 
+@pytest.mark.slow
 def test_by_value_in_a_process_that_lacks_the_module(wire: Wire, module: ModuleType, tmp_path: Path) -> None:
     payload, parts, _ = wire.left.marshaller.pack([module.work, module.Holder(3), module.Colour, module.Error("e")])
     if parts:
@@ -141,6 +142,7 @@ def test_class_that_came_before_is_not_made_again(wire: Wire, monkeypatch: pytes
     assert len(pickling._classes) == before
 
 
+@pytest.mark.slow
 def test_class_that_is_gone_is_not_given(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickling, "_classes", {})
     wire.send(type("Gone", (), {}))

@@ -64,6 +64,7 @@ BODY = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("restored_imports")
 async def test_module_that_workers_cannot_import(tmp_path: Path) -> None:
     module: Any = load("only_the_driver_has_it", tmp_path / "only_the_driver_has_it.py", MODULE)
@@ -86,11 +87,13 @@ def run(*command: str, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"{MODULE}\nasync def main():\n{BODY}\nzc.run(main())\n")
     run("script.py", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_module_beside_a_script(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text(MODULE)
     (tmp_path / "script.py").write_text(f"from beside import *\n\nasync def main():\n{BODY}\nzc.run(main())\n")

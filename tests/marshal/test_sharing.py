@@ -53,6 +53,7 @@ def test_an_array_that_numpy_allocated_is_found_by_its_address(store: Store) -> 
     assert afresh is not None and afresh.id == number, "the memory keeps its id when nobody holds a block"
 
 
+@pytest.mark.slow
 def test_an_array_that_was_moved_since_keeps_what_it_has_instead(store: Store) -> None:
     """The view leads to the array, which then has two elements outside of the store."""
     array: Any = np.ones(10_000)

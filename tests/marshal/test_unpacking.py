@@ -98,6 +98,7 @@ def test_bytes_that_are_in_a_message_twice_are_mapped_once(wire: Wire) -> None:
     assert counters.bytes_mapped - before == 1000
 
 
+@pytest.mark.slow
 @settings(in_one_wire, max_examples=300)
 @given(forged, st.integers(0, 3))
 def test_forged_extensions_are_protocol_errors(wire: Wire, one: tuple[int, Any], flags: int) -> None:
@@ -106,6 +107,7 @@ def test_forged_extensions_are_protocol_errors(wire: Wire, one: tuple[int, Any],
     in_bounds(wire, hostile(wire, encode(ext(code, encode(content)))))
 
 
+@pytest.mark.slow
 @settings(in_one_wire, max_examples=300)
 @given(st.binary(max_size=64), st.integers(0, 7))
 def test_random_bytes_are_protocol_errors(wire: Wire, payload: bytes, flags: int) -> None:

@@ -54,6 +54,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(plain, max_size=15))
 def test_calls_read_as_the_python_codec_reads_them(values: list[Any]) -> None:
@@ -82,6 +83,7 @@ def test_calls_read_as_the_python_codec_reads_them(values: list[Any]) -> None:
         end.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(plain)
 def test_results_read_as_the_python_codec_reads_them(value: Any) -> None:
@@ -96,6 +98,7 @@ def test_results_read_as_the_python_codec_reads_them(value: Any) -> None:
         end.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(plain, max_size=15), plain)
 def test_reads_what_the_python_codec_writes(values: list[Any], result: Any) -> None:
@@ -121,6 +124,7 @@ def test_reads_what_the_python_codec_writes(values: list[Any], result: Any) -> N
         end.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.integers(1, 255), st.integers(0, 255), st.integers(0, 0xFFFF), st.integers(0, 0xFFFFFFFF),

@@ -24,6 +24,7 @@ def test_the_search_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert search_path() == [str(ROOT)]
 
 
+@pytest.mark.slow
 def test_it_ends_when_its_launcher_goes_before_telling_it_anything(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     agent, control = launch(directory.lock_fd)
@@ -33,6 +34,7 @@ def test_it_ends_when_its_launcher_goes_before_telling_it_anything(tmp_path: Pat
     directory.remove()
 
 
+@pytest.mark.slow
 def test_half_a_setup_is_none(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     agent, control = launch(directory.lock_fd)

@@ -90,6 +90,7 @@ def words(path: Path) -> list[str]:
     return path.read_text().split()
 
 
+@pytest.mark.slow
 async def test_hooks(node: zc.Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = {cls: tmp_path / cls.__name__ for cls in (Lifecycle, Closing, Context, FailsToClose)}
     actors = [await spawn(cls, str(path)) for cls, path in logs.items()]
@@ -138,6 +139,7 @@ async def test_constructors_that_fail(node: zc.Runtime, tmp_path: Path) -> None:
     assert (await first.who()).restarts == 0
 
 
+@pytest.mark.slow
 async def test_what_an_actor_knows_of_itself(node: zc.Runtime, tmp_path: Path) -> None:
     actor = await spawn(Lifecycle, str(tmp_path / "log"))
     who = await actor.who()
@@ -149,6 +151,7 @@ async def test_what_an_actor_knows_of_itself(node: zc.Runtime, tmp_path: Path) -
     assert info.pid != os.getpid()
 
 
+@pytest.mark.slow
 async def test_a_handle_to_oneself_does_not_keep_an_actor(node: zc.Runtime, tmp_path: Path) -> None:
     actor = await spawn(Lifecycle, str(tmp_path / "log"))
     await actor.who()

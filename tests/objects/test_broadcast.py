@@ -113,7 +113,7 @@ class Spreading(RuleBasedStateMachine):
 
 
 Spreading.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestSpreading = Spreading.TestCase
+TestSpreading = pytest.mark.slow(Spreading.TestCase)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 64, 300])

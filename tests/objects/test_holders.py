@@ -26,6 +26,7 @@ def session(released: list[int]) -> Any:
     return SimpleNamespace(connection=connection, release=released.append)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [(RegionKind.ARRAY, Lease), (RegionKind.MOVED, Lease), (RegionKind.REF, RefHolder), (RegionKind.ACTOR, ActorHold)],
@@ -49,6 +50,7 @@ def test_bytes_are_where_the_arena_is_mapped() -> None:
     assert isinstance(part.holder, Lease) and part.holder.address == 5100
 
 
+@pytest.mark.slow
 def test_bytes_outside_of_the_arena_are_refused_and_the_lease_goes_back() -> None:
     released: list[int] = []
     ours = session(released)

@@ -681,6 +681,7 @@ async def test_locations_that_all_fail_are_followed_by_the_owner(monkeypatch: py
 # ---------------------------------------------------------------- by RDMA
 
 
+@pytest.mark.slow
 async def test_by_rdma_a_copy_is_read_as_the_object_is(monkeypatch: pytest.MonkeyPatch) -> None:
     fabric, addresses = FakeFabric(), dict[str, str]()
     made: list[Process] = []

@@ -431,6 +431,7 @@ CANCELLED = (asyncio.CancelledError, zc.RemoteError)
 DIED = (ActorDied, ActorUnavailable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "errors"),
     [

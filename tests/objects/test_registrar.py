@@ -154,6 +154,7 @@ def test_end_on_a_boundary(registrar: Registrar, store: Store, extents: Extents,
     del first, second
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3 * STEP), st.booleans(), st.booleans()), max_size=15))
 def test_every_block_is_covered(acts: list[tuple[int, bool, bool]]) -> None:

@@ -66,6 +66,7 @@ class Maker(Keeper):
         return stats.leases, stats.store_used
 
 
+@pytest.mark.slow
 async def test_a_lease_goes_back_where_write_access_cannot_be_had(
     node: zc.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ async def test_a_lease_goes_back_where_write_access_cannot_be_had(
     assert moved[0] == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", ["map", "open_writable"])
 async def test_a_lease_goes_back_where_a_third_processes_object_cannot_be_reached(
     node: zc.Runtime, monkeypatch: pytest.MonkeyPatch, refused: str
@@ -113,6 +115,7 @@ async def test_a_lease_goes_back_where_a_third_processes_object_cannot_be_reache
             await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["argument", "result", "reference", "promise"])
 async def test_what_a_process_sends_to_itself_is_freed(node: zc.Runtime, kind: str) -> None:
     """This holds for the session of a process with itself as well: its leases end."""

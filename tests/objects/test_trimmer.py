@@ -367,6 +367,7 @@ def test_what_is_freed_just_before_the_heap_is_watched_again_is_not_missed(store
     assert told or loop.pending
 
 
+@pytest.mark.slow
 def test_pinned_memory_is_not_idle(store: Store) -> None:
     store.heap.pin(0, 128 * MIB)
     trimmer, loop = made(store.heap)
@@ -385,6 +386,7 @@ def test_pinned_memory_is_not_idle(store: Store) -> None:
     trimmer.close()
 
 
+@pytest.mark.slow
 async def test_on_a_real_loop(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zcactor.objects.trimmer.PERIOD", 0.01)
     trimmer = Trimmer(store.heap, asyncio.get_running_loop(), 16 * MIB)

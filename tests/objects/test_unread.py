@@ -116,6 +116,7 @@ class Gate:
         return float(array.sum())
 
 
+@pytest.mark.slow
 async def test_a_promise_that_is_passed_on_is_read_by_whoever_got_it() -> None:
     async with asyncio.timeout(PATIENCE), zc.init(transports=("tcp",)):
         one: Any = await zc.spawn(Gate)

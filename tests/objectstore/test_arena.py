@@ -191,6 +191,7 @@ def test_threads_commit_at_once() -> None:
     arena.close()
 
 
+@pytest.mark.slow
 def test_close_leaves_the_memory_to_whoever_holds_a_block() -> None:
     def mapped() -> bool:
         with open("/proc/self/maps") as maps:
@@ -220,6 +221,7 @@ def test_a_closed_arena_commits_nothing() -> None:
         arena.commit(0, 1)
 
 
+@pytest.mark.slow
 def test_an_arena_that_is_dropped_closes_its_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))
     arena = Arena(MIB)

@@ -55,6 +55,7 @@ views = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(views)
 def test_elements_arrive_whatever_the_layout(case: tuple[Any, tuple[int, ...], Any, Any, int, bool]) -> None:
     dtype, shape, order, other_order, step, transposed = case
@@ -84,6 +85,7 @@ def test_large_contiguous_arrays_arrive_whole(dtype: Any, order: Any) -> None:
     assert counter.snapshot()["large"].nbytes == source.nbytes >= PARALLEL_NBYTES
 
 
+@pytest.mark.slow
 def test_large_arrays_of_different_layout_arrive_whole() -> None:
     source = np.arange(PARALLEL_NBYTES // 4, dtype=np.float64).reshape(-1, 8)
     counter = CopyCounter()

@@ -97,6 +97,7 @@ def test_the_bytes_go_with_the_last_of_array_views_and_block(store: Store) -> No
     assert figures(store) == before
 
 
+@pytest.mark.slow
 def test_of_many_threads_one_takes_the_memory_while_others_read(store: Store) -> None:
     for _ in range(50):
         array = np.ones((100, 1000))

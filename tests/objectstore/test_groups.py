@@ -129,6 +129,7 @@ def test_memory_that_is_there_already_is_not_asked_for_again(tmp_path: Path) -> 
     arena.close()
 
 
+@pytest.mark.slow
 def test_arrays_of_a_store(tmp_path: Path) -> None:
     (group,) = groups_of(tmp_path, {"a": Usage(limit=300 * MIB)})
     store = Store(GIB, bytes(16), arena=arena_in(group))

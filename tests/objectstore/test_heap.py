@@ -81,6 +81,7 @@ def test_arrays_are_freed_by_other_threads(store: Store) -> None:
 # ---------------------------------------------------------------- life
 
 
+@pytest.mark.slow
 def test_arrays_outlive_the_store() -> None:
     store = Store(16 * MIB, PROCESS)
     with using(store.heap):
@@ -120,6 +121,7 @@ def test_a_closed_store_gives_memory_back_with_each_array() -> None:
         assert store.arena.fd == -1
 
 
+@pytest.mark.slow
 def test_the_heap_ends_with_its_last_holder() -> None:
     def mapped(low: int) -> bool:
         return any(line.startswith(f"{low:x}-") for line in Path("/proc/self/maps").read_text().splitlines())
@@ -146,6 +148,7 @@ class Asked:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["full", "fallocate"])
 @pytest.mark.parametrize("through", ["heap", "hold"])
 def test_a_heap_in_a_cycle_is_collected(way: str, through: str) -> None:
@@ -206,6 +209,7 @@ def test_two_modules_have_types_of_their_own_and_share_the_heaps_of_a_fork() -> 
             heap.take(2 * MIB)
 
 
+@pytest.mark.slow
 def test_a_module_lives_as_long_as_its_heaps_and_then_is_collected() -> None:
     module = another()
     heap = module.Heap(ANONYMOUS, MIB)

@@ -323,6 +323,7 @@ def computation() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM, errno.EIO])
 def test_no_memory_at_any_moment(code: int) -> None:
     expected = computation()
@@ -519,6 +520,7 @@ print(handler.name.decode(), store.heap.address <= handler.malloc(handler.contex
 """
 
 
+@pytest.mark.slow
 def test_memory_without_the_interpreter_lock_where_subinterpreters_are() -> None:
     command = [sys.executable, "-c", _BARE]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Pool
@@ -219,5 +220,5 @@ class Arrays(RuleBasedStateMachine):
         self.store.close()
 
 
-TestArrays = Arrays.TestCase
+TestArrays = pytest.mark.slow(Arrays.TestCase)
 TestArrays.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -156,6 +156,7 @@ def _pickled(array: Array) -> Any:
     return pickle.loads(pickle.dumps(array))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_numpy_computes_the_same(store: Store, tmp_path: Path, name: str) -> None:

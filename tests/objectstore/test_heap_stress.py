@@ -86,20 +86,21 @@ def counted(output: str) -> dict[str, int]:
     return {name: int(number) for name, number in (part.rsplit(" ", 1) for part in output.strip().split(", "))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "operations"),
     [
         ("offsets", 400_000),
         ("pinned", 50_000),
-        pytest.param("memory", 400_000, marks=pytest.mark.slow),
-        pytest.param("flaky", 100_000, marks=pytest.mark.slow),
-        pytest.param("flakypinned", 50_000, marks=pytest.mark.slow),
-        pytest.param("offsets", 10_000_000, marks=pytest.mark.slow),
+        ("memory", 400_000),
+        ("flaky", 100_000),
+        ("flakypinned", 50_000),
+        ("offsets", 10_000_000),
         # Modes that write to memory take three times as long; modes whose system calls fail or wait take ten times as
         # long.
-        pytest.param("memory", 3_000_000, marks=pytest.mark.slow),
-        pytest.param("flaky", 1_000_000, marks=pytest.mark.slow),
-        pytest.param("pinned", 200_000, marks=pytest.mark.slow),
+        ("memory", 3_000_000),
+        ("flaky", 1_000_000),
+        ("pinned", 200_000),
     ],
 )
 @pytest.mark.timeout(900)
@@ -165,6 +166,7 @@ def balanced(lines: list[str]) -> dict[str, int]:
     return sizes
 
 
+@pytest.mark.slow
 def test_the_recorder_sees_what_is_large() -> None:
     lines, _ = record(steps=2)
     sizes = balanced(lines)

@@ -74,6 +74,7 @@ atexit.register(lambda: print("at exit", total()))
 """
 
 
+@pytest.mark.slow
 def test_threads_neither_outlive_a_fork_nor_hold_up_the_exit() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "at exit True\n", "")

@@ -96,6 +96,7 @@ def test_impossible_shapes_are_refused(store: Store) -> None:
     assert store.stats().blocks == 0
 
 
+@pytest.mark.slow
 @given(
     shape=st.lists(st.integers(0, 4), max_size=3).map(tuple),
     steps=st.tuples(*[st.sampled_from([-3, -1, 0, 1, 2])] * 3),

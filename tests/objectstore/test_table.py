@@ -68,6 +68,7 @@ operations = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(operations)
 def test_counts_like_a_dictionary(steps: list[tuple[str, int, int]]) -> None:
     table = LeaseTable()

@@ -29,6 +29,7 @@ def look(parting: Parting | None, times: int = 2) -> None:
         parting.look()
 
 
+@pytest.mark.slow
 async def test_a_connection_that_nobody_uses_is_closed_and_opened_again() -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
         array = caller.store.empty(MIB)
@@ -86,6 +87,7 @@ async def test_both_at_once_lose_nothing() -> None:
             assert (await _call(actor, "total", caller.store.empty(MIB)))[2] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 async def test_of_two_that_propose_at_once_one_closes(first: int) -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
@@ -128,6 +130,7 @@ async def test_of_two_that_propose_at_once_neither_closes(monkeypatch: pytest.Mo
         assert not larger.sessions.is_leaving(session)
 
 
+@pytest.mark.slow
 async def test_a_call_that_is_sent_while_the_peer_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, actor):
         await _call(actor, "total", caller.store.empty(MIB))
@@ -243,6 +246,7 @@ class Caller:
         return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"transports": "tcp"}], ids=["local", "tcp"])
 async def test_a_process_that_has_called_others_keeps_no_descriptors(settings: dict[str, Any]) -> None:
     async with asyncio.timeout(2 * PATIENCE), zc.init(config=zc.Config(idle_timeout=0.1, **settings)):

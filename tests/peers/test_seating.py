@@ -29,6 +29,7 @@ async def test_the_place_of_an_actor(node: Any) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_an_actor_whose_end_the_head_may_not_have_seen() -> None:
     async with zc.init(num_cpus=2, log_to_driver=False) as started:
         actor: Any = await Node.spawn()

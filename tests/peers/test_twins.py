@@ -200,6 +200,7 @@ async def test_the_smaller_ones_connection_stays_and_the_other_waits_for_open_ca
         await _settled(two.connections, [1, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maps", [True, False])
 async def test_leases_of_both_are_released_by_the_one_that_stays(maps: bool) -> None:
     async with asyncio.timeout(PATIENCE), Two(2, turns=5, maps=maps, held=True) as two:
@@ -226,6 +227,7 @@ async def test_leases_of_both_are_released_by_the_one_that_stays(maps: bool) -> 
         assert all(actor.session is not None and actor.session.closed is None for actor in two.actors)
 
 
+@pytest.mark.slow
 async def test_a_result_that_is_not_read_yet_is_brought_by_the_one_that_stays() -> None:
     async with asyncio.timeout(PATIENCE), Two(4, turns=5, maps=False, held=True) as two:
         results: list[ObjectRef[Any]] = [

@@ -65,6 +65,7 @@ async def quiet(unseen: Unseen, seconds: Seconds) -> None:
         seconds.passes()
 
 
+@pytest.mark.slow
 async def test_a_line_for_each_actor_and_second(lines: Callable[[], list[str]]) -> None:
     seconds = Seconds()
     unseen = make(seconds)
@@ -141,6 +142,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize("killed", [False, True])
 def test_programs_end_without_a_word(killed: bool, interrupted: bool) -> None:

@@ -70,6 +70,7 @@ async def test_everything_public_says_so() -> None:
         await zc.shutdown()
 
 
+@pytest.mark.slow
 async def test_a_forked_child_is_told() -> None:
     async with zc.init(num_cpus=1):
         read, write = os.pipe()

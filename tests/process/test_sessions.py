@@ -68,6 +68,7 @@ def test_watchers_are_kept_by_nobody_else() -> None:
     assert not sessions.watched(session)
 
 
+@pytest.mark.slow
 async def test_processes_are_named_by_what_they_are(node: zc.Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     process = context.current()
     echo: Any = await zc.spawn(Echo)

@@ -11,6 +11,7 @@ import pytest
 from zcactor.process.tasks import Tasks, all_of
 
 
+@pytest.mark.slow
 async def test_a_task_that_nobody_keeps_runs_to_its_end() -> None:
     tasks, done = Tasks(asyncio.get_running_loop()), asyncio.Event()
 

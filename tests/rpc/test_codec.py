@@ -56,6 +56,7 @@ def encode(frame: Fields, payload: bytes = b"") -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 @given(fields, st.binary(max_size=300))
 def test_both_codecs_read_each_others_frames(frame: Fields, payload: bytes) -> None:
     for data in (encode(frame, payload), generic.encode(*frame, payload)):
@@ -74,6 +75,7 @@ def test_every_status(status: Status) -> None:
     assert codec.decode(data, 4, len(data))[2] == status
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(fields, st.binary(max_size=40)), max_size=5), st.integers(0, 3))
 def test_batch(frames: list[tuple[Fields, bytes]], lead: int) -> None:
     size = sum(codec.frame_size(len(f[7]), len(f[8]), len(payload)) for f, payload in frames)
@@ -260,6 +262,7 @@ def hostile(seed: int, rounds: int) -> int:
     return accepted
 
 
+@pytest.mark.slow
 def test_hostile_bytes() -> None:
     assert 0 < hostile(seed=1, rounds=5_000) < 5_000
 

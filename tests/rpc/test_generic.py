@@ -29,6 +29,7 @@ def test_generated_code_is_fresh() -> None:
     assert check.returncode == 0, check.stderr
 
 
+@pytest.mark.slow
 @given(
     st.builds(
         Hello,

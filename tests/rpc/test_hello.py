@@ -27,6 +27,7 @@ HELLOS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(HELLOS, st.sampled_from([0, 8]))
 def test_it_is_what_the_generated_code_writes_and_reads(greeting: Hello, before: int) -> None:
     frame = hello.encode(greeting)
@@ -61,6 +62,7 @@ def test_what_the_schema_does_not_allow(wrong: dict[str, object], error: type[Ex
         hello.encode(HELLO._replace(**wrong))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_broken_frames_are_read_as_the_generated_code_reads_them() -> None:
     rng = random.Random(3)
     accepted = 0

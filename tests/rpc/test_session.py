@@ -54,6 +54,7 @@ async def test_a_call_and_its_answer(pair: Pair) -> None:
     assert pair.hubs[0].counters.calls == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["loopback", "local"])
 @pytest.mark.parametrize("depth", [3, 4, 5, 64])
 async def test_many_calls_both_ways(kind: str, depth: int) -> None:

@@ -211,7 +211,7 @@ class SideBySide(RuleBasedStateMachine):
         self.runner.close()
 
 
-TestSideBySide = SideBySide.TestCase
+TestSideBySide = pytest.mark.slow(SideBySide.TestCase)
 TestSideBySide.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 

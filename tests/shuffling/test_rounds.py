@@ -102,6 +102,7 @@ async def used(workers: list[Any]) -> list[int]:
     return now
 
 
+@pytest.mark.slow
 async def test_each_part_reaches_its_reducer_and_not_the_driver() -> None:
     async with zc.init():
         workers = await spawned(3)
@@ -119,6 +120,7 @@ async def test_each_part_reaches_its_reducer_and_not_the_driver() -> None:
         assert await used(workers) == [0, 0, 0]
 
 
+@pytest.mark.slow
 async def test_rounds_of_items_with_other_reducers() -> None:
     async with zc.init():
         workers = await spawned(5)
@@ -135,6 +137,7 @@ async def test_rounds_of_items_with_other_reducers() -> None:
         assert await used(workers) == [0] * 5
 
 
+@pytest.mark.slow
 async def test_two_rounds_are_in_memory_at_most() -> None:
     async with zc.init():
         (worker,) = await spawned(1)
@@ -153,6 +156,7 @@ async def test_two_rounds_are_in_memory_at_most() -> None:
         assert len(await worker.seen()) == 20
 
 
+@pytest.mark.slow
 async def test_any_values_and_async_methods() -> None:
     async with zc.init():
         workers = await spawned(2)
@@ -163,6 +167,7 @@ async def test_any_values_and_async_methods() -> None:
         ]
 
 
+@pytest.mark.slow
 async def test_a_reference_as_an_item_is_resolved_for_the_mapper() -> None:
     async with zc.init():
         workers = await spawned(2)
@@ -170,6 +175,7 @@ async def test_a_reference_as_an_item_is_resolved_for_the_mapper() -> None:
         assert await workers[0].seen() == [[(0, 7, 0), (1, 8, 0)]]
 
 
+@pytest.mark.slow
 async def test_a_shuffle_inside_an_actor() -> None:
     @zc.actor
     class Starter:
@@ -184,6 +190,7 @@ async def test_a_shuffle_inside_an_actor() -> None:
         assert await starter.start(workers) == 2
 
 
+@pytest.mark.slow
 async def test_errors_of_a_mapper_free_the_parts_of_all() -> None:
     cases: list[tuple[str, type[Exception], str]] = [
         ("raise", KeyError, r"mine"),
@@ -199,6 +206,7 @@ async def test_errors_of_a_mapper_free_the_parts_of_all() -> None:
         await zc.shuffle(workers, "partition", "merge")  # and they work on
 
 
+@pytest.mark.slow
 async def test_the_error_of_a_reducer() -> None:
     async with zc.init():
         workers = await spawned(2)
@@ -221,6 +229,7 @@ async def test_a_mapper_that_dies_is_named() -> None:
             await zc.shuffle(workers, "partition", "merge")
 
 
+@pytest.mark.slow
 async def test_cancelling_frees_the_parts() -> None:
     async with zc.init():
         workers = await spawned(2)
@@ -258,6 +267,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 """Arguments that replace good ones, the error, and a part of its message."""
 
 
+@pytest.mark.slow
 async def test_bad_input_sends_nothing() -> None:
     async with zc.init():
         workers = await spawned(1)
@@ -302,6 +312,7 @@ zc.run(main())
             assert program.status() == 0
 
 
+@pytest.mark.slow
 async def test_without_a_runtime() -> None:
     async with zc.init():
         workers = await spawned(1)

@@ -43,12 +43,14 @@ class Calling:
         return sum(parts)
 
 
+@pytest.mark.slow
 async def test_parts_and_references() -> None:
     async with zc.init():
         actor = await Calling.spawn()
         assert await actor.partition_itself(actor, "parts", 3) == (3, ["ref", 0, 1])
 
 
+@pytest.mark.slow
 async def test_a_wrong_count_names_the_actor() -> None:
     async with zc.init():
         actor = await Calling.spawn()
@@ -56,6 +58,7 @@ async def test_a_wrong_count_names_the_actor() -> None:
             await actor.partition_itself(actor, "none", 3)
 
 
+@pytest.mark.slow
 async def test_a_merge_lets_go_of_its_references() -> None:
     async with zc.init():
         actor = await Calling.spawn()

@@ -10,6 +10,7 @@ from zcactor.simulation import capacity
 from zcactor.simulation.command import main
 
 
+@pytest.mark.slow
 def test_a_line_for_each_size(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "_ROUNDS", 1)
     assert main(["--capacity", "spawn", "--nodes", "1,3", "--json"]) == 0

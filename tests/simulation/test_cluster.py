@@ -53,6 +53,7 @@ def test_handles_say_where_actors_are_and_the_head_is_not_asked(monkeypatch: pyt
         assert asked[before:] == []
 
 
+@pytest.mark.slow
 def test_actors_of_other_nodes_ask_the_head_through_their_nodes() -> None:
     async def program(_: Process) -> None:
         nodes = [node.node_id for node in await zc.nodes()]

@@ -106,6 +106,7 @@ def test_schedules_that_cannot_be_played(
     assert said in refusal(["--schedule", str(path)], capsys)
 
 
+@pytest.mark.slow
 def test_a_line_for_a_seed_and_one_at_the_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     chrome = tmp_path / "chrome"
@@ -132,6 +133,7 @@ def test_a_line_for_a_seed_and_one_at_the_end(capsys: pytest.CaptureFixture[str]
     assert {"HELLO", "CALL", "RESPONSE"} <= frames <= set(Kind.__members__)
 
 
+@pytest.mark.slow
 def test_the_wire(capsys: pytest.CaptureFixture[str]) -> None:
     played = []
     for words in (["--wire", "native"], ["--wire", "native"], ["--wire", "python"], []):
@@ -142,6 +144,7 @@ def test_the_wire(capsys: pytest.CaptureFixture[str]) -> None:
     assert first == again != python == mixed
 
 
+@pytest.mark.slow
 def test_seeds_bounds_included_and_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "7:8", *SHORT]) == 0
     first, second, end = capsys.readouterr().out.splitlines()
@@ -161,6 +164,7 @@ async def _never_ends(_: Calls) -> None:
     await asyncio.get_running_loop().create_future()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "invariant", "said"),
     [(_raises, "I11", "a defect of the program"), (_never_ends, "I10", "has not come to rest within 60 s")],
@@ -225,6 +229,7 @@ def test_one_seed_is_one_run(tmp_path: Path) -> None:
     assert played("4711", "1", tmp_path, "UTC", elsewhere) == expected
 
 
+@pytest.mark.slow
 def test_what_is_on_the_heap_before_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     def digest() -> str:
         main(["--seed", "12", *SHORT, "--json"])

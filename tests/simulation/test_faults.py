@@ -17,6 +17,7 @@ SEEN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.3, 9.0])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "head"])  # which ends the cluster: see `test_run`
 def test_one_kind(kind: str, seconds: float) -> None:

@@ -24,6 +24,7 @@ def play(schedule: Schedule) -> Run:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1001, 1002])
 def test_seeds(seed: int) -> None:
     run = play(draw(seed, 6, 10.0, (), list(WORKLOADS)))
@@ -31,11 +32,13 @@ def test_seeds(seed: int) -> None:
     assert run.line("c")["digest"] == run.trace.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_cases(path: Path) -> None:
     play(Schedule.read(path, list(WORKLOADS)))
 
 
+@pytest.mark.slow
 def test_a_single_node() -> None:
     play(draw(5, 1, 5.0, (), list(WORKLOADS)))
 
@@ -47,6 +50,7 @@ def test_many_nodes() -> None:
     assert run.cluster.joined >= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", list(WORKLOADS))
 def test_a_cluster_that_loses_its_head(workload: str) -> None:
     whole = draw(1, 4, 8.0, (workload,), list(WORKLOADS))
@@ -55,6 +59,7 @@ def test_a_cluster_that_loses_its_head(workload: str) -> None:
     assert {loop.name[0] for loop in run.world.loops.values()} == {"d", "f"}, "the driver, and the faults"
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_run_whose_actors_held_arrays_when_their_processes_ended() -> None:
     run = play(replace(draw(1, 3, 3.0, ("drivers",), list(WORKLOADS)), faults=(Fault(2.0, "head", ("h0",)),)))
     world = weakref.ref(run.world)
@@ -63,6 +68,7 @@ def test_nothing_is_left_of_a_run_whose_actors_held_arrays_when_their_processes_
     assert world() is None
 
 
+@pytest.mark.slow
 def test_a_program_without_another_host_keeps_its_head() -> None:
     run = play(
         replace(

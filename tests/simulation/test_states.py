@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
+
 from zcactor.objects import expectations, pushes
 from zcactor.simulation.record import Record
 from zcactor.simulation.run import Run
@@ -49,6 +51,7 @@ def test_states_of_the_head() -> None:
     assert set(record.sometimes) == set(OF_HEAD)
 
 
+@pytest.mark.slow
 def test_a_run_meets_some() -> None:
     run = Run(draw(7, 6, 10.0, ("calls", "promises", "names", "handles"), list(WORKLOADS)))
     assert run.play()

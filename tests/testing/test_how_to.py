@@ -29,6 +29,7 @@ def project(pytester: pytest.Pytester, tests: str) -> None:
     pytester.makepyfile(test_counter=tests)
 
 
+@pytest.mark.slow
 def test_its_tests_pass(pytester: pytest.Pytester) -> None:
     first, *others = [source for info, source in blocks() if info != FAILS]
     assert first == 'pytest_plugins = ["zcactor.testing.plugin"]\n'
@@ -39,6 +40,7 @@ def test_its_tests_pass(pytester: pytest.Pytester) -> None:
     run(pytester).assert_outcomes(passed=count)
 
 
+@pytest.mark.slow
 def test_the_failure_reads_as_it_says(pytester: pytest.Pytester) -> None:
     (fails,) = [source for info, source in blocks() if info == FAILS]
     sources = [source for info, source in blocks() if info != FAILS and "import" in source]

@@ -129,12 +129,14 @@ AFTERWARDS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_clean_tests_pass(pytester: pytest.Pytester, mode: str) -> None:
     written(pytester, mode, CLEAN)
     run(pytester).assert_outcomes(passed=11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fixture", BEGIN)
 def test_each_kind_of_leak(pytester: pytest.Pytester, fixture: str, mode: str) -> None:
@@ -151,6 +153,7 @@ def test_each_kind_of_leak(pytester: pytest.Pytester, fixture: str, mode: str) -
         assert report.startswith(f"test_{name} ") and f"{fixture}: the test has left" in report and line in report
 
 
+@pytest.mark.slow
 def test_arrays_in_the_frames_of_a_failed_test(pytester: pytest.Pytester) -> None:
     written(
         pytester,
@@ -164,11 +167,13 @@ def test_arrays_in_the_frames_of_a_failed_test(pytester: pytest.Pytester) -> Non
     run(pytester).assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_loaded_twice_and_with_xdist(pytester: pytest.Pytester) -> None:
     written(pytester, "auto", '    pytest_plugins = ["zcactor.testing.plugin"]\n' + CLEAN)
     run(pytester, "-p", "zcactor.testing.plugin", "-n", "2").assert_outcomes(passed=11)
 
 
+@pytest.mark.slow
 def test_without_pytest_asyncio(pytester: pytest.Pytester) -> None:
     written(pytester, "auto", CLEAN)
     line = "ERROR: zcactor.testing needs pytest-asyncio: pip install 'zcactor[testing]'"
@@ -176,6 +181,7 @@ def test_without_pytest_asyncio(pytester: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.USAGE_ERROR and result.stderr.str().strip() == line
 
 
+@pytest.mark.slow
 def test_pytest_asyncio_is_not_installed(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     written(pytester, "auto", CLEAN)
     (pytester.mkpydir("pytest_asyncio") / "__init__.py").write_text("raise ImportError('it is not installed')")
@@ -186,6 +192,7 @@ def test_pytest_asyncio_is_not_installed(pytester: pytest.Pytester, monkeypatch:
     assert result.stderr.str().strip() == "ERROR: zcactor.testing needs pytest-asyncio: pip install 'zcactor[testing]'"
 
 
+@pytest.mark.slow
 def test_importing_the_package_leaves_it_out(pytester: pytest.Pytester) -> None:
     program = "import sys, zcactor; sys.exit(any(name.startswith('zcactor.testing') for name in sys.modules))"
     assert pytester.run(sys.executable, "-c", program).ret == 0

@@ -39,6 +39,7 @@ async def program(cluster: SimulatedCluster) -> Any:
     return [await each.length(zc.zeros(1 << 14)) for each in counters], results[0]
 
 
+@pytest.mark.slow
 def test_without_faults(zc_simulation: Simulate) -> None:
     result = zc_simulation(program, seed=3, nodes=2, faults=())
     assert result.ok and not result.broken and not result.faults
@@ -47,6 +48,7 @@ def test_without_faults(zc_simulation: Simulate) -> None:
     assert len(result.digest) == 16
 
 
+@pytest.mark.slow
 async def test_the_same_seed_gives_the_same_run(zc_simulation: Simulate, zc_runtime: Any) -> None:
     """A runtime in this process and a running loop are not in the way."""
     first, again = (zc_simulation(program, seed=5, nodes=3) for _ in range(2))
@@ -57,6 +59,7 @@ async def test_the_same_seed_gives_the_same_run(zc_simulation: Simulate, zc_runt
     assert await real.add(1) == 2
 
 
+@pytest.mark.slow
 def test_chosen_faults_settings_and_workloads(zc_simulation: Simulate) -> None:
     faults = [Fault(2.0, "kill", ("h1",)), {"at": 1.0, "kind": "slow", "who": ["h0", "h1"], "seconds": 2.0}]
     result = zc_simulation(program, seed=1, nodes=2, faults=faults, workloads=("calls",), recv_depth=8)
@@ -68,6 +71,7 @@ async def broken(cluster: SimulatedCluster) -> None:
     raise LookupError("the program gives up")
 
 
+@pytest.mark.slow
 def test_errors_of_the_program(zc_simulation: Simulate) -> None:
     with pytest.raises(LookupError, match="gives up") as caught:
         zc_simulation(broken, seed=7, nodes=1, faults=())
@@ -80,6 +84,7 @@ async def leaving(cluster: SimulatedCluster) -> Any:
     return zc.zeros(1 << 16)
 
 
+@pytest.mark.slow
 def test_broken_invariants(zc_simulation: Simulate) -> None:
     with pytest.raises(AssertionError, match="I8 at virtual second .*bytes in 1 block") as caught:
         zc_simulation(leaving, seed=8, nodes=1, faults=())

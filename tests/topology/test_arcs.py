@@ -52,6 +52,7 @@ def networks(draw: st.DrawFn) -> Topology:
     return Topology(graph, hosts=range(count))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(networks())
 def test_each_flow_takes_all_shortest_paths_alike(topology: Topology) -> None:
@@ -105,6 +106,7 @@ def test_a_node_out_of_reach_has_no_distance() -> None:
     assert arcs.distances(np.array([0])).tolist() == [[0, 1, -1, -1]]
 
 
+@pytest.mark.slow
 def test_many_sources_are_counted_in_parts() -> None:
     topology = ring(1500)  # 3,000 arcs by 1,500 sources: several chunks
     assert topology.diameter == 750

@@ -41,6 +41,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", SMALL, ids=str)
 def test_exact_where_all_halves_are_tried(topology: Topology) -> None:
     least = tried(topology)

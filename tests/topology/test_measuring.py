@@ -49,6 +49,7 @@ def test_one_host_has_nothing_to_measure() -> None:
     assert Topology(**fitted(["a"], {})).hosts == ("a",)
 
 
+@pytest.mark.slow
 async def test_the_nodes_of_a_cluster() -> None:
     async with zc.init():
         nodes = await zc.nodes()
@@ -56,6 +57,7 @@ async def test_the_nodes_of_a_cluster() -> None:
         assert topology.hosts == tuple(node.node_id for node in nodes)
 
 
+@pytest.mark.slow
 async def test_bad_nodes() -> None:
     async with zc.init():
         (node,) = await zc.nodes()

@@ -27,6 +27,7 @@ NETWORKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", NETWORKS, ids=str)
 def test_no_random_order_is_better_by_a_tenth(topology: Topology) -> None:
     rng, hosts = random.Random(7), list(topology.hosts)
@@ -47,6 +48,7 @@ def test_a_mesh_with_an_even_side_has_a_closed_walk(dims: tuple[int, ...]) -> No
         )
 
 
+@pytest.mark.slow
 @given(st.permutations(list(range(12))), st.integers(1, 12))
 def test_orders_are_permutations(hosts: list[int], count: int) -> None:
     topology = shapes.mesh(3, 4)

@@ -20,6 +20,7 @@ class Idle:
         """Answer."""
 
 
+@pytest.mark.slow
 async def test_orders() -> None:
     async with zc.init():
         actors = [await Idle.spawn() for _ in range(4)]
@@ -33,6 +34,7 @@ async def test_orders() -> None:
             assert await order_of_ranks(actors, known) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 async def test_bad_orders() -> None:
     async with zc.init():
         actors = [await Idle.spawn() for _ in range(3)]

@@ -17,6 +17,7 @@ def test_the_module_is_returned() -> None:
     assert networkx().Graph is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["import zcactor", "import zcactor as zc; zc.topology.ring"])
 def test_imports_do_not_import_it(program: str) -> None:
     check = f"{program}; import sys; assert 'networkx' not in sys.modules"

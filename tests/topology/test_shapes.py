@@ -11,6 +11,7 @@ from zcactor import topology as shapes
 from zcactor.topology import Topology
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "hosts", "diameter", "bisection"),
     [

@@ -135,6 +135,7 @@ def test_bounds_without_a_limit(low: int, high: int) -> None:
 # ---- fit
 
 
+@pytest.mark.slow
 @given(st.floats(1e-8, 1e-3), st.floats(1e7, 1e11), st.lists(st.integers(0, 1 << 24), min_size=2, unique=True))
 def test_fit_finds_the_line_that_made_the_points(latency: float, rate: float, sizes: list[int]) -> None:
     line = Line(latency, rate)
@@ -144,6 +145,7 @@ def test_fit_finds_the_line_that_made_the_points(latency: float, rate: float, si
         assert found.cost(size) == pytest.approx(seconds, rel=1e-6)
 
 
+@pytest.mark.slow
 @given(samples)
 def test_fit_of_anything_is_a_line(points: list[tuple[int, float]]) -> None:
     line = fit(points)

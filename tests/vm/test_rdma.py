@@ -73,6 +73,7 @@ class TestOneGuest:
         assert_no_retries(counted)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Path("/sys/class/infiniband").exists(), reason="this machine has RDMA")
 def test_the_doctor_says_why_there_is_no_rdma_here() -> None:
     done = subprocess.run([sys.executable, "-m", "zcactor", "doctor"], capture_output=True, text=True, check=False)

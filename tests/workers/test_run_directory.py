@@ -209,6 +209,7 @@ def test_shared_is_removed_by_the_last_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_shared_with_another_process(tmp_path: Path) -> None:
     ours = RunDirectory.shared(tmp_path, NAME)
     with subprocess.Popen(

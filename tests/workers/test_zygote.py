@@ -87,6 +87,7 @@ def zygote() -> Iterator[Zygote]:
     os.waitpid(made.pid, 0)
 
 
+@pytest.mark.slow
 def test_a_child_is_a_process_of_its_own(zygote: Zygote) -> None:
     pid, out, error = zygote.start(do="report", label="Shard mirror and more")
     assert everything(out) == f"{pid} {pid} {pid} b'' zc Shard mirror\n"
@@ -94,6 +95,7 @@ def test_a_child_is_a_process_of_its_own(zygote: Zygote) -> None:
     assert zygote.heard() == {"pid": pid, "status": 0}
 
 
+@pytest.mark.slow
 def test_ends_are_reported(zygote: Zygote) -> None:
     pid, *fds = zygote.start(do="exit", status=5)
     assert os.waitstatus_to_exitcode(zygote.heard()["status"]) == 5
@@ -109,6 +111,7 @@ def test_ends_are_reported(zygote: Zygote) -> None:
         os.close(fd)
 
 
+@pytest.mark.slow
 def test_children_inherit_nothing_but_their_streams(zygote: Zygote) -> None:
     spare = os.open("/dev/null", os.O_RDONLY)
     _, out, error = zygote.start(do="descriptors")
@@ -131,6 +134,7 @@ def grandchildren(out: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
+@pytest.mark.slow
 def test_when_the_agent_is_gone_everything_ends(zygote: Zygote) -> None:
     pid, out, error = zygote.start(do="sleep")
     below = grandchildren(out)
@@ -140,6 +144,7 @@ def test_when_the_agent_is_gone_everything_ends(zygote: Zygote) -> None:
     os.close(error)
 
 
+@pytest.mark.slow
 def test_when_it_is_killed_its_children_die(zygote: Zygote) -> None:
     pid, out, error = zygote.start(do="sleep")
     below = grandchildren(out)
@@ -151,6 +156,7 @@ def test_when_it_is_killed_its_children_die(zygote: Zygote) -> None:
     os.close(error)
 
 
+@pytest.mark.slow
 def test_killing_a_group(zygote: Zygote) -> None:
     pid, out, error = zygote.start(do="sleep")
     same, other = sorted(grandchildren(out), key=lambda each: os.getsid(each) == each)
@@ -163,6 +169,7 @@ def test_killing_a_group(zygote: Zygote) -> None:
     os.close(error)
 
 
+@pytest.mark.slow
 def test_a_fork_that_fails_is_reported() -> None:
     source = """
 import resource, socket, msgspec
@@ -196,6 +203,7 @@ def test_waiting_for_an_end() -> None:
         os.close(pidfd)
 
 
+@pytest.mark.slow
 def test_a_worker_is_reaped_when_what_it_started_is_dead() -> None:
     """If the zygote is killed meanwhile, the adopting process finds the rest by the worker's session."""
     source = """
@@ -224,6 +232,7 @@ tell(all=dict(worker=worker, child=child, killed=killed, left=children_of_ours()
         assert program.status() == 0
 
 
+@pytest.mark.slow
 def test_what_a_worker_has_started_is_dead_when_its_end_is_reported(zygote: Zygote) -> None:
     pid, out, error = zygote.start(do="sleep")
     with os.fdopen(out) as file:

@@ -32,6 +32,7 @@ def counted(folder: Path, work: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "nbytes"),
     [

@@ -15,6 +15,7 @@ from zcactor.transport.base import RemoteRegion
 SCHEDULE = replace(draw(2, 4, 15.0, ("broadcast",), ("broadcast",)), faults=())
 
 
+@pytest.mark.slow
 def test_all_readers_see_the_array() -> None:
     run = Run(SCHEDULE)
     assert run.play(), [broken.plain() for broken in run.record.broken]
@@ -22,6 +23,7 @@ def test_all_readers_see_the_array() -> None:
     assert run.record.outcomes["ok"] > 20
 
 
+@pytest.mark.slow
 def test_a_byte_that_changes_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     pull = SimConnection.pull
 

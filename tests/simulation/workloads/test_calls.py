@@ -16,6 +16,7 @@ from zcactor.simulation.workloads.calls import _KINDS, PATTERN, _check
 from zcactor.simulation.world import World
 
 
+@pytest.mark.slow
 def test_every_kind_of_call_ends_well_without_faults() -> None:
     schedule = draw(1, 3, 10.0, ("calls",), ("calls",))
     run = Run(replace(schedule, faults=(), settings={**schedule.settings, "max_pending_calls": 131072}))

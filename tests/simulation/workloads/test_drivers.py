@@ -15,6 +15,7 @@ from zcactor.simulation.schedule import draw
 SCHEDULE = replace(draw(3, 3, 20.0, ("drivers",), ("drivers",)), faults=())
 
 
+@pytest.mark.slow
 def test_drivers_come_and_go() -> None:
     run = Run(SCHEDULE)
     assert run.play(), [broken.plain() for broken in run.record.broken]
@@ -22,6 +23,7 @@ def test_drivers_come_and_go() -> None:
     assert run.record.sometimes["driver left"] and run.record.sometimes["driver killed"]
 
 
+@pytest.mark.slow
 def test_an_array_that_ends_with_its_driver_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     kill = Cluster.kill
 

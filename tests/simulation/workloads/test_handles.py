@@ -15,6 +15,7 @@ from zcactor.simulation.workloads import handles
 SCHEDULE = replace(draw(1, 3, 10.0, ("handles",), ("handles",)), faults=())
 
 
+@pytest.mark.slow
 def test_actors_live_as_long_as_their_handles() -> None:
     run = Run(SCHEDULE)
     assert run.play(), [broken.plain() for broken in run.record.broken]
@@ -25,6 +26,7 @@ def test_actors_live_as_long_as_their_handles() -> None:
     assert run.record.sometimes["a handle held by the third process that had it"]
 
 
+@pytest.mark.slow
 def test_an_actor_that_nothing_holds_and_that_lives_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Head, "_unheld", lambda *_: None)
     run = Run(SCHEDULE)
@@ -32,6 +34,7 @@ def test_an_actor_that_nothing_holds_and_that_lives_is_seen(monkeypatch: pytest.
     assert "I10" in {broken.invariant for broken in run.record.broken}
 
 
+@pytest.mark.slow
 def test_an_actor_that_is_held_and_has_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     alive = Head._alive
 

@@ -14,6 +14,7 @@ from zcactor.simulation.schedule import draw
 SCHEDULE = replace(draw(1, 3, 10.0, ("moves",), ("moves",)), faults=())
 
 
+@pytest.mark.slow
 def test_arrays_go_from_hand_to_hand() -> None:
     run = Run(SCHEDULE)
     assert run.play(), [broken.plain() for broken in run.record.broken]
@@ -21,6 +22,7 @@ def test_arrays_go_from_hand_to_hand() -> None:
     assert {operation.kind for operation in run.record.operations.values()} == {"move", "move on"}
 
 
+@pytest.mark.slow
 def test_memory_that_is_used_again_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(array: Any) -> None:
         array[...] = 7777

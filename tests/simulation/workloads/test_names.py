@@ -14,6 +14,7 @@ from zcactor.simulation.schedule import draw
 SCHEDULE = replace(draw(1, 3, 15.0, ("names",), ("names",)), faults=())
 
 
+@pytest.mark.slow
 def test_a_name_has_one_actor() -> None:
     run = Run(SCHEDULE)
     assert run.play(), [broken.plain() for broken in run.record.broken]
@@ -21,6 +22,7 @@ def test_a_name_has_one_actor() -> None:
     assert {"NameTaken", "NoSuchActor"} <= set(run.record.sometimes)
 
 
+@pytest.mark.slow
 def test_a_name_that_is_given_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     reserve = Head.reserve
 

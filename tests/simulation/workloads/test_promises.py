@@ -14,6 +14,7 @@ from zcactor.simulation.schedule import draw
 SCHEDULE = replace(draw(1, 3, 8.0, ("promises",), ("promises",)), faults=())
 
 
+@pytest.mark.slow
 def test_chains_give_what_they_should() -> None:
     run = Run(SCHEDULE)
     assert run.play(), [broken.plain() for broken in run.record.broken]
@@ -21,6 +22,7 @@ def test_chains_give_what_they_should() -> None:
     assert run.record.outcomes["ok"] > 30
 
 
+@pytest.mark.slow
 def test_a_promise_that_is_resolved_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = arguments._resolved
 

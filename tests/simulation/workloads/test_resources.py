@@ -14,6 +14,7 @@ from zcactor.simulation.schedule import draw
 SCHEDULE = replace(draw(3, 3, 20.0, ("resources",), ("resources",)), faults=())
 
 
+@pytest.mark.slow
 def test_requests_wait_for_others() -> None:
     run = Run(SCHEDULE)
     assert run.play(), [broken.plain() for broken in run.record.broken]
@@ -22,6 +23,7 @@ def test_requests_wait_for_others() -> None:
     assert {"a request waited", "a spawn given up"} <= set(run.record.sometimes)
 
 
+@pytest.mark.slow
 def test_what_is_not_given_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     release = Ledger.release
 
@@ -35,6 +37,7 @@ def test_what_is_not_given_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     assert run.record.broken[0].invariant in {"I9", "I10"}
 
 
+@pytest.mark.slow
 def test_more_than_there_is_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def generous(self: Amounts, request: Mapping[str, float]) -> bool:
         return True

@@ -14,6 +14,7 @@ from zcactor.simulation.workloads.restarts import Phoenix
 SCHEDULE = replace(draw(6, 3, 20.0, ("restarts",), ("restarts",)), faults=())
 
 
+@pytest.mark.slow
 def test_actors_live_as_often_as_they_may() -> None:
     run = Run(SCHEDULE)
     assert run.play(), [broken.plain() for broken in run.record.broken]
@@ -22,6 +23,7 @@ def test_actors_live_as_often_as_they_may() -> None:
     assert max(run.record.lives(f"x{number}") for number in range(1, 20)) == 4
 
 
+@pytest.mark.slow
 def test_an_actor_that_lives_too_often_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     options: Any = Phoenix.options
 

@@ -16,6 +16,7 @@ from zcactor.simulation.schedule import draw
 SCHEDULE = replace(draw(4, 3, 15.0, ("storms",), ("storms",)), faults=())
 
 
+@pytest.mark.slow
 def test_all_of_a_storm_answer() -> None:
     run = Run(SCHEDULE)
     assert run.play(), [broken.plain() for broken in run.record.broken]
@@ -23,6 +24,7 @@ def test_all_of_a_storm_answer() -> None:
     assert "a storm of spawns" in run.record.sometimes
 
 
+@pytest.mark.slow
 def test_a_constructor_whose_error_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     construct = ActorRunner.construct
 

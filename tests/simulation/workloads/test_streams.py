@@ -14,6 +14,7 @@ from zcactor.simulation.schedule import draw
 SCHEDULE = replace(draw(1, 3, 10.0, ("streams",), ("streams",)), faults=())
 
 
+@pytest.mark.slow
 def test_streams_end_well_without_faults() -> None:
     run = Run(SCHEDULE)
     assert run.play(), [broken.plain() for broken in run.record.broken]
@@ -23,6 +24,7 @@ def test_streams_end_well_without_faults() -> None:
     assert kinds == {"stream", "stream of arrays"}
 
 
+@pytest.mark.slow
 def test_items_out_of_turn_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     send = Session.send_item
 

@@ -402,6 +402,7 @@ with local_side(Path(sys.argv[1])) as side:
 """
 
 
+@pytest.mark.slow
 async def test_killed_process(directory: Path) -> None:
     with victim(VICTIM, str(directory)) as (process, address):
         connection = await LocalEndpoint(directory, bytes(16), TOKEN, None, 0).connect(address)

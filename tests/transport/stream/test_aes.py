@@ -60,6 +60,7 @@ def test_any_size(nbytes: int) -> None:
         aes.decryption(KEY)(NONCE, record[:-1], b"")
 
 
+@pytest.mark.slow
 @given(st.binary(min_size=17, max_size=60), st.data())
 def test_what_was_changed_does_not_open(text: bytes, data: st.DataObject) -> None:
     record = bytearray(aes.encryption(KEY)(NONCE, text, b"header"))

@@ -18,6 +18,7 @@ def stream(lengths: list[int]) -> bytes:
     return b"".join(struct.pack("<I", n) + bytes(n) for n in lengths)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, LIMIT), max_size=20), st.data())
 def test_counts_whole_frames_only(lengths: list[int], data: st.DataObject) -> None:
     whole = stream(lengths)

@@ -479,6 +479,7 @@ def test_a_bit_flipped_at_each_byte(wanted: tuple[bool, bool]) -> None:
             assert outsider.connector.seals is None
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_any_changed_byte_is_noticed_where_frames_are_sealed(data: st.DataObject) -> None:
     lengths = (8 + HELLO_NBYTES, 9 + HELLO_NBYTES + KEY_NBYTES, KEY_NBYTES + 32, 33)
@@ -500,6 +501,7 @@ def test_any_changed_byte_is_noticed_where_frames_are_sealed(data: st.DataObject
     assert outsider.connector.seals is None
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
     connector, acceptor = sides()

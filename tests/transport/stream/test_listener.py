@@ -124,6 +124,7 @@ async def test_a_connector_waits_for_a_place(tmp_path: Path, monkeypatch: pytest
         await turns()
 
 
+@pytest.mark.slow
 async def test_so_many_are_begun_at_once(tmp_path: Path) -> None:
     directory = run_directory(tmp_path)
     with local_side(directory) as left, local_side(directory) as right:

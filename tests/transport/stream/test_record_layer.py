@@ -135,6 +135,7 @@ def test_forked_child_has_no_keys() -> None:
     assert exporter.keys(b"", b"use")
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_before_it_is_needed() -> None:
     program = (
         "import sys, zcactor, zcactor.transport.tcp.endpoint, zcactor.transport.verbs.endpoint\n"
@@ -188,6 +189,7 @@ def test_repeated_left_out_swapped_and_sent_back() -> None:
         opened(Opener(OTHER), first)
 
 
+@pytest.mark.slow
 @given(st.binary(min_size=1, max_size=300), st.data())
 def test_mutants_do_not_open(plain: bytes, data: st.DataObject) -> None:
     record = bytearray(Sealer(ONE).seal(plain))
@@ -247,6 +249,7 @@ def test_stream_in_any_pieces(texts: list[bytes], data: st.DataObject) -> None:
         assert not taken.reader.readable()
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(min_size=1, max_size=100), min_size=1, max_size=4), st.data())
 def test_mutant_streams_hand_on_a_beginning_only(texts: list[bytes], data: st.DataObject) -> None:
     far, sock = bare()
@@ -587,6 +590,7 @@ class TestNativeReader:
                     pass
         assert (b"".join(frames), ends) == (stream, [])
 
+    @pytest.mark.slow
     @given(st.data())
     def test_mutants_are_judged_as_in_python(self, data: st.DataObject) -> None:
         sealer = Sealer(ONE)

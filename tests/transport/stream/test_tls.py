@@ -129,6 +129,7 @@ def test_no_descriptor_is_left(folder: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
+@pytest.mark.slow
 def test_who_has_not_set_it_never_loads_it() -> None:
     program = (
         "import asyncio, sys; asyncio.sslproto = None; before = set(sys.modules)\n"

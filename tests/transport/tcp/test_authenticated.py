@@ -469,6 +469,7 @@ HANDSHAKE_NBYTES = 9 + 72 + 32 + 33 + 1
 """Bytes that the owner sends on a data socket before its first answer."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
 @pytest.mark.parametrize("how", ["agreed", "demanded", "bare"])
 async def test_array_bytes_that_are_changed_on_their_way(where: str, how: str) -> None:

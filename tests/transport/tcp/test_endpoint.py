@@ -235,6 +235,7 @@ async def test_strangers(endpoint: TcpEndpoint, opening: bytes, caplog: pytest.L
     assert len(caplog.records) == 1
 
 
+@pytest.mark.slow
 async def test_a_thousand_half_open_handshakes(endpoint: TcpEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "SILENT", 1000.0)
     monkeypatch.setattr(handshake_io, "ADMITTED_WITHIN", 0.0)
@@ -635,6 +636,7 @@ with tcp_side() as side:
 """
 
 
+@pytest.mark.slow
 async def test_peer_is_killed_during_a_pull() -> None:
     with victim(VICTIM) as (process, address), tcp_side() as side:
         connection, recorder = await side.endpoint.connect(address), Recorder()

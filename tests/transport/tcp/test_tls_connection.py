@@ -177,6 +177,7 @@ async def test_object_in_pieces(pair: ConnectedPair, monkeypatch: pytest.MonkeyP
     assert bytes(side.arena) == bytes(pair.sides[1].arena)
 
 
+@pytest.mark.slow
 async def test_a_large_object(tls_folder: Path) -> None:
     nbytes = tcp_pull.PARALLEL_NBYTES + 12_345
     with tcp_side(nbytes=nbytes, tls=tls_folder) as left, tcp_side(nbytes=nbytes, tls=tls_folder) as right:
@@ -274,6 +275,7 @@ with tcp_side(tls=pathlib.Path(sys.argv[1])) as side:
 """
 
 
+@pytest.mark.slow
 async def test_peer_is_killed_during_a_pull(tls_folder: Path) -> None:
     with victim(VICTIM, str(tls_folder)) as (process, address), tcp_side(tls=tls_folder) as side:
         connection, recorder = await side.endpoint.connect(address), Recorder()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.descriptors import opened
 from zcactor.transport.verbs.driver.codes import EventType, PortState
 from zcactor.transport.verbs.driver.fake import FakeFabric
@@ -32,6 +34,7 @@ def test_a_cable_that_is_pulled_shows_at_the_port() -> None:
     device.close()
 
 
+@pytest.mark.slow
 def test_devices_that_are_left_to_the_garbage_leave_no_descriptor() -> None:
     before = opened()
     fabric = FakeFabric()

@@ -166,6 +166,7 @@ def test_of_the_installed_pyverbs() -> None:
         assert error.errno == errno.ENOSYS  # noqa: PT017 - having devices is as good
 
 
+@pytest.mark.slow
 def test_importing_zcactor_touches_no_binding() -> None:
     program = (
         "import sys, zcactor, zcactor.transport.verbs.device.viability; "

@@ -221,6 +221,7 @@ def test_a_changed_byte_raises_nothing_else(at: int, byte: int) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_split_at_every_byte() -> None:
     stream = b"".join(map(encode, MESSAGES))
     for cut in range(len(stream) + 1):
@@ -233,6 +234,7 @@ def test_split_at_every_byte() -> None:
         assert not buffer
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(MESSAGES), max_size=6), st.data())
 def test_split_however_it_is_cut(messages: list[Message], data: st.DataObject) -> None:
@@ -266,6 +268,7 @@ offers = st.fixed_dictionaries({name: st.integers(*bounds) for name, bounds in N
 )
 
 
+@pytest.mark.slow
 @given(offers, offers)
 def test_agreement_is_the_minimum_and_the_same_at_both_ends(left: Offer, right: Offer) -> None:
     ours, theirs = agree(left, right), agree(right, left)

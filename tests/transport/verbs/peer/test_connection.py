@@ -178,6 +178,7 @@ async def test_failing_beside_others(pair: ConnectedPair, source: bytes) -> None
     assert bytes(side.arena[:50_000]) == source[:50_000]
 
 
+@pytest.mark.slow
 async def test_both_ends_read_while_one_fails(pair: ConnectedPair, source: bytes) -> None:
     wanted = await named(pair, 0, 1000)
     left, right = pair.sides
@@ -343,6 +344,7 @@ async def test_an_object_of_no_bytes(pair: ConnectedPair, left: Recorder, right:
     assert await right.wait_frames(1) == [b"still here"]
 
 
+@pytest.mark.slow
 async def test_a_peer_that_reads_with_stale_keys_starves_nobody(
     fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -495,6 +497,7 @@ async def test_an_answer_without_keys(many: ConnectedPair) -> None:
         await task
 
 
+@pytest.mark.slow
 async def test_what_may_be_pinned_is_enough(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demanded sum of pinned bytes is enough: every pull succeeds, in place, and further peers are refused.
 
@@ -677,6 +680,7 @@ class Busy(Recorder):
             send(self.connection, [b"message"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("peers", [1, 8])

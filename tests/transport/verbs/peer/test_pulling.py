@@ -176,6 +176,7 @@ async def test_reads_of_one_pull(nbytes: int, sealed: bool) -> None:
     assert desk.unused()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 3000)), min_size=1, max_size=20),
