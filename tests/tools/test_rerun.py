@@ -37,7 +37,7 @@ def run(folder: Path, text: str, *arguments: str) -> int:
 @pytest.mark.slow
 def test_a_test_that_passes_the_second_time_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(folder, FLAKY) == 0
-    assert (folder / "passes").read_text() == "x"  # what has passed is not run again
+    assert (folder / "passes").read_text() == "x"  # a test that has passed is not run again
     printed = capfd.readouterr().out
     assert "1 failed beside other tests" in printed
     assert printed.splitlines()[-1].endswith("test_few.py::test_the_first_time_only")
