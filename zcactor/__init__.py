@@ -76,6 +76,7 @@ from zcactor.process.loops import run
 if TYPE_CHECKING:
     from zcactor import hooks, topology
     from zcactor.api.binding import GraphNode
+    from zcactor.api.gpus import GpuInfo, gpu_stream, gpus, to_device, to_host
     from zcactor.api.inspection import (
         ActorInfo,
         NodeInfo,
@@ -90,6 +91,8 @@ if TYPE_CHECKING:
     from zcactor.collectives.cost import GroupPlan
     from zcactor.collectives.group import Group, group
     from zcactor.collectives.reducer import Reducer
+    from zcactor.device.array import DeviceArray
+    from zcactor.device.streams import GpuStream
     from zcactor.driver.driver import init, shutdown
     from zcactor.driver.runtimes import Runtime
     from zcactor.graphs.compiled import CompiledGraph
@@ -116,8 +119,11 @@ __all__ = [
     "ConnectionLost",
     "CurrentActor",
     "DeadlineExceeded",
+    "DeviceArray",
     "DeviceError",
     "DeviceUnavailable",
+    "GpuInfo",
+    "GpuStream",
     "Graph",
     "GraphNode",
     "GraphPlan",
@@ -157,6 +163,8 @@ __all__ = [
     "full",
     "get",
     "get_actor",
+    "gpu_stream",
+    "gpus",
     "graph",
     "group",
     "hooks",
@@ -176,6 +184,8 @@ __all__ = [
     "spawn",
     "stats",
     "stop",
+    "to_device",
+    "to_host",
     "topology",
     "wait",
     "zeros",
@@ -183,8 +193,16 @@ __all__ = [
 
 _DRIVER, _INSPECTION = "zcactor.driver.driver", "zcactor.api.inspection"
 _COLLECTIVES = "zcactor.collectives.group"
+_GPUS = "zcactor.api.gpus"
 _LATER = {
     "ActorInfo": _INSPECTION,
+    "to_host": _GPUS,
+    "to_device": _GPUS,
+    "gpus": _GPUS,
+    "gpu_stream": _GPUS,
+    "GpuStream": "zcactor.device.streams",
+    "GpuInfo": _GPUS,
+    "DeviceArray": "zcactor.device.array",
     "CompiledGraph": "zcactor.graphs.compiled",
     "Graph": "zcactor.graphs.graph",
     "GraphNode": "zcactor.api.binding",

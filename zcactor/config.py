@@ -108,6 +108,12 @@ class Config:
         verbs_idle_timeout: like `idle_timeout`, for connections by RDMA: cards slow down with thousands of connections.
         verbs_eager_limit: like `eager_limit`, towards peers that are reached by RDMA, in bytes. None measures at start
             the size from which a READ is faster than a copy through a frame.
+        gpu: the driver of GPUs: ``"fake"`` for GPUs that are simulated in memory, so that programs for GPUs can be
+            tested without one, or ``"off"``.
+        gpu_fake: the options of the fake GPUs, as in ``"devices=2,late=80"``. The page about arrays on GPUs lists them.
+        device_capacity: bytes that one process may take of each GPU; None for what the GPU has.
+        device_keep_nbytes: bytes of free memory that a process keeps ready on each GPU. More goes back to the GPU as
+            soon as the work on it is done. 256 MiB are four extents, so a loop over arrays makes none anew.
 
     Raises:
         ValueError: a value is outside its range, or contradicts another value.
@@ -143,6 +149,10 @@ class Config:
     verbs_eager_limit: int | None = None
     verbs_idle_timeout: float = 300.0
     idle_timeout: float = 300.0
+    gpu: Literal["off", "fake"] = "off"
+    gpu_fake: str = ""
+    device_capacity: int | None = None
+    device_keep_nbytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         for name, minimum in MINIMUM.items():
@@ -205,10 +215,14 @@ MINIMUM: Mapping[str, float] = {
     "verbs_eager_limit": 64,
     "verbs_idle_timeout": 0,
     "idle_timeout": 0,
+    "device_capacity": 2 << 20,  # one granule of the driver
+    "device_keep_nbytes": 0,
 }
 """The least value of each numeric field, in the unit of the field."""
 
-_OPTIONAL = frozenset({"store_capacity", "num_cpus", "num_gpus", "verbs_port", "verbs_gid_index", "verbs_eager_limit"})
+_OPTIONAL = frozenset(
+    {"store_capacity", "num_cpus", "num_gpus", "verbs_port", "verbs_gid_index", "verbs_eager_limit", "device_capacity"}
+)
 
 _NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, SupportsIndex
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from zcactor.api.gpus import empty_on
 from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
 from zcactor.marshal.move import UNUSABLE, is_moved
 from zcactor.marshal.placing import place
@@ -20,61 +22,125 @@ from zcactor.process.context import current, current_or_none
 
 __all__ = ["asarray", "empty", "full", "in_store", "numpy_allocator", "ones", "zeros"]
 
+if TYPE_CHECKING:
+    from zcactor.device.array import DeviceArray
+
 Array = npt.NDArray[Any]
 Shape = SupportsIndex | Sequence[SupportsIndex]
 
 
-def empty(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array:
-    """Make an uninitialised array in the store. Passing it to an actor copies nothing.
+@overload
+def empty(  # type: ignore[overload-overlap] # "cpu" is a str as well, and the one that means the host
+    shape: Shape, dtype: npt.DTypeLike = ..., *, device: Literal["cpu"] = ...
+) -> Array: ...
+
+
+@overload
+def empty(shape: Shape, dtype: npt.DTypeLike = ..., *, device: str) -> DeviceArray: ...
+
+
+def empty(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array | DeviceArray:
+    """Make an uninitialised array in the store, or on a GPU. Passing it to an actor copies nothing.
 
     Args:
         shape: number of elements along each axis, or an int for one axis.
         dtype: any dtype of plain bytes: numbers, structured, datetime64, fixed-width strings, ml_dtypes.
-        device: must be ``"cpu"``.
+        device: ``"cpu"``, or a GPU: ``"cuda"`` is the first, ``"cuda:1"`` the second, and so on.
 
     Returns:
-        A C-contiguous, writable ndarray, aligned to 64 bytes.
+        A C-contiguous, writable ndarray, aligned to 64 bytes; or a `DeviceArray`, aligned to 256 bytes.
 
     Raises:
         NotInitialized: no runtime is running.
-        OutOfMemory: the store cannot hold it.
+        OutOfMemory: the store, or the GPU, cannot hold it.
         TypeError: the elements of `dtype` are not plain bytes but Python objects or strings of variable width.
-        ValueError: `device` is not ``"cpu"``, or a length in `shape` is negative.
+        ValueError: `device` is malformed, or a length in `shape` is negative.
+        DeviceUnavailable: this process sees no such GPU.
+        DeviceError: the GPU's driver refuses.
     """
-    if device != "cpu":
-        raise ValueError(f"device {device!r}: arrays in the store are on 'cpu' in this version")
+    return _empty(shape, dtype, device)
+
+
+def _empty(shape: Shape, dtype: npt.DTypeLike, device: str) -> Array | DeviceArray:
     process = current()
     dtype = np.dtype(dtype)
     if not is_shareable(dtype):
         raise TypeError(f"dtype {dtype} is not plain bytes, which is all that the store holds; use a fixed-size dtype")
+    if device != "cpu":
+        axes = tuple(map(index, shape)) if isinstance(shape, Sequence) else (index(shape),)
+        if min(axes, default=0) < 0:
+            raise ValueError(f"shape {axes} has a negative length")
+        return empty_on(device, axes, dtype)
     return process.store.empty(tuple(shape) if isinstance(shape, Sequence) else shape, dtype)
 
 
-def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array:
-    """Make an array in the store whose bytes are all 0. Arguments and exceptions as for `empty`."""
-    array = empty(shape, dtype, device=device)
-    innermost(array).fill(0)
+@overload
+def zeros(  # type: ignore[overload-overlap] # "cpu" is a str as well, and the one that means the host
+    shape: Shape, dtype: npt.DTypeLike = ..., *, device: Literal["cpu"] = ...
+) -> Array: ...
+
+
+@overload
+def zeros(shape: Shape, dtype: npt.DTypeLike = ..., *, device: str) -> DeviceArray: ...
+
+
+def zeros(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array | DeviceArray:
+    """Make an array in the store, or on a GPU, whose bytes are all 0. Arguments and exceptions as for `empty`.
+
+    On a GPU the bytes are written on the stream of `gpu_stream`, and nobody waits for that.
+    """
+    array = _empty(shape, dtype, device)
+    if isinstance(array, np.ndarray):
+        innermost(array).fill(0)
+    else:
+        array.view_of_bytes().fill(0)
     return array
 
 
-def ones(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array:
-    """Make an array in the store that is filled with ones. Arguments and exceptions as for `empty`."""
-    array = empty(shape, dtype, device=device)
-    np.copyto(array, np.ones((), array.dtype), casting="unsafe")
+@overload
+def ones(  # type: ignore[overload-overlap] # "cpu" is a str as well, and the one that means the host
+    shape: Shape, dtype: npt.DTypeLike = ..., *, device: Literal["cpu"] = ...
+) -> Array: ...
+
+
+@overload
+def ones(shape: Shape, dtype: npt.DTypeLike = ..., *, device: str) -> DeviceArray: ...
+
+
+def ones(shape: Shape, dtype: npt.DTypeLike = float, *, device: str = "cpu") -> Array | DeviceArray:
+    """Make an array in the store, or on a GPU, that is filled with ones. Arguments and exceptions as for `empty`.
+    As for `zeros`, nobody waits."""
+    array = _empty(shape, dtype, device)
+    if isinstance(array, np.ndarray):
+        np.copyto(array, np.ones((), array.dtype), casting="unsafe")
+    else:
+        array.fill(np.ones((), array.dtype))
     return array
 
 
-def full(shape: Shape, fill_value: Any, dtype: npt.DTypeLike | None = None, *, device: str = "cpu") -> Array:
-    """Make an array in the store that is filled with one value. Exceptions as for `empty`.
+@overload
+def full(
+    shape: Shape, fill_value: Any, dtype: npt.DTypeLike | None = ..., *, device: Literal["cpu"] = ...
+) -> Array: ...
+
+
+@overload
+def full(shape: Shape, fill_value: Any, dtype: npt.DTypeLike | None = ..., *, device: str) -> DeviceArray: ...
+
+
+def full(
+    shape: Shape, fill_value: Any, dtype: npt.DTypeLike | None = None, *, device: str = "cpu"
+) -> Array | DeviceArray:
+    """Make an array in the store, or on a GPU, that is filled with one value. Exceptions as for `empty`.
 
     Args:
         shape: number of elements along each axis, or an int for one axis.
         fill_value: a value or an array that broadcasts to `shape`.
         dtype: any dtype of plain bytes; None takes that of `fill_value`.
-        device: must be ``"cpu"``.
+        device: ``"cpu"``, or a GPU: ``"cuda"`` is the first, ``"cuda:1"`` the second, and so on.
 
     Returns:
-        A C-contiguous, writable ndarray, aligned to 64 bytes.
+        A C-contiguous, writable ndarray, aligned to 64 bytes; or a `DeviceArray`, aligned to 256 bytes.
 
     Raises:
         ValueError: `fill_value` does not broadcast to `shape`, besides the causes that `empty` has.
@@ -82,8 +148,11 @@ def full(shape: Shape, fill_value: Any, dtype: npt.DTypeLike | None = None, *, d
     if dtype is None:
         fill_value = np.asarray(fill_value)
         dtype = fill_value.dtype
-    array = empty(shape, dtype, device=device)
-    np.copyto(array, fill_value, casting="unsafe")
+    array = _empty(shape, dtype, device)
+    if isinstance(array, np.ndarray):
+        np.copyto(array, fill_value, casting="unsafe")
+    else:
+        array.fill(fill_value)
     return array
 
 

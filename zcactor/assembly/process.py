@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.api.future import failure_of
 from zcactor.assembly import interfaces
+from zcactor.assembly.devices import device_opener
 from zcactor.assembly.endpoints import address_of
 from zcactor.assembly.hub import ProcessHub
 from zcactor.assembly.system import SystemActor, system_interface
@@ -78,10 +79,8 @@ class Process:
         self, process: bytes, role: str, config: Config, loop: asyncio.AbstractEventLoop, store: Store,
         endpoint: Endpoint, place: Place | None = None, crew: Runner | None = None,
     ) -> None:  # fmt: skip
-        self.process = process
-        self.role = role
-        self.config = config
-        self.namespace = config.namespace
+        self.process, self.role = process, role
+        self.config, self.namespace = config, config.namespace
         self.loop, self.thread = loop, threading.get_ident()
         self.store, self.endpoint = store, endpoint
         self.place = place or Place.here()
@@ -94,6 +93,7 @@ class Process:
         self.marshaller = Marshaller(
             store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads
         )
+        store.open_devices = device_opener(config, loop)
         self.trimmer = Trimmer(store.heap, loop, config.store_keep_nbytes)
         self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
         self.registrar: Registrar | None = None

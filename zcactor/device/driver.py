@@ -174,6 +174,9 @@ class GpuDriver(Protocol):
     def stream(self, device: int) -> int:
         """Make a stream, which runs beside all others."""
 
+    def idle(self, device: int, stream: int) -> bool:
+        """Whether all work is done that was queued on the stream."""
+
     def end_stream(self, device: int, stream: int) -> None:
         """Give up a stream. The work that is queued on it is still done."""
 

@@ -17,7 +17,7 @@ from weakref import WeakMethod, WeakValueDictionary, ref
 import numpy as np
 
 from zcactor import ids
-from zcactor.errors import NotInitialized, OutOfMemory
+from zcactor.errors import DeviceUnavailable, NotInitialized, OutOfMemory
 from zcactor.objectstore.arena import EXTENT_NBYTES, Arena
 from zcactor.objectstore.fields import LAYOUT_IS_KNOWN, disown
 from zcactor.objectstore.lease import close_array
@@ -151,6 +151,9 @@ class Store:
         self._kept: Final[dict[int, tuple[ref[NDArray[Any]], Block]]] = {}  # by offset; see `keep`
         self._known_limit = _MIN_KNOWN
         self._known: Final[dict[int, int]] = {}  # memory of NumPy's that peers know: its id, its offset
+        self._devices: Any = None
+        self.open_devices: Callable[[], Any] | None = None
+        """The function that opens the GPUs of the process, for `devices`."""
 
     def allocate(self, nbytes: int, alignment: int | None = None) -> Block:
         """Allocate a block of `nbytes` of shared memory. Its contents are undefined.
@@ -192,6 +195,25 @@ class Store:
             raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
         block = self._blocks[hold.offset] = Block(self, hold, nbytes)
         return block
+
+    @property
+    def devices_in_use(self) -> Any:
+        """The `zcactor.device.memory.DeviceStore` of the process; None before anything has used a GPU."""
+        return self._devices
+
+    def devices(self) -> Any:
+        """The `zcactor.device.memory.DeviceStore` of the process, which is opened when it is first needed.
+
+        Raises:
+            DeviceUnavailable: GPUs are switched off, or the process has no runtime for them.
+            ValueError: the setting ``gpu_fake`` is malformed.
+        """
+        with self._lock:
+            if self._devices is None:
+                if self.open_devices is None:
+                    raise DeviceUnavailable("this process has no GPUs: its store was made without a runtime")
+                self._devices = self.open_devices()
+            return self._devices
 
     def when_full(self, give_up: Callable[[], bool]) -> None:
         """Call `give_up`, a bound method, when an allocation does not fit. The function frees memory that is kept for

@@ -94,6 +94,15 @@ class FakeEngine:
         with self._changed:
             self._find(number)
 
+    def is_idle(self, number: int) -> bool:
+        """Whether the stream's queue is empty.
+
+        Raises:
+            Refused: there is no such stream.
+        """
+        with self._changed:
+            return not self._find(number).queue
+
     def submit(
         self, number: int, run: Callable[[], None], ready: Callable[[], bool] | None = None, *, is_work: bool = False
     ) -> None:

@@ -221,6 +221,10 @@ class FakeGpuDriver:
         with self._call("stream", device):
             return (device + 1) * _STREAMS + self._engines[device].add_stream()
 
+    def idle(self, device: int, stream: int) -> bool:
+        with self._call("idle", device):
+            return self._engines[device].is_idle(self._stream(device, stream))
+
     def end_stream(self, device: int, stream: int) -> None:
         with self._call("end_stream", device):
             if not stream:

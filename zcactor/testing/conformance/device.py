@@ -238,6 +238,16 @@ class GpuDriverSuite:
 
     # ---- order
 
+    def test_idle_streams(self, driver: GpuDriver) -> None:
+        address, stream = mapped(driver, 0, driver.granularity), driver.stream(0)
+        assert driver.idle(0, stream)
+        driver.fill(0, address, b"a", 1 << 20, stream)
+        finish(driver, 0, stream)
+        while not driver.idle(0, stream):  # the event is a little earlier than the end of its own record
+            finish(driver, 0, stream)
+        with pytest.raises(DeviceError):
+            driver.idle(0, stream + 1)
+
     def test_a_stream_is_in_order(self, driver: GpuDriver) -> None:
         address, stream = mapped(driver, 0, driver.granularity), driver.stream(0)
         for byte in b"abc":

@@ -1,0 +1,149 @@
+"""GPUs for programs: arrays on them, ways between host and GPU, streams, and clear errors without one."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zcactor as zc
+from tests.marshal.wire import assert_same
+from zcactor.objectstore.copies import CopyCount
+from zcactor.objectstore.store import Store
+
+FAKE = zc.Config(gpu="fake", gpu_fake="devices=2,late=2")
+
+
+async def test_gpus() -> None:
+    async with zc.init(config=FAKE):
+        first, second = zc.gpus()
+        assert (first.index, second.index, first.driver, first.name) == (0, 1, "fake", "Fake GPU")
+        assert first.uuid != second.uuid and first.free == first.total == 1 << 30
+        array = zc.empty(10, device="cuda:1")
+        assert [each.free < each.total for each in zc.gpus()] == [False, True]
+        del array
+
+
+async def test_arrays() -> None:
+    async with zc.init(config=FAKE):
+        assert_same(zc.to_host(zc.zeros((2, 3), "c16", device="cuda")), np.zeros((2, 3), "c16"))
+        assert_same(zc.to_host(zc.ones(4, "i2", device="cuda:1")), np.ones(4, "i2"))
+        assert_same(zc.to_host(zc.full((2,), 2.5, device="cuda")), np.full(2, 2.5))
+        assert_same(zc.to_host(zc.full((2, 2), 7, "u1", device="cuda")), np.full((2, 2), 7, "u1"))
+        array = zc.empty([3, 4], "f4", device="cuda:1")
+        assert type(array) is zc.DeviceArray
+        assert (array.shape, array.device) == ((3, 4), "cuda:1")
+        assert zc.empty((), device="cuda").shape == ()
+
+
+async def test_between_host_and_gpu() -> None:
+    async with zc.init(config=FAKE):
+        values = np.arange(1000).reshape(10, 100)[::2, ::-3]
+        array = zc.to_device(values)
+        assert zc.stats().copies["zc.to_device"] == CopyCount(1, values.nbytes)
+        back = zc.to_host(array)
+        assert_same(back, values)
+        assert back.flags.writeable and zc.in_store(back) and zc.to_host(back) is back
+        assert zc.stats().copies["zc.to_host"] == CopyCount(1, values.nbytes)
+        same = zc.to_device(array)
+        array.fill(3)
+        assert (zc.to_host(same) == 3).all() and same is not array
+        other = zc.to_device(array, "cuda:1")
+        assert other.device == "cuda:1" and (zc.to_host(other) == 3).all()
+        assert_same(zc.to_host(zc.to_device([1.5, 2.5])), np.array([1.5, 2.5]))
+        assert not zc.in_store(array)
+
+
+async def test_streams_belong_to_tasks() -> None:
+    async with zc.init(config=zc.Config(gpu="fake", gpu_fake="late=100")):
+        inside = asyncio.Event()
+
+        async def other() -> bool:
+            with zc.gpu_stream() as stream:
+                inside.set()
+                await asyncio.sleep(0)
+                return stream.done()
+
+        with zc.gpu_stream() as stream:
+            task = asyncio.create_task(other())
+            await inside.wait()
+            array = zc.zeros(10, device="cuda")
+            assert not stream.done()
+            assert await task  # nothing was queued there
+            stream.synchronize()
+        assert (zc.to_host(array) == 0).all()
+
+
+@pytest.mark.parametrize("config", [FAKE, zc.Config()], ids=["fake", "off"])
+async def test_malformed_devices(config: zc.Config) -> None:
+    wrong: list[Any] = ["gpu", "cuda:-1", "cuda:x", "cuda:", "CUDA", "cuda:1 ", "", 0, None]
+    async with zc.init(config=config):
+        for device in wrong:
+            for call in (zc.gpu_stream, partial(zc.empty, 3, device=device), partial(zc.to_device, np.zeros(3))):
+                with pytest.raises(ValueError, match="it must be 'cpu', 'cuda' or"):
+                    call(device=device)
+
+
+async def test_gpus_that_are_not_there() -> None:
+    async with zc.init(config=FAKE):
+        with pytest.raises(zc.DeviceUnavailable, match=r"cuda:9.*zc\.gpus\(\)"):
+            zc.empty(3, device="cuda:9")
+    async with zc.init():
+        assert zc.gpus() == []
+        with pytest.raises(zc.DeviceUnavailable, match="ZCACTOR_GPU=fake"):
+            zc.empty(3, device="cuda")
+    with pytest.raises(zc.NotInitialized):
+        zc.gpus()
+    with pytest.raises(zc.DeviceUnavailable, match="without a runtime"):
+        Store(1 << 20, bytes(16)).devices()
+
+
+async def test_other_bad_input() -> None:
+    async with zc.init(config=FAKE):
+        for dtype in (object, np.dtypes.StringDType()):
+            with pytest.raises(TypeError, match="plain bytes"):
+                zc.empty(3, dtype, device="cuda")
+        with pytest.raises(TypeError, match="plain bytes"):
+            zc.to_device(np.array([{}]))
+        with pytest.raises(ValueError, match="negative"):
+            zc.empty((2, -1), device="cuda")
+        with pytest.raises(zc.OutOfMemory, match="GPU 0"):
+            zc.empty(1 << 40, "u1", device="cuda")
+        with pytest.raises(TypeError, match="not list"):
+            zc.to_host([1])  # type: ignore[arg-type]
+    async with zc.init(config=zc.Config(gpu="fake", gpu_fake="colour=red")):
+        with pytest.raises(ValueError, match="its options are"):
+            zc.gpus()
+
+
+async def test_arrays_outlive_the_runtime() -> None:
+    async with zc.init(config=FAKE):
+        array = zc.to_device(np.arange(10))
+    target = np.empty(10, int)
+    array.copy_to_host(target)
+    assert_same(target, np.arange(10))
+    async with zc.init():
+        assert zc.gpus() == []  # the next runtime may have another driver
+
+
+@pytest.mark.slow
+def test_programs_without_a_gpu_load_nothing_for_it() -> None:
+    program = (
+        "import sys, zcactor as zc, numpy as np\n"
+        "from tests.actors import Plain\n"
+        "async def main():\n"
+        "    async with zc.init():\n"
+        "        actor = await zc.spawn(Plain)\n"
+        "        await actor.echo(5)\n"
+        "        await actor.echo(zc.zeros(1 << 20, 'u1'))\n"
+        "        zc.stats()\n"
+        "        print([name for name in sys.modules if name.startswith('zcactor.device')])\n"
+        "zc.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n"

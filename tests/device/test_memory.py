@@ -1,0 +1,60 @@
+"""The memory of a process on its GPUs: blocks, and waits on the host."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.device.helpers import opened
+from zcactor.device.events import Moment
+from zcactor.device.fake import FakeGpuDriver
+from zcactor.device.memory import DeviceBlock, open_store, wait_on_host
+from zcactor.errors import DeviceUnavailable, ObjectLost, OutOfMemory
+from zcactor.testing.device_peer import DevicePeer
+
+
+def test_blocks_are_counted_until_they_are_dropped() -> None:
+    with opened("devices=2") as store:
+        blocks = [DeviceBlock(store.gpu(index), 1000) for index in (0, 1, 1)]
+        assert store.used == 3 * 1024 and len({each.id for each in blocks}) == 3
+        blocks[0].sealed = True
+        assert [each.readonly for each in blocks] == [True, False, False]
+        del blocks[1:]
+        assert store.used == 1024
+
+
+def test_the_capacity_of_each_gpu() -> None:
+    with opened("devices=2", capacity=4 << 20) as store:
+        kept = [DeviceBlock(store.gpu(index), 4 << 20) for index in (0, 1)]
+        with pytest.raises(OutOfMemory, match="GPU 1: device_capacity is 4,194,304 bytes"):
+            DeviceBlock(store.gpu(1), 1)
+        del kept
+
+
+def test_gpus_that_are_not_there() -> None:
+    with (
+        opened("devices=2") as store,
+        pytest.raises(DeviceUnavailable, match="cuda:2: .* sees cuda:0, cuda:1"),
+    ):
+        store.gpu(2)
+    none = open_store("fake", "", "", None, 0, None)
+    with pytest.raises(DeviceUnavailable, match="this process sees none"):
+        none.gpu(0)
+    with pytest.raises(DeviceUnavailable, match="ZCACTOR_GPU=fake"):
+        open_store("off", "", None)
+    with pytest.raises(ValueError, match="its options are"):
+        open_store("fake", "colour=red", None)
+
+
+def test_a_wait_ends_when_the_other_process_has_ended() -> None:
+    driver = FakeGpuDriver()
+    with DevicePeer(partial(FakeGpuDriver, "late=20000")) as peer:
+        there, event = peer.call("mapped", 0, FakeGpuDriver.granularity), peer.call("event", 0)
+        peer.call("fill", 0, there, b"a", 1, 0)
+        peer.call("record", 0, event, 0)
+        moment = Moment(None, driver, 0, driver.open_event(0, peer.call("export_event", 0, event)), -1)
+        assert not moment.done() and not moment.is_lost()
+        peer.kill()
+        with pytest.raises(ObjectLost, match="compute the value again"):
+            wait_on_host([moment])

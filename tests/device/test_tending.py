@@ -1,0 +1,55 @@
+"""Memory and leases that are given back on a loop, once work has ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+from zcactor.device.arena import DeviceArena
+from zcactor.device.events import EventPool
+from zcactor.device.fake import FakeGpuDriver
+from zcactor.device.tending import Tending
+from zcactor.testing import until
+from zcactor.testing.device_peer import mapped
+
+
+async def test_calls_wait_for_work() -> None:
+    driver = FakeGpuDriver("late=30")
+    tending, pool = Tending(asyncio.get_running_loop()), EventPool(driver, 0)
+    address, called = mapped(driver, 0, driver.granularity), list[str]()
+    driver.fill(0, address, b"a", 1, 0)
+    moment = pool.record(0)
+    tending.when_done([moment], lambda: called.append("late" if moment.done() else "early"))
+    tending.when_done([], lambda: called.append("at once"))
+    assert not called
+    await until(lambda: len(called) == 2, "both are called")
+    assert called == ["at once", "late"]
+
+
+async def test_memory_goes_back_when_work_has_ended() -> None:
+    driver = FakeGpuDriver("late=30")
+    tending, pool, arena = Tending(asyncio.get_running_loop()), EventPool(driver, 0), DeviceArena(driver, 0, None, 0)
+    arena.on_freed = tending.wake
+    tending.add(arena)
+    offset, address, _ = arena.allocate(10)
+    driver.fill(0, address, b"a", 1, 0)
+    arena.give_back(offset, [pool.record(0)])
+    await until(lambda: driver.free(0) == driver.devices()[0].total, "the extent is given back")
+
+
+async def test_a_broken_context_holds_nothing_back() -> None:
+    driver = FakeGpuDriver("fail=fatal")
+    tending, pool = Tending(asyncio.get_running_loop()), EventPool(driver, 0)
+    called = list[int]()
+    address = mapped(driver, 0, driver.granularity)
+    moment = pool.record(0)
+    driver.fill(0, address, b"a", 1, 0)
+    tending.when_done([moment], lambda: called.append(1))
+    await until(lambda: called, "it is called")
+
+
+def test_after_the_loop() -> None:
+    loop = asyncio.new_event_loop()
+    tending = Tending(loop)
+    loop.close()
+    tending.wake()
+    tending.when_done([], lambda: None)

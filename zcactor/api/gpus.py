@@ -1,0 +1,180 @@
+"""GPUs and arrays on them: which GPUs there are, ways between host and GPU, and streams.
+
+The modules of `zcactor.device` are imported when a GPU is used first.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from zcactor.marshal.arrays import is_shareable
+from zcactor.process.context import current
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from zcactor.device.array import DeviceArray
+    from zcactor.device.memory import GpuMemory
+    from zcactor.device.streams import GpuStream
+
+__all__ = ["GpuInfo", "empty_on", "gpu_stream", "gpus", "to_device", "to_host"]
+
+_DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInfo:
+    """A GPU that this process sees."""
+
+    index: int
+    """The number in this process, as in ``device="cuda:0"``."""
+    uuid: str
+    """The same in all processes of a host."""
+    name: str
+    total: int
+    """Bytes of its memory."""
+    free: int
+    """Bytes of its memory that were not allocated at that moment."""
+    driver: Literal["cuda", "fake"]
+
+
+def gpus() -> list[GpuInfo]:
+    """The GPUs that this process sees. The first call opens the driver.
+
+    Returns:
+        The GPUs in the order of their numbers; no GPU where the setting ``gpu`` is ``"off"``.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        ValueError: the setting ``gpu_fake`` is malformed.
+    """
+    process = current()
+    if process.config.gpu == "off":
+        return []
+    driver = process.store.devices().driver
+    return [
+        GpuInfo(each.index, each.uuid, each.name, each.total, driver.free(each.index), driver.kind)
+        for each in driver.devices()
+    ]
+
+
+def _index(device: object) -> int:
+    match = _DEVICE.fullmatch(device) if isinstance(device, str) else None
+    if match is None:
+        raise ValueError(f"device {device!r}: it must be 'cpu', 'cuda' or 'cuda:' and a number, as 'cuda:1'")
+    return int(match[1] or 0)
+
+
+def _memory(device: object) -> GpuMemory:
+    index = _index(device)
+    memory: GpuMemory = current().store.devices().gpu(index)
+    return memory
+
+
+def empty_on(device: object, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceArray:
+    """Make an uninitialised array on a GPU; see `zcactor.empty`."""
+    memory = _memory(device)
+    from zcactor.device.array import empty_array
+
+    return empty_array(memory, shape, dtype)
+
+
+def to_device(x: npt.ArrayLike | DeviceArray, device: str = "cuda") -> DeviceArray:
+    """Bring an array to a GPU.
+
+    Args:
+        x: an ndarray, or any object that `numpy.asarray` accepts: it is copied, which is counted as "zc.to_device", and
+            this waits until that is done. An array on another GPU is copied there, and nobody waits. One on the same
+            GPU comes back over the same bytes.
+        device: ``"cuda"``, which is the first GPU, or ``"cuda:1"`` and so on.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        DeviceUnavailable: this process sees no such GPU.
+        TypeError: the elements of `x` are not plain bytes.
+        ValueError: `device` is malformed.
+        OutOfMemory: the GPU has no room.
+        DeviceError: the driver refuses.
+    """
+    process, memory = current(), _memory(device)
+    from zcactor.device.array import DeviceArray, empty_array
+
+    if isinstance(x, DeviceArray):
+        if x.uuid == memory.uuid:
+            return x[...]
+        made = empty_array(memory, x.shape, x.dtype)
+        made.copy_from(x)
+        return made
+    array = np.asarray(x)
+    if not is_shareable(array.dtype):
+        raise TypeError(f"dtype {array.dtype} is not plain bytes, which is all that a GPU holds: convert it first")
+    made = empty_array(memory, array.shape, array.dtype)
+    made.copy_from(array)
+    process.copies.count("zc.to_device", array.nbytes)
+    return made
+
+
+def to_host(x: DeviceArray | npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Bring an array to the host, into the store. This blocks the thread until the array is computed and copied.
+
+    Args:
+        x: an array on a GPU. The copy is counted as "zc.to_host". A NumPy array comes back as it is.
+
+    Returns:
+        A writable, C-contiguous ndarray.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        TypeError: `x` is neither.
+        OutOfMemory: the store has no room.
+        ObjectLost: the process that computes the array has ended before it was done.
+        DeviceError: the driver refuses, or work has broken the GPU's context.
+    """
+    if isinstance(x, np.ndarray):
+        return x
+    from zcactor.device.array import DeviceArray
+
+    if not isinstance(x, DeviceArray):
+        raise TypeError(f"zc.to_host takes an array on a GPU, not {type(x).__name__}")
+    process = current()
+    target = process.store.empty(x.shape, x.dtype)
+    x.copy_to_host(target)
+    process.copies.count("zc.to_host", x.nbytes)
+    return target
+
+
+def gpu_stream(device: str = "cuda") -> AbstractContextManager[GpuStream]:
+    """Make a stream of a GPU, on which operations of arrays are queued within the block.
+
+    The setting belongs to the context (PEP 567): it holds for this thread or task and for the tasks made inside the
+    block. At the end of the block nobody waits: the queued work goes on.
+
+    Args:
+        device: ``"cuda"``, which is the first GPU, or ``"cuda:1"`` and so on.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        DeviceUnavailable: this process sees no such GPU.
+        ValueError: `device` is malformed.
+        DeviceError: the driver makes no stream.
+    """
+    return _on_stream(_memory(device))
+
+
+@contextmanager
+def _on_stream(memory: GpuMemory) -> Iterator[GpuStream]:
+    from zcactor.device.streams import GpuStream, streams
+
+    stream = GpuStream(memory)
+    token = streams.set(MappingProxyType({**streams.get(), memory.index: stream.ptr}))
+    try:
+        yield stream
+    finally:
+        streams.reset(token)

@@ -1,0 +1,362 @@
+"""Arrays on a GPU, for programs without a library for GPUs, and between programs with different ones."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, SupportsIndex
+
+import numpy as np
+
+from zcactor.device.driver import PATTERNS
+from zcactor.device.memory import DeviceBlock, wait_on_host
+from zcactor.device.rows import rows_of
+from zcactor.device.streams import current_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from zcactor.device.memory import GpuMemory
+    from zcactor.device.work import Work
+
+__all__ = ["DeviceArray", "DeviceHolder", "empty_array"]
+
+_READ_ONLY: Final = "the array is read-only: it was passed to an actor, or received from one; write to x.copy()"
+_CAN_REFUSE: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+"""Whether NumPy can be told to make no copy: since 2.1."""
+_STAND_IN: Final = np.zeros(1, np.uint8)
+"""The bytes of all layouts. NumPy makes views of layouts, and never looks at the bytes."""
+
+
+class DeviceHolder(Protocol):
+    """The holder of an array's bytes: a block of this process, or a lease."""
+
+    @property
+    def gpu(self) -> GpuMemory:
+        """The GPU by which this process reaches the bytes."""
+
+    @property
+    def work(self) -> Work:
+        """The work that is queued on the bytes."""
+
+    @property
+    def readonly(self) -> bool:
+        """Whether nobody may write to the bytes."""
+
+
+def _layout(shape: Sequence[int], dtype: np.dtype[Any], strides: Sequence[int] | None = None) -> npt.NDArray[Any]:
+    """An array of that layout over memory that must not be looked at."""
+    if strides is None:
+        sizes = [dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        strides = sizes if 0 not in shape else [dtype.itemsize] * len(shape)
+    if not dtype.itemsize:
+        return np.empty(shape, dtype)
+    # NumPy's as_strided does not know the types of ml_dtypes.
+    elements = np.ndarray((), f"V{dtype.itemsize}", np.lib.stride_tricks.as_strided(_STAND_IN, (dtype.itemsize,), (1,)))
+    made = np.lib.stride_tricks.as_strided(elements, tuple(shape), tuple(strides), writeable=False)
+    return made.view(dtype)
+
+
+def _reshaped(view: npt.NDArray[Any], axes: Any) -> npt.NDArray[Any]:
+    """`numpy.reshape` without a copy, which would look at the bytes."""
+    if _CAN_REFUSE:
+        return view.reshape(axes, copy=False)
+    made = view.view()
+    try:
+        made.shape = axes
+    except AttributeError as error:
+        raise ValueError("Unable to avoid creating a copy while reshaping.") from error
+    return made
+
+
+def _is_index(key: object) -> bool:
+    """Whether an index makes a view: an int, a slice, None or an ellipsis."""
+    if key is None or key is Ellipsis or isinstance(key, slice):
+        return True
+    return isinstance(key, SupportsIndex) and not isinstance(key, bool | np.bool_ | np.ndarray)
+
+
+class DeviceArray:
+    """An array on a GPU. `zcactor.empty` and its relatives make it, and receivers get it.
+
+    It has views, fills and copies, and no arithmetic. Operations are queued on the stream of `zcactor.gpu_stream`, else
+    on the default stream, and nobody waits for them. They are ordered after all that other methods of arrays over the
+    same bytes have queued, on any stream.
+
+    An array is read-only once it was passed to an actor, here and there.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_holder", "_view")
+
+    def __init__(self, holder: DeviceHolder, address: int, view: npt.NDArray[Any]) -> None:
+        self._holder = holder
+        self._address = address
+        """The address of the first element."""
+        self._view = view
+        """An array of the same layout, whose bytes must not be looked at."""
+
+    # ---- facts
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The elements along each axis."""
+        return self._view.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements."""
+        return self._view.dtype
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+        return self._view.strides
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self._view.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._view.size
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self._view.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._view.nbytes
+
+    @property
+    def device(self) -> str:
+        """The GPU, as ``"cuda:0"``, by the number that it has in this process."""
+        return f"cuda:{self._holder.gpu.index}"
+
+    @property
+    def uuid(self) -> str:
+        """The UUID of the GPU, which is the same in all processes of a host."""
+        return self._holder.gpu.uuid
+
+    @property
+    def readonly(self) -> bool:
+        """Whether `fill` and `copy_from` refuse."""
+        return self._holder.readonly
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without axes has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        state = ", read-only" if self.readonly else ""
+        return f"<zcactor.DeviceArray of shape {self.shape}, {self.dtype}, on {self.device}{state}>"
+
+    # ---- views
+
+    def _viewed(self, view: npt.NDArray[Any]) -> DeviceArray:
+        moved = view.__array_interface__["data"][0] - self._view.__array_interface__["data"][0]
+        return DeviceArray(self._holder, self._address + moved, view)
+
+    def __getitem__(self, key: Any) -> DeviceArray:
+        keys = key if isinstance(key, tuple) else (key,)
+        wrong = [each for each in keys if not _is_index(each)]
+        if wrong:
+            raise TypeError(
+                f"arrays on a GPU take ints, slices, None and ... as indexes, not {type(wrong[0]).__name__}; for more "
+                "use zc.to_host(x)"
+            )
+        return self._viewed(self._view[keys if any(each is Ellipsis for each in keys) else (*keys, ...)])
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("arrays on a GPU have no iterator; take parts by indexes, or use zc.to_host(x)")
+
+    def reshape(self, *shape: Any) -> DeviceArray:
+        """The same elements with other axes.
+
+        Args:
+            shape: elements along each axis, as a tuple or one by one; one may be -1.
+
+        Raises:
+            ValueError: the number of elements differs, or the strides would need a copy: use ``x.copy()`` first.
+        """
+        axes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        return self._viewed(_reshaped(self._view, axes))
+
+    @property
+    def T(self) -> DeviceArray:
+        """The axes in reverse."""
+        return self._viewed(self._view.T)
+
+    def transpose(self, *axes: Any) -> DeviceArray:
+        """The axes in another order, by default reversed.
+
+        Raises:
+            ValueError: `axes` are not each axis once.
+        """
+        return self._viewed(self._view.transpose(*axes))
+
+    def view(self, dtype: npt.DTypeLike) -> DeviceArray:
+        """The same bytes as elements of another type.
+
+        Raises:
+            TypeError: the elements of `dtype` are Python objects.
+            ValueError: the bytes of the last axis are not whole elements of that type.
+        """
+        return self._viewed(self._view.view(np.dtype(dtype)))
+
+    def view_of_bytes(self) -> DeviceArray:
+        """The bytes of a contiguous array, as one axis of uint8.
+
+        Raises:
+            ValueError: the array is not contiguous.
+        """
+        if not self._view.flags.c_contiguous:
+            raise ValueError("an array that is not contiguous has other bytes between its elements")
+        return DeviceArray(self._holder, self._address, _layout((self.nbytes,), np.dtype(np.uint8)))
+
+    # ---- work
+
+    def fill(self, value: Any) -> None:
+        """Queue setting all elements to `value`.
+
+        Raises:
+            ValueError: the array is read-only, or `value` cannot become an element.
+            DeviceError: the driver refuses.
+        """
+        self._writable()
+        if not self.size:
+            return
+        pattern = np.asarray(value).astype(self.dtype, casting="unsafe").reshape(()).tobytes()
+        width = min(self.itemsize, 4)
+        if not self._view.flags.c_contiguous or self.itemsize not in PATTERNS or self._address % width:
+            self._copy_from_host(np.full(self.shape, value, self.dtype))
+            return
+        gpu, work, stream = self._now()
+        work.before_writing(gpu.index, stream)
+        gpu.driver.fill(gpu.index, self._address, pattern, self.size, stream)
+        work.has_written(gpu.events.record(stream))
+
+    def copy_from(self, source: DeviceArray | npt.NDArray[Any]) -> None:
+        """Queue copying all elements of another array. From a NumPy array, or from a GPU whose memory this one cannot
+        access, it waits until that is done.
+
+        Args:
+            source: an array of the same shape and dtype, of any GPU or of NumPy.
+
+        Raises:
+            ValueError: the array is read-only, or shape or dtype differ.
+            TypeError: `source` is no array.
+            DeviceError: the driver refuses.
+        """
+        self._writable()
+        if not isinstance(source, DeviceArray | np.ndarray):
+            raise TypeError(f"copy_from takes an array on a GPU or a NumPy array, not {type(source).__name__}")
+        if source.shape != self.shape or source.dtype != self.dtype:
+            raise ValueError(
+                f"an array of shape {source.shape} and dtype {source.dtype} does not fit one of {self.shape} and "
+                f"{self.dtype}; it must be the same"
+            )
+        if isinstance(source, np.ndarray):
+            self._copy_from_host(source)
+            return
+        if source._holder is self._holder:
+            source = source.copy()  # they may overlap
+        self._queue(source)
+
+    def copy(self) -> DeviceArray:
+        """Queue copying the elements into a new array, which is writable and contiguous, on the same GPU.
+
+        Raises:
+            OutOfMemory: the GPU has no room.
+            DeviceError: the driver refuses.
+        """
+        made = empty_array(self._holder.gpu, self.shape, self.dtype)
+        made._queue(self)
+        return made
+
+    def _now(self) -> tuple[GpuMemory, Work, int]:
+        gpu = self._holder.gpu
+        return gpu, self._holder.work, current_stream(gpu.index)
+
+    def _writable(self) -> None:
+        if self._holder.readonly:
+            raise ValueError(_READ_ONLY)
+
+    def _queue(self, source: DeviceArray) -> None:
+        gpu, work, stream = self._now()
+        if not gpu.driver.can_access(gpu.index, source._holder.gpu.index):
+            values = np.empty(source.shape, source.dtype)
+            source.copy_to_host(values)
+            self._copy_from_host(values)
+            return
+        read = source._holder.work
+        read.before_reading(gpu.index, stream)
+        work.before_writing(gpu.index, stream)
+        for rows in rows_of(self.shape, self.strides, source.strides, self.itemsize):
+            gpu.driver.copy(
+                gpu.index, self._address + rows.destination, source._address + rows.source, rows.count, rows.nbytes,
+                rows.strides, stream,
+            )  # fmt: skip
+        moment = gpu.events.record(stream)
+        work.has_written(moment)
+        read.has_read(moment)
+
+    def _copy_from_host(self, source: npt.NDArray[Any]) -> None:
+        gpu, work, stream = self._now()
+        work.before_writing(gpu.index, stream)
+        address = source.__array_interface__["data"][0]
+        for rows in rows_of(self.shape, self.strides, source.strides, self.itemsize):
+            gpu.driver.copy(
+                gpu.index, self._address + rows.destination, address + rows.source, rows.count, rows.nbytes,
+                rows.strides, stream,
+            )  # fmt: skip
+        moment = gpu.events.record(stream)
+        work.has_written(moment)
+        wait_on_host([moment])
+
+    def copy_to_host(self, target: npt.NDArray[Any]) -> None:
+        """Copy the elements into a NumPy array, and wait until that is done; `zcactor.to_host` makes the array.
+
+        Args:
+            target: an array of the same shape and dtype, writable.
+
+        Raises:
+            ObjectLost: the process that computes the elements has ended before that was done.
+            DeviceError: the driver refuses.
+        """
+        gpu, work, stream = self._now()
+        wait_on_host(work.writes())  # not only the stream: it does not notice that a process has ended
+        work.before_reading(gpu.index, stream)
+        address = target.__array_interface__["data"][0]
+        for rows in rows_of(self.shape, target.strides, self.strides, self.itemsize):
+            gpu.driver.copy(
+                gpu.index, address + rows.destination, self._address + rows.source, rows.count, rows.nbytes,
+                rows.strides, stream,
+            )  # fmt: skip
+        moment = gpu.events.record(stream)
+        work.has_read(moment)
+        wait_on_host([moment])
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an array on a GPU cannot be pickled; pass zc.to_host(x)")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("an array on a GPU does not become a NumPy array by itself: use zc.to_host(x)")
+
+
+def empty_array(gpu: GpuMemory, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceArray:
+    """Make an uninitialised, C-contiguous array on a GPU, aligned to 256 bytes.
+
+    Raises:
+        OutOfMemory: the GPU has no room.
+        DeviceError: the driver refuses.
+    """
+    view = _layout(shape, dtype)
+    block = DeviceBlock(gpu, view.nbytes)
+    return DeviceArray(block, block.address, view)

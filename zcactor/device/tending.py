@@ -1,0 +1,81 @@
+"""The care for work that has ended: memory goes back to GPUs, and leases to their owners, when streams are done."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from zcactor.device.events import pending
+from zcactor.errors import DeviceError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from zcactor.device.arena import DeviceArena
+    from zcactor.device.events import Moment
+
+__all__ = ["Tending"]
+
+_FIRST_PAUSE: Final = 0.001
+_LAST_PAUSE: Final = 0.01
+"""Seconds between looks at work that is not done: asking the driver costs a microsecond an event."""
+
+
+class Tending:
+    """Looks after arenas and leases, on a loop, as long as there is something to look after.
+
+    Args:
+        loop: the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop: Final = loop
+        self._arenas: list[DeviceArena] = []
+        self._waiting: deque[tuple[list[Moment], Callable[[], None]]] = deque()
+        self._awake = False
+        self._pause = _FIRST_PAUSE
+
+    def add(self, arena: DeviceArena) -> None:
+        """Look after an arena, too."""
+        self._arenas.append(arena)
+
+    def when_done(self, moments: list[Moment], call: Callable[[], None]) -> None:
+        """Call a function, on the loop, once the work of `moments` is done. It runs in finalizers, so it takes no
+        lock."""
+        self._waiting.append((moments, call))
+        self.wake()
+
+    def wake(self) -> None:
+        """Look soon. It runs in finalizers, on any thread."""
+        if not self._awake:
+            self._awake = True
+            # After the loop has been closed, all that is left belongs to arrays that the program still has.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._awake = False
+        more = False
+        for _ in range(len(self._waiting)):
+            moments, call = self._waiting.popleft()
+            if self._are_done(moments):
+                call()
+            else:
+                self._waiting.append((moments, call))
+                more = True
+        for arena in self._arenas:
+            with contextlib.suppress(DeviceError):  # the next call of the program has the same error
+                more = arena.tidy() or more
+        self._pause = min(2 * self._pause, _LAST_PAUSE) if more else _FIRST_PAUSE
+        if more and not self._awake:
+            self._awake = True
+            self._loop.call_later(self._pause, self._look)
+
+    @staticmethod
+    def _are_done(moments: list[Moment]) -> bool:
+        try:
+            return not pending(moments)
+        except DeviceError:  # a broken context does no work any more
+            return True
