@@ -4,8 +4,8 @@
 
 Many tests start processes and wait for them, on a machine where others do the same. A test that fails there may have
 found a defect, or a machine that had no time for it. The second run tells which: it has the machine to itself, one
-test after another. A test that fails twice fails the whole; one that passes is named at the end, as
-something is wrong all the same: the test, or the code under test. More than `MOST` failures are not run again: so many have one cause.
+test after another. A test that fails twice fails the whole. One that passes is named at the end, as something is wrong
+all the same: the test, or the code under test. More than `MOST` failures are not run again: so many have one cause.
 """
 
 from __future__ import annotations
