@@ -203,7 +203,7 @@ async def test_how_often_it_looks(settings: dict[str, Any], pause: float) -> Non
         await _call(actor, "total", caller.store.empty(MIB))
         parting = Parting(caller.sessions, caller.tasks, caller.requests, caller.twins, zc.Config(**settings))
         assert parting._pause == pause
-        assert (parting._timer is None) == (pause == 0)
+        assert (parting._alarm is None) == (pause == 0)
         (session,) = caller.sessions.all()
         assert parting._timeout(session) == settings["verbs_idle_timeout"]
         assert not parting.close_if_idle(session), "it has not looked yet"

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zcactor.errors import ConnectionLost, ZcactorError
+from zcactor.process.alarm import Alarm
 
 if TYPE_CHECKING:
-    import asyncio
-
     from zcactor.config import Config
     from zcactor.peers.requests import Requests
     from zcactor.peers.twins import Twins
@@ -51,9 +50,7 @@ class Parting:
         """Sessions that the peer closes by agreement, with the number of calls that had been sent by then."""
         timeouts = [timeout for timeout in (config.idle_timeout, config.verbs_idle_timeout) if timeout]
         self._pause = min(timeouts, default=0.0) / 2
-        self._timer: asyncio.TimerHandle | None = None
-        if self._pause:
-            self._timer = tasks.loop.call_later(self._pause, self.look)
+        self._alarm = Alarm(tasks.loop, self._pause, self.look) if self._pause else None
 
     def _timeout(self, session: Session) -> float:
         """Seconds after which `session` counts as idle; 0 where it is kept open."""
@@ -64,7 +61,6 @@ class Parting:
 
     def look(self) -> None:
         """Propose to close each session by which nothing was sent for long enough."""
-        assert self._timer is not None
         before, now = self._seen, self._tasks.loop.time()
         self._seen = seen = {}
         if self._agreed:
@@ -78,7 +74,6 @@ class Parting:
                 seen[session] = last
                 if now - last[1] >= timeout and self.is_idle(session):
                     self._tasks.start(self._propose(session))
-        self._timer = self._tasks.loop.call_later(self._pause, self.look)
 
     def is_idle(self, session: Session, asking: int = 0, serving: int = 0) -> bool:
         """Whether `session` is unused on our side, except for `asking` calls of ours and `serving` calls of the
@@ -147,5 +142,5 @@ class Parting:
 
     def close(self) -> None:
         """Stop checking. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._alarm is not None:
+            self._alarm.close()

@@ -1,0 +1,56 @@
+"""Timers that cost a loop nothing until they go off."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.descriptors import opened
+from zcactor.process import alarm
+from zcactor.process.alarm import Alarm
+
+
+async def test_it_goes_off_again_and_again() -> None:
+    rang: asyncio.Queue[int] = asyncio.Queue()
+    bell = Alarm(asyncio.get_running_loop(), 1e-9, lambda: rang.put_nowait(1))
+    async with asyncio.timeout(20):
+        assert [await rang.get() for _ in range(3)] == [1, 1, 1]
+    bell.close()
+    bell.close()
+
+
+async def test_the_loop_has_no_timer_and_the_descriptor_goes() -> None:
+    before = opened()
+    bell = Alarm(asyncio.get_running_loop(), 3600.25, lambda: None)
+    assert bell._timer is None
+    assert len(opened()) == len(before) + 1
+    bell.close()
+    assert opened() == before
+
+
+async def test_without_a_descriptor_it_is_a_timer_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm, "_descriptor", lambda seconds: -1)
+    rang: asyncio.Queue[int] = asyncio.Queue()
+    bell = Alarm(asyncio.get_running_loop(), 1e-9, lambda: rang.put_nowait(1))
+    async with asyncio.timeout(20):
+        assert [await rang.get() for _ in range(3)] == [1, 1, 1]
+    bell.close()
+    bell.close()
+    assert bell._timer is not None and bell._timer.cancelled()
+
+
+async def test_a_loop_that_waits_for_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loop:
+        def __init__(self, real: asyncio.AbstractEventLoop) -> None:
+            self.call_later = real.call_later
+
+        def add_reader(self, fd: int, callback: Any) -> None:
+            raise NotImplementedError
+
+    before = opened()
+    bell = Alarm(Loop(asyncio.get_running_loop()), 3600, lambda: None)  # type: ignore[arg-type]
+    assert bell._timer is not None
+    assert opened() == before
+    bell.close()
