@@ -57,7 +57,7 @@ class Rank:
     async def raises(self, group: zc.Group, operation: str, *args: Any, **kwargs: Any) -> tuple[str, str]:
         """Call a collective that fails. Returns the type and the text of its error."""
         try:
-            await getattr(group, operation)(*args, **kwargs)
+            await self.call(group, operation, *args, **kwargs)
         except Exception as error:
             return type(error).__name__, str(error)
         raise AssertionError(f"{operation} did not fail")
@@ -182,6 +182,11 @@ class Rank:
         except zc.GroupBroken as error:
             return type(error).__name__, (error.rank, error.actor, error.epoch, str(error)), time.monotonic()
         raise AssertionError(f"{operation} did not fail")
+
+    def last_operation(self, group: zc.Group) -> int:
+        """The number of the operation that this rank has called last."""
+        member: Any = current().groups().member(group._key, group.rank)
+        return int(member._next) - 1
 
     async def many(self, group: zc.Group, count: int, elements: int, plan: Any = "auto") -> int:
         """Reduce again and again. Returns how many results were right before the group broke; all are, until then."""

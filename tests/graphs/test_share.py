@@ -32,7 +32,7 @@ async def test_values_that_nobody_expects_are_refused(node: Any) -> None:
     for key in (0, 1, 1 << RUN_BITS | 1, 99 << RUN_BITS | 1, 3 << RUN_BITS):
         with pytest.raises(ProtocolError, match="came to a process that does not take it"):
             share.arrived(key, 5, (), PLAIN)
-    with pytest.raises(ProtocolError, match="a graph takes values alone"):
+    with pytest.raises(ProtocolError, match="these take values alone"):
         node.process.pushes.expectations.pushed(share.word, 3 << RUN_BITS | 1, Status.ERROR, b"", (), 0)
     share.arrived(3 << RUN_BITS | 77, 5, (), PLAIN)  # an output of a run that was given up, or never was
     await last.open()

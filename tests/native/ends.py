@@ -68,6 +68,7 @@ class End:
         self.forwards: list[tuple[int, int, int, bytes]] = []
         self.ahead: dict[int, list[Any]] = {}
         self.others: list[tuple[Any, ...]] = []
+        self.takers: dict[int, Any] = {}
         self.leased: list[tuple[int, int, int]] = []
         self.released: list[int] = []
         self.memory = np.arange(arena, dtype=np.uint8)
@@ -83,6 +84,7 @@ class End:
             "on_batch": lambda: self.events.append("batch"), "on_blocked": lambda: self.events.append("blocked"),
             "on_broken": lambda error: self.events.append(type(error).__name__),
             "on_push": lambda *a: self.pushes.append(a),
+            "takers": self.takers,
             "on_argument": lambda *a: a, "on_forward": lambda *a: self.on_forward(*a), "ahead": self.ahead,
             "announced_type": Announced,
             "schedule_flush": lambda: self.events.append("schedule"), "share": self.share, "block_type": Block,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -50,6 +49,7 @@ class Borrowing:
                 _lent[key] = array, count - 1
                 return
             del _lent[key]
-            # NumPy refuses where the memory was sealed meanwhile, because the array was passed to an actor as well.
-            with contextlib.suppress(ValueError):
+            try:
                 array.flags.writeable = True
+            except ValueError:  # NumPy refuses where the memory was sealed meanwhile: it was passed to an actor as well
+                return

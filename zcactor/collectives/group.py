@@ -13,7 +13,9 @@ from zcactor.collectives.exchanges import AllGather, AllToAll, Broadcast, Concat
 from zcactor.collectives.group_options import GroupOptions
 from zcactor.collectives.operations import Barrier, Refusal
 from zcactor.collectives.plans import pieces_by, result_by
+from zcactor.collectives.prompt import remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
+from zcactor.collectives.reductions import Eager
 from zcactor.collectives.starting import start
 from zcactor.process.context import current, current_host
 from zcactor.process.spinning import check_spin
@@ -141,6 +143,8 @@ class Group:
         Cancelling ends the waiting; the operation goes on.
         """
         what = "Group.allreduce"
+        if out is None and plan == "auto" and (found := repeated(self._member(), x, op, timeout)) is not None:
+            return found
         array = kinds.as_array(x, what)
         kinds.check_op(array.dtype, op, what)
         if out is not None:
@@ -154,6 +158,8 @@ class Group:
         what = "Group.allreduce"
         member = self._member()
         make = result_by(plan, member, array)
+        if make is Eager and out is None and not extra:
+            remember(member, array, op)
         return start(
             member, what, timeout,
             lambda process, call: make(process, call, "allreduce", op, array, out, None, extra),

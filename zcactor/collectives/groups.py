@@ -148,7 +148,8 @@ class Groups:
             raise
         for rank, seat in enumerate(seats):
             if seat.process == own:
-                members[rank] = Member(self, key, epoch, rank, seats)
+                member = members[rank] = Member(self, key, epoch, rank, seats)
+                self.process.pushes.expectations.takers[member.word] = member.pushed
         return joined
 
     def _keep(self, processes: Iterable[bytes], count: int) -> None:
@@ -224,6 +225,7 @@ class Groups:
         members = self._members.pop(key, {})
         for member in members.values():
             member.kept = False
+            self.process.pushes.expectations.takers.pop(member.word, None)
             member.break_up(-1, "", "nobody holds the group any more")
         if members:
             self._keep({seat.process for seat in next(iter(members.values())).seats}, -1)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
 
 from zcactor.collectives.operations import Collective, Publication
 from zcactor.collectives.rails import Rails
-from zcactor.errors import GroupBroken, ProtocolError
+from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
 from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Block
@@ -21,13 +25,28 @@ if TYPE_CHECKING:
     from zcactor.peers.seating import Seat
     from zcactor.process.context import LocalProcess
     from zcactor.process.spinning import Spinner
+    from zcactor.rpc.parts import Part
     from zcactor.rpc.session import Session
 
-__all__ = ["Member"]
+__all__ = ["Member", "word_of"]
 
 
+logger = logging.getLogger("zcactor")
 _HEAD_NBYTES: Final = 256
 """Bytes of a frame for all but data and signature, at most."""
+_RANK_BITS: Final = 20
+"""Bits of a PUSH frame's key for the rank that has sent it, the lowest; those above hold the operation, from 1 on."""
+_RANK: Final = (1 << _RANK_BITS) - 1
+
+
+def word_of(key: bytes, rank: int) -> int:
+    """The word by which PUSH frames name one member of a group.
+
+    Args:
+        key: names the group and its epoch.
+        rank: of the member.
+    """
+    return int.from_bytes(blake2b(key, digest_size=8, salt=rank.to_bytes(4, "little")).digest(), "little")
 
 
 class Registry(Protocol):
@@ -78,7 +97,15 @@ class Member:
         self.broken: tuple[int, str, str, int] | None = None
         """The arguments of `GroupBroken`. Each call gets an error of its own: one that was raised refers to the frames
         of its caller, and by them to the group, which would never be forgotten."""
+        self.word = word_of(key, rank)
+        """The name of this member in PUSH frames."""
+        self.recipes: dict[tuple[Any, tuple[int, ...], str], Any] = {}
+        """The facts of sums of small arrays that this rank has made, by dtype, shape and kind; see
+        `zcactor.collectives.prompt.Recipe`."""
         self._others = [rank_ for rank_ in range(self.size) if rank_ != rank]
+        self._words = {other: word_of(key, other) for other in self._others}
+        self._peers = [(other, seats[other].process, self._words[other]) for other in self._others]
+        self._used = self.process.sessions.used
         self._next = 0
         self._operations: dict[int, Collective] = {}
         self._early: dict[int, dict[int, Publication]] = {}
@@ -104,10 +131,15 @@ class Member:
         except Exception as error:  # no memory, say: all ranks get the error, and none waits for this one
             operation.readers.clear()
             own = Publication(operation.signature, failure=error)
-        for rank in self._others:
-            self._publish(rank, seq, operation, own)
-        for rank, publication in self._early.pop(seq, {}).items():
-            operation.arrived(rank, publication)
+        if operation.whole and own.failure is None:
+            self._publish_whole(seq, operation, own)
+        else:
+            for rank in self._others:
+                self._publish(rank, seq, operation, own)
+        early = self._early.pop(seq, None)
+        if early is not None:
+            for rank, publication in early.items():
+                operation.arrived(rank, publication)
         if self._operations.get(seq) is operation:
             operation.arrived(self.rank, own)
 
@@ -128,18 +160,38 @@ class Member:
 
     # ---------------------------------------------------------------- to the others
 
+    def _publish_whole(self, seq: int, operation: Collective, own: Publication) -> None:
+        """Publish a small input, by the shortest way where that is open."""
+        key, values, used = (seq + 1) << _RANK_BITS | self.rank, (own.signature, own.data), self._used
+        for rank, process, word in self._peers:
+            session = used.get(process)
+            if session is not None and session.wire is not None and session.closed is None:
+                try:
+                    if session.wire.publish(key, word, values, True):
+                        continue
+                except ConnectionLost:  # its end breaks the group
+                    continue
+            self._publish(rank, seq, operation, own)
+
     def _publish(self, rank: int, seq: int, operation: Collective, own: Publication) -> None:
         publication = operation.for_rank(rank, own)
+        block, whole, data = publication.result, operation.whole, publication.data
         failed = publication.failure is not None
-        data = publication.failure if failed else publication.data
-        block = publication.result
-        head = (self.key, rank, self.rank, seq, publication.signature)
-        if self.seats[rank].process == self.process.process:
+        here = self.seats[rank].process == self.process.process
+        session = None
+        if not here:
+            session = self._session(rank)
+            if session is None or (block is None and not failed and self._push(session, rank, seq, publication, whole)):
+                return
+        if whole and type(data) is np.ndarray:  # the array may change as soon as this rank has its result
+            data = data.tobytes()
+            publication = publication._replace(data=data)
+        if session is None:
             self.process.loop.call_soon(self.groups.publish_here, self.key, rank, self.rank, seq, publication)
             return
-        session = self._session(rank)
-        if session is None:
-            return
+        head = (self.key, rank, self.rank, seq, publication.signature)
+        if failed:
+            data = publication.failure
         room = session.connection.eager_limit - _HEAD_NBYTES - len(publication.signature)
         if type(data) is bytes and 0 < room < len(data):
             rest = (len(data) - 1) // room * room
@@ -155,6 +207,34 @@ class Member:
         call = self.process.requests.tell(session, "group_publish_with", (*body, block.id, block.offset, block.nbytes))
         if call is not None:
             call.add_callback(partial(self._answered, session, block))
+
+    def _push(self, session: Session, rank: int, seq: int, publication: Publication, whole: bool) -> bool:
+        """Send a publication in a PUSH frame. Returns False for one that has to go another way.
+
+        Args:
+            session: with the process of `rank`.
+            rank, seq, publication: as told to it.
+            whole: whether an array travels in the frame.
+        """
+        signature, data, owner, offset, layout, *_ = publication
+        values = (signature, data, owner, offset, layout) if owner or offset else (signature, data)
+        key, word, wire = (seq + 1) << _RANK_BITS | self.rank, self._words[rank], session.wire
+        try:
+            if wire is not None and wire.publish(key, word, values, whole):
+                return True
+            if whole and type(data) is np.ndarray:
+                data = data.tobytes()
+                values = signature, data
+            if data is not None and type(data) is not bytes:
+                return False
+            room = session.connection.eager_limit - _HEAD_NBYTES - len(signature) - len(layout)
+            if (0 if data is None else len(data)) > room:
+                return False
+            payload, _, _ = self.process.marshaller.pack(list(values))
+            session.publish(key, word, payload)
+        except ConnectionLost:  # its end breaks the group
+            pass
+        return True
 
     @staticmethod
     def _answered(session: Session, block: Block | Piece, call: Any) -> None:
@@ -206,6 +286,31 @@ class Member:
         return None
 
     # ---------------------------------------------------------------- from the others
+
+    def pushed(self, key: int, values: Any, parts: Sequence[Part], flags: int) -> None:
+        """Take what a PUSH frame has brought: a publication. One that no other rank can have sent is refused and
+        logged.
+
+        Args:
+            key: as in `_push`.
+            values: those of `_push`: as a list, or packed.
+            parts, flags: of the packed values; negative flags for a list.
+        """
+        rank, seq = key & _RANK, (key >> _RANK_BITS) - 1
+        operation = self._operations.get(seq)
+        try:
+            if flags >= 0:
+                values = self.process.marshaller.unpack(values, parts, flags)
+            if type(values) is not list or len(values) not in (2, 5) or type(values[0]) is not str:
+                raise ProtocolError(f"PUSH {key:#x} for a member of a group brought no publication")
+            if operation is not None and len(values) == 2 and rank in self._words:
+                if self.spinner is not None:
+                    self.spinner.touch()
+                operation.take(rank, values[0], values[1])
+            else:
+                self.published(rank, seq, Publication(*values))
+        except ProtocolError:
+            logger.exception("a message of a group was refused")
 
     def piece(self, rank: int, seq: int, data: bytes) -> None:
         """Take a piece of an input that does not fit one frame. The last one comes with the publication."""

@@ -53,7 +53,7 @@ class Publication(NamedTuple):
 
     signature: str
     data: Any = None
-    """Bytes or a value that came in the frame."""
+    """Bytes, an array or another value that came in the frame; our own publication has our array."""
     owner: bytes = b""
     """Process in whose arena the input lies."""
     offset: int = 0
@@ -73,6 +73,9 @@ class Collective:
         call: the promise of the result.
         signature: the call as text. It has to be the same on all ranks.
     """
+
+    whole = False
+    """Whether an array that is published travels in the frame, and is not shared."""
 
     def __init__(self, process: LocalProcess, call: Call, signature: str) -> None:
         self.process = process
@@ -101,12 +104,18 @@ class Collective:
         del rank
         return own
 
+    def take(self, rank: int, signature: str, data: Any) -> None:
+        """Take the publication of `rank`, which is no more than a call and a value."""
+        self.arrived(rank, Publication(signature, data))
+
     def arrived(self, rank: int, publication: Publication) -> None:
         """Take the publication of `rank`."""
         if self.published.setdefault(rank, publication) is not publication:
             raise ProtocolError(f"rank {rank} published operation {self.seq} of a group twice")
-        if len(self.published) < self.member.size:
-            return
+        if len(self.published) == self.member.size:
+            self._all_told()
+
+    def _all_told(self) -> None:
         if self.failure is None:
             self._all_here()
         elif not self.told:  # a rank that had all of them before us has failed

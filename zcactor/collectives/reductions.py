@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
 
-__all__ = ["Eager", "Private", "Reduction", "Shared"]
+__all__ = ["Eager", "Private", "Reduction", "Shared", "signature_of"]
 
 
 @lru_cache(maxsize=256)
-def _signature(what: str, dtype: np.dtype[Any], shape: tuple[int, ...], op: str, extra: str) -> str:
+def signature_of(what: str, dtype: np.dtype[Any], shape: tuple[int, ...], op: str, extra: str) -> str:
     """The call of a reduction as text. Programs repeat theirs."""
     return f"{what}({described(dtype, shape)}, {op!r}{extra})"
 
@@ -50,7 +50,7 @@ class Reduction(Collective):
         self, process: LocalProcess, call: Call, what: str, op: str, array: Array, out: Array | None = None,
         rows: tuple[int, int] | None = None, extra: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(process, call, _signature(what, array.dtype, array.shape, op, extra))
+        super().__init__(process, call, signature_of(what, array.dtype, array.shape, op, extra))
         self.op = op
         self.array = array
         self.shape = array.shape
@@ -105,27 +105,48 @@ class Reduction(Collective):
 class Eager(Reduction):
     """Small inputs travel in the frames, and every member reduces them alone."""
 
+    whole = True
+
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""
-        super().begin(member, seq)
-        return Publication(self.signature, self.array.tobytes())
+        self.member, self.seq = member, seq
+        array = self.array
+        flags = array.flags
+        if flags.c_contiguous and flags.aligned and type(array) is np.ndarray:
+            return Publication(self.signature, array)
+        return Publication(self.signature, array.tobytes())
+
+    def inputs(self, nbytes: int) -> tuple[Array | bytes, ...]:
+        """The inputs by rank, of so many bytes each.
+
+        Raises:
+            ProtocolError: a rank has sent something else.
+        """
+        published = self.published
+        inputs = tuple([published[rank].data for rank in range(len(published))])
+        for rank, data in enumerate(inputs):
+            if (data.nbytes if type(data) is np.ndarray else len(data) if type(data) is bytes else -1) != nbytes:
+                raise ProtocolError(f"rank {rank} did not send {nbytes} bytes as its input")
+        return inputs
 
     def run(self) -> None:
         """Reduce at once: this takes less time than to tell a thread."""
-        dtype, nbytes = self.array.dtype, self.array.nbytes
-        inputs = []
-        for rank in range(self.member.size):
-            data = self.published[rank].data
-            if type(data) is not bytes or len(data) != nbytes:
-                raise ProtocolError(f"rank {rank} did not send {nbytes} bytes as its input")
-            inputs.append(data)
+        dtype = self.array.dtype
+        inputs = self.inputs(self.array.nbytes)
         result = np.empty(self.shape, dtype)
         kind = None if self.is_piece or not self.member.rails.flat else native_kind(dtype, self.op)
         if kind is not None and dtype.kind != "c":  # as `fold` does, with less around it
-            hot.fold(kind, tuple(inputs), result, self.count, len(inputs) if self.op == "mean" else 0)
+            hot.fold(kind, inputs, result, self.count, len(inputs) if self.op == "mean" else 0)
         else:
-            self.fold([operand_of(np.frombuffer(data, dtype)) for data in inputs], result)
+            self.fold([operand_of(_elements(data, dtype)) for data in inputs], result)
         self.deliver(result)
+
+
+def _elements(data: Array | bytes, dtype: np.dtype[Any]) -> Array:
+    """The elements of an input that came in a frame, or of our own."""
+    if type(data) is np.ndarray:
+        return data.reshape(-1).view(dtype)
+    return np.frombuffer(data, dtype)
 
 
 class InPlace(Reduction):

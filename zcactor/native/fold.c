@@ -14,6 +14,7 @@
 #define BLOCK_NBYTES (256 << 10) /* of the result: it stays in the second-level cache while inputs are added to it */
 #define NARROW 4096              /* elements of a block of narrow floats, whose sum lies on the stack */
 #define MAX_INPUTS 4096
+#define FEW_INPUTS 16 /* so many addresses are kept on the stack */
 
 typedef struct {
     const char *const *inputs;
@@ -203,25 +204,30 @@ static int fold_address(PyObject *object, Py_ssize_t count, size_t itemsize, cha
     return -1;
 }
 
-/* fold(kind, inputs, out, count, divisor): see FOLD_DOC. */
-PyObject *hot_fold(PyObject *Py_UNUSED(module), PyObject *args) {
-    const char *kind;
-    PyObject *addresses, *to;
-    Py_ssize_t count;
+/* Sum the inputs of a tuple into `to`: 0, or -1 with an exception. */
+static int fold_into(const char *kind, PyObject *addresses, PyObject *to, Py_ssize_t count, long divisor) {
     Job job = {0};
-    if (!PyArg_ParseTuple(args, "sO!Onl:fold", &kind, &PyTuple_Type, &addresses, &to, &count, &job.divisor)) return NULL;
+    job.divisor = divisor;
     size_t which = 0;
     while (which < Py_ARRAY_LENGTH(kinds) && strcmp(kind, kinds[which].name)) which++;
-    if (which == Py_ARRAY_LENGTH(kinds)) return PyErr_Format(PyExc_ValueError, "no sums of %.20s are known", kind);
+    if (which == Py_ARRAY_LENGTH(kinds)) {
+        PyErr_Format(PyExc_ValueError, "no sums of %.20s are known", kind);
+        return -1;
+    }
     const Py_ssize_t n = PyTuple_GET_SIZE(addresses);
-    if (n < 1 || n > MAX_INPUTS)
-        return PyErr_Format(PyExc_ValueError, "%zd inputs; a sum has 1 to %d", n, MAX_INPUTS);
+    if (n < 1 || n > MAX_INPUTS) {
+        PyErr_Format(PyExc_ValueError, "%zd inputs; a sum has 1 to %d", n, MAX_INPUTS);
+        return -1;
+    }
     if (count < 0 || job.divisor < 0 || (job.divisor && !kinds[which].divides)) {
         PyErr_SetString(PyExc_ValueError, "a negative count, or a divisor that is negative or of integers");
-        return NULL;
+        return -1;
     }
-    char **inputs = PyMem_New(char *, n);
-    if (!inputs) return PyErr_NoMemory();
+    char *few[FEW_INPUTS], **inputs = n > FEW_INPUTS ? PyMem_New(char *, n) : few;
+    if (!inputs) {
+        PyErr_NoMemory();
+        return -1;
+    }
     int wrong = fold_address(to, count, kinds[which].itemsize, &job.out) < 0;
     for (Py_ssize_t i = 0; !wrong && i < n; i++)
         wrong = fold_address(PyTuple_GET_ITEM(addresses, i), count, kinds[which].itemsize, &inputs[i]) < 0;
@@ -236,7 +242,31 @@ PyObject *hot_fold(PyObject *Py_UNUSED(module), PyObject *args) {
             Py_END_ALLOW_THREADS
         }
     }
-    PyMem_Free(inputs);
-    if (wrong) return NULL;
+    if (inputs != few) PyMem_Free(inputs);
+    return wrong ? -1 : 0;
+}
+/* fold(kind, inputs, out, count, divisor): see FOLD_DOC. */
+PyObject *hot_fold(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *kind;
+    PyObject *addresses, *to;
+    Py_ssize_t count;
+    long divisor;
+    if (!PyArg_ParseTuple(args, "sO!Onl:fold", &kind, &PyTuple_Type, &addresses, &to, &count, &divisor)) return NULL;
+    if (fold_into(kind, addresses, to, count, divisor) < 0) return NULL;
     Py_RETURN_NONE;
+}
+/* folded(kind, inputs, like, divisor): see FOLDED_DOC. */
+PyObject *hot_folded(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *kind;
+    PyObject *addresses, *like;
+    long divisor;
+    if (!PyArg_ParseTuple(args, "sO!O!l:folded", &kind, &PyTuple_Type, &addresses, &PyArray_Type, &like, &divisor))
+        return NULL;
+    PyArrayObject *given = (PyArrayObject *)like;
+    PyArray_Descr *dtype = (PyArray_Descr *)Py_NewRef(PyArray_DESCR(given));
+    PyObject *result = PyArray_NewFromDescr(&PyArray_Type, dtype, PyArray_NDIM(given), PyArray_DIMS(given), NULL, NULL, 0,
+                                            NULL);
+    if (result && fold_into(kind, addresses, result, PyArray_SIZE(given), divisor) < 0) Py_CLEAR(result);
+    if (result) PyArray_CLEARFLAGS((PyArrayObject *)result, NPY_ARRAY_WRITEABLE);
+    return result;
 }

@@ -252,13 +252,18 @@ static int note_pushed(Wire *self, PyObject *call, const unsigned char *frame) {
     Py_XDECREF(number);
     return set < 0 ? -1 : 1;
 }
-/* on_push(word, key, value): the outcome of a promise that was passed to a call here. */
-static int take_push(Wire *self, const unsigned char *frame, PyObject *key, PyObject *list) {
-    PyObject *word = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_EXTRA)), *done = NULL;
-    PyObject *value = Py_NewRef(PyList_GET_ITEM(list, 0));
-    if (word) done = PyObject_CallFunctionObjArgs(self->given[ON_PUSH], word, key, value, NULL);
+/* taker(key, value, (), -1) of a group or a graph, or on_push(word, key, value): the outcome of a promise that was
+ * passed to a call here. */
+static int take_push(Wire *self, PyObject *taker, PyObject *word, PyObject *key, PyObject *value) {
+    PyObject *parts = PyTuple_New(0), *flags = PyLong_FromLong(-1), *done = NULL;
+    PyObject *args[5] = {NULL, key, value, parts, flags}, *outcome[4] = {NULL, word, key, value};
+    const size_t room = PY_VECTORCALL_ARGUMENTS_OFFSET;
+    Py_INCREF(value);
+    if (taker && parts && flags) done = PyObject_Vectorcall(taker, args + 1, 4 | room, NULL);
+    else if (!taker) done = PyObject_Vectorcall(self->given[ON_PUSH], outcome + 1, 3 | room, NULL);
     Py_DECREF(value);
-    Py_XDECREF(word);
+    Py_XDECREF(flags);
+    Py_XDECREF(parts);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -339,8 +344,22 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, in
     if (kind == KIND_CALL && p < end && (*p & 0xf0) == 0x90) count = *p++ & 15;
     else if ((kind != KIND_RESPONSE && kind != KIND_PUSH) || GET(uint16_t, frame + AT_CODE) != STATUS_OK) return 0;
     if (kind == KIND_PUSH && GET(uint64_t, frame + AT_ID) == 0) return 0; /* Python refuses it */
-    PyObject *call = NULL, *id = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID));
+    PyObject *call = NULL, *id = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_ID)), *word = NULL, *taker = NULL;
     if (!id) return -1;
+    int listed = 0; /* a group takes several values, as a list */
+    if (kind == KIND_PUSH) {
+        word = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_EXTRA));
+        taker = word ? Py_XNewRef(PyDict_GetItemWithError(self->given[TAKERS], word)) : NULL;
+        if (taker && p < end && (*p & 0xf0) == 0x90) {
+            listed = 1;
+            count = *p++ & 15;
+        }
+    }
+    if (PyErr_Occurred()) {
+        Py_XDECREF(word);
+        Py_DECREF(id);
+        return -1;
+    }
     Values values;
     values.list = NULL;
     values.nfound = values.npromises = 0;
@@ -355,11 +374,14 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, in
     if (taken > 0) {
         int done = call                ? complete(self, id, call, PyList_GET_ITEM(values.list, 0),
                                                   nreleases || values.nfound)
-                   : kind == KIND_PUSH ? take_push(self, frame, id, values.list)
+                   : kind == KIND_PUSH ? take_push(self, taker, word, id,
+                                                   listed ? values.list : PyList_GET_ITEM(values.list, 0))
                                        : deliver(self, frame, id, &values.list, values.npromises);
         if (done < 0) taken = -1;
     }
     drop_values(&values);
+    Py_XDECREF(taker);
+    Py_XDECREF(word);
     Py_XDECREF(call);
     Py_DECREF(id);
     return taken;

@@ -55,6 +55,7 @@ static int refer(Wire *self, PyArrayObject *array, Laid *laid) {
 #define ARRAY_MOST                                                                                     \
     (4 + 2 + 1 + MAX_CODE + 1 + MAX_DIMS * 9 + 1) /* bytes of an array's extension beside its elements \
                                                    */
+#define BESIDE_WHOLE 1024 /* bytes beside a whole array of the eager limit; zcactor.transport.stream.framing has room */
 #define MAX_INLINE 60000 /* bytes of an array within the frame: its extension's length has 16 bits */
 
 /* Check an array and own all objects that its frame needs: 1 done, 0 Python must look at it, -1 an exception. Its
@@ -73,7 +74,7 @@ static int lay(Wire *self, Frame *frame, Py_ssize_t index, PyArrayObject *array)
     laid->code = Py_NewRef(code);
     if (!PyArray_IS_C_CONTIGUOUS(array) || PyArray_NDIM(array) > MAX_DIMS) return 0;
     frame->most += ARRAY_MOST;
-    if (laid->nbytes < self->eager_limit) {
+    if (laid->nbytes < self->eager_limit || frame->whole) {
         frame->most += 5 + laid->nbytes;
         return laid->nbytes <= MAX_INLINE;
     }
@@ -202,7 +203,7 @@ static int prepare_frame(Wire *self, Frame *frame) {
         if (n < 0) return 0;
         frame->most += n;
     }
-    if (frame->most > self->eager_limit) return 0;
+    if (frame->most > self->eager_limit + (frame->whole ? BESIDE_WHOLE : 0)) return 0;
     /* Before any thread can send the frame, so that no lease is missing when the peer releases it. */
     for (; frame->ngranted < frame->nfilled; frame->ngranted++) {
         const Laid *laid = frame->laid + frame->filled[frame->ngranted];

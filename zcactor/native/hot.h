@@ -192,6 +192,7 @@ enum {
     ON_PUSH,
     ON_ARGUMENT,
     ON_FORWARD,
+    TAKERS,
     AHEAD,
     ANNOUNCED_TYPE,
     SCHEDULE_FLUSH,
@@ -247,6 +248,7 @@ typedef struct {            /* a plain frame that is being made */
     Py_ssize_t count;
     PyObject *table, *key; /* the entry that must still be there when the frame is written; table NULL: none */
     PyObject *call;        /* KIND_CALL: that entry, whose state it becomes; KIND_RESPONSE: the entry goes with it */
+    int whole;             /* arrays of all sizes are in the frame, and are not shared */
     Laid laid[MAX_VALUES]; /* of `values`; only those of arrays are filled in */
     int filled[MAX_VALUES], nfilled, nreferences, ngranted, npromises;
     Py_ssize_t most;    /* bytes of payload */
@@ -265,6 +267,9 @@ PyObject *wire_frame(Wire *self, PyObject *const *args, Py_ssize_t nargs);
     "fold(kind, inputs, out, count, divisor): sum arrays of `count` elements, in the order of `inputs`, into\n" \
     "`out`, which overlaps none; a divisor above 0: their mean. Each is an address, bytes, or an array."
 PyObject *hot_fold(PyObject *module, PyObject *args);
+#define FOLDED_DOC \
+    "folded(kind, inputs, like, divisor): as fold, into a new array of the dtype and shape of `like`, read-only"
+PyObject *hot_folded(PyObject *module, PyObject *args);
 
 /* ---- frame_read.c */
 

@@ -44,6 +44,7 @@ static PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS,
      "setup(template, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT): before anything else."},
     {"fold", hot_fold, METH_VARARGS, FOLD_DOC},
+    {"folded", hot_folded, METH_VARARGS, FOLDED_DOC},
     LIVING_METHOD
     {NULL, NULL, 0, NULL}};
 static const struct {

@@ -4,7 +4,7 @@
 static const char *const given_names[NGIVEN] = {
     "leases",   "pending",    "open",      "backlog",        "hosts", "session",    "make_lease", "on_call", "on_other",
     "on_batch", "on_blocked", "on_broken", "on_push", "on_argument", "on_forward",
-    "ahead", "announced_type", "schedule_flush", "share", "block_type", "store", "codes",
+    "takers", "ahead", "announced_type", "schedule_flush", "share", "block_type", "store", "codes",
     "dtypes"};
 /* Answers to one batch that share a system call. With more of them the caller would be idle meanwhile. */
 #define ANSWERS_PER_FLUSH 64
@@ -55,7 +55,8 @@ static PyObject *wire_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->state = state;
     for (int i = 0; i < NGIVEN; i++) {
         PyObject *value = PyDict_GetItemString(given, given_names[i]);
-        int is_dict = i == PENDING || i == OPEN || i == HOSTS || i == CODES || i == DTYPES || i == AHEAD;
+        int is_dict = i == PENDING || i == OPEN || i == HOSTS || i == CODES || i == DTYPES || i == AHEAD ||
+                      i == TAKERS;
         if (!value || (is_dict && !PyDict_Check(value))) {
             PyErr_Format(PyExc_TypeError, "Wire needs %s%s", given_names[i], value ? " as a dict" : "");
             Py_DECREF(self);
@@ -149,6 +150,7 @@ static int begin_call(Wire *self, Frame *frame, PyObject *actor, PyObject *code,
     frame->values = ((PyTupleObject *)args)->ob_item;
     frame->count = PyTuple_GET_SIZE(args);
     frame->table = frame->key = frame->call = NULL;
+    frame->whole = 0;
     return 1;
 }
 /* call(call, actor, code, args): send a call. False: Python must send it, and nothing was done. */
@@ -243,6 +245,7 @@ static PyObject *respond(Wire *self, PyObject *id, PyObject *const *value, int m
     frame.table = entered ? open : NULL;
     frame.key = id;
     frame.call = NULL;
+    frame.whole = 0;
     int written = write_frame(self, &frame);
     if (written < 0) return NULL;
     if (written != WRITTEN) return PyBool_FromLong(written == GONE);
@@ -289,6 +292,7 @@ static PyObject *wire_push(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
     frame.table = NULL;
     frame.key = NULL;
     frame.call = NULL;
+    frame.whole = 0;
     int written = write_frame(self, &frame);
     if (written < 0) return NULL;
     if (written != WRITTEN) Py_RETURN_FALSE;
@@ -297,6 +301,39 @@ static PyObject *wire_push(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
         if (wire_schedule_flush(self) < 0) return NULL;
     } else if (wire_flush(self) < 0)
         return NULL;
+    Py_RETURN_TRUE;
+}
+/* publish(key, word, values, whole): send the values of a tuple to the taker of `word`, in a PUSH frame. With `whole`
+ * arrays travel in the frame and are not shared. Publications of a batch are sent at its end, as answers are. False:
+ * they must go the other way, and nothing was sent. */
+static PyObject *wire_publish(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 4 || !PyTuple_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "publish(key, word, values, whole)");
+        return NULL;
+    }
+    if (!wire_is_whole(self)) return NULL;
+    int waits = has_backlog(self);
+    if (waits) return waits < 0 ? NULL : Py_NewRef(Py_False);
+    Frame frame;
+    frame.kind = KIND_PUSH;
+    frame.array = 1;
+    frame.actor = 0;
+    frame.code = STATUS_OK;
+    frame.id = PyLong_AsUnsignedLongLong(args[0]);
+    frame.extra = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    frame.values = ((PyTupleObject *)args[2])->ob_item;
+    frame.count = PyTuple_GET_SIZE(args[2]);
+    frame.table = frame.key = frame.call = NULL;
+    frame.whole = args[3] == Py_True;
+    int written = write_frame(self, &frame);
+    if (written < 0) return NULL;
+    if (written != WRITTEN) Py_RETURN_FALSE;
+    if (self->feeding && PyThread_get_thread_ident() == self->thread) {
+        if (++self->unflushed < ANSWERS_PER_FLUSH) Py_RETURN_TRUE;
+        self->unflushed = 0;
+    }
+    if (wire_flush(self) < 0) return NULL;
     Py_RETURN_TRUE;
 }
 static PyObject *wire_answer(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
@@ -377,6 +414,8 @@ static PyMethodDef wire_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))wire_forward, METH_FASTCALL,
      "forward(id, number, key, target): whether it was written."},
     {"push", (PyCFunction)(void (*)(void))wire_push, METH_FASTCALL, "push(key, word, value, more): whether it was sent."},
+    {"publish", (PyCFunction)(void (*)(void))wire_publish, METH_FASTCALL,
+     "publish(key, word, values, whole): whether it was sent."},
     {"answer", (PyCFunction)(void (*)(void))wire_answer, METH_FASTCALL,
      "answer(id, value): respond to a call that is not open."},
     {"frame", (PyCFunction)(void (*)(void))wire_frame, METH_FASTCALL,

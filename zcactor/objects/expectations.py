@@ -111,8 +111,9 @@ class Expectations:
         """The highest key that was announced or dropped, by the owner's word: keys of one owner rise."""
         self._timer: asyncio.TimerHandle | None = None
         self.takers: dict[int, Callable[[int, Any, Sequence[Part], int], None]] = {}
-        """The graphs of this process, by the word that names each in PUSH frames. A value for a graph is no outcome of
-        a promise; its flags are negative where the native part has read it."""
+        """The graphs of this process, and its members of groups, by the word that names each in PUSH frames. A value
+        for one of them is no outcome of a promise. The native part calls them by itself, with negative flags, for what
+        it has read."""
         self.noted: Callable[[str], None] = lambda _: None
         """Called with the name of a rare state, for simulations."""
 
@@ -158,15 +159,11 @@ class Expectations:
         if status == _OK:
             taker(key, payload, parts, flags)
         else:
-            raise ProtocolError(f"PUSH {key:#x} for a graph has status {status}; a graph takes values alone")
+            raise ProtocolError(f"PUSH {key:#x} for a graph or a group has status {status}; these take values alone")
 
     def pushed_plain(self, word: int, key: int, value: Any) -> None:
         """Take a PUSH that the native part has read."""
-        taker = self.takers.get(word)
-        if taker is None:
-            self._come(word, key, (value, (), -1))
-        else:
-            taker(key, value, (), -1)
+        self._come(word, key, (value, (), -1))
 
     def _come(self, word: int, key: int, outcome: _Outcome | None) -> None:
         self._coming.discard((word, key))

@@ -37,6 +37,9 @@ class Hub(Protocol):
     """The dtypes in use, by wire name."""
     store: Any
     """The store of this process, or None."""
+    takers: dict[int, Any]
+    """The takers of values for graphs and groups, by the word that names each in PUSH frames; see
+    `zcactor.objects.expectations.Expectations`."""
 
     def share(self, array: Any, address: int, nbytes: int) -> Any:
         """Share a C-contiguous array of plain bytes at `address`. Returns its block in the store, read-only and

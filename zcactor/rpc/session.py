@@ -142,6 +142,7 @@ class Session(Releasing):
             "on_blocked": connection.send_blocked,
             "on_broken": connection.send_failed,
             "on_push": hub.push_received_plain,
+            "takers": hub.takers,
             "on_argument": partial(hub.argument_received, self),
             "on_forward": self._intake.forward,
             "ahead": self._intake.ahead,
@@ -282,6 +283,18 @@ class Session(Releasing):
             self._send(_PUSH, flags, status, 0, key, word, parts, payload)
             if status == _OK:
                 self._counters.pushes += 1
+            self._flush_locked()
+
+    def publish(self, key: int, word: int, payload: bytes) -> None:
+        """Send packed values, without parts, to the taker of `word` in the peer.
+
+        Raises:
+            ConnectionLost: the connection has ended.
+        """
+        with self.lock:
+            if self.closed is not None:
+                raise self.closed
+            self._send(_PUSH, 0, _OK, 0, key, word, (), payload)
             self._flush_locked()
 
     def forward(self, call: Call, key: int, target: bytes) -> None:

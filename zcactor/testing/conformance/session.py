@@ -151,6 +151,28 @@ class SessionSuite:
         ]
         assert talk.hubs[0].counters.pushes == len(values)
 
+    async def test_publications(self, talk: Talk) -> None:
+        taken: list[tuple[int, Any]] = []
+        talk.hubs[1].takers[WORD] = lambda key, values, parts, flags: taken.append((key, values))
+        sent: list[tuple[Any, ...]] = [(), (None,), ("text", b"x" * 3000), (1, 2.5, True, "text", None)]
+        for number, values in enumerate(sent, 1):
+            talk.publish(KEY + number, WORD, *values)
+        talk.publish(KEY, WORD + 1, 7)  # of another word: no publication
+        await talk.until(lambda: len(taken) == len(sent) and talk.hubs[1].pushed)
+        await talk.check()
+        assert taken == [(KEY + number, list(values)) for number, values in enumerate(sent, 1)]
+        assert [entry[:4] for entry in talk.hubs[1].pushed] == [(WORD + 1, KEY, Status.OK, [7])]
+        assert talk.hubs[0].counters.pushes == 0
+
+    async def test_more_publications_than_credits(self, talk: Talk) -> None:
+        taken: list[int] = []
+        talk.hubs[1].takers[WORD] = lambda key, values, parts, flags: taken.append(key)
+        for number in range(1, 5 * DEPTH):
+            talk.publish(number, WORD, number)
+        await talk.until(lambda: len(taken) == 5 * DEPTH - 1)
+        await talk.check()
+        assert taken == list(range(1, 5 * DEPTH)), "in order"
+
     async def test_more_pushes_than_credits(self, talk: Talk) -> None:
         for number in range(1, 5 * DEPTH):
             talk.push(number, WORD, number)

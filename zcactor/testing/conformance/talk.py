@@ -121,6 +121,7 @@ class RecordingHub:
         self.again: list[Call] = []
         self.forwards: list[tuple[int, int, int, bytes]] = []
         self.coming: list[tuple[int, int]] = []
+        self.takers: dict[int, Any] = {}
         self.pushed: list[tuple[int, int, int, Any, Sequence[Part]]] = []
         self.answer: Callable[[Incoming], None] | None = None
 
@@ -148,7 +149,11 @@ class RecordingHub:
         self.coming.append((word, key))
 
     def push_received(self, word: int, key: int, status: int, payload: Any, parts: Sequence[Part], flags: int) -> None:
-        self.pushed.append((word, key, status, msgspec.msgpack.decode(payload) if payload else None, parts))
+        value = msgspec.msgpack.decode(payload) if payload else None
+        if word in self.takers:
+            self.takers[word](key, value, parts, flags)
+        else:
+            self.pushed.append((word, key, status, value, parts))
 
     def push_received_plain(self, word: int, key: int, value: Any) -> None:
         self.pushed.append((word, key, Status.OK, value, ()))
@@ -297,6 +302,12 @@ class Talk:
         wire = self.a.wire
         if wire is None or not wire.push(key, word, value):
             self.a.push(key, word, Status.OK, msgspec.msgpack.encode(value), (), 0)
+
+    def publish(self, key: int, word: int, *values: Any) -> None:
+        """Send plain values to the taker of `word` at `b`."""
+        wire = self.a.wire
+        if wire is None or not wire.publish(key, word, values, True):
+            self.a.publish(key, word, msgspec.msgpack.encode(values))
 
     def drop(self, *those: Incoming | Call) -> None:
         """Forget what came with calls or answers: leases go back."""
