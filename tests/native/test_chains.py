@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.native.ends import MAX_FRAME, PEER, US, End, Waiting
 from tests.native.mutants import KEY, promise
 from zcactor.errors import ProtocolError
+from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.rpc.codec import decode, encode_into, frame_at, frame_size
 from zcactor.rpc.messages import Kind, Status
@@ -166,6 +168,42 @@ def test_forwards_are_written(end: End) -> None:
     assert not end.wire.forward(3, 3, KEY, TARGET), "it waits for a credit"
 
 
+def test_publications_are_written_and_read(end: End) -> None:
+    taken: list[tuple[Any, ...]] = []
+    end.takers[5] = lambda *args: taken.append(args)
+    largest = np.arange(16384, dtype=np.uint8)  # the eager limit
+    dtype_from_code(dtype_code(largest.dtype))  # both ends know it from now on
+    assert end.wire.publish(KEY, 5, ("sum", largest, b"x", None), True)
+    assert not end.wire.publish(KEY, 5, (np.zeros(20000, np.uint8),), True), "it takes several frames"
+    assert not end.wire.publish(KEY, 5, (np.zeros((4, 4))[:, 1],), True), "Python makes bytes of it"
+    assert not end.wire.publish(KEY, 5, ([],), True)
+    assert "share" not in end.events
+    data = end.theirs.recv(1 << 16)
+    end.wire.feed(data)
+    [(key, values, parts, flags)] = taken
+    assert (key, values[0], values[2:], parts, flags) == (KEY, "sum", [b"x", None], (), -1)
+    assert np.array_equal(values[1], largest) and values[1].dtype == np.uint8 and not values[1].flags.writeable
+    assert end.counters.pushes == 0 and not end.pushes and not end.others
+    assert end.wire.push(KEY, 5, "one value"), "of a graph"
+    end.wire.feed(end.theirs.recv(1 << 16))
+    assert taken[1:] == [(KEY, "one value", (), -1)]
+    assert end.wire.publish(KEY, 6, ("sum", b"x"), True)
+    end.wire.feed(end.theirs.recv(1 << 16))
+    assert len(end.others) == 1, "Python reads lists for others than takers"
+    end.backlog.append("a frame that waits for a credit")
+    assert not end.wire.publish(KEY, 5, (), True), "nothing overtakes it"
+
+
+def test_the_error_of_a_taker_ends_the_batch(end: End) -> None:
+    def refuse(*_: Any) -> None:
+        raise ProtocolError("refused")
+
+    end.takers[5] = refuse
+    assert end.wire.publish(KEY, 5, (), True)
+    with pytest.raises(ProtocolError, match="refused"):
+        end.wire.feed(end.theirs.recv(1 << 16))
+
+
 @pytest.mark.parametrize(("pushed", "taken"), [(0b11, True), (0b100, False), (1 << 63, False)])
 def test_answers_say_what_was_pushed(end: End, pushed: int, taken: bool) -> None:
     call = end.pending[1] = Waiting()
@@ -187,6 +225,9 @@ def test_nonsense_is_refused(end: End) -> None:
         ("forward", (1, 2, 3)),
         ("respond", (1, 2)),
         ("push", ("key", 5, 1)),
+        ("publish", (KEY, 5, ())),
+        ("publish", (KEY, 5, [], True)),
+        ("publish", ("key", 5, (), True)),
     ):
         with pytest.raises(TypeError):
             getattr(end.wire, method)(*arguments)
