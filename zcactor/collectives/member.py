@@ -131,17 +131,45 @@ class Member:
         except Exception as error:  # no memory, say: all ranks get the error, and none waits for this one
             operation.readers.clear()
             own = Publication(operation.signature, failure=error)
-        if operation.whole and own.failure is None:
-            self._publish_whole(seq, operation, own)
-        else:
-            for rank in self._others:
-                self._publish(rank, seq, operation, own)
+        for rank in self._others:
+            self._publish(rank, seq, operation, own)
         early = self._early.pop(seq, None)
         if early is not None:
             for rank, publication in early.items():
                 operation.arrived(rank, publication)
         if self._operations.get(seq) is operation:
             operation.arrived(self.rank, own)
+
+    def begin_whole(self, operation: Collective, data: Any) -> None:
+        """Begin the next operation, of which all ranks get its call and one small array or bytes. It does what `begin`
+        does, with fewer steps."""
+        if self.broken is not None:
+            self.begin(operation)
+            return
+        if self.spinner is not None:
+            self.spinner.touch()
+        self.groups.counts.collectives += 1
+        seq = self._next
+        self._next = seq + 1
+        operation.member, operation.seq = self, seq
+        self._operations[seq] = operation
+        signature, key, used = operation.signature, (seq + 1) << _RANK_BITS | self.rank, self._used
+        values = signature, data
+        for rank, process, word in self._peers:
+            session = used.get(process)
+            if session is not None and session.wire is not None and session.closed is None:
+                try:
+                    if session.wire.publish(key, word, values, True):
+                        continue
+                except ConnectionLost:  # its end breaks the group
+                    continue
+            self._publish(rank, seq, operation, Publication(signature, data))
+        early = self._early.pop(seq, None)
+        if early is not None:
+            for rank, publication in early.items():
+                operation.arrived(rank, publication)
+        if seq in self._operations:
+            operation.take(self.rank, signature, data)
 
     def _stay_awake(self) -> None:
         if self.spinner is not None:
@@ -159,19 +187,6 @@ class Member:
         return connection.map(result.offset, result.nbytes, writable=True)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- to the others
-
-    def _publish_whole(self, seq: int, operation: Collective, own: Publication) -> None:
-        """Publish a small input, by the shortest way where that is open."""
-        key, values, used = (seq + 1) << _RANK_BITS | self.rank, (own.signature, own.data), self._used
-        for rank, process, word in self._peers:
-            session = used.get(process)
-            if session is not None and session.wire is not None and session.closed is None:
-                try:
-                    if session.wire.publish(key, word, values, True):
-                        continue
-                except ConnectionLost:  # its end breaks the group
-                    continue
-            self._publish(rank, seq, operation, own)
 
     def _publish(self, rank: int, seq: int, operation: Collective, own: Publication) -> None:
         publication = operation.for_rank(rank, own)
@@ -275,8 +290,15 @@ class Member:
             self.process.loop.call_soon(self.groups.report, self.key, rank, self.rank, seq, failure)
             return
         session = self._session(rank)
-        if session is not None:
-            self.process.requests.send(session, "group_report", (self.key, rank, self.rank, seq, failure))
+        if session is None:
+            return
+        if failure is None and session.wire is not None:
+            try:
+                if session.wire.publish((seq + 1) << _RANK_BITS | self.rank, self._words[rank], (), True):
+                    return
+            except ConnectionLost:  # its end breaks the group
+                return
+        self.process.requests.send(session, "group_report", (self.key, rank, self.rank, seq, failure))
 
     def _session(self, rank: int) -> Session | None:
         """The session with the process of `rank`; None where it is lost, which breaks the group."""
@@ -288,12 +310,12 @@ class Member:
     # ---------------------------------------------------------------- from the others
 
     def pushed(self, key: int, values: Any, parts: Sequence[Part], flags: int) -> None:
-        """Take what a PUSH frame has brought: a publication. One that no other rank can have sent is refused and
-        logged.
+        """Take what a PUSH frame has brought: a publication, or with no values the report that its rank is done. What
+        no other rank can have sent is refused and logged.
 
         Args:
             key: as in `_push`.
-            values: those of `_push`: as a list, or packed.
+            values: as a list, or packed.
             parts, flags: of the packed values; negative flags for a list.
         """
         rank, seq = key & _RANK, (key >> _RANK_BITS) - 1
@@ -301,6 +323,10 @@ class Member:
         try:
             if flags >= 0:
                 values = self.process.marshaller.unpack(values, parts, flags)
+            if type(values) is list and not values:
+                self.check(rank, seq)
+                self.reported(rank, seq, None)
+                return
             if type(values) is not list or len(values) not in (2, 5) or type(values[0]) is not str:
                 raise ProtocolError(f"PUSH {key:#x} for a member of a group brought no publication")
             if operation is not None and len(values) == 2 and rank in self._words:

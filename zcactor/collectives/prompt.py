@@ -44,6 +44,8 @@ class Recipe(NamedTuple):
     divisor: int
     """The number that a mean is divided by; 0 for sums."""
     nbytes: int
+    counts: Any
+    """The figures of the process; see `zcactor.collectives.groups.Counts`."""
 
 
 class Prompt(Eager):
@@ -62,8 +64,7 @@ class Prompt(Eager):
 
     def __init__(self, process: LocalProcess, call: Call, recipe: Recipe, array: Array) -> None:
         Collective.__init__(self, process, call, recipe.signature)
-        self.recipe = recipe
-        self.array = array
+        self.recipe, self.array = recipe, array
         self.taken: dict[int, Any] = self.published
         self.borrowing = Borrowing(array)
 
@@ -95,7 +96,7 @@ class Prompt(Eager):
         except Exception as error:  # of this member alone; the others must not wait for it
             self.worked(error)
             return
-        self.process.groups().counts.bytes_reduced += recipe.nbytes * member.size
+        recipe.counts.bytes_reduced += recipe.nbytes * member.size
         self.call.complete_plain(result)
         self.borrowing.end()
         member.ended(self)
@@ -126,7 +127,9 @@ def remember(member: Member, array: Array, op: str) -> None:
         return
     signature = signature_of("allreduce", array.dtype, array.shape, op, "")
     divisor = member.size if op == "mean" else 0
-    member.recipes[array.dtype, array.shape, op] = Recipe(signature, op, kind, divisor, array.nbytes)
+    member.recipes[array.dtype, array.shape, op] = Recipe(
+        signature, op, kind, divisor, array.nbytes, member.groups.counts
+    )
 
 
 def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRef[Any] | None:
@@ -146,5 +149,7 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
     call = Call(process.process, process.loop, process.thread)
     call.label = _LABEL
     reference: ObjectRef[Any] = ObjectRef(call)
-    member.begin(Prompt(process, call, recipe, x))
+    flags = x.flags
+    straight = flags.c_contiguous and flags.aligned
+    member.begin_whole(Prompt(process, call, recipe, x), x if straight else x.tobytes())
     return reference
