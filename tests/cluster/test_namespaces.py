@@ -37,16 +37,29 @@ def zcactor(host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(arguments, process.returncode, output)
 
 
+def start_nodes(hosts: list[Host]) -> str:
+    """Start a node on each host, on the first one the head's. Returns the head's address."""
+    head = f"{hosts[0].address}:7433"
+    for host in hosts:
+        arguments = ["--head", "--host", host.address] if host is hosts[0] else ["--address", head]
+        done = zcactor(host, "start", *arguments, "--num-cpus", "2")
+        assert done.returncode == 0, done.stdout
+        assert f"ready at {host.address}:" in done.stdout
+    return head
+
+
 @pytest.fixture
 def cluster() -> Iterator[tuple[list[Host], str]]:
     """Two hosts with a node each, the first the head's, and the head's address."""
     with Network(2, direct=True) as hosts:
-        head = f"{hosts[0].address}:7433"
-        for host, arguments in zip(hosts, (["--head", "--host", hosts[0].address], ["--address", head]), strict=True):
-            done = zcactor(host, "start", *arguments, "--num-cpus", "2")
-            assert done.returncode == 0, done.stdout
-            assert f"ready at {host.address}:" in done.stdout
-        yield hosts, head
+        yield hosts, start_nodes(hosts)
+
+
+@pytest.fixture
+def four() -> Iterator[tuple[list[Host], str]]:
+    """Four hosts on a switch, likewise."""
+    with Network(4) as hosts:
+        yield hosts, start_nodes(hosts)
 
 
 def program(host: Host, head: str) -> Program:
@@ -104,6 +117,25 @@ def test_a_group_takes_one_sum_of_the_other_host(
             for host, earlier in zip(hosts, before, strict=True):
                 taken = (received(host) - earlier) / (times * elements * 4)
                 assert wanted <= taken < 1.05 * wanted, (plan, taken)
+
+
+def test_each_of_four_hosts_takes_what_its_plan_says(four: tuple[list[Host], str]) -> None:
+    """One rank on each host: 2 n (p - 1) / p bytes come by each cable, or (p - 1) n for the plan that takes all."""
+    hosts, head = four
+    elements, times, size = 1 << 20, 4, len(four[0])
+    with program(hosts[0], head) as driver:
+        nodes = {name: node for node, name, _ in driver.ask("nodes")}
+        assert len(nodes) == size
+        plan = driver.ask("group", nodes=[nodes[host.name] for host in hosts], reproducible="placement")
+        assert plan == ["direct"]
+        for plan in ("auto", "naive", "ring", "halving"):
+            wanted = size - 1 if plan == "naive" else 2 * (size - 1) / size
+            assert driver.ask("sums", count=1, elements=elements, plan=plan) == [1] * size
+            before = [received(host) for host in hosts]
+            assert driver.ask("sums", count=times, elements=elements, plan=plan) == [times] * size
+            for host, earlier in zip(hosts, before, strict=True):
+                taken = (received(host) - earlier) / (times * elements * 4)
+                assert wanted <= taken < 1.05 * wanted, (plan, host.name, taken)
 
 
 def test_a_host_that_is_cut_off(cluster: tuple[list[Host], str]) -> None:

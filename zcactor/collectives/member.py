@@ -310,8 +310,8 @@ class Member:
     # ---------------------------------------------------------------- from the others
 
     def pushed(self, key: int, values: Any, parts: Sequence[Part], flags: int) -> None:
-        """Take what a PUSH frame has brought: a publication, or with no values the report that its rank is done. What
-        no other rank can have sent is refused and logged.
+        """Take what a PUSH frame has brought: a publication, or with no values the report that its rank is done. A
+        message that no other rank can have sent is refused and logged.
 
         Args:
             key: as in `_push`.
