@@ -24,16 +24,23 @@ class Peer:
     def __init__(self, *, native: bool, ends: bool = False) -> None:
         self.closed: Exception | None = None
         self.connection = SimpleNamespace(eager_limit=100)
-        self.wire = SimpleNamespace(push=self._native) if native else None
+        self.wire = SimpleNamespace(push=self._native, flush=self._flush) if native else None
         self.ends = ends
         self.pushed: list[Any] = []
+        self.flushed = 0
+        """The number of pushed values that were sent."""
 
-    def _native(self, key: int, word: int, value: Any, more: bool) -> bool:
+    def _flush(self) -> None:
+        self.flushed = len(self.pushed)
+
+    def _native(self, key: int, word: int, value: Any, more: bool | None) -> bool:
         if self.ends:
             raise ConnectionLost("it has ended")
         if isinstance(value, list):
             return False
-        self.pushed.append((key, word, value, more))
+        self.pushed.append((key, word, value))
+        if more is False:
+            self._flush()
         return True
 
     def push(self, key: int, word: int, status: int, payload: Any, parts: Sequence[Any], flags: int) -> None:
@@ -74,12 +81,13 @@ async def test_a_value_is_packed_once_for_all_that_need_it_packed() -> None:
     native, generic = Peer(native=True), Peer(native=False)
     bench = Bench(peer=native, other=generic)
     assert bench.send(3, PEER, OTHER, OWN) == [PEER, OTHER, OWN]
-    assert native.pushed == [(5, 7, 3, False)] and generic.pushed == [(5, 7, Status.OK, b"3", 0)]
+    assert native.pushed == [(5, 7, 3)] and native.flushed == 1 and generic.pushed == [(5, 7, Status.OK, b"3", 0)]
     await asyncio.sleep(0)
     assert bench.came == [(5, b"3", (), 0)] and bench.packed == 1
     assert bench.send(4, OWN) == [OWN]
     await asyncio.sleep(0)
     assert bench.came[-1] == (5, 4, (), PLAIN) and bench.packed == 1
+    assert bench.send(6, PEER) == [PEER] and native.flushed == 2
     assert bench.send([1], PEER) == [PEER] and native.pushed[-1] == (5, 7, Status.OK, b"[1]", 0)
     assert bench.send(Packed(b"x" * 200, (), 2), PEER) == [PEER]
     assert native.pushed[-1] == (5, 7, Status.OK, b"short", 2) and bench.packed == 2
@@ -91,6 +99,19 @@ async def test_a_connection_that_has_ended_gets_nothing(native: bool) -> None:
     bench.process.sessions.used[OTHER].closed = ConnectionLost("it is closed")
     assert bench.send(3, PEER, OTHER, b"unknown") == [PEER, OTHER, b"unknown"]
     assert not bench.process.sessions.used[PEER].pushed and not bench.process.sessions.used[OTHER].pushed
+
+
+async def test_frames_are_written_for_all_before_the_first_is_sent() -> None:
+    first, second = Peer(native=True), Peer(native=True)
+    flushed: list[int] = []
+    first.wire.flush = lambda: flushed.append(len(second.pushed))  # type: ignore[union-attr]
+    assert Bench(peer=first, other=second).send(3, PEER, OTHER) == [PEER, OTHER]
+    assert flushed == [1] and second.flushed == 1
+    bad = Peer(native=True)
+    first.wire.push = lambda *_: True  # type: ignore[union-attr]
+    with pytest.raises(TypeError, match="not packed"):
+        Bench(peer=first, other=bad).send(["bad"], PEER, OTHER)
+    assert flushed == [1, 1], "one that has its frame gets it"
 
 
 async def test_a_value_that_cannot_be_packed_leaves_the_served_ones_out() -> None:

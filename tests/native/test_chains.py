@@ -168,6 +168,18 @@ def test_forwards_are_written(end: End) -> None:
     assert not end.wire.forward(3, 3, KEY, TARGET), "it waits for a credit"
 
 
+def test_frames_that_the_caller_flushes(end: End) -> None:
+    end.theirs.setblocking(False)
+    assert end.wire.push(KEY, 5, 1, None) and end.wire.push(KEY + 1, 5, 2, None)
+    with pytest.raises(BlockingIOError):
+        end.theirs.recv(1)
+    assert "schedule" not in end.events
+    end.wire.flush()
+    end.wire.feed(end.theirs.recv(1 << 16))
+    assert end.pushes == [(5, KEY, 1), (5, KEY + 1, 2)]
+    end.wire.flush()  # there is nothing
+
+
 def test_publications_are_written_and_read(end: End) -> None:
     taken: list[tuple[Any, ...]] = []
     end.takers[5] = lambda *args: taken.append(args)

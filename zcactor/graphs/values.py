@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -89,7 +88,18 @@ class Courier:
         """
         packed = (value.payload, shared(value.parts), value.flags) if type(value) is Packed else None
         # On one core each frame that is sent at once would wake its receiver before the next one is written.
-        more = len(targets) > 1 and threading.get_ident() == self._process.thread
+        written: list[Any] | None = [] if len(targets) > 1 else None
+        try:
+            self._send(key, value, packed, targets, served, written)
+        finally:
+            for wire in written or ():
+                wire.flush()
+
+    def _send(
+        self, key: int, value: Any, packed: Any, targets: Sequence[bytes], served: list[bytes],
+        written: list[Any] | None,
+    ) -> None:  # fmt: skip
+        """Do so, and append the native parts with frames that the caller has to flush to `written`, if there is one."""
         for target in targets:
             session = None
             if target != self._process.process:
@@ -98,9 +108,13 @@ class Courier:
                     served.append(target)
                     continue
                 try:
-                    if packed is None and session.wire is not None and session.wire.push(key, self._word, value, more):
-                        served.append(target)
-                        continue
+                    wire = session.wire
+                    if packed is None and wire is not None:
+                        if wire.push(key, self._word, value, False if written is None else None):
+                            if written is not None:
+                                written.append(wire)
+                            served.append(target)
+                            continue
                 except ConnectionLost:
                     served.append(target)
                     continue

@@ -270,7 +270,8 @@ static PyObject *wire_respond(Wire *self, PyObject *const *args, Py_ssize_t narg
     return respond(self, args[0], args + 1, args[2] == Py_True, pushed, 1);
 }
 /* push(key, word, value, more): whether the outcome of another process's promise, or the value of a graph's node, was
- * sent. False: it must go the other way, and nothing was sent. With `more` it is flushed in the loop's next turn. */
+ * sent. False: it must go the other way, and nothing was sent. With `more` it is flushed in the loop's next turn; with
+ * None for it by the caller, who flushes several connections one after the other. */
 static PyObject *wire_push(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != 3 && nargs != 4) {
         PyErr_SetString(PyExc_TypeError, "push(key, word, value, more)");
@@ -299,9 +300,14 @@ static PyObject *wire_push(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
     self->counters->pushes++;
     if (nargs == 4 && args[3] == Py_True) {
         if (wire_schedule_flush(self) < 0) return NULL;
-    } else if (wire_flush(self) < 0)
+    } else if ((nargs != 4 || args[3] != Py_None) && wire_flush(self) < 0)
         return NULL;
     Py_RETURN_TRUE;
+}
+/* flush(): send what was written. */
+static PyObject *wire_flush_now(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    if (!wire_is_whole(self) || wire_flush(self) < 0) return NULL;
+    Py_RETURN_NONE;
 }
 /* publish(key, word, values, whole): send the values of a tuple to the taker of `word`, in a PUSH frame. With `whole`
  * arrays travel in the frame and are not shared. Publications of a batch are sent at its end, as answers are. False:
@@ -414,6 +420,7 @@ static PyMethodDef wire_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))wire_forward, METH_FASTCALL,
      "forward(id, number, key, target): whether it was written."},
     {"push", (PyCFunction)(void (*)(void))wire_push, METH_FASTCALL, "push(key, word, value, more): whether it was sent."},
+    {"flush", (PyCFunction)wire_flush_now, METH_NOARGS, "Send what was written."},
     {"publish", (PyCFunction)(void (*)(void))wire_publish, METH_FASTCALL,
      "publish(key, word, values, whole): whether it was sent."},
     {"answer", (PyCFunction)(void (*)(void))wire_answer, METH_FASTCALL,
