@@ -120,6 +120,7 @@ ITEMS: Final[dict[str, Item]] = {
     "death": _of("death"),
     "leaks": _of("leaks"),
     "broadcast": Item(("-m", "benchmarks.broadcast", "--quick"), 120, no_hosts),
+    "group-hosts": Item(("-m", "benchmarks.group_hosts", "--quick"), 180, no_hosts),
     "cluster": Item(("-m", "benchmarks.cluster"), 60),
     "thesis": Item(("-m", "benchmarks.thesis", "local", "tcp", "--quick"), 120),
     "thesis-hosts": Item(("-m", "benchmarks.thesis", "veth", "--quick"), 120, no_hosts),
@@ -342,6 +343,16 @@ BETWEEN_HOSTS: Final[tuple[Row, ...]] = (
         for what in ("256 MiB to 8 hosts", "64 MiB to 8 hosts, 1gbit each")
     ),
     Row("broadcast", "256 MiB and 64 MiB to 8 hosts: bytes copied", "bytes copied", exactly(0)),
+    *(
+        Row("group-hosts", f"reduce_scatter of {mib} MiB over 4 namespaces next to sendfile to recv",
+            f"reduce_scatter of {mib} MiB over 4 hosts", at_least(0.85))
+        for mib in (16, 64)
+    ),
+    *(
+        Row("group-hosts", f"reduce_scatter of {mib} MiB over 4 namespaces: bytes copied",
+            f"bytes copied for {mib} MiB", exactly(0), "B")
+        for mib in (16, 64)
+    ),
     *(
         Row("cluster", f"zcactor start {option}, until it is ready", f"zcactor start {option}, until it is ready",
             at_most(0.5, "value"), "s")

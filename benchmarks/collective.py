@@ -32,6 +32,8 @@ LIMITS: Final = {"1 KiB": 2.0, "16 KiB": 2.0, "1 MiB": 4.0}
 LARGE: Final = 64 * MIB
 BASELINES: Final = {"gloo": 0.25, "mpi": 1 / 3}
 """Our time of a large allreduce by that of other libraries."""
+SPIN_US: Final = 200.0
+"""Microseconds for which ranks stay awake where they are measured beside ranks that never sleep."""
 DEATH: Final = 20
 """Milliseconds from SIGKILL to `GroupBroken` at the other member."""
 
@@ -176,7 +178,29 @@ async def _beside(scale: Scale, actors: list[Any], group: zc.Group) -> list[Meas
                 )
                 for name in running
             ]
+        if "mpi" in running:
+            found.append(await _awake(scale, actors, running["mpi"]))
     return found
+
+
+async def _awake(scale: Scale, actors: list[Any], mpi: Baseline) -> Measurement:
+    """A small allreduce of ranks that stay awake, beside MPI, whose ranks never sleep."""
+    group, nbytes, count = await zc.group(actors, spin_us=SPIN_US), 1 << 10, scale.count(1000, least=20)
+    subjects: dict[str, Any] = {
+        "mpi": partial(mpi.allreduce, nbytes, count),
+        "ours": partial(_slowest, actors, "reduces", group, nbytes, count),
+    }
+    times = medians(await interleave(scale.runs, subjects))
+    return Measurement(
+        "collective",
+        f"allreduce, 1 KiB, 2 ranks awake, beside {LABELS['mpi']}",
+        times["ours"],
+        "us",
+        times["mpi"],
+        LABELS["mpi"],
+        None,
+        scale.runs,
+    )
 
 
 async def _scene(scale: Scale) -> list[Measurement]:

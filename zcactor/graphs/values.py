@@ -100,6 +100,7 @@ class Courier:
         written: list[Any] | None,
     ) -> None:  # fmt: skip
         """Do so, and append the native parts with frames that the caller has to flush to `written`, if there is one."""
+        more = False if written is None else None
         for target in targets:
             session = None
             if target != self._process.process:
@@ -109,12 +110,11 @@ class Courier:
                     continue
                 try:
                     wire = session.wire
-                    if packed is None and wire is not None:
-                        if wire.push(key, self._word, value, False if written is None else None):
-                            if written is not None:
-                                written.append(wire)
-                            served.append(target)
-                            continue
+                    if packed is None and wire is not None and wire.push(key, self._word, value, more):
+                        if written is not None:
+                            written.append(wire)
+                        served.append(target)
+                        continue
                 except ConnectionLost:
                     served.append(target)
                     continue
