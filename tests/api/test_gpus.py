@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import uvloop
 
 import zcactor as zc
 from tests.marshal.wire import assert_same
@@ -17,6 +18,10 @@ from zcactor.objectstore.copies import CopyCount
 from zcactor.objectstore.store import Store
 
 FAKE = zc.Config(gpu="fake", gpu_fake="devices=2,late=2")
+
+pytestmark = pytest.mark.slow
+LOOP_FACTORIES = {"uvloop": uvloop.new_event_loop}
+"""One loop: nothing here depends on its kind, and each test starts a runtime."""
 
 
 async def test_gpus() -> None:
@@ -56,7 +61,7 @@ async def test_between_host_and_gpu() -> None:
         other = zc.to_device(array, "cuda:1")
         assert other.device == "cuda:1" and (zc.to_host(other) == 3).all()
         assert_same(zc.to_host(zc.to_device([1.5, 2.5])), np.array([1.5, 2.5]))
-        assert not zc.in_store(array)
+        assert zc.in_store(array)
 
 
 async def test_streams_belong_to_tasks() -> None:
@@ -131,7 +136,6 @@ async def test_arrays_outlive_the_runtime() -> None:
         assert zc.gpus() == []  # the next runtime may have another driver
 
 
-@pytest.mark.slow
 def test_programs_without_a_gpu_load_nothing_for_it() -> None:
     program = (
         "import sys, zcactor as zc, numpy as np\n"

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zcactor.device.array import DeviceArray, empty_array
-from zcactor.device.memory import DeviceStore, GpuMemory, open_store
+from zcactor.device.memory import GpuMemory
+from zcactor.device.store import DeviceStore, open_store
 
 __all__ = ["array_on", "opened", "seen"]
 

@@ -9,6 +9,8 @@ import pytest
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.testing.conformance.device import GpuDriverSuite
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "opener",

@@ -9,8 +9,8 @@ import pytest
 from tests.device.helpers import opened
 from zcactor.device.events import Moment
 from zcactor.device.fake import FakeGpuDriver
-from zcactor.device.memory import DeviceBlock, open_store, wait_on_host
-from zcactor.errors import DeviceUnavailable, ObjectLost, OutOfMemory
+from zcactor.device.memory import DeviceBlock, wait_on_host
+from zcactor.errors import ObjectLost, OutOfMemory
 from zcactor.testing.device_peer import DevicePeer
 
 
@@ -32,21 +32,7 @@ def test_the_capacity_of_each_gpu() -> None:
         del kept
 
 
-def test_gpus_that_are_not_there() -> None:
-    with (
-        opened("devices=2") as store,
-        pytest.raises(DeviceUnavailable, match="cuda:2: .* sees cuda:0, cuda:1"),
-    ):
-        store.gpu(2)
-    none = open_store("fake", "", "", None, 0, None)
-    with pytest.raises(DeviceUnavailable, match="this process sees none"):
-        none.gpu(0)
-    with pytest.raises(DeviceUnavailable, match="ZCACTOR_GPU=fake"):
-        open_store("off", "", None)
-    with pytest.raises(ValueError, match="its options are"):
-        open_store("fake", "colour=red", None)
-
-
+@pytest.mark.slow
 def test_a_wait_ends_when_the_other_process_has_ended() -> None:
     driver = FakeGpuDriver()
     with DevicePeer(partial(FakeGpuDriver, "late=20000")) as peer:

@@ -147,7 +147,7 @@ def test_fields_that_are_left_out_are_zero_or_empty() -> None:
         (81, 4, "flags 0x04; known bits are 0x03"),
         (81, 128, "flags 0x80"),
         (80, 0, "HELLO"),
-        (136, 4, "kind 4; known kinds are 0 to 3"),
+        (136, 5, "kind 5; known kinds are 0 to 4"),
     ],
 )
 def test_unknown_values(at: int, value: int, message: str) -> None:

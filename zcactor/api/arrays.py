@@ -186,11 +186,13 @@ def in_store(x: Any) -> bool:
     store.
 
     Args:
-        x: any object; the result is False unless it is an ndarray.
+        x: any object; the result is False unless it is an ndarray or a `DeviceArray`.
     """
+    process = current_or_none()
     if not isinstance(x, np.ndarray):
-        return False
-    root, process = root_of(x), current_or_none()
+        devices = None if process is None else process.store.devices_in_use
+        return devices is not None and devices.holds(x)
+    root = root_of(x)
     if process is None:
         return isinstance(root, Block | Lease)
     if isinstance(root, Block | Lease):

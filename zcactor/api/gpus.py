@@ -75,6 +75,9 @@ def _index(device: object) -> int:
 def _memory(device: object) -> GpuMemory:
     index = _index(device)
     memory: GpuMemory = current().store.devices().gpu(index)
+    from zcactor.marshal.devices import pass_arrays
+
+    pass_arrays()
     return memory
 
 

@@ -23,7 +23,7 @@ def device_opener(config: Config, loop: asyncio.AbstractEventLoop) -> Callable[[
     """
 
     def open_devices() -> Any:
-        from zcactor.device.memory import open_store
+        from zcactor.device.store import open_store
 
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
         return open_store(

@@ -65,7 +65,9 @@ def make_endpoint(
         )
     names = config.transports.split(",")
     arena = store.arena
-    local = LocalEndpoint(directory, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit)
+    local = LocalEndpoint(
+        directory, process, token, arena.fd, arena.nbytes, config.recv_depth, config.eager_limit, store.supply_extents
+    )
     if names[0] == "local" and (not clustered or len(names) == 1):
         return local
     from zcactor.transport.selector import SelectingEndpoint

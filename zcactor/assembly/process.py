@@ -145,7 +145,7 @@ class Process:
             )  # fmt: skip
         self.system = SystemActor(
             self.place.pid, store, self.sessions, self.promises, self.adoptions, self.origins, self.twins,
-            self.parting, self.groups, self.graphs, self.stats,
+            self.parting, self.groups, self.graphs, self.stats, self.resolver.devices, self.copies,
         )  # fmt: skip
         self.hosts.add(SYSTEM_INDEX, SystemActor, "system", interface=system).adopt(self.system)
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from zcactor.ids import ActorId
     from zcactor.objects.adoption import Adoptions
     from zcactor.objects.broadcast_directory import BroadcastDirectory
+    from zcactor.objects.device_reach import DeviceReach
     from zcactor.objects.promises import Promises
+    from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.store import Store
     from zcactor.observe.stats import Stats
     from zcactor.peers.parting import Parting
@@ -65,12 +67,14 @@ class SystemActor:
         groups: returns the groups that actors of the process are members of.
         graphs: returns the graphs that the process has a share of.
         stats: returns the figures of the process.
+        devices: reaches GPU memory.
+        copies: counts copies.
     """
 
     def __init__(
         self, pid: int, store: Store, sessions: Sessions, promises: Promises, adoptions: Adoptions,
         origins: BroadcastDirectory, twins: Twins, parting: Parting | None, groups: Callable[[], Groups],
-        graphs: Callable[[], Graphs], stats: Callable[[], Stats],
+        graphs: Callable[[], Graphs], stats: Callable[[], Stats], devices: DeviceReach, copies: CopyCounter,
     ) -> None:  # fmt: skip
         self._pid = pid
         self._store = store
@@ -83,6 +87,8 @@ class SystemActor:
         self._groups = groups
         self._graphs = graphs
         self._stats = stats
+        self._devices = devices
+        self._copies = copies
         self.revive: Callable[[int], Any] = lambda _: None
         """The head's function that finds an actor which no process holds at the moment."""
         self.on_actor_changed: Callable[..., None] | None = None
@@ -106,6 +112,11 @@ class SystemActor:
             else:
                 session.leases.grant(object_id, holder)
         return True
+
+    async def device_bytes(self, object_id: int, offset: int, nbytes: int) -> Any:
+        """Copy bytes of GPU memory to the host for the caller, which cannot map them; see
+        `zcactor.objects.device_reach.DeviceReach.bytes_of`."""
+        return await self._devices.bytes_of(current_call.get().session, object_id, offset, nbytes, self._copies)
 
     async def hold(self, ended: list[int], held: list[int]) -> None:
         """Note the objects that the caller still holds of those leased by connections which have ended at its side.

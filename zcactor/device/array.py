@@ -9,7 +9,7 @@ import numpy as np
 
 from zcactor.device.driver import PATTERNS
 from zcactor.device.memory import DeviceBlock, wait_on_host
-from zcactor.device.rows import rows_of
+from zcactor.device.rows import Rows, few_rows
 from zcactor.device.streams import current_stream
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zcactor.device.memory import GpuMemory
     from zcactor.device.work import Work
 
-__all__ = ["DeviceArray", "DeviceHolder", "empty_array"]
+__all__ = ["DeviceArray", "DeviceHolder", "array_over", "empty_array"]
 
 _READ_ONLY: Final = "the array is read-only: it was passed to an actor, or received from one; write to x.copy()"
 _CAN_REFUSE: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
@@ -95,6 +95,25 @@ class DeviceArray:
         """The address of the first element."""
         self._view = view
         """An array of the same layout, whose bytes must not be looked at."""
+
+    @property
+    def holder(self) -> DeviceHolder:
+        """The holder of the bytes."""
+        return self._holder
+
+    @property
+    def address(self) -> int:
+        """The address of the first element, which no code of the host may touch."""
+        return self._address
+
+    def bounds(self) -> tuple[int, int]:
+        """The lowest address of the elements' bytes, and the address after the highest."""
+        low = high = self._address
+        if self.size:
+            reaches = [(length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True)]
+            low += sum(reach for reach in reaches if reach < 0)
+            high += sum(reach for reach in reaches if reach > 0) + self.itemsize
+        return low, high
 
     # ---- facts
 
@@ -290,7 +309,8 @@ class DeviceArray:
 
     def _queue(self, source: DeviceArray) -> None:
         gpu, work, stream = self._now()
-        if not gpu.driver.can_access(gpu.index, source._holder.gpu.index):
+        copies = few_rows(self.shape, self.strides, source.strides, self.itemsize)
+        if copies is None or not gpu.driver.can_access(gpu.index, source._holder.gpu.index):
             values = np.empty(source.shape, source.dtype)
             source.copy_to_host(values)
             self._copy_from_host(values)
@@ -298,27 +318,40 @@ class DeviceArray:
         read = source._holder.work
         read.before_reading(gpu.index, stream)
         work.before_writing(gpu.index, stream)
-        for rows in rows_of(self.shape, self.strides, source.strides, self.itemsize):
-            gpu.driver.copy(
-                gpu.index, self._address + rows.destination, source._address + rows.source, rows.count, rows.nbytes,
-                rows.strides, stream,
-            )  # fmt: skip
+        self._copy(gpu, copies, self._address, source._address, stream)
         moment = gpu.events.record(stream)
         work.has_written(moment)
         read.has_read(moment)
 
+    @staticmethod
+    def _copy(gpu: GpuMemory, copies: Sequence[Rows], into: int, out: int, stream: int) -> None:
+        for rows in copies:
+            to, from_ = into + rows.destination, out + rows.source
+            gpu.driver.copy(gpu.index, to, from_, rows.count, rows.nbytes, rows.strides, stream)
+
     def _copy_from_host(self, source: npt.NDArray[Any]) -> None:
         gpu, work, stream = self._now()
+        copies = few_rows(self.shape, self.strides, source.strides, self.itemsize)
+        if copies is None:
+            low, scratch, view = self._on_host()
+            view[...] = source
+            source, copies, address = scratch, [Rows(0, 0, 1, scratch.nbytes, (0, 0))], low
+        else:
+            address = self._address
         work.before_writing(gpu.index, stream)
-        address = source.__array_interface__["data"][0]
-        for rows in rows_of(self.shape, self.strides, source.strides, self.itemsize):
-            gpu.driver.copy(
-                gpu.index, self._address + rows.destination, address + rows.source, rows.count, rows.nbytes,
-                rows.strides, stream,
-            )  # fmt: skip
+        self._copy(gpu, copies, address, source.__array_interface__["data"][0], stream)
         moment = gpu.events.record(stream)
         work.has_written(moment)
         wait_on_host([moment])
+
+    def _on_host(self) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[Any]]:
+        """All bytes from the first to the last of the elements, copied to the host: their address here, the copy, and
+        the elements in it."""
+        low, high = self.bounds()
+        scratch = np.empty(high - low, np.uint8)
+        whole = DeviceArray(self._holder, low, _layout(scratch.shape, scratch.dtype))
+        whole.copy_to_host(scratch)
+        return low, scratch, np.ndarray(self.shape, self.dtype, scratch, self._address - low, self.strides)
 
     def copy_to_host(self, target: npt.NDArray[Any]) -> None:
         """Copy the elements into a NumPy array, and wait until that is done; `zcactor.to_host` makes the array.
@@ -331,14 +364,13 @@ class DeviceArray:
             DeviceError: the driver refuses.
         """
         gpu, work, stream = self._now()
+        copies = few_rows(self.shape, target.strides, self.strides, self.itemsize)
+        if copies is None:
+            target[...] = self._on_host()[2]
+            return
         wait_on_host(work.writes())  # not only the stream: it does not notice that a process has ended
         work.before_reading(gpu.index, stream)
-        address = target.__array_interface__["data"][0]
-        for rows in rows_of(self.shape, target.strides, self.strides, self.itemsize):
-            gpu.driver.copy(
-                gpu.index, address + rows.destination, self._address + rows.source, rows.count, rows.nbytes,
-                rows.strides, stream,
-            )  # fmt: skip
+        self._copy(gpu, copies, target.__array_interface__["data"][0], self._address, stream)
         moment = gpu.events.record(stream)
         work.has_read(moment)
         wait_on_host([moment])
@@ -348,6 +380,21 @@ class DeviceArray:
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("an array on a GPU does not become a NumPy array by itself: use zc.to_host(x)")
+
+
+def array_over(
+    holder: DeviceHolder, address: int, shape: Sequence[int], dtype: np.dtype[Any], strides: Sequence[int]
+) -> DeviceArray:
+    """Make an array over bytes that a holder keeps.
+
+    Args:
+        holder: the holder.
+        address: address of the first element.
+        shape: elements along each axis.
+        dtype: type of the elements.
+        strides: bytes from one element to the next along each axis.
+    """
+    return DeviceArray(holder, address, _layout(shape, dtype, strides))
 
 
 def empty_array(gpu: GpuMemory, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceArray:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zcactor.device.driver import GpuDriver
 
-__all__ = ["EventPool", "Moment", "ordered", "pending"]
+__all__ = ["EventKeeper", "EventPool", "Moment", "ordered", "pending"]
+
+
+class EventKeeper(Protocol):
+    """The keeper of events."""
+
+    def take_back(self, event: int) -> None:
+        """Take back an event whose moment was dropped."""
 
 
 class Moment:
     """All work that was on a stream when an event was recorded. The event is used again after the moment is dropped.
 
     Args:
-        pool: the pool that the event goes back to; None for an event of another process, which its opener keeps.
+        pool: keeps the event and gets it back; None for an event that nobody takes back.
         driver: the driver.
         device: the GPU that the event belongs to here.
         event: the recorded event.
@@ -26,7 +33,7 @@ class Moment:
 
     __slots__ = ("__weakref__", "_done", "_pool", "device", "driver", "event", "stream")
 
-    def __init__(self, pool: EventPool | None, driver: GpuDriver, device: int, event: int, stream: int) -> None:
+    def __init__(self, pool: EventKeeper | None, driver: GpuDriver, device: int, event: int, stream: int) -> None:
         self._pool = pool
         self._done = False
         self.driver: Final = driver

@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor import ids
 from zcactor.device.arena import DeviceArena
 from zcactor.device.events import EventPool
-from zcactor.device.tending import Tending
 from zcactor.device.work import Work
-from zcactor.errors import DeviceUnavailable, ObjectLost
+from zcactor.errors import ObjectLost
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable
 
     from zcactor.device.arena import Placed
     from zcactor.device.driver import GpuDriver, GpuFacts
     from zcactor.device.events import Moment
+    from zcactor.device.tending import Tending
+    from zcactor.objectstore.store import Store
 
-__all__ = ["DeviceBlock", "DeviceStore", "GpuMemory", "wait_on_host"]
+__all__ = ["DeviceBlock", "GpuMemory", "wait_on_host"]
 
+_GPU_SHIFT: Final = 48
+"""Bits of the offset in one GPU's memory; the GPU's index is above them. 256 TiB are never used up, as each offset is
+used for one extent only."""
 _FIRST_PAUSE: Final = 20e-6
 """Seconds: about the time of a copy of a few KiB."""
 _LAST_PAUSE: Final = 1e-3
@@ -74,7 +77,11 @@ class DeviceBlock:
         DeviceError: the driver fails in another way.
     """
 
-    __slots__ = ("__weakref__", "address", "exported", "gpu", "hold", "id", "nbytes", "of_numpy", "sealed")
+    __slots__ = ("__weakref__", "address", "exported", "gpu", "hold", "id", "nbytes", "sealed", "store", "told")
+
+    read_in_place: Final = True
+    """As for `zcactor.objectstore.store.Block`: peers may read the bytes after their connections have ended."""
+    of_numpy: Final = False
 
     def __init__(self, gpu: GpuMemory, nbytes: int) -> None:
         placed = gpu.arena.allocate(nbytes)
@@ -87,9 +94,10 @@ class DeviceBlock:
         self.sealed = False
         """Whether the object was shared, so that nobody may write to it."""
         self.exported = False
-        self.of_numpy: Final = False
-        """See `zcactor.objectstore.store.Block`, as for `exported`: the store keeps both kinds of blocks by their
-        ids."""
+        self.store: Store | None = None
+        """The store of the runtime by which the object was shared."""
+        self.told: Moment | None = None
+        """The last write, where peers were told its event: that is not used again before the object's end."""
 
     @property
     def work(self) -> Work:
@@ -100,6 +108,26 @@ class DeviceBlock:
     def readonly(self) -> bool:
         """Whether nobody may write to the bytes."""
         return self.sealed
+
+    @property
+    def offset(self) -> int:
+        """The place among all extents of this process, on all its GPUs."""
+        return self.gpu.base + self.hold.offset
+
+    def share(self, store: Store) -> None:
+        """Let nobody write to the bytes from now on, and peers be granted leases. Idempotent."""
+        self.sealed = True
+        self.store = store
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """Lease the object to the peer of `session`; see `zcactor.rpc.parts.Holder`."""
+        store = self.store
+        if store is None:
+            raise RuntimeError("an object is granted that was not shared")
+        if not self.exported:
+            store.export(self)
+        session.leases.grant(self.id, self)
+        return store.process, self.id, 0
 
 
 class GpuMemory:
@@ -118,68 +146,11 @@ class GpuMemory:
     ) -> None:
         self.driver: Final = driver
         self.index: Final = facts.index
+        self.base: Final = facts.index << _GPU_SHIFT
+        """The offset of its memory among all extents of this process."""
+        self.tending: Final = tending
         self.uuid: Final = facts.uuid
         self.arena: Final = DeviceArena(driver, facts.index, capacity, keep_nbytes)
         self.events: Final = EventPool(driver, facts.index)
         self.arena.on_freed = tending.wake
         tending.add(self.arena)
-
-
-class DeviceStore:
-    """The objects of one process on its GPUs. Any thread may use it.
-
-    Args:
-        driver: the driver; it belongs to the runtime, and lives on with arrays that outlive it.
-        capacity: bytes that this process may take of each GPU; None for what the GPU has.
-        keep_nbytes: bytes of free memory that are kept ready on each GPU.
-        loop: the loop on which memory is given back.
-    """
-
-    def __init__(
-        self, driver: GpuDriver, capacity: int | None, keep_nbytes: int, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self.driver: Final = driver
-        self.tending: Final = Tending(loop)
-        self.gpus: Final = [GpuMemory(driver, facts, capacity, keep_nbytes, self.tending) for facts in driver.devices()]
-
-    def gpu(self, index: int) -> GpuMemory:
-        """The memory on the GPU of that index.
-
-        Raises:
-            DeviceUnavailable: this process sees no such GPU.
-        """
-        if index >= len(self.gpus):
-            seen = ", ".join(f"cuda:{each.index}" for each in self.gpus) or "none"
-            raise DeviceUnavailable(
-                f"there is no GPU cuda:{index}: this process sees {seen}; zc.gpus() lists them, and "
-                "CUDA_VISIBLE_DEVICES limits them"
-            )
-        return self.gpus[index]
-
-    @property
-    def used(self) -> int:
-        """Bytes of all objects on all GPUs."""
-        return sum(gpu.arena.used for gpu in self.gpus)
-
-
-def open_store(gpu: str, fake: str, variable: str | None, *limits: Any) -> DeviceStore:
-    """Open the GPUs of this process.
-
-    Args:
-        gpu: ``"fake"``, or ``"off"``.
-        fake: the options of the fake, for `zcactor.device.fake.options.FakeOptions`.
-        variable: the value of ``CUDA_VISIBLE_DEVICES``; None where it is not set.
-        limits: the further arguments of `DeviceStore`.
-
-    Raises:
-        DeviceUnavailable: GPUs are switched off.
-        ValueError: an option of the fake is unknown or malformed.
-    """
-    if gpu != "fake":
-        raise DeviceUnavailable(
-            "GPUs are switched off: the setting gpu is 'off'; set it to 'fake' (ZCACTOR_GPU=fake) for fake GPUs, the "
-            "only ones that this version supports"
-        )
-    from zcactor.device.fake import FakeGpuDriver
-
-    return DeviceStore(FakeGpuDriver(fake, variable), *limits)

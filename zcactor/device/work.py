@@ -58,6 +58,10 @@ class Work:
         self._writes = [moment]
         self._reads = []
 
+    def comes_after(self, moment: Moment) -> None:
+        """Note a write of the owner, which is before all work here."""
+        self._writes.append(moment)
+
     def writes(self) -> list[Moment]:
         """The writes that are not done.
 

@@ -53,6 +53,7 @@ class Code:
     RESOLVED = 11
     FAILURE = 12
     GROUP = 13
+    DEVICE_ARRAY = 14
 
 
 class NotPlain(Exception):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zcactor.api.handle import ActorHold
 from zcactor.api.passing import OwnRef, RefHolder
 from zcactor.errors import ObjectLost, OutOfMemory, ProtocolError, RemoteError, ZcactorError
+from zcactor.objects.device_reach import DeviceReach
 from zcactor.objects.holders import granted, reached
 from zcactor.objects.locations import LostPart, outcome
 from zcactor.objectstore.ref import Region, RegionKind
@@ -78,6 +79,7 @@ class Resolver:
         self._locations = locations
         self._expectations = expectations
         self._process = sessions.process
+        self.devices = DeviceReach(sessions.process, tasks, connections, requests, store)
 
     def import_region(
         self, session: Session, region: Region, unread: bool, sealed: bool
@@ -88,6 +90,8 @@ class Resolver:
             ProtocolError: the region lies outside of the memory that it names.
         """
         kind, owner, object_id, offset, nbytes, *_ = region
+        if kind == RegionKind.DEVICE:
+            return self.devices.import_region(session, region)
         if kind == RegionKind.REF and offset:
             return self._announced(session, region), None
         if owner == self._process:

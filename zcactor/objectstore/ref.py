@@ -36,6 +36,9 @@ class RegionKind(IntEnum):
     """An object that is not resolved yet or lives in another process; nbytes is 0."""
     ACTOR = 3
     """An actor handle; there are no bytes to map."""
+    DEVICE = 4
+    """Bytes in GPU memory, which do not change while a lease exists. The offset is that among all extents of the
+    owner's GPU memory, and not in its arena."""
 
 
 class Region(NamedTuple):

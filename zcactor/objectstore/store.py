@@ -11,7 +11,7 @@ import operator
 import threading
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, SupportsIndex
 from weakref import WeakMethod, WeakValueDictionary, ref
 
 import numpy as np
@@ -24,7 +24,7 @@ from zcactor.objectstore.lease import close_array
 from zcactor.objectstore.parking import Parking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -71,6 +71,9 @@ class Block:
     __slots__ = (
         "__weakref__", "address", "array", "exported", "hold", "id", "nbytes", "of_numpy", "offset", "sealed", "store",
     )  # fmt: skip
+
+    read_in_place: Final = True
+    """Whether peers may read the bytes after their connections have ended."""
 
     def __init__(self, store: Store, hold: Hold, nbytes: int, block_id: int | None = None) -> None:
         self.store: Final = store
@@ -120,6 +123,16 @@ class Block:
         return self.store.process, self.id, 0
 
 
+class Exportable(Protocol):
+    """A block of another kind of memory."""
+
+    exported: bool
+
+    @property
+    def id(self) -> int:
+        """Id of the block, as `Block.id`."""
+
+
 class Store:
     """The objects of one process, in one arena. Any thread may call any method.
 
@@ -147,7 +160,7 @@ class Store:
         self._closed = False
         self._give_up: Callable[[], bool] = bool  # no function to give memory up yet: bool() is False
         self._blocks: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()  # by offset
-        self._exported: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()
+        self._exported: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
         self._kept: Final[dict[int, tuple[ref[NDArray[Any]], Block]]] = {}  # by offset; see `keep`
         self._known_limit = _MIN_KNOWN
         self._known: Final[dict[int, int]] = {}  # memory of NumPy's that peers know: its id, its offset
@@ -198,11 +211,11 @@ class Store:
 
     @property
     def devices_in_use(self) -> Any:
-        """The `zcactor.device.memory.DeviceStore` of the process; None before anything has used a GPU."""
+        """The `zcactor.device.store.DeviceStore` of the process; None before anything has used a GPU."""
         return self._devices
 
     def devices(self) -> Any:
-        """The `zcactor.device.memory.DeviceStore` of the process, which is opened when it is first needed.
+        """The `zcactor.device.store.DeviceStore` of the process, which is opened when it is first needed.
 
         Raises:
             DeviceUnavailable: GPUs are switched off, or the process has no runtime for them.
@@ -214,6 +227,12 @@ class Store:
                     raise DeviceUnavailable("this process has no GPUs: its store was made without a runtime")
                 self._devices = self.open_devices()
             return self._devices
+
+    def supply_extents(self, known: Collection[int]) -> tuple[list[Any], list[int]]:
+        """The extents of GPU memory that a peer lacks, and those that it has and are no more; see
+        `zcactor.transport.local.extents`."""
+        devices = self._devices
+        return ([], list(known)) if devices is None else devices.supply(known)
 
     def when_full(self, give_up: Callable[[], bool]) -> None:
         """Call `give_up`, a bound method, when an allocation does not fit. The function frees memory that is kept for
@@ -387,10 +406,10 @@ class Store:
         if root is not None:
             root.setflags(write=False)
 
-    def export(self, block: Block) -> int:
+    def export(self, block: Block | Exportable) -> int:
         """Make `lookup` find the block for as long as it lives. Idempotent. Returns the block's id."""
         self._exported[block.id] = block
-        if block.of_numpy:
+        if isinstance(block, Block) and block.of_numpy:
             self._known[block.hold.id] = block.offset
             if len(self._known) > self._known_limit:
                 self._forget_known()
@@ -407,8 +426,8 @@ class Store:
                 self._known.pop(memory, None)
         self._known_limit = max(_MIN_KNOWN, 2 * len(self._known))
 
-    def lookup(self, block_id: int) -> Block | None:
-        """The living exported block with that id, or None."""
+    def lookup(self, block_id: int) -> Any:
+        """The living exported block with that id, or None: a `Block`, or a `zcactor.device.memory.DeviceBlock`."""
         return self._exported.get(block_id)
 
     def stats(self) -> StoreStats:

@@ -6,9 +6,12 @@ not reused. The object is dropped when the peer has released every lease, or can
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["LeaseTable"]
 
@@ -39,6 +42,10 @@ class LeaseTable:
     def total(self) -> int:
         """The number of leases: an object that was sent twice counts twice."""
         return self._total
+
+    def count(self, is_wanted: Callable[[Any], bool]) -> int:
+        """The number of leases on objects whose holder is wanted."""
+        return sum(entry.count for entry in self._leases.copy().values() if is_wanted(entry.keep))
 
     def grant(self, object_id: int, keep: object) -> None:
         """Note one more lease on `object_id`, because the peer is being sent a reference.

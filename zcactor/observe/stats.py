@@ -64,6 +64,17 @@ class Stats:
     """Number of operations of groups that actors of this process have called."""
     bytes_reduced: int
     """Bytes of inputs that sums and other reductions of groups have read here."""
+    bytes_device_mapped: int
+    """Bytes of arrays on GPUs received by mapping their owner's GPU memory."""
+    device_used: int
+    """Bytes of living objects in this process's GPU memory."""
+    device_leases: int
+    """Number of leases that peers hold on objects in this process's GPU memory, also part of `leases`."""
+    device_extents: int
+    """Number of extents of peers' GPU memory that are mapped here now."""
+    device_syncs: int
+    """Number of times that a thread waited for a GPU so that order holds, because other processes cannot wait for its
+    events."""
 
     def plain(self) -> dict[str, Any]:
         """Convert the statistics to plain values, for the wire."""
@@ -92,12 +103,17 @@ class Measured(Protocol):
     groups: Any
 
 
+def _is_on_a_gpu(holder: Any) -> bool:
+    return hasattr(holder, "gpu")
+
+
 def stats_of(process: Measured) -> Stats:
     """Take the statistics of `process` at this moment."""
     copies = process.copies.snapshot()
     counters = process.counters
     store = process.store.stats()
     sessions = list(process.sessions.all())
+    devices = process.store.devices_in_use
     return Stats(
         calls=counters.calls,
         frames_sent=counters.frames_sent,
@@ -119,4 +135,9 @@ def stats_of(process: Measured) -> Stats:
         pushes=counters.pushes,
         collectives=process.groups.figures[0],
         bytes_reduced=process.groups.figures[1],
+        bytes_device_mapped=0 if devices is None else devices.bytes_mapped,
+        device_used=0 if devices is None else devices.used,
+        device_leases=0 if devices is None else sum(session.leases.count(_is_on_a_gpu) for session in sessions),
+        device_extents=0 if devices is None else len(devices.imports),
+        device_syncs=0 if devices is None else devices.syncs,
     )

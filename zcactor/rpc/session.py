@@ -443,7 +443,7 @@ class Session(Releasing):
             kept = self.leases.end()
         reader = self.connection.reader
         if reader is not None:
-            blocks = {object_id: keep for object_id, keep in kept.items() if type(keep) is Block}
+            blocks = {object_id: keep for object_id, keep in kept.items() if getattr(keep, "read_in_place", False)}
             if blocks:
                 self.hub.park(reader, self, blocks)
 

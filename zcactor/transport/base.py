@@ -127,6 +127,10 @@ class Connection(Protocol):
     carries
     them, so that the peer's `pull` need not ask for them. Any thread may call it. None where `pull` needs neither."""
 
+    fetch_extents: Any
+    """``await fetch_extents(known)`` gets the extents of the peer's GPU memory that are not known; see
+    `zcactor.transport.local.extents.receive_extents`. None where the peer is not on this host."""
+
     @property
     def seals_payloads(self) -> bool:
         """Whether frames are encrypted and pulled bytes are not. Payloads above the eager limit are encrypted before

@@ -32,6 +32,8 @@ class BaseConnection(ABC):
     """See `zcactor.transport.base.Connection`. None unless a subclass sets it: the peer does not map our arena."""
     native_out: Any = None
     """See `zcactor.transport.base.Connection`. None unless a subclass sets it: Python writes and reads all frames."""
+    fetch_extents: Any = None
+    """See `zcactor.transport.base.Connection`. None unless a subclass leads to a process of this host."""
 
     @property
     def heard(self) -> int | None:

@@ -28,6 +28,7 @@ BUFFER = ctypes.create_string_buffer(64)
 
 
 @pytest.mark.parametrize("touch", ["ctypes.string_at(address, 1)", "ctypes.memset(address, 0, 1)"])
+@pytest.mark.slow
 def test_host_code_that_touches_a_device_pointer_crashes(touch: str) -> None:
     program = (
         "import ctypes\n"
@@ -56,14 +57,17 @@ def between_streams(options: str) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.slow
 def test_waits_order_late_streams(seed: int) -> None:
     assert between_streams(f"late=20,seed={seed}") == b"nnn"
 
 
+@pytest.mark.slow
 def test_without_waits_bytes_are_stale() -> None:
     assert {between_streams(f"late=20,seed={seed},waits=no") for seed in range(8)} >= {b"old"}
 
 
+@pytest.mark.slow
 def test_a_peer_reads_stale_bytes_without_waits() -> None:
     options = "late=300,waits=no"
     driver = FakeGpuDriver(options)
@@ -161,6 +165,7 @@ def test_a_write_without_write_access_breaks_the_context() -> None:
     assert "write access" in broken(driver, lambda: driver.fill(0, address, b"a", 1, 0)).reason
 
 
+@pytest.mark.slow
 def test_legacy_memory_ends_with_its_owner() -> None:
     driver = FakeGpuDriver("export=legacy")
     with DevicePeer(partial(FakeGpuDriver, "export=legacy")) as peer:
@@ -172,6 +177,7 @@ def test_legacy_memory_ends_with_its_owner() -> None:
     assert "has ended" in broken(driver, lambda: driver.fill(0, address, b"a", 1, 0)).reason
 
 
+@pytest.mark.slow
 def test_an_event_ends_with_its_owner() -> None:
     driver = FakeGpuDriver()
     with DevicePeer(partial(FakeGpuDriver, "late=20000")) as peer:
@@ -190,6 +196,7 @@ def test_an_event_ends_with_its_owner() -> None:
     driver.end_event(0, opened)
 
 
+@pytest.mark.slow
 def test_an_event_that_was_given_up_cannot_be_opened() -> None:
     driver = FakeGpuDriver()
     with DevicePeer(FakeGpuDriver) as peer:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.stream.connection import StreamConnection
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
     from zcactor.transport.base import PeerInfo, RemoteRegion
     from zcactor.transport.mapping import Mapping
@@ -26,6 +26,7 @@ class LocalConnection(StreamConnection):
         mapping: the mapping of the peer's arena, read-only; None where it has no arena.
         map_writable: maps the peer's arena with write access; `open_writable` calls it once.
         reader: the peer's process, where our arena was passed to it.
+        fetch_extents: gets extents of the peer's GPU memory.
     """
 
     kind = "local"
@@ -42,6 +43,7 @@ class LocalConnection(StreamConnection):
         mapping: Mapping | None,
         map_writable: Callable[[], Awaitable[Mapping | None]],
         reader: OsProcess | None = None,
+        fetch_extents: Callable[[Collection[int]], Awaitable[Any]] | None = None,
         native: bool = True,
     ) -> None:
         super().__init__(sock, peer, recv_depth=recv_depth, eager_limit=eager_limit, native=native)
@@ -51,6 +53,8 @@ class LocalConnection(StreamConnection):
         """The mapping of the peer's arena with write access; None until `open_writable` has succeeded."""
         self.reader = reader
         """The peer's process, which maps our arena until it ends, also after the connection has ended."""
+        self.fetch_extents = fetch_extents
+        """See `zcactor.transport.base.Connection`."""
         self._map_writable = map_writable
         self._writable_lock = asyncio.Lock()
         self._writable_open = False

@@ -8,7 +8,8 @@ directory. So a peer can never make this process open another path. Before any f
 3. pass their arena, opened again read-only so that the peer cannot write to it by mistake, and check that the received
    one has file seals and the announced size (`zcactor.transport.mapping.check_seals`).
 
-A peer that receives a moved array asks for the arena again, through a connection of its own, with write access.
+A peer that receives a moved array asks for the arena again, through a connection of its own, with write access. One
+that receives an array on a GPU asks for extents in the same way (`zcactor.transport.local.extents`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from zcactor.errors import AuthenticationError, ProtocolError
 from zcactor.transport.base import Connection, PeerInfo
 from zcactor.transport.local import unix
 from zcactor.transport.local.connection import LocalConnection
+from zcactor.transport.local.extents import hand_out, receive_extents
 from zcactor.transport.mapping import Mapping, check_seals
 from zcactor.transport.stream.endpoint import ListeningEndpoint
 from zcactor.transport.stream.handshake import Introduction, Purpose
@@ -31,8 +33,10 @@ from zcactor.transport.stream.listener import Listener
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
+
+    from zcactor.transport.local.extents import RemoteExtent, Supply
 
 __all__ = ["LocalEndpoint"]
 
@@ -68,10 +72,12 @@ class LocalEndpoint(ListeningEndpoint):
         arena_nbytes: int,
         recv_depth: int = 1024,
         eager_limit: int = 16384,
+        supply: Supply | None = None,
     ) -> None:
         super().__init__(process, token, arena_fd, arena_nbytes, recv_depth, eager_limit)
         self.address = process.hex()
         self._directory = directory
+        self._supply = supply
 
     def viability(self) -> str | None:
         """Return None when this endpoint can work here, else the reason and the remedy."""
@@ -152,6 +158,9 @@ class LocalEndpoint(ListeningEndpoint):
             if hello.purpose is Purpose.WRITABLE_ARENA:
                 await self._send_arena(sock, writable=True)
                 return
+            if hello.purpose is Purpose.DEVICE_EXTENTS and self._supply is not None:
+                await hand_out(sock, self._supply)
+                return
             if hello.purpose is not Purpose.PEER:
                 raise ProtocolError(f"nobody connects on this host for {hello.purpose.name}")
             await self._send_arena(sock, writable=False)
@@ -193,6 +202,15 @@ class LocalEndpoint(ListeningEndpoint):
             async with answering(address, "on this host"):
                 return await self._receive_arena(sock, nbytes, writable=True)
 
+    async def _fetch_extents(self, address: str, known: Collection[int]) -> tuple[list[RemoteExtent], list[int]]:
+        async def ask() -> tuple[list[RemoteExtent], list[int]]:
+            with contextlib.ExitStack() as undo:
+                _, sock = await self._introduce(address, Purpose.DEVICE_EXTENTS, undo)
+                async with answering(address, "on this host"):
+                    return await receive_extents(sock, known)
+
+        return await self._admitted(ask)
+
     def _connection(self, sock: socket.socket, hello: Introduction, mapping: Mapping | None) -> LocalConnection:
         unix.set_send_buffer(sock)
         recv_depth, eager_limit = self._agreed(hello)
@@ -204,6 +222,7 @@ class LocalEndpoint(ListeningEndpoint):
             mapping=mapping,
             map_writable=lambda: self._map_writable(hello.process.hex(), hello.arena_nbytes),
             reader=None if self._arena_fd is None else unix.peer_process(sock),
+            fetch_extents=lambda known: self._fetch_extents(hello.process.hex(), known),
         )
 
 

@@ -102,6 +102,9 @@ class Purpose(IntEnum):
     """To read bytes of the acceptor's arena through a socket of their own (`zcactor.transport.tcp.data`)."""
     NAME = 3
     """To learn the acceptor's name (`zcactor.transport.stream.probe`). The connection ends after the handshake."""
+    DEVICE_EXTENTS = 4
+    """To get extents of the acceptor's GPU memory (`zcactor.transport.local.extents`). The connection ends after
+    that."""
 
 
 _PURPOSES: Final = frozenset(Purpose)

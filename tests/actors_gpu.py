@@ -1,0 +1,80 @@
+"""Actors that the tests of arrays on GPUs share, in a module that workers can import without importing a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import zcactor as zc
+
+__all__ = ["Box", "Gpus"]
+
+
+@dataclass
+class Box:
+    """An object with an array in it."""
+
+    name: str
+    array: Any
+
+
+@zc.actor
+class Gpus:
+    """An actor that makes, keeps and reads arrays."""
+
+    def __init__(self) -> None:
+        self._kept: Any = None
+
+    def seen(self, x: Any) -> tuple[str, Any]:
+        """The type of an array, and its values."""
+        return type(x).__name__, np.array(zc.to_host(x))
+
+    async def seen_on_loop(self, x: Any) -> tuple[str, Any]:
+        """As `seen`."""
+        return type(x).__name__, np.array(zc.to_host(x))
+
+    def facts(self, x: Any) -> tuple[Any, ...]:
+        """The facts that an array states about itself."""
+        return x.shape, x.dtype, x.strides, x.device, x.uuid, x.readonly
+
+    def full(self, shape: Any, value: Any, dtype: str = "u1", device: str = "cuda") -> Any:
+        """A new array."""
+        return zc.full(shape, value, dtype, device=device)
+
+    async def many(self, count: int) -> AsyncIterator[Any]:
+        """Arrays one after the other."""
+        for value in range(count):
+            yield zc.full(100, value, "u1", device="cuda")
+
+    def keep(self, x: Any) -> None:
+        """Keep a value."""
+        self._kept = x
+
+    def kept(self) -> Any:
+        """The value that was kept."""
+        return self._kept
+
+    def writes(self, x: Any) -> str:
+        """The error of a write."""
+        try:
+            x.fill(1)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def doubled(self, x: Any) -> Any:
+        """A copy that was made on the GPU, not waited for."""
+        made = x.copy()
+        del x
+        return made
+
+    async def relay(self, other: Any, x: Any) -> Any:
+        """Pass an array on."""
+        return await other.seen(x)
+
+    def stats(self) -> zc.Stats:
+        """The figures of this process."""
+        return zc.stats()

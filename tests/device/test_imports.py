@@ -1,0 +1,119 @@
+"""Extents of other processes: imported once, refused where they are wrong, and unmapped with the last lease."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.device.helpers import opened
+from zcactor.device.imports import ImportedExtent, Imports
+from zcactor.device.memory import DeviceBlock
+from zcactor.device.store import DeviceStore
+from zcactor.errors import DeviceError, ProtocolError
+from zcactor.testing.device_peer import read, write
+from zcactor.transport.local.extents import RemoteExtent
+
+OWNER = b"o" * 16
+
+
+@pytest.fixture
+def stores() -> Iterator[tuple[DeviceStore, DeviceStore]]:
+    with opened() as ours, opened() as theirs:
+        yield ours, theirs
+
+
+def looked(store: DeviceStore) -> None:
+    """Do what the loop of a store would do."""
+    store.tending._loop.call_soon(store.tending._loop.stop)
+    store.tending._loop.run_forever()
+
+
+def test_bytes_of_an_imported_extent(stores: tuple[DeviceStore, DeviceStore]) -> None:
+    ours, theirs = stores
+    block = DeviceBlock(theirs.gpu(0), 100)
+    write(theirs.driver, 0, block.address, b"over there")
+    assert ours.imports.find(OWNER, block.offset, 100) is None
+    assert ours.imports.add(OWNER, *theirs.supply(ours.imports.known(OWNER))) == ""
+    extent = ours.imports.find(OWNER, block.offset, 100)
+    assert extent is not None and len(ours.imports) == 1 and extent.readonly
+    address = extent.address + block.offset - extent.offset
+    assert read(ours.driver, 0, address, 10) == b"over there"
+    assert theirs.supply(ours.imports.known(OWNER)) == ([], [])
+    assert ours.imports.find(OWNER, block.offset, extent.nbytes + 1) is None
+    assert ours.imports.find(b"x" * 16, block.offset, 1) is None
+
+
+def test_extents_end_with_their_last_user(stores: tuple[DeviceStore, DeviceStore]) -> None:
+    ours, theirs = stores
+    block = DeviceBlock(theirs.gpu(0), 100)
+    before = len(os.listdir("/proc/self/fd"))
+    extents, _ = theirs.supply([])
+    exporting = len(os.listdir("/proc/self/fd")) - 1  # the owner keeps one
+    ours.imports.add(OWNER, extents, [])
+    kept = ours.imports.find(OWNER, block.offset, 1)
+    assert kept is not None
+    address = kept.address
+    ours.imports.add(OWNER, [], [kept.offset])
+    assert len(ours.imports) == 0
+    looked(ours)
+    assert ours.driver.owner_of(address) is not None
+    del kept
+    looked(ours)
+    assert ours.driver.owner_of(address) is None
+    assert len(os.listdir("/proc/self/fd")) == exporting == before + 1
+
+
+def test_owners_are_forgotten(stores: tuple[DeviceStore, DeviceStore]) -> None:
+    ours, theirs = stores
+    block = DeviceBlock(theirs.gpu(0), 100)
+    ours.imports.add(OWNER, *theirs.supply([]))
+    ours.imports.forget(OWNER)
+    ours.imports.forget(OWNER)
+    assert ours.imports.find(OWNER, block.offset, 1) is None and len(ours.imports) == 0
+
+
+def test_extents_that_overlap(stores: tuple[DeviceStore, DeviceStore]) -> None:
+    ours, theirs = stores
+    block = DeviceBlock(theirs.gpu(0), 100)
+    ours.imports.add(OWNER, *theirs.supply([]))
+    for shift in (-1, 0, 1):
+        (extent,), _ = theirs.supply([])
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ProtocolError, match="overlaps"):
+            ours.imports.add(OWNER, [extent._replace(offset=block.offset + shift)], [])
+        assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert len(ours.imports) == 1
+
+
+def test_things_that_are_no_extents(stores: tuple[DeviceStore, DeviceStore]) -> None:
+    ours, _ = stores
+    uuid = ours.gpu(0).uuid
+    with open("/dev/null", "rb") as file:
+        for what in (os.dup(file.fileno()), bytes(64)):
+            assert "no" in ours.imports.add(OWNER, [RemoteExtent(0, 2 << 20, uuid, what)], [])
+    assert "does not see the GPU GPU-x" in ours.imports.add(OWNER, [RemoteExtent(0, 2 << 20, "GPU-x", bytes(64))], [])
+    assert len(ours.imports) == 0
+
+
+@pytest.mark.parametrize("call", ["import_", "reserve", "map"])
+def test_a_failure_leaves_nothing_mapped(call: str) -> None:
+    with opened(f"fail={call}") as ours, opened() as theirs:
+        block = DeviceBlock(theirs.gpu(0), 100)
+        (extent,), _ = theirs.supply([])
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(DeviceError):
+            ImportedExtent(ours.gpu(0), extent)
+        looked(ours)
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert ours.imports.add(OWNER, [extent], []) == "" and ours.imports.find(OWNER, block.offset, 1) is not None
+
+
+def test_events_that_do_not_exist(stores: tuple[DeviceStore, DeviceStore]) -> None:
+    ours, theirs = stores
+    mine = ours.driver.export_event(0, ours.driver.event(0))
+    for exported in (bytes(64), mine, b"short"):
+        with pytest.raises(DeviceError):
+            ours.imports.moment(OWNER, exported, ours.gpu(0))
+    assert isinstance(theirs.imports, Imports)

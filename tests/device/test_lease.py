@@ -1,0 +1,56 @@
+"""Leases on GPU memory of other processes: they go back once, after the work that was queued on the bytes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from tests.device.helpers import opened, seen
+from zcactor.device.array import array_over
+from zcactor.device.lease import DeviceLease, HostCopy
+from zcactor.device.memory import DeviceBlock
+from zcactor.testing.device_peer import write
+
+OWNER = b"o" * 16
+
+
+def test_a_lease_without_a_place_goes_back_at_once() -> None:
+    released: list[int] = []
+    lease = DeviceLease(OWNER, 5, 0, 10, released.append)
+    assert lease.readonly and not released
+    del lease
+    assert released == [5]
+
+
+def test_a_lease_goes_back_after_the_work() -> None:
+    with opened("late=20") as ours, opened() as theirs:
+        block = DeviceBlock(theirs.gpu(0), 100)
+        write(theirs.driver, 0, block.address, bytes(range(100)))
+        ours.imports.add(OWNER, *theirs.supply([]))
+        extent = ours.imports.find(OWNER, block.offset, 100)
+        assert extent is not None
+        released: list[int] = []
+        lease = DeviceLease(OWNER, block.id, block.offset, 100, released.append)
+        lease.place(extent)
+        copied = array_over(lease, lease.address, (100,), np.dtype("u1"), (1,)).copy()
+        moments = lease.work.all()
+        del lease
+        loop = ours.tending._loop
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        assert not released or moments[0].done()
+        while not released:
+            loop.call_later(0.001, loop.stop)
+            loop.run_forever()
+        assert moments[0].done() and released == [block.id]
+        assert (seen(copied) == np.arange(100)).all()
+
+
+def test_a_lease_is_granted_on() -> None:
+    lease = DeviceLease(OWNER, 5, 0, 10, lambda _: None)
+    copied = HostCopy(np.zeros(10, "u1"), lease)
+    third = SimpleNamespace(peer_process=b"t" * 16, pin=lambda holder: 99 if holder is lease else 0)
+    for holder in (lease, copied):
+        assert holder.grant(SimpleNamespace(peer_process=OWNER)) == (OWNER, 5, 0)
+        assert holder.grant(third) == (OWNER, 5, 99)

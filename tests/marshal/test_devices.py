@@ -1,0 +1,358 @@
+"""Arrays on GPUs from actor to actor: by reference, in order, through host memory where nothing else works."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+import zcactor as zc
+from tests.actors_gpu import Box, Gpus
+from tests.marshal.wire import assert_same
+from zcactor.errors import ProtocolError
+from zcactor.marshal.devices import unpack_device_array
+from zcactor.marshal.unpacking import Unpacking
+from zcactor.marshal.values import encode
+from zcactor.objects.locations import LostPart
+from zcactor.objectstore.copies import CopyCounter
+from zcactor.objectstore.ref import RegionKind
+from zcactor.process.context import current
+from zcactor.rpc.counters import new_counters
+from zcactor.rpc.parts import Part
+from zcactor.testing import until
+
+pytestmark = pytest.mark.slow
+LOOP_FACTORIES = {"uvloop": uvloop.new_event_loop}
+"""One loop: nothing here depends on its kind, and each test starts a runtime."""
+
+
+def running(options: str = "devices=2,late=2", **more: Any) -> AbstractAsyncContextManager[Any]:
+    return zc.init(config=zc.Config(gpu="fake", gpu_fake=options, **more))
+
+
+async def spawned(env: dict[str, str] | None = None) -> Any:
+    """An actor, whose methods are not typed here: each call is awaited."""
+    return await Gpus.options(env=env or {}).spawn()
+
+
+async def test_arguments_and_results_by_reference() -> None:
+    values = np.arange(60_000, dtype="i4").reshape(200, 300)
+    async with running():
+        actor = await spawned()
+        x = zc.to_device(values, "cuda:1")
+        for part, expected in (
+            (x, values),
+            (x[3:50, ::7], values[3:50, ::7]),
+            (x.T[1], values.T[1]),
+            (x[::-1, ::-2], values[::-1, ::-2]),
+            (x[:0], values[:0]),
+            (x[5, 6], values[5, 6, ...]),
+        ):
+            kind, seen = await actor.seen(part)
+            assert kind == "DeviceArray"
+            assert_same(seen, np.asarray(expected))
+            assert_same((await actor.seen_on_loop(part))[1], np.asarray(expected))
+        assert await actor.facts(x.T) == ((300, 200), np.dtype("i4"), (4, 1200), "cuda:1", x.uuid, True)
+        made = await actor.full((10, 20), 7)
+        assert type(made) is zc.DeviceArray and made.readonly and zc.in_store(made) and zc.in_store(x)
+        assert (zc.to_host(made) == 7).all()
+        assert zc.stats().bytes_device_mapped == 200 and zc.stats().device_extents == 1
+        stats = await actor.stats()
+        assert stats.bytes_device_mapped >= 3 * values.nbytes and stats.device_extents == 1
+        assert set(stats.copies) == {"zc.to_host"} and set(zc.stats().copies) == {"zc.to_device", "zc.to_host"}
+
+
+async def test_inside_of_other_things() -> None:
+    async with running():
+        actor = await spawned()
+        x = zc.full(1000, 3, "u1", device="cuda")
+        await actor.keep({"a": [x, (x[5:], 1)], "b": Box("c", x)})
+        back = await actor.kept()
+        for each in (back["a"][0], back["a"][1][0], back["b"].array):
+            assert type(each) is zc.DeviceArray and (zc.to_host(each) == 3).all()
+        ref = zc.put(x)
+        assert (await actor.seen(ref))[1].sum() == 3000
+        assert (zc.to_host(await ref) == 3).all()
+        assert (await actor.seen(actor.full(10, 9)))[1].sum() == 90
+        values = [int(zc.to_host(each)[0]) async for each in actor.many(5)]
+        assert values == [0, 1, 2, 3, 4]
+        assert set(zc.stats().copies) == {"zc.to_host"}
+
+
+async def test_passed_on_in_the_owners_name() -> None:
+    async with running():
+        first, second = await spawned(), await spawned()
+        x = zc.full(1000, 5, "u1", device="cuda")
+        assert (await first.relay(second, x))[1].sum() == 5000
+        made = await first.full(1000, 6)
+        assert (await second.seen(made))[1].sum() == 6000
+        assert (await first.relay(second, made[::2]))[1].sum() == 3000
+        assert (await second.stats()).device_extents == 2
+        assert (await second.stats()).copies.keys() == {"zc.to_host"}
+
+
+async def test_the_same_process_gets_the_object_itself() -> None:
+    async with running():
+        x = zc.full(1000, 5, "u1", device="cuda")
+        ref = zc.put(x)
+        assert (zc.to_host(await ref) == 5).all()
+        assert zc.stats().device_extents == 0 and zc.stats().device_used == 1024
+
+
+async def test_read_only_once_it_was_passed() -> None:
+    async with running():
+        actor = await spawned()
+        x = zc.zeros(100, device="cuda")
+        x.fill(2)
+        view = x[5:]
+        assert "read-only" in await actor.writes(x)
+        for each in (x, view):
+            with pytest.raises(ValueError, match=r"x\.copy\(\)"):
+                each.fill(1)
+        mine = (await actor.full(10, 1)).copy()
+        mine.fill(4)
+        assert (zc.to_host(mine) == 4).all()
+        with pytest.raises(TypeError, match="numpy array, not DeviceArray"):
+            zc.move(x)
+
+
+# ---- order
+
+
+async def late(waits: str) -> bool:
+    """Whether a reader sees what was still to be computed when the array was passed."""
+    async with running(f"late=150,seed=3,waits={waits}"):
+        actor = await spawned()
+        x = zc.zeros(1000, "u1", device="cuda")
+        zc.to_host(x)
+        for value in (1, 2, 9) if waits == "yes" else (*range(10, 40), 9):  # far from its end, without waits
+            x.fill(value)
+        return bool((zc.to_host(await actor.doubled(x)) == 9).all())
+
+
+async def test_receivers_see_work_that_was_queued_before() -> None:
+    assert await late("yes")
+
+
+async def test_without_waits_they_do_not() -> None:
+    assert not await late("no")
+
+
+async def test_nobody_waits_for_the_work() -> None:
+    async with running("late=20000"):
+        actor = await spawned()
+        x = zc.zeros(1000, "u1", device="cuda")
+        await actor.keep(x)
+        assert (await actor.facts(x))[0] == (1000,)
+        assert zc.stats().device_syncs == 0
+
+
+async def test_where_events_are_not_shared_the_producer_waits() -> None:
+    async with running("late=20,events=none"):
+        actor = await spawned()
+        x = zc.full(1000, 4, "u1", device="cuda")
+        assert (await actor.seen(x))[1].sum() == 4000
+        assert (await actor.seen(x))[1].sum() == 4000
+        assert zc.stats().device_syncs == 1
+
+
+async def test_bytes_are_leased_until_the_readers_work_is_done() -> None:
+    async with running("late=100,memory=64MiB", device_keep_nbytes=0):
+        actor = await spawned()
+        x = zc.full(1 << 20, 8, "u1", device="cuda")
+        copied = await actor.doubled(x)  # dropped there before its copy has begun
+        del x
+        y = zc.full(1 << 20, 1, "u1", device="cuda")
+        assert (zc.to_host(copied) == 8).all() and (zc.to_host(y) == 1).all()
+        del copied, y
+        await until(lambda: zc.stats().device_leases == zc.stats().device_used == 0, "everything is given back")
+
+
+async def test_a_thousand_passes_leave_nothing() -> None:
+    async with running("late=0"):
+        actor = await spawned()
+        for number in range(1000):
+            x = zc.full(1 << 16, number % 250, "u1", device="cuda")
+            await actor.keep(x)
+            if number % 100 == 0:
+                assert (zc.to_host(await actor.kept()) == number % 250).all()
+        await actor.keep(None)
+        del x
+        await until(lambda: zc.stats().device_leases == zc.stats().device_used == 0, "everything is given back")
+        assert (await actor.stats()).device_extents == 1
+
+
+# ---- through host memory
+
+
+@pytest.mark.parametrize("options", ["export=none", "devices=2,export=none"])
+async def test_memory_that_cannot_leave_the_process(options: str) -> None:
+    async with running(f"{options},late=10"):
+        actor = await spawned()
+        x = zc.to_device(np.arange(10_000, dtype="i8"))
+        kind, seen = await actor.seen(x[::2])
+        assert kind == "DeviceArray"
+        assert_same(seen, np.arange(10_000)[::2])
+        assert zc.stats().copies["through host memory"].count == 1
+        assert (await actor.stats()).copies["through host memory"].count == 1
+        assert "read-only" in await actor.writes(x)
+
+
+async def test_a_process_without_a_gpu_gets_a_numpy_array() -> None:
+    async with running("late=10"):
+        actor = await spawned({"CUDA_VISIBLE_DEVICES": ""})
+        values = np.arange(10_000, dtype="i4").reshape(100, 100)
+        kind, seen = await actor.seen(zc.to_device(values).T)
+        assert kind == "ndarray"
+        assert_same(seen, values.T)
+        assert zc.stats().copies["through host memory"].count == 1
+        assert "through host memory" not in (await actor.stats()).copies
+        assert "read-only" in await actor.writes(zc.zeros(5, device="cuda"))
+
+
+async def test_a_gpu_that_the_receiver_does_not_see() -> None:
+    async with running("devices=2"):
+        actor = await spawned({"CUDA_VISIBLE_DEVICES": "1"})
+        there = zc.full(1000, 3, "u1", device="cuda:1")
+        hidden = zc.full(1000, 4, "u1", device="cuda:0")
+        assert (await actor.facts(there))[3:5] == ("cuda:0", there.uuid)
+        assert (await actor.facts(hidden))[3:5] == ("cuda:0", there.uuid)
+        assert (await actor.seen(hidden))[1].sum() == 4000
+        assert zc.stats().copies["through host memory"].count == 2
+
+
+async def test_legacy_handles() -> None:
+    async with running("export=legacy"):
+        actor = await spawned()
+        assert (await actor.seen(zc.full(1000, 4, "u1", device="cuda")))[1].sum() == 4000
+        assert "through host memory" not in zc.stats().copies
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize("call", ["import_", "reserve", "map", "export", "open_event", "export_event"])
+async def test_a_call_that_fails_once_is_an_error_or_another_path(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(f"late=20,fail={call}" + (":2" if call in {"reserve", "map"} else "")):
+        actor = await spawned()
+        failed = []
+        for _ in range(4):
+            x = zc.full(1000, 7, "u1", device="cuda")
+            try:
+                assert (await actor.seen(x))[1].sum() == 7000
+            except zc.DeviceError as error:
+                failed.append(error.call)
+            del x
+        assert failed in ([], [call], [call, call])  # once in each process
+        await until(lambda: zc.stats().device_leases == zc.stats().device_used == 0, "everything is given back")
+
+
+async def test_the_owner_dies() -> None:
+    async with running("late=0"):
+        actor = await spawned()
+        ready = await actor.full(1000, 6)
+        assert (zc.to_host(ready) == 6).all()
+        await zc.kill(actor)
+        assert (zc.to_host(ready) == 6).all()
+        other = await spawned()
+        with pytest.raises(zc.ObjectLost):
+            await other.seen(ready)
+        assert (await other.seen(ready.copy()))[1].sum() == 6000
+
+
+async def test_the_owner_dies_before_its_work_is_done() -> None:
+    async with running("late=20000"):
+        actor = await spawned()
+        x = await actor.full(1000, 6)
+        await zc.kill(actor)
+        with pytest.raises(zc.ObjectLost, match="compute the value again"):
+            zc.to_host(x)
+
+
+async def test_a_reader_dies() -> None:
+    async with running():
+        actor = await spawned()
+        x = zc.full(1000, 6, "u1", device="cuda")
+        await actor.keep(x)
+        assert zc.stats().device_leases == 1
+        await zc.kill(actor)
+        del x
+        await until(lambda: zc.stats().leases == zc.stats().device_used == 0, "its lease ends")
+
+
+async def test_arrays_of_an_earlier_runtime_are_copied() -> None:
+    async with running():
+        x = zc.full(1000, 6, "u1", device="cuda")
+    async with running():
+        actor = await spawned()
+        assert not zc.in_store(x)
+        assert (await actor.seen(x))[1].sum() == 6000
+        assert zc.stats().copies["argument outside the device store"].count == 1
+    async with zc.init():
+        actor = await spawned()
+        with pytest.raises(zc.DeviceUnavailable):
+            await actor.seen(x)
+
+
+async def test_calls_at_once_import_an_extent_once() -> None:
+    async with running():
+        actor = await spawned()
+        x = zc.full(1000, 6, "u1", device="cuda")
+        found = await asyncio.gather(*(actor.seen(x[number:]) for number in range(20)))
+        assert [each[1].size for each in found] == list(range(1000, 980, -1))
+        assert (await actor.stats()).device_extents == 1
+
+
+# ---- malformed messages
+
+
+MALFORMED: list[Any] = [
+        [], [0], "text",
+        [1, "|u1", [10], [1], 0, None],  # no such part
+        [0, "|u1", [11], [1], 0, None],
+        [0, "|u1", [10], [2], 0, None],
+        [0, "|u1", [10], [-1], 0, None],
+        [0, "|u1", [10], [1], 1, None],
+        [0, "|u1", [10], [1], -1, None],
+        [0, "|u1", [1 << 62, 4], [1 << 62, 4], 0, None],
+        [0, "|u1", [-1], [1], 0, None],
+        [0, "|u1", [10], [], 0, None],
+        [0, "|u1", [10.0], [1], 0, None],
+        [0, "|u1", 10, [1], 0, None],
+        [0, "|u1", [1] * 65, [1] * 65, 0, None],
+        [0, "|O", [1], [8], 0, None],
+        [0, "|u1", [10], [1], 0, b"short"],
+        [0, "|u1", [10], [1], 0, 5],
+        [0, "|u1", [10], [1], None, None],
+    ]  # fmt: skip
+"""Layouts of a part of 10 bytes."""
+
+
+async def test_malformed_layouts() -> None:
+    async with running():
+        x = zc.full(10, 1, "u1", device="cuda")
+        holder: Any = x.holder
+        unpacking = Unpacking(current().store, CopyCounter(), new_counters())
+        unpacking.parts = [Part(RegionKind.DEVICE, holder, holder.offset, 10)]
+        for fields in MALFORMED:
+            with pytest.raises(ProtocolError):
+                unpack_device_array(unpacking, memoryview(encode(fields)))
+
+
+async def test_parts_that_are_no_arrays_on_a_gpu() -> None:
+    async with running():
+        x = zc.full(10, 1, "u1", device="cuda")
+        holder: Any = x.holder
+        unpacking = Unpacking(current().store, CopyCounter(), new_counters())
+        data = memoryview(encode([0, "|u1", [10], [1], 0, None]))
+        for part in (Part(RegionKind.ARRAY, holder, holder.offset, 10), Part(RegionKind.DEVICE, object(), 0, 10)):
+            unpacking.parts = [part]
+            with pytest.raises(ProtocolError):
+                unpack_device_array(unpacking, data)
+        unpacking.parts = [Part(RegionKind.DEVICE, LostPart("it is lost"), 0, 0)]
+        with pytest.raises(zc.ObjectLost, match="it is lost"):
+            unpack_device_array(unpacking, data)

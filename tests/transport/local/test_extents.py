@@ -1,0 +1,87 @@
+"""Extents of GPU memory on their way through a socket: descriptors and handles, and what is malformed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from tests.transport.local_arena import memfd
+from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.local.extents import MOST_EXTENTS, RemoteExtent, hand_out, receive_extents
+
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
+Ends = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.setblocking(False)
+    with near, far:
+        yield near, far
+
+
+async def test_there_and_back(ends: Ends) -> None:
+    asked: list[list[int]] = []
+    with memfd(4096) as fd:
+        os.pwrite(fd, b"bytes", 0)
+
+        def supply(known: Collection[int]) -> tuple[list[RemoteExtent], list[int]]:
+            asked.append(list(known))
+            whats: list[int | bytes] = [os.dup(fd), b"h" * 64, os.dup(fd)]
+            return [RemoteExtent(1 << 48 | at, 4096, UUID, what) for at, what in enumerate(whats)], [7]
+
+        before = len(os.listdir("/proc/self/fd"))
+        _, (extents, gone) = await asyncio.gather(hand_out(ends[0], supply), receive_extents(ends[1], [5, 7]))
+        assert asked == [[5, 7]] and gone == [7]
+        assert [each[:3] for each in extents] == [(1 << 48 | at, 4096, UUID) for at in range(3)]
+        assert extents[1].what == b"h" * 64
+        for each in extents:
+            if isinstance(each.what, int):
+                assert os.pread(each.what, 5, 0) == b"bytes"
+                os.close(each.what)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_nothing(ends: Ends) -> None:
+    _, found = await asyncio.gather(hand_out(ends[0], lambda _: ([], [])), receive_extents(ends[1], []))
+    assert found == ([], [])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        struct.pack("<BQQ40s", 9, 0, 0, b""),
+        struct.pack("<BQQ40s", 2, 0, 0, b"\xff") + bytes(64),
+        struct.pack("<BQQ40s", 1, 0, 0, UUID.encode()) + b"\0",  # no descriptor follows
+        struct.pack("<BQQ40s", 0, 0, 0, b"") + struct.pack("<I", MOST_EXTENTS + 1),
+    ],
+    ids=["kind", "uuid", "descriptor", "count"],
+)
+async def test_malformed_answers(ends: Ends, answer: bytes) -> None:
+    ends[0].send(answer)
+    with pytest.raises(ProtocolError):
+        await receive_extents(ends[1], [])
+
+
+async def test_a_sender_that_ends_leaves_no_descriptor(ends: Ends) -> None:
+    with memfd(4096) as fd:
+        before = len(os.listdir("/proc/self/fd"))
+        ends[0].send(struct.pack("<BQQ40s", 1, 0, 4096, UUID.encode()))
+        socket.send_fds(ends[0], [b"\1"], [fd])
+        ends[0].shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionLost):
+            await receive_extents(ends[1], [])
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_receiver_that_has_too_many(ends: Ends) -> None:
+    ends[1].send(struct.pack("<I", MOST_EXTENTS + 1))
+    with pytest.raises(ProtocolError, match="at most"):
+        await hand_out(ends[0], lambda _: ([], []))

@@ -1,0 +1,187 @@
+"""Extents of other processes' GPU memory, imported once each, and the events of their work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_right
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from zcactor.device.events import Moment
+from zcactor.errors import DeviceError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from zcactor.device.driver import GpuDriver
+    from zcactor.device.memory import GpuMemory
+    from zcactor.transport.local.extents import RemoteExtent
+
+__all__ = ["ImportedExtent", "Imports"]
+
+
+class ImportedExtent:
+    """An extent that is mapped here, read-only where the driver enforces it. It is unmapped, on the loop, when the last
+    lease in it is gone and its owner's process, or the extent there, is gone too.
+
+    Args:
+        gpu: the GPU by which it is reached.
+        remote: the extent, with what the owner has exported, which stays the caller's.
+
+    Raises:
+        DeviceError: the driver refuses. Nothing is left mapped.
+    """
+
+    __slots__ = ("_handle", "_room", "address", "gpu", "nbytes", "offset", "readonly")
+
+    def __init__(self, gpu: GpuMemory, remote: RemoteExtent) -> None:
+        driver, device, nbytes = gpu.driver, gpu.index, remote.nbytes
+        self.gpu: Final = gpu
+        self.offset: Final = remote.offset
+        self.nbytes: Final = nbytes
+        self._room = 0
+        self.address = 0
+        self._handle = driver.import_(device, remote.what, nbytes)
+        self._room = driver.reserve(device, nbytes)
+        self.address, self.readonly = driver.map(device, self._room, self._handle, nbytes, False)
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None:
+            undo = partial(_undo, self.gpu.driver, self.gpu.index, self.nbytes, handle, self._room, self.address)
+            self.gpu.tending.when_done([], undo)
+
+
+def _undo(driver: GpuDriver, device: int, nbytes: int, handle: int, room: int, address: int) -> None:
+    """Undo an import, as far as it went. A step that fails leaves its own part, as there is no caller to tell."""
+    if address:
+        with contextlib.suppress(DeviceError):
+            driver.unmap(device, address, nbytes)
+    with contextlib.suppress(DeviceError):
+        driver.release(device, handle)
+    if room:
+        with contextlib.suppress(DeviceError):
+            driver.unreserve(device, room, nbytes)
+
+
+class _Opened:
+    """An opened event, which ends with the last moment of it. It stands in the place of a pool, which moments keep."""
+
+    def __init__(self, gpu: GpuMemory, exported: bytes) -> None:
+        self.gpu: Final = gpu
+        self.event: Final = gpu.driver.open_event(gpu.index, exported)
+
+    def take_back(self, event: int) -> None:
+        """Do nothing: the event stays open."""
+
+    def __del__(self) -> None:
+        event = getattr(self, "event", None)
+        if event is not None:
+            self.gpu.tending.when_done([], partial(_end_event, self.gpu.driver, self.gpu.index, event))
+
+
+def _end_event(driver: GpuDriver, device: int, event: int) -> None:
+    with contextlib.suppress(DeviceError):  # there is no caller to tell
+        driver.end_event(device, event)
+
+
+class _Peer:
+    """The imports of one owner."""
+
+    def __init__(self) -> None:
+        self.extents: list[ImportedExtent] = []
+        """All of them, in the order of their offsets."""
+        self.events: dict[bytes, _Opened] = {}
+        """Opened events, by what was exported: the owner uses its events again."""
+
+
+class Imports:
+    """The extents and events of other processes that this process has. Used on the loop's thread; `find` and `moment`
+    from any.
+
+    Args:
+        gpus: the GPUs that this process sees.
+    """
+
+    def __init__(self, gpus: Sequence[GpuMemory]) -> None:
+        self._gpus: Final = {gpu.uuid: gpu for gpu in gpus}
+        self._peers: dict[bytes, _Peer] = {}
+
+    def __len__(self) -> int:
+        """The number of extents."""
+        return sum(len(peer.extents) for peer in self._peers.values())
+
+    def known(self, owner: bytes) -> list[int]:
+        """The offsets of the owner's extents that are here."""
+        peer = self._peers.get(owner)
+        return [] if peer is None else [each.offset for each in peer.extents]
+
+    def find(self, owner: bytes, offset: int, nbytes: int) -> ImportedExtent | None:
+        """The extent in which bytes of an owner lie, or None."""
+        peer = self._peers.get(owner)
+        extents = [] if peer is None else peer.extents
+        at = bisect_right(extents, offset, key=lambda each: each.offset) - 1
+        if at < 0:
+            return None
+        found = extents[at]
+        return found if offset - found.offset + nbytes <= found.nbytes else None
+
+    def add(self, owner: bytes, remote: Iterable[RemoteExtent], gone: Iterable[int]) -> str:
+        """Import extents, and forget those that are gone. May take milliseconds; one call at a time for an owner.
+
+        Args:
+            owner: process id of the owner, 16 bytes.
+            remote: the extents; their descriptors are closed.
+            gone: offsets of extents that the owner has no more.
+
+        Returns:
+            Why some extent could not be imported; empty where all could.
+
+        Raises:
+            ProtocolError: an extent overlaps another.
+        """
+        peer = self._peers.setdefault(owner, _Peer())
+        dropped = set(gone)
+        extents, reason = [each for each in peer.extents if each.offset not in dropped], ""
+        for each in remote:
+            try:
+                reason = self._add(extents, each) or reason
+            finally:
+                if isinstance(each.what, int):
+                    os.close(each.what)
+        peer.extents = extents
+        return reason
+
+    def _add(self, extents: list[ImportedExtent], remote: RemoteExtent) -> str:
+        place = bisect_right(extents, remote.offset, key=lambda each: each.offset)
+        before, after = extents[max(place - 1, 0) : place], extents[place : place + 1]
+        ends = [each.offset + each.nbytes for each in before]
+        if any(end > remote.offset for end in ends) or any(
+            remote.offset + remote.nbytes > each.offset for each in after
+        ):
+            raise ProtocolError(f"the peer names an extent at {remote.offset} that overlaps another of its extents")
+        gpu = self._gpus.get(remote.uuid)
+        if gpu is None:
+            return f"this process does not see the GPU {remote.uuid}"
+        try:
+            extents.insert(place, ImportedExtent(gpu, remote))
+        except DeviceError as error:
+            return str(error)
+        return ""
+
+    def moment(self, owner: bytes, exported: bytes, gpu: GpuMemory) -> Moment:
+        """The moment of an owner's work, whose event is opened once.
+
+        Raises:
+            DeviceError: there is no such event.
+        """
+        events = self._peers.setdefault(owner, _Peer()).events
+        opened = events.get(exported)
+        if opened is None:
+            opened = events[exported] = _Opened(gpu, exported)
+        return Moment(opened, gpu.driver, opened.gpu.index, opened.event, -1)
+
+    def forget(self, owner: bytes) -> None:
+        """Forget an owner that has ended. Extents and events that arrays have stay as long as these."""
+        self._peers.pop(owner, None)

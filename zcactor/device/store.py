@@ -1,0 +1,102 @@
+"""The objects of one process on its GPUs, and the way to open these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.device.imports import Imports
+from zcactor.device.memory import GpuMemory
+from zcactor.device.tending import Tending
+from zcactor.errors import DeviceError, DeviceUnavailable
+from zcactor.transport.local.extents import RemoteExtent
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Collection
+
+    from zcactor.device.driver import GpuDriver
+
+__all__ = ["DeviceStore", "open_store"]
+
+
+class DeviceStore:
+    """The objects of one process on its GPUs. Any thread may use it.
+
+    Args:
+        driver: the driver; it belongs to the runtime, and lives on with arrays that outlive it.
+        capacity: bytes that this process may take of each GPU; None for what the GPU has.
+        keep_nbytes: bytes of free memory that are kept ready on each GPU.
+        loop: the loop on which memory is given back.
+    """
+
+    def __init__(
+        self, driver: GpuDriver, capacity: int | None, keep_nbytes: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.driver: Final = driver
+        self.tending: Final = Tending(loop)
+        self.gpus: Final = [GpuMemory(driver, facts, capacity, keep_nbytes, self.tending) for facts in driver.devices()]
+        self.imports: Final = Imports(self.gpus)
+        self.bytes_mapped = 0
+        """Bytes of arrays received by importing their owner's memory."""
+        self.syncs = 0
+        """Number of times that a thread waited for a GPU, because events are not shared between processes."""
+
+    def gpu(self, index: int) -> GpuMemory:
+        """The memory on the GPU of that index.
+
+        Raises:
+            DeviceUnavailable: this process sees no such GPU.
+        """
+        if index >= len(self.gpus):
+            seen = ", ".join(f"cuda:{each.index}" for each in self.gpus) or "none"
+            raise DeviceUnavailable(
+                f"there is no GPU cuda:{index}: this process sees {seen}; zc.gpus() lists them, and "
+                "CUDA_VISIBLE_DEVICES limits them"
+            )
+        return self.gpus[index]
+
+    def supply(self, known: Collection[int]) -> tuple[list[RemoteExtent], list[int]]:
+        """The extents that a peer lacks, and the known ones that are no more; see `zcactor.transport.local.extents`.
+        There are none where memory cannot leave the process."""
+        lacking, here = [], set[int]()
+        for gpu in self.gpus:
+            base = gpu.base
+            here.update(base + offset for offset in gpu.arena.offsets())
+            try:
+                exported = gpu.arena.exports({number - base for number in known})
+            except DeviceError:
+                continue  # the peer asks for the bytes themselves
+            lacking += [RemoteExtent(base + each.offset, each.nbytes, gpu.uuid, each.what) for each in exported]
+        return lacking, [number for number in known if number not in here]
+
+    def holds(self, x: Any) -> bool:
+        """Whether `x` is an array on a GPU whose bytes peers of this runtime can map."""
+        return getattr(getattr(x, "holder", None), "gpu", None) in self.gpus
+
+    @property
+    def used(self) -> int:
+        """Bytes of all objects on all GPUs."""
+        return sum(gpu.arena.used for gpu in self.gpus)
+
+
+def open_store(gpu: str, fake: str, variable: str | None, *limits: Any) -> DeviceStore:
+    """Open the GPUs of this process.
+
+    Args:
+        gpu: ``"fake"``, or ``"off"``.
+        fake: the options of the fake, for `zcactor.device.fake.options.FakeOptions`.
+        variable: the value of ``CUDA_VISIBLE_DEVICES``; None where it is not set.
+        limits: the further arguments of `DeviceStore`.
+
+    Raises:
+        DeviceUnavailable: GPUs are switched off.
+        ValueError: an option of the fake is unknown or malformed.
+    """
+    if gpu != "fake":
+        raise DeviceUnavailable(
+            "GPUs are switched off: the setting gpu is 'off'; set it to 'fake' (ZCACTOR_GPU=fake) for fake GPUs, the "
+            "only ones that this version supports"
+        )
+    from zcactor.device.fake import FakeGpuDriver
+
+    return DeviceStore(FakeGpuDriver(fake, variable), *limits)

@@ -1,0 +1,158 @@
+"""Arrays on GPUs on their way to other processes, by reference.
+
+A message carries the layout and, where the array is not computed yet, the event of the work that computes it. The bytes
+lie in the GPU memory of their owner, on which the receiver has a lease. Imported when an array on a GPU is first made
+or received.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from zcactor.device.array import DeviceArray, array_over, empty_array
+from zcactor.device.driver import HANDLE_NBYTES
+from zcactor.device.lease import DeviceLease, HostCopy
+from zcactor.device.memory import DeviceBlock, wait_on_host
+from zcactor.errors import DeviceUnavailable, ProtocolError
+from zcactor.marshal.arrays import dtype_code, dtype_from_code
+from zcactor.marshal.values import Code, decode_small, register
+from zcactor.objectstore.ref import RegionKind
+from zcactor.rpc.parts import Part
+
+if TYPE_CHECKING:
+    from zcactor.device.events import Moment
+
+__all__ = ["pack_device_array", "pass_arrays", "unpack_device_array"]
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_OUTSIDE: Final = "argument outside the device store"
+_THROUGH_HOST: Final = "through host memory"
+
+
+def pack_device_array(packing: Any, array: DeviceArray) -> bytes:
+    """Encode an array on a GPU, which is read-only from now on.
+
+    Raises:
+        DeviceUnavailable: the array is of an earlier runtime, and this one has no such GPU.
+        DeviceError: the driver refuses.
+    """
+    devices = packing.store.devices()
+    holder: Any = array.holder
+    if holder.gpu not in devices.gpus:  # of an earlier runtime, whose memory peers of this one cannot import
+        gpu = next((each for each in devices.gpus if each.uuid == array.uuid), None)
+        if gpu is None:
+            raise DeviceUnavailable(f"{array!r} is of an earlier runtime, and this one does not see its GPU")
+        values = np.empty(array.shape, array.dtype)
+        array.copy_to_host(values)
+        array = empty_array(gpu, array.shape, array.dtype)
+        array.copy_from(values)
+        packing.copies.count(_OUTSIDE, array.nbytes)
+        holder = array.holder
+    if isinstance(holder, DeviceBlock):
+        holder.share(packing.store)
+        event = _event_of(devices, holder)
+    else:
+        event = holder.event if holder.work.writes() else None
+    low, high = array.bounds()
+    part = Part(RegionKind.DEVICE, holder, holder.offset + low - holder.address, high - low)
+    layout = (packing.add(part), dtype_code(array.dtype), array.shape, array.strides, array.address - low, event)
+    return _encode(layout)
+
+
+def _event_of(devices: Any, block: DeviceBlock) -> bytes | None:
+    """The exported event of the work that computes a block; None where that is done.
+
+    Where events are not shared between processes, the thread waits for the work.
+    """
+    told = block.told
+    if told is not None:
+        return None if told.done() else block.gpu.driver.export_event(told.device, told.event)
+    writes = block.work.writes()
+    if not writes:
+        return None
+    driver = block.gpu.driver
+    if not driver.shared_events:
+        devices.syncs += 1
+        wait_on_host(writes)
+        return None
+    # The block keeps the moment to its end: an event recorded anew before a peer has waited would order wrongly.
+    block.told = moment = _last(block, writes)
+    return driver.export_event(moment.device, moment.event)
+
+
+def _last(block: DeviceBlock, writes: list[Moment]) -> Moment:
+    """One moment after all writes."""
+    if len(writes) == 1:
+        return writes[0]
+    block.work.before_reading(block.gpu.index, 0)
+    return block.gpu.events.record(0)
+
+
+def unpack_device_array(unpacking: Any, data: memoryview) -> Any:
+    """Make the array that `pack_device_array` encoded: over the same bytes or, where they cannot be mapped here, over a
+    copy. A process that sees no GPU gets a NumPy array, which is read-only.
+
+    Raises:
+        ProtocolError: the encoded form is malformed.
+        ObjectLost: the owner of the bytes has ended.
+        OutOfMemory: there is no room for the copy.
+    """
+    fields = decode_small(data)
+    if type(fields) is not list or len(fields) != 6:
+        raise ProtocolError("an array on a GPU is malformed")
+    index, code, shape, strides, inner, event = fields
+    part, dtype = unpacking.part(index), dtype_from_code(code)
+    holder = part.holder
+    if part.kind != RegionKind.DEVICE:
+        raise ProtocolError(f"part {index} of a message is no array on a GPU")
+    if not isinstance(holder, DeviceBlock | DeviceLease | HostCopy):
+        _ = getattr(holder, "__array_interface__", None)  # the holder of a lost object raises here
+        raise ProtocolError(f"an array on a GPU has a {type(holder).__name__} in the place of its bytes")
+    _check(shape, strides, inner, dtype.itemsize, part.nbytes)
+    if event is not None and not (type(event) is bytes and len(event) == HANDLE_NBYTES):
+        raise ProtocolError("the event of an array on a GPU is malformed")
+    if isinstance(holder, DeviceBlock):
+        return array_over(holder, holder.address + part.offset - holder.offset + inner, shape, dtype, strides)
+    if isinstance(holder, DeviceLease):
+        devices = unpacking.store.devices()
+        if event is not None and holder.event is None:
+            holder.work.comes_after(devices.imports.moment(holder.owner, event, holder.gpu))
+            holder.event = event
+        devices.bytes_mapped += part.nbytes
+        return array_over(holder, holder.address + inner, shape, dtype, strides)
+    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, holder.values, inner, strides)
+    try:
+        gpus = unpacking.store.devices().gpus
+    except DeviceUnavailable:  # switched off here
+        gpus = []
+    if not gpus:
+        return array
+    made = empty_array(gpus[0], array.shape, array.dtype)
+    made.copy_from(array)
+    unpacking.copies.count(_THROUGH_HOST, array.nbytes)
+    made.holder.share(unpacking.store)  # type: ignore[attr-defined] # a block of ours
+    return made
+
+
+def _check(shape: Any, strides: Any, inner: Any, itemsize: int, nbytes: int) -> None:
+    """Check that a layout lies in its bytes. The sums are Python's, which do not overflow."""
+    numbers = [shape, strides]
+    wrong = not all(type(each) is list and all(type(one) is int for one in each) for each in numbers)
+    if wrong or len(shape) != len(strides) or len(shape) > 64 or type(inner) is not int or min(shape, default=0) < 0:
+        raise ProtocolError("the layout of an array on a GPU is malformed")
+    low = high = inner
+    if 0 not in shape:
+        for length, stride in zip(shape, strides, strict=True):
+            reach = (length - 1) * stride
+            low, high = (low + reach, high) if stride < 0 else (low, high + reach)
+        high += itemsize
+    if not 0 <= low <= high <= nbytes:
+        raise ProtocolError(f"an array on a GPU takes up bytes {low} to {high} of {nbytes}")
+
+
+def pass_arrays() -> None:
+    """Let arrays on GPUs travel in messages of this process."""
+    register(DeviceArray, Code.DEVICE_ARRAY, pack_device_array, unpack_device_array)
