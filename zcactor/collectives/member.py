@@ -131,8 +131,12 @@ class Member:
         except Exception as error:  # no memory, say: all ranks get the error, and none waits for this one
             operation.readers.clear()
             own = Publication(operation.signature, failure=error)
-        for rank in self._others:
-            self._publish(rank, seq, operation, own)
+        plain = own.result is None and own.failure is None and not own.owner and not own.offset
+        if plain and type(operation).for_rank is Collective.for_rank:
+            self._publish_to_all(seq, operation, own.data)
+        else:
+            for rank in self._others:
+                self._publish(rank, seq, operation, own)
         early = self._early.pop(seq, None)
         if early is not None:
             for rank, publication in early.items():
@@ -153,23 +157,27 @@ class Member:
         self._next = seq + 1
         operation.member, operation.seq = self, seq
         self._operations[seq] = operation
-        signature, key, used = operation.signature, (seq + 1) << _RANK_BITS | self.rank, self._used
-        values = signature, data
-        for rank, process, word in self._peers:
-            session = used.get(process)
-            if session is not None and session.wire is not None and session.closed is None:
-                try:
-                    if session.wire.publish(key, word, values, True):
-                        continue
-                except ConnectionLost:  # its end breaks the group
-                    continue
-            self._publish(rank, seq, operation, Publication(signature, data))
+        self._publish_to_all(seq, operation, data)
         early = self._early.pop(seq, None)
         if early is not None:
             for rank, publication in early.items():
                 operation.arrived(rank, publication)
         if seq in self._operations:
-            operation.take(self.rank, signature, data)
+            operation.take(self.rank, operation.signature, data)
+
+    def _publish_to_all(self, seq: int, operation: Collective, data: Any) -> None:
+        """Publish a call and a value to all, by the shortest way where that is open."""
+        values, whole = (operation.signature, data), operation.whole
+        key, used = (seq + 1) << _RANK_BITS | self.rank, self._used
+        for rank, process, word in self._peers:
+            session = used.get(process)
+            if session is not None and session.wire is not None and session.closed is None:
+                try:
+                    if session.wire.publish(key, word, values, whole):
+                        continue
+                except ConnectionLost:  # its end breaks the group
+                    continue
+            self._publish(rank, seq, operation, Publication(*values))
 
     def _stay_awake(self) -> None:
         if self.spinner is not None:
