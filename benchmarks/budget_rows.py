@@ -129,6 +129,10 @@ ITEMS: Final[dict[str, Item]] = {
         ("tools/vm.py", "run", "--timeout", "600", "--", sys.executable, "-m", "benchmarks.rdma", "--quick"),
         610, no_guest,
     ),
+    "graph-guest": Item(
+        ("tools/vm.py", "run", "--timeout", "600", "--", sys.executable, "-m", "benchmarks.graph_rdma", "--quick"),
+        610, no_guest,
+    ),
     "guest": Item(
         ("tools/vm.py", "run", "--timeout", "600", "--", sys.executable, "-m", "benchmarks.guest", "--quick"),
         610, no_guest, needs_base=True,
@@ -375,6 +379,12 @@ IN_A_GUEST: Final[tuple[Row, ...]] = (
         Row("rdma", f"{kind} call with an int in a guest, next to a bare ping-pong", f"{kind} call with an int",
             at_most(2.5))
         for kind in ("sync", "async", "inline")
+    ),
+    Row("graph-guest", "graph edge of 1 MiB in a guest: frames of a run, next to those with ints",
+        "graph edge of 1 MiB: frames of a run", at_most(1.2)),
+    *(
+        Row("graph-guest", f"graph edge of 1 MiB in a guest: {what}", f"graph edge of 1 MiB: {what}", exactly(0), unit)
+        for what, unit in (("memory regions registered", ""), ("bytes copied", "B"))
     ),
     *(
         Row("rdma", f"array of {kib} KiB in a guest: {what}", f"array of {kib} KiB: {measurement}", budget)
