@@ -28,7 +28,7 @@ async def test_calls_wait_for_work() -> None:
 async def test_memory_goes_back_when_work_has_ended() -> None:
     driver = FakeGpuDriver("late=30")
     tending, pool, arena = Tending(asyncio.get_running_loop()), EventPool(driver, 0), DeviceArena(driver, 0, None, 0)
-    arena.on_freed = tending.wake
+    arena.on_freed = tending.freed
     tending.add(arena)
     offset, address, _ = arena.allocate(10)
     driver.fill(0, address, b"a", 1, 0)

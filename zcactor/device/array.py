@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, SupportsIndex
 
@@ -47,6 +48,14 @@ class DeviceHolder(Protocol):
 
 def _layout(shape: Sequence[int], dtype: np.dtype[Any], strides: Sequence[int] | None = None) -> npt.NDArray[Any]:
     """An array of that layout over memory that must not be looked at."""
+    wanted = tuple(shape), dtype, None if strides is None else tuple(strides), dtype.char
+    # NumPy calls some types equal that differ: of structures, and long and long long.
+    return _known_layout(*wanted) if dtype.isbuiltin == 1 else _new_layout(*wanted)
+
+
+def _new_layout(
+    shape: tuple[int, ...], dtype: np.dtype[Any], strides: Sequence[int] | None, _: str
+) -> npt.NDArray[Any]:
     if strides is None:
         sizes = [dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         strides = sizes if 0 not in shape else [dtype.itemsize] * len(shape)
@@ -56,6 +65,10 @@ def _layout(shape: Sequence[int], dtype: np.dtype[Any], strides: Sequence[int] |
     elements = np.ndarray((), f"V{dtype.itemsize}", np.lib.stride_tricks.as_strided(_STAND_IN, (dtype.itemsize,), (1,)))
     made = np.lib.stride_tricks.as_strided(elements, tuple(shape), tuple(strides), writeable=False)
     return made.view(dtype)
+
+
+_known_layout: Final = functools.lru_cache(maxsize=1024)(_new_layout)
+"""Programs use few layouts, and NumPy takes 30 us to make one."""
 
 
 def _reshaped(view: npt.NDArray[Any], axes: Any) -> npt.NDArray[Any]:

@@ -65,11 +65,11 @@ class DeviceLease:
 
     def __del__(self) -> None:
         extent, release, number = self.extent, self._release, self.id
-        if extent is None:
+        moments = self.work.all()
+        if extent is None or not moments:
             release(number)
             return
-
-        self.gpu.tending.when_done(self.work.all(), partial(_give_back, release, number, extent))
+        self.gpu.tending.when_done(moments, partial(_give_back, release, number, extent))
 
 
 def _give_back(release: Callable[[int], None], number: int, extent: ImportedExtent) -> None:

@@ -152,5 +152,5 @@ class GpuMemory:
         self.uuid: Final = facts.uuid
         self.arena: Final = DeviceArena(driver, facts.index, capacity, keep_nbytes)
         self.events: Final = EventPool(driver, facts.index)
-        self.arena.on_freed = tending.wake
+        self.arena.on_freed = tending.freed
         tending.add(self.arena)

@@ -35,6 +35,8 @@ class Tending:
         self._arenas: list[DeviceArena] = []
         self._waiting: deque[tuple[list[Moment], Callable[[], None]]] = deque()
         self._awake = False
+        self._has_freed = False
+        """Whether an arena has something to give back."""
         self._pause = _FIRST_PAUSE
 
     def add(self, arena: DeviceArena) -> None:
@@ -47,6 +49,11 @@ class Tending:
         self._waiting.append((moments, call))
         self.wake()
 
+    def freed(self) -> None:
+        """Look after the arenas soon. It runs in finalizers, on any thread."""
+        self._has_freed = True
+        self.wake()
+
     def wake(self) -> None:
         """Look soon. It runs in finalizers, on any thread."""
         if not self._awake:
@@ -57,7 +64,8 @@ class Tending:
 
     def _look(self) -> None:
         self._awake = False
-        more = False
+        more, arenas = False, self._arenas if self._has_freed else ()
+        self._has_freed = False
         for _ in range(len(self._waiting)):
             moments, call = self._waiting.popleft()
             if self._are_done(moments):
@@ -65,9 +73,10 @@ class Tending:
             else:
                 self._waiting.append((moments, call))
                 more = True
-        for arena in self._arenas:
+        for arena in arenas:
             with contextlib.suppress(DeviceError):  # the next call of the program has the same error
-                more = arena.tidy() or more
+                self._has_freed = arena.tidy() or self._has_freed
+        more = more or self._has_freed
         self._pause = min(2 * self._pause, _LAST_PAUSE) if more else _FIRST_PAUSE
         if more and not self._awake:
             self._awake = True
