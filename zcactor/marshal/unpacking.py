@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import msgspec
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["Unpacking"]
 
 Array = npt.NDArray[Any]
+_SPILLED: Final = int(Flags.SPILLED)
+"""As a plain number: an operation of the enumeration's member takes 2 us."""
 
 
 class Unpacking:
@@ -62,7 +64,7 @@ class Unpacking:
         Raises:
             ProtocolError: the payload is malformed.
         """
-        if flags & Flags.SPILLED:
+        if flags & _SPILLED:
             payload, parts = self._spilled(payload, parts), parts[1:]
         outer, self.parts = self.parts, parts
         try:
