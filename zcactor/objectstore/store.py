@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, SupportsIndex
-from weakref import WeakMethod, WeakValueDictionary, ref
+from weakref import WeakMethod, ref
 
 import numpy as np
 
@@ -69,7 +69,8 @@ class Block:
     """
 
     __slots__ = (
-        "__weakref__", "address", "array", "exported", "hold", "id", "nbytes", "of_numpy", "offset", "sealed", "store",
+        "__weakref__", "address", "array", "entry", "exported", "hold", "id", "nbytes", "of_numpy", "offset", "sealed",
+        "store",
     )  # fmt: skip
 
     read_in_place: Final = True
@@ -95,6 +96,9 @@ class Block:
         self.array: ref[NDArray[Any]] | None = None
         """The array that `Store.empty` made, or that was made of bytes moved back to this process. Sealing the block by
         way of a view makes this array read-only as well."""
+        self.entry: Final = _Entry(self, store._forget)
+        """The reference by which the store finds the block."""
+        self.entry.offset, self.entry.id = self.offset, self.id
         # The hold is apart from the block because weak references lead to blocks: while a ``__del__`` of the block ran,
         # another thread could get the block back, with its bytes already free.
         self.hold: Final = hold
@@ -133,6 +137,29 @@ class Exportable(Protocol):
         """Id of the block, as `Block.id`."""
 
 
+class _Entry(ref[Any]):
+    """A weak reference to a block, with its keys in the store's tables; a block outside the arena has the offset -1.
+
+    It does what `weakref.WeakValueDictionary` does, in a fraction of the time: the class has no code of its own to run.
+    """
+
+    __slots__ = ("id", "offset")
+    id: int
+    offset: int
+
+
+def _forgetting(blocks: dict[int, _Entry], exported: dict[int, _Entry]) -> Callable[[_Entry], None]:
+    """The function that takes the entry of a block that is no more out of the tables of a store."""
+
+    def forget(entry: _Entry) -> None:
+        if blocks.get(entry.offset) is entry:  # it may be that of a later block of the same memory
+            del blocks[entry.offset]
+        if exported.get(entry.id) is entry:
+            del exported[entry.id]
+
+    return forget
+
+
 class Store:
     """The objects of one process, in one arena. Any thread may call any method.
 
@@ -159,8 +186,9 @@ class Store:
         self._lock = threading.Lock()
         self._closed = False
         self._give_up: Callable[[], bool] = bool  # no function to give memory up yet: bool() is False
-        self._blocks: Final[WeakValueDictionary[int, Block]] = WeakValueDictionary()  # by offset
-        self._exported: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
+        self._blocks: Final[dict[int, _Entry]] = {}  # by offset
+        self._exported: Final[dict[int, _Entry]] = {}  # by id
+        self._forget: Final = _forgetting(self._blocks, self._exported)
         self._kept: Final[dict[int, tuple[ref[NDArray[Any]], Block]]] = {}  # by offset; see `keep`
         self._known_limit = _MIN_KNOWN
         self._known: Final[dict[int, int]] = {}  # memory of NumPy's that peers know: its id, its offset
@@ -206,7 +234,8 @@ class Store:
             del hold  # the traceback of the exception would keep the hold
             stats = self.stats()
             raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
-        block = self._blocks[hold.offset] = Block(self, hold, nbytes)
+        block = Block(self, hold, nbytes)
+        self._blocks[hold.offset] = block.entry
         return block
 
     @property
@@ -296,7 +325,8 @@ class Store:
 
         The object has a new id, so that a reader of the former object can tell the two apart.
         """
-        block = self._blocks[hold.offset] = Block(self, hold, nbytes, ids.bits(62) | 1 << 62)
+        block = Block(self, hold, nbytes, ids.bits(62) | 1 << 62)
+        self._blocks[hold.offset] = block.entry
         return block
 
     def block_of(self, array: object) -> tuple[Block, NDArray[np.uint8]] | None:
@@ -330,10 +360,10 @@ class Store:
         start = self.heap.around(offset) if 0 <= offset < self.capacity else -1
         if start < 0:
             return None
-        block = self._blocks.get(start)
+        block = self._living(self._blocks.get(start))
         if block is None:
             with self._lock:  # two threads that pass one array make one block
-                block = self._blocks.get(start)
+                block = self._living(self._blocks.get(start))
                 if block is None:
                     hold = self.heap.adopt(start)
                     if hold is None:
@@ -341,7 +371,8 @@ class Store:
                     if hold.id in self._known:
                         block = self.block_over(hold, hold.nbytes)
                     else:
-                        block = self._blocks[start] = Block(self, hold, hold.nbytes)
+                        block = Block(self, hold, hold.nbytes)
+                        self._blocks[start] = block.entry
                     block.of_numpy = True
         elif block.sealed and (kept := self._kept.get(start)) is not None:
             array = kept[0]()
@@ -349,6 +380,10 @@ class Store:
                 block = self.block_over(block.hold, block.nbytes)
                 block.of_numpy = True
         return block if high <= block.address + block.nbytes else None
+
+    @staticmethod
+    def _living(entry: _Entry | None) -> Block | None:
+        return None if entry is None else entry()
 
     def keep(self, block: Block, array: NDArray[Any]) -> None:
         """Keep `block` for as long as `array`, which NumPy allocated, lives. The block need not be made again when the
@@ -408,8 +443,13 @@ class Store:
 
     def export(self, block: Block | Exportable) -> int:
         """Make `lookup` find the block for as long as it lives. Idempotent. Returns the block's id."""
-        self._exported[block.id] = block
-        if isinstance(block, Block) and block.of_numpy:
+        if not isinstance(block, Block):
+            entry = self._exported[block.id] = _Entry(block, self._forget)
+            entry.offset, entry.id = -1, block.id
+            block.exported = True
+            return block.id
+        self._exported[block.id] = block.entry
+        if block.of_numpy:
             self._known[block.hold.id] = block.offset
             if len(self._known) > self._known_limit:
                 self._forget_known()
@@ -428,7 +468,7 @@ class Store:
 
     def lookup(self, block_id: int) -> Any:
         """The living exported block with that id, or None: a `Block`, or a `zcactor.device.memory.DeviceBlock`."""
-        return self._exported.get(block_id)
+        return self._living(self._exported.get(block_id))
 
     def stats(self) -> StoreStats:
         """The exact contents of the store at this moment."""
