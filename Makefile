@@ -83,7 +83,7 @@ demo: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	MYPY_NUM_WORKERS=2 $(BIN)/mypy
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/layout.py
 	$(BIN)/python tools/language.py
