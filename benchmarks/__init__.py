@@ -32,6 +32,7 @@ ITEMS: Mapping[str, tuple[str, str]] = {
     "many": ("benchmarks.many", "n actors calling n actors"),
     "arrays": ("benchmarks.arrays", "Passing arrays of float64"),
     "numpy": ("benchmarks.numpy_memory", "NumPy's own arrays in the store"),
+    "gpu": ("benchmarks.gpu", "Arrays on the fake GPU"),
     "collective": ("benchmarks.collective", "Groups of actors on one host"),
     "startup": ("benchmarks.startup", "Import, start and spawn"),
     "memory": ("benchmarks.memory", "Memory of an idle actor"),

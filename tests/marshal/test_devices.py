@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -175,7 +177,10 @@ async def test_bytes_are_leased_until_the_readers_work_is_done() -> None:
 async def test_a_thousand_passes_leave_nothing() -> None:
     async with running("late=0"):
         actor = await spawned()
+        before: list[tuple[int, int]] = []
         for number in range(1000):
+            if number in {100, 999}:
+                before.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
             x = zc.full(1 << 16, number % 250, "u1", device="cuda")
             await actor.keep(x)
             if number % 100 == 0:
@@ -184,6 +189,7 @@ async def test_a_thousand_passes_leave_nothing() -> None:
         del x
         await until(lambda: zc.stats().device_leases == zc.stats().device_used == 0, "everything is given back")
         assert (await actor.stats()).device_extents == 1
+        assert before[0] == before[1]
 
 
 # ---- through host memory
