@@ -1,4 +1,4 @@
-"""Arrays on GPUs, on the fake GPU: what passing them costs beside NumPy arrays, and what it does not wait for.
+"""Arrays on the fake GPU: the cost of passing them beside NumPy arrays, and that nobody waits for their work.
 
 No figure says anything about a real GPU.
 """
