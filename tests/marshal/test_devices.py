@@ -265,9 +265,21 @@ async def test_the_owner_dies() -> None:
         await zc.kill(actor)
         assert (zc.to_host(ready) == 6).all()
         other = await spawned()
-        with pytest.raises(zc.ObjectLost):
-            await other.seen(ready)
+        before = zc.stats().bytes_copied
+        for _ in range(2):
+            assert (await other.seen(ready[1:]))[1].sum() == 5994
+        assert zc.stats().copies["owner ended"].count == 1 and zc.stats().bytes_copied == before + 1000
         assert (await other.seen(ready.copy()))[1].sum() == 6000
+
+
+async def test_the_owner_of_legacy_memory_dies() -> None:
+    async with running("late=0,export=legacy"):
+        actor, other = await spawned(), await spawned()
+        ready = await actor.full(1000, 6)
+        assert (zc.to_host(ready) == 6).all()
+        await zc.kill(actor)
+        with pytest.raises(zc.ObjectLost, match="compute the value again"):
+            await other.seen(ready)
 
 
 async def test_the_owner_dies_before_its_work_is_done() -> None:
@@ -277,6 +289,8 @@ async def test_the_owner_dies_before_its_work_is_done() -> None:
         await zc.kill(actor)
         with pytest.raises(zc.ObjectLost, match="compute the value again"):
             zc.to_host(x)
+        with pytest.raises(zc.ObjectLost, match="compute the value again"):
+            x.copy()
 
 
 async def test_a_reader_dies() -> None:

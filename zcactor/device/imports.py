@@ -112,6 +112,10 @@ class Imports:
         """The number of extents."""
         return sum(len(peer.extents) for peer in self._peers.values())
 
+    def has_met(self, owner: bytes) -> bool:
+        """Whether an owner, of which something was imported, has not ended since."""
+        return owner in self._peers
+
     def known(self, owner: bytes) -> list[int]:
         """The offsets of the owner's extents that are here."""
         peer = self._peers.get(owner)

@@ -10,6 +10,7 @@ from zcactor.device.work import Work
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zcactor.device.array import DeviceArray
     from zcactor.device.imports import ImportedExtent
     from zcactor.device.memory import GpuMemory
 
@@ -30,7 +31,8 @@ class DeviceLease:
     """
 
     __slots__ = (
-        "__weakref__", "_release", "address", "event", "extent", "gpu", "id", "nbytes", "offset", "owner", "work",
+        "__weakref__", "_release", "address", "adopted", "event", "extent", "gpu", "id", "nbytes", "offset", "owner",
+        "work",
     )  # fmt: skip
 
     gpu: GpuMemory
@@ -48,6 +50,8 @@ class DeviceLease:
         """The exported event of the owner's work, which is passed on with the array."""
         self.extent: ImportedExtent | None = None
         self.address = 0
+        self.adopted: DeviceArray | None = None
+        """A copy of all bytes in this process's GPU memory, which is passed on once the owner has ended."""
         self._release: Final = release
 
     def place(self, extent: ImportedExtent) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor import ids
 from zcactor.device.arena import DeviceArena
 from zcactor.device.events import EventPool
-from zcactor.device.work import Work
+from zcactor.device.work import LOST, Work
 from zcactor.errors import ObjectLost
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ def wait_on_host(moments: Iterable[Moment]) -> None:
         pause = _FIRST_PAUSE
         while not moment.done():
             if moment.is_lost():
-                raise ObjectLost(
-                    "the process that computes the array has ended before the work on its GPU was done; compute the "
-                    "value again"
-                )
+                raise ObjectLost(LOST)
             time.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE)
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zcactor.device.events import ordered, pending
+from zcactor.errors import ObjectLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zcactor.device.events import Moment
 
-__all__ = ["Work"]
+__all__ = ["LOST", "Work"]
+
+LOST = "the process that computes the array has ended before the work on its GPU was done; compute the value again"
+"""The text of `ObjectLost` for an array that is never computed."""
 
 _LOOKED_AT = 16
 """Number of reads from which on those that are done are forgotten: an array that is read often keeps few events."""
@@ -35,7 +39,10 @@ class Work:
 
         Raises:
             DeviceError: the driver refuses.
+            ObjectLost: the process that writes has ended before that was done.
         """
+        if any(moment.is_lost() for moment in self._writes):
+            raise ObjectLost(LOST)
         ordered(self._writes, device, stream)
 
     def before_writing(self, device: int, stream: int) -> None:

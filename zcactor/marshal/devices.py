@@ -16,7 +16,7 @@ from zcactor.device.array import DeviceArray, array_over, empty_array
 from zcactor.device.driver import HANDLE_NBYTES
 from zcactor.device.lease import DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
-from zcactor.errors import DeviceUnavailable, ProtocolError
+from zcactor.errors import DeviceUnavailable, ObjectLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.marshal.values import Code, decode_small, register
 from zcactor.objectstore.ref import RegionKind
@@ -38,6 +38,7 @@ def pack_device_array(packing: Any, array: DeviceArray) -> bytes:
     Raises:
         DeviceUnavailable: the array is of an earlier runtime, and this one has no such GPU.
         DeviceError: the driver refuses.
+        ObjectLost: the owner of a received array has ended, and the array with it.
     """
     devices = packing.store.devices()
     holder: Any = array.holder
@@ -51,6 +52,9 @@ def pack_device_array(packing: Any, array: DeviceArray) -> bytes:
         array.copy_from(values)
         packing.copies.count(_OUTSIDE, array.nbytes)
         holder = array.holder
+    if isinstance(holder, DeviceLease) and not devices.imports.has_met(holder.owner):
+        array = _adopted(packing, holder, array)
+        holder = array.holder
     if isinstance(holder, DeviceBlock):
         holder.share(packing.store)
         event = _event_of(devices, holder)
@@ -60,6 +64,24 @@ def pack_device_array(packing: Any, array: DeviceArray) -> bytes:
     part = Part(RegionKind.DEVICE, holder, holder.offset + low - holder.address, high - low)
     layout = (packing.add(part), dtype_code(array.dtype), array.shape, array.strides, array.address - low, event)
     return _encode(layout)
+
+
+def _adopted(packing: Any, lease: DeviceLease, array: DeviceArray) -> DeviceArray:
+    """The array over a copy of our own, as its owner, which has ended, grants no more leases. One copy serves all
+    arrays over the lease.
+
+    Raises:
+        ObjectLost: the array was not computed, or its memory has ended with the owner.
+    """
+    if lease.gpu.driver.exporting == "legacy":
+        raise ObjectLost("the owner of an array on a GPU has ended, and with it the memory; compute the value again")
+    copied = lease.adopted
+    if copied is None:
+        copied = array_over(lease, lease.address, (lease.nbytes,), np.dtype(np.uint8), (1,)).copy()
+        lease.adopted = copied
+        packing.copies.count("owner ended", lease.nbytes)
+    address = copied.address + array.address - lease.address
+    return array_over(copied.holder, address, array.shape, array.dtype, array.strides)
 
 
 def _event_of(devices: Any, block: DeviceBlock) -> bytes | None:
