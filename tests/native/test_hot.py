@@ -550,7 +550,8 @@ class Slots:
     def flush(self) -> None: ...
 
 
-@pytest.mark.parametrize("rounds", [20_000, pytest.param(300_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [20_000, 300_000])
 def test_threads_that_share_a_slot_keep_credits_in_bounds_and_release_once(rounds: int) -> None:
     slots = Slots()
     end = End(out=slots.out, depth=12)

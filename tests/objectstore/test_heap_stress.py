@@ -127,6 +127,7 @@ def test_forks_while_threads_allocate(build: Build) -> None:
     assert done["placed"] > 30
 
 
+@pytest.mark.slow
 def test_what_a_child_wrote_is_there_in_its_own_child(build: Build) -> None:
     stress(build(*FAST), "refork")
 

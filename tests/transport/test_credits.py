@@ -133,4 +133,4 @@ class TwoEnds(RuleBasedStateMachine):
 
 
 TwoEnds.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestTwoEnds = TwoEnds.TestCase
+TestTwoEnds = pytest.mark.slow(TwoEnds.TestCase)

@@ -42,6 +42,7 @@ async def echo(messages: Messages, times: int) -> None:
         await messages.send(await messages.receive())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["stream", "sent", "mapped"])
 def test_what_is_sent_comes_back(way: str, kind: str) -> None:

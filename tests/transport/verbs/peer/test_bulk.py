@@ -565,6 +565,7 @@ async def test_end_by_telling(both: Both, monkeypatch: pytest.MonkeyPatch) -> No
 # ---- any events in any order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("faults", ["keys", "any"])
 async def test_random_walk(seed: int, faults: str, monkeypatch: pytest.MonkeyPatch) -> None:

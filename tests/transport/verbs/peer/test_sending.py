@@ -249,7 +249,7 @@ class Machine(RuleBasedStateMachine):
         assert self.closing or self.consumed - bench.told < due, "credits that were due have not been sent"
 
 
-TestMachine = Machine.TestCase
+TestMachine = pytest.mark.slow(Machine.TestCase)
 TestMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
