@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := check
 SEEDS ?= 1:200
 
-.PHONY: demo docs test test-rdma sanitize simulate seeds check bench lint setup system clean
+.PHONY: demo docs test test-rdma sanitize simulate seeds check quick bench lint setup system clean
 
 setup: $(STAMP)
 
@@ -97,7 +97,11 @@ lint: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py $(ARGS)
 
-check: lint
+# Lint takes one processor, and the tests the other meanwhile.
+check: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs 2 lint quick
+
+quick: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 $(SPREAD) -m 'not slow' --loops uvloop $(ARGS)
 
 # `prepare` waits for downloads while the set-up and lint go on. Where no virtual machine can run it says why, and so do

@@ -97,6 +97,7 @@ class TestPythonSocket(MappingSessionSuite):
         return python_socket(stores)
 
 
+@pytest.mark.slow
 class TestPythonSlots(SessionSuite):
     @pytest.fixture
     async def connections(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Any, Any]]:

@@ -36,7 +36,7 @@ from zcactor.transport.tcp.tls_connection import TlsConnection
 
 
 class TestTls(PullingSuite):
-    @pytest.fixture(params=["127.0.0.1", "::1"])
+    @pytest.fixture(params=["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
     def sides(self, request: pytest.FixtureRequest, tls_folder: Path) -> Iterator[tuple[Side, Side]]:
         with tcp_side(request.param, tls=tls_folder) as left, tcp_side(request.param, tls=tls_folder) as right:
             yield left, right

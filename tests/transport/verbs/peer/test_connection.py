@@ -61,7 +61,7 @@ from zcactor.transport.verbs.peer.connection import LINGER, PATIENCE, VerbsConne
 
 
 class TestConformance(PullingSuite):
-    @pytest.fixture(params=SIDES)
+    @pytest.fixture(params=[pytest.param(each, marks=pytest.mark.slow if at else ()) for at, each in enumerate(SIDES)])
     def sides(self, request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
         with SIDES[request.param]() as sides:
             yield sides
