@@ -35,6 +35,7 @@ logger = logging.getLogger("zcactor")
 
 _THREADED = frozenset({int(MethodKind.SYNC), int(MethodKind.GENERATOR)})
 _INLINE = int(MethodKind.INLINE)
+_UNANSWERED = "%s: a call could not be answered"
 
 
 class Lane:
@@ -296,12 +297,24 @@ class Mailbox:
     def _work(self) -> None:
         self._enter_thread()
         queue = self._queue
-        get, empty, lock = queue.get, queue.empty, self._count_lock
+        get, empty, run, lock = queue.get, queue.empty, self._run_sync, self._count_lock
         while True:
             work = get()
-            if work is None:
+            if type(work) is tuple:  # as in `_do`, with one function call less
+                try:
+                    incoming, spec, lane = work
+                    with lock:
+                        lane.started += 1
+                    if lane.held:
+                        self.loop.call_soon_threadsafe(self._pump, lane)
+                    run(incoming, spec, not empty())
+                except BaseException:  # likewise
+                    logger.exception(_UNANSWERED, self.name)
+                del incoming, lane
+            elif work is None:
                 return
-            self._do(work, empty)
+            else:
+                self._do(work, empty)
             del work
             if len(self._threads) < self.sync_limit:
                 with lock:
@@ -319,7 +332,7 @@ class Mailbox:
             else:
                 work()
         except BaseException:  # exceptions of methods were answered; a defect here must not end the actor's thread
-            logger.exception("%s: a call could not be answered", self.name)
+            logger.exception(_UNANSWERED, self.name)
 
     # ---------------------------------------------------------------- shared threads
 

@@ -96,7 +96,8 @@ class Lease(_Granted):
         writable: bool = False,
         reader: bytes = b"",
     ) -> None:
-        super().__init__(owner, object_id, offset, nbytes, release)
+        # `_Granted.__init__` does the same. One is made for each array that arrives, so there is no second function.
+        self.owner, self.id, self.offset, self.nbytes, self._release = owner, object_id, offset, nbytes, release
         self.address = address
         """Address at which the bytes are mapped in this process."""
         self.mapping = mapping
