@@ -166,17 +166,16 @@ def test_wrong_options_are_refused(name: str, option: str, value: str, message: 
 )
 def test_data_parallel_trains_with_hooks(options: list[str], nbytes: int) -> None:
     pytest.importorskip("sklearn")
+    # After 15 epochs the accuracy is 98 %, and after 5 still so near 95 % that the processor's rounding decides.
     output = run(
-        "data_parallel", *options, "--workers", "2", "--epochs", "5", "--seed", "1", "--link", "1Mbit", "--json"
+        "data_parallel", *options, "--workers", "2", "--epochs", "15", "--seed", "1", "--link", "1Mbit", "--json"
     )
     found = told(output)
     assert list(found) == [
         "accuracy", "steps_to_95", "bytes_per_step", "compute_s", "exchange_s", "time_to_95_s", "faster",
     ]  # fmt: skip
     assert found["bytes_per_step"] == nbytes
-    # The network has reached 95 % once; after its last step it is near that, and how near depends on the processor's
-    # instructions, by which products of matrices round.
-    assert found["accuracy"] >= 0.93 and found["steps_to_95"] % 5 == 0
+    assert found["accuracy"] >= 0.95 and found["steps_to_95"] % 5 == 0
     assert found["exchange_s"] > nbytes / 125_000 and found["compute_s"] > 0  # a rank takes that much from the other
     assert found["time_to_95_s"] == pytest.approx(found["steps_to_95"] * (found["compute_s"] + found["exchange_s"]))
     assert found["faster"] is True
