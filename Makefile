@@ -111,8 +111,8 @@ test: system
 	$(MAKE) --no-print-directory lint && $(MAKE) --no-print-directory sanitize; status=$$?; \
 	wait $$prepared || true; exit $$status
 	$(BIN)/python tools/seeds.py
-	$(BIN)/python tools/rerun.py -n 3 $(SPREAD) $(addprefix --ignore ,$(ALONE)) $(ARGS) || [ $$? = 5 ]
-	$(BIN)/python tools/rerun.py $(ALONE) -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 3 $(SPREAD) $(addprefix --ignore ,$(ALONE)) $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest $(ALONE) -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 
 # Both extensions, built anew with the address and the undefined-behaviour sanitizer: tests/native, the paths of a session,
 # the heap under NumPy, and frames that are changed at random (the seed is printed; ARGS='--seconds 600 --seed 7'). Any
