@@ -17,7 +17,7 @@ import zcactor as zc
 from tests.filling import fill_store
 from zcactor.process.context import current
 
-__all__ = ["SIZE", "Rank", "everywhere", "ranks", "settled"]
+__all__ = ["SIZE", "Rank", "at_rest", "everywhere", "ranks", "settled"]
 
 SIZE = 3
 """Ranks of the group that tests share."""
@@ -215,16 +215,22 @@ async def everywhere(actors: Sequence[Any], method: str, *args: Any, **kwargs: A
     return await zc.get([getattr(actor, method)(*args, **kwargs) for actor in actors], timeout=60)
 
 
-async def settled(actors: list[Any], wanted: list[Any] | None = None) -> list[Any]:
-    """The facts of all actors, once they are as wanted, or after a while as they are; where nothing is wanted, once
-    they have been the same for ten looks."""
+async def at_rest(actors: list[Any]) -> list[Any]:
+    """The facts of all actors, once no byte of their stores is used and no lease exists. Releases that no frame has
+    taken along go by themselves after a second."""
+    async with asyncio.timeout(20):
+        while True:
+            facts = await everywhere(actors, "facts")
+            if not any(used or leases for used, leases, _, _ in facts):
+                return facts
+
+
+async def settled(actors: list[Any], wanted: list[Any]) -> list[Any]:
+    """The facts of all actors, once they are as wanted, or after a while as they are."""
     end = time.monotonic() + 15
-    found: list[Any] = []
-    same = 0
     while True:
         gc.collect()
-        before, found = found, await everywhere(actors, "facts")
-        same = same + 1 if found == before else 0
-        if (same == 10 if wanted is None else found == wanted) or time.monotonic() > end:
+        found = await everywhere(actors, "facts")
+        if found == wanted or time.monotonic() > end:
             return found
         await asyncio.sleep(0.01)

@@ -17,7 +17,7 @@ import uvloop
 
 import zcactor as zc
 from tests.collectives.kills import survivors_of_a_kill
-from tests.collectives.ranks import Rank, everywhere, ranks, settled
+from tests.collectives.ranks import Rank, at_rest, everywhere, ranks, settled
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -209,7 +209,7 @@ async def test_a_thousand_groups_leave_nothing() -> None:
     async with ranks(2) as (group, actors):
         for count in (SMALL, LARGE):
             await everywhere(actors, "call", group, "allreduce", np.ones(count))
-        before = await settled(actors)
+        before = await at_rest(actors)
         for number in range(repeats(1000)):
             another = await zc.group(actors)
             await everywhere(actors, "call", another, "allreduce", np.ones(LARGE if number % 10 == 0 else SMALL))
@@ -221,7 +221,7 @@ async def test_a_thousand_groups_leave_nothing() -> None:
 async def test_ten_thousand_operations_leave_nothing() -> None:
     async with ranks(2) as (group, actors):
         await everywhere(actors, "many", group, 10, LARGE)
-        before = await settled(actors)
+        before = await at_rest(actors)
         count = repeats(10_000)
         assert await everywhere(actors, "many", group, count, 5_000) == [count, count]
         assert await settled(actors, before) == before

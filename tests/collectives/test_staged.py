@@ -13,7 +13,7 @@ import pytest_asyncio
 
 import zcactor as zc
 from tests.collectives.kills import survivors_of_a_kill
-from tests.collectives.ranks import SIZE, everywhere, ranks
+from tests.collectives.ranks import SIZE, at_rest, everywhere, ranks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,16 +47,6 @@ async def test_a_full_store_is_an_error_on_all_ranks(three: tuple[zc.Group, list
     assert {name for name, _ in await zc.get(errors)} == {"OutOfMemory"}
     found = await everywhere(actors, "call", group, "allreduce", np.ones(LARGE))
     assert all(result[0] == SIZE for result in found)
-
-
-async def at_rest(actors: list[Any]) -> list[Any]:
-    """The facts of all actors, once no byte of their stores is used and no lease exists. Releases that no frame has
-    taken along go by themselves after a second."""
-    async with asyncio.timeout(20):
-        while True:
-            facts = await everywhere(actors, "facts")
-            if not any(used or leases for used, leases, _, _ in facts):
-                return facts
 
 
 @pytest.mark.parametrize("plan", PLANS)
