@@ -142,9 +142,15 @@ async def test_forged_publications(three: tuple[zc.Group, list[Any]]) -> None:
     forge(1, seq)
     forge(1, seq, 7, array)
     forge(1, seq, signature, array, 3)
+    forge(1, seq, signature, array, "here", 0, b"")
+    forge(1, seq, signature, array, b"", "there", b"")
+    forge(1, seq, signature, array, b"", 0, 7)
     forge(1, seq - 1, signature, array)  # late: the operation has ended
     forge(1, seq, signature, array)  # as rank 1 itself would
     forge(1, seq, signature, array + 1)  # twice
+    requests = current().requests
+    requests.send(session, "group_piece", (group._key, 0, 2, seq, bytes(80)))
+    forge(2, seq, signature, 7, b"", 0, b"")  # the rest of an input in pieces, and no bytes
     await actors[0].pid()
     assert not waiting.done()
     for result in [*await everywhere(actors[1:], "call", group, "allreduce", array), await waiting]:

@@ -49,6 +49,13 @@ def word_of(key: bytes, rank: int) -> int:
     return int.from_bytes(blake2b(key, digest_size=8, salt=rank.to_bytes(4, "little")).digest(), "little")
 
 
+def _is_publication(values: Any) -> bool:
+    """Whether values of a PUSH frame are a call and a value, or these and the owner, offset and layout of memory."""
+    if type(values) is not list or len(values) not in (2, 5) or type(values[0]) is not str:
+        return False
+    return len(values) == 2 or [*map(type, values[2:])] == [bytes, int, bytes]
+
+
 class Registry(Protocol):
     """The groups of the process; see `zcactor.collectives.groups.Groups`."""
 
@@ -335,7 +342,7 @@ class Member:
                 self.check(rank, seq)
                 self.reported(rank, seq, None)
                 return
-            if type(values) is not list or len(values) not in (2, 5) or type(values[0]) is not str:
+            if not _is_publication(values):
                 raise ProtocolError(f"PUSH {key:#x} for a member of a group brought no publication")
             if operation is not None and len(values) == 2 and rank in self._words:
                 if self.spinner is not None:
@@ -367,6 +374,8 @@ class Member:
         self._stay_awake()
         pieces = self._pieces.pop((seq, rank), None)
         if pieces is not None:
+            if type(publication.data) is not bytes:
+                raise ProtocolError(f"rank {rank} published no bytes after pieces of its input")
             publication = publication._replace(data=b"".join([*pieces, publication.data]))
         operation = self._operations.get(seq)
         if self.broken is not None and operation is None:
