@@ -93,7 +93,7 @@ class Prompt(Eager):
         try:
             ordered = tuple([taken[each] for each in range(member.size)])
             result = hot.folded(recipe.kind, ordered, array, recipe.divisor)
-        except Exception as error:  # of this member alone; the others must not wait for it
+        except (MemoryError, ValueError) as error:  # of this member alone; the others must not wait for it
             self.worked(error)
             return
         recipe.counts.bytes_reduced += recipe.nbytes * member.size
