@@ -269,6 +269,22 @@ static PyObject *wire_respond(Wire *self, PyObject *const *args, Py_ssize_t narg
     if (pushed == UINT64_MAX && PyErr_Occurred()) return NULL;
     return respond(self, args[0], args + 1, args[2] == Py_True, pushed, 1);
 }
+/* Begin a PUSH frame of a key and a word: 1 its values are still missing, 0 frames wait and it must go the other way, -1
+ * an exception. */
+static int begin_push(Wire *self, Frame *frame, PyObject *key, PyObject *word) {
+    if (!wire_is_whole(self)) return -1;
+    const int waits = has_backlog(self);
+    if (waits) return waits < 0 ? -1 : 0;
+    frame->kind = KIND_PUSH;
+    frame->array = 0;
+    frame->actor = 0;
+    frame->code = STATUS_OK;
+    frame->id = PyLong_AsUnsignedLongLong(key);
+    frame->extra = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(word);
+    frame->table = frame->key = frame->call = NULL;
+    frame->whole = 0;
+    return PyErr_Occurred() ? -1 : 1;
+}
 /* push(key, word, value, more): whether the outcome of another process's promise, or the value of a graph's node, was
  * sent. False: it must go the other way, and nothing was sent. With `more` it is flushed in the loop's next turn; with
  * None for it by the caller, who flushes several connections one after the other. */
@@ -277,23 +293,11 @@ static PyObject *wire_push(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
         PyErr_SetString(PyExc_TypeError, "push(key, word, value, more)");
         return NULL;
     }
-    if (!wire_is_whole(self)) return NULL;
-    int waits = has_backlog(self);
-    if (waits) return waits < 0 ? NULL : Py_NewRef(Py_False);
     Frame frame;
-    frame.kind = KIND_PUSH;
-    frame.array = 0;
-    frame.actor = 0;
-    frame.code = STATUS_OK;
-    frame.id = PyLong_AsUnsignedLongLong(args[0]);
-    frame.extra = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[1]);
-    if (PyErr_Occurred()) return NULL;
+    int begun = begin_push(self, &frame, args[0], args[1]);
+    if (begun <= 0) return begun < 0 ? NULL : Py_NewRef(Py_False);
     frame.values = args + 2;
     frame.count = 1;
-    frame.table = NULL;
-    frame.key = NULL;
-    frame.call = NULL;
-    frame.whole = 0;
     int written = write_frame(self, &frame);
     if (written < 0) return NULL;
     if (written != WRITTEN) Py_RETURN_FALSE;
@@ -317,20 +321,12 @@ static PyObject *wire_publish(Wire *self, PyObject *const *args, Py_ssize_t narg
         PyErr_SetString(PyExc_TypeError, "publish(key, word, values, whole)");
         return NULL;
     }
-    if (!wire_is_whole(self)) return NULL;
-    int waits = has_backlog(self);
-    if (waits) return waits < 0 ? NULL : Py_NewRef(Py_False);
     Frame frame;
-    frame.kind = KIND_PUSH;
+    int begun = begin_push(self, &frame, args[0], args[1]);
+    if (begun <= 0) return begun < 0 ? NULL : Py_NewRef(Py_False);
     frame.array = 1;
-    frame.actor = 0;
-    frame.code = STATUS_OK;
-    frame.id = PyLong_AsUnsignedLongLong(args[0]);
-    frame.extra = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[1]);
-    if (PyErr_Occurred()) return NULL;
     frame.values = ((PyTupleObject *)args[2])->ob_item;
     frame.count = PyTuple_GET_SIZE(args[2]);
-    frame.table = frame.key = frame.call = NULL;
     frame.whole = args[3] == Py_True;
     int written = write_frame(self, &frame);
     if (written < 0) return NULL;
