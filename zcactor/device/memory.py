@@ -33,6 +33,9 @@ _LAST_PAUSE: Final = 1e-3
 def wait_on_host(moments: Iterable[Moment]) -> None:
     """Wait until the work of all moments is done, and block this thread meanwhile.
 
+    It asks again and again, at growing pauses: work of a process that has ended is never done, and a driver that waits
+    for it returns never.
+
     Raises:
         DeviceError: the work, or other work, has broken the GPU's context.
         ObjectLost: the process that would do the work has ended.
