@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,7 @@ from tests.transport.verbs.parts import SLOT, engine_on
 from tests.transport.verbs.sides import device_of, endpoint_of, engine_of, fake_sides
 from zcactor.errors import ConnectionLost
 from zcactor.testing import until
-from zcactor.testing.conformance.connection import ConnectedPair, Recorder, connect, finish, region, send, turns
+from zcactor.testing.conformance.connection import ConnectedPair, Recorder, region, send, turns
 from zcactor.transport.base import Connection
 from zcactor.transport.verbs.device import events
 from zcactor.transport.verbs.driver.base import Gid
@@ -29,14 +29,6 @@ LOST = [EventType.DEVICE_FATAL, EventType.CQ_ERR, EventType.SRQ_ERR]
 PORT = [EventType.PORT_ERR, EventType.PORT_ACTIVE, EventType.GID_CHANGE, EventType.LID_CHANGE, EventType.PKEY_CHANGE,
         EventType.SM_CHANGE, EventType.CLIENT_REREGISTER]  # fmt: skip
 OTHER = Gid(1, ipaddress.IPv6Address("::ffff:10.77.0.99").packed, True, "eth0")
-
-
-@pytest.fixture
-async def pair(fabric: FakeFabric) -> AsyncIterator[ConnectedPair]:
-    with fake_sides(fabric) as sides:
-        pair = await connect(*sides)
-        yield pair
-        await finish(pair)
 
 
 @pytest.fixture
