@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -152,6 +152,15 @@ class Compressor:
             )
         corrected: Array = np.add(residual, grad, dtype=exact, order="C")
         return corrected
+
+    @staticmethod
+    def _added(grad: Array, corrected: Array, sent: Iterable[Array]) -> Array:
+        """The sum of the flat gradients that the ranks have sent, in their order. It is added as precisely as
+        `corrected` is, and gets the shape and dtype of `grad`."""
+        total = np.zeros(grad.size, corrected.dtype)
+        for each in sent:
+            total += each
+        return total.reshape(grad.shape).astype(grad.dtype)
 
     def _keep(self, name: str, corrected: Array, sent: Array) -> None:
         """Remember for the next step what of `corrected` was not `sent`, which may be overwritten."""

@@ -82,10 +82,7 @@ class _Blockwise(Compressor, ABC):
         if self.error_feedback:
             self._keep(name, corrected, self._decode(codes, scales))
         ranks = yield Gather([codes, scales])
-        total = np.zeros(grad.size, corrected.dtype)
-        for theirs, their_scales in ranks:
-            total += self._decode(theirs, their_scales)
-        return total.reshape(grad.shape).astype(grad.dtype)
+        return self._added(grad, corrected, (self._decode(*theirs) for theirs in ranks))
 
     def _scaled(self, values: NDArray[np.float32], largest: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """`values` by their blocks' scales, so that each block's largest magnitude is `largest`; and the scales.

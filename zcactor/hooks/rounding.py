@@ -54,7 +54,4 @@ class BF16(Compressor):
         bits = to_bfloat16(np.ascontiguousarray(corrected, np.float32).reshape(-1))
         self._keep(name, corrected, from_bfloat16(bits))
         ranks = yield Gather([bits])
-        total = np.zeros(grad.size, corrected.dtype)
-        for (theirs,) in ranks:
-            total += from_bfloat16(np.asarray(theirs, np.uint16))
-        return total.reshape(grad.shape).astype(grad.dtype)
+        return self._added(grad, corrected, (from_bfloat16(np.asarray(theirs, np.uint16)) for (theirs,) in ranks))
