@@ -11,10 +11,12 @@ import asyncio
 import ctypes
 import mmap
 import secrets
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.transport.verbs.device.sizing import MAX_READS
+from zcactor.transport.verbs.device.viability import NotViable, viability
 from zcactor.transport.verbs.driver.base import MAX_U24, PathAttributes, QpAddress, Read, Receive, Send
 from zcactor.transport.verbs.driver.bindings import Absent, bindings
 from zcactor.transport.verbs.driver.codes import CompletionStatus, describe_status
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from zcactor.transport.verbs.device.viability import Viable
     from zcactor.transport.verbs.driver.base import Binding, Completion, Device
 
-__all__ = ["Wire", "address_from", "lists_of", "plain", "usable"]
+__all__ = ["Wire", "address_from", "lists_of", "plain", "usable", "viable"]
 
 
 class Wire:
@@ -167,6 +169,17 @@ def plain(address: QpAddress) -> dict[str, Any]:
 def address_from(fields: dict[str, Any]) -> QpAddress:
     """The inverse of `plain`."""
     return QpAddress(**{**fields, "gid": bytes.fromhex(fields["gid"])})
+
+
+def viable(name: str | None) -> tuple[Binding, Viable] | None:
+    """The binding of that name, or the first that finds a device, and a port that works. None without such a port; the
+    reason goes to standard error."""
+    found = bindings(name)
+    port = found if isinstance(found, Absent) else viability(found, arena_nbytes=0)
+    if isinstance(found, Absent) or isinstance(port, Absent | NotViable):
+        print(port, file=sys.stderr)
+        return None
+    return found, port
 
 
 def usable(name: str) -> Binding:

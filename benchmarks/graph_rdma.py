@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 import uvloop
 
 import zcactor as zc
-from benchmarks.bare_verbs import address_from, lists_of, plain, usable
+from benchmarks.bare_verbs import address_from, lists_of, plain, usable, viable
 from benchmarks.harness import Measurement, Scale, at_most, exactly, interleave, show
 from benchmarks.program import options_of, report
 from benchmarks.rdma import End, ProcessPeer
-from zcactor.transport.verbs.device.viability import NotViable, viability
-from zcactor.transport.verbs.driver.bindings import NAMES, Absent, bindings
+from zcactor.transport.verbs.driver.bindings import NAMES
 from zcactor.transport.verbs.peer.pulling import PIECE_NBYTES
 
 if TYPE_CHECKING:
@@ -162,15 +161,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = options_of("benchmarks.graph_rdma", "An edge of a graph over RDMA, next to a READ.")
     parser.add_argument("--binding", choices=NAMES, help="default: the first that finds a device")
     options = parser.parse_args(arguments)
-    library = bindings(options.binding)
-    if isinstance(library, Absent):
-        print(library, file=sys.stderr)
+    device = viable(options.binding)
+    if device is None:
         return 2
-    port = viability(library, arena_nbytes=0)
-    if isinstance(port, NotViable):
-        print(port, file=sys.stderr)
-        return 2
-    found = measure(library.name, QUICK if options.quick else FULL)
+    found = measure(device[0].name, QUICK if options.quick else FULL)
     show("An edge of a graph through the device", found)
     return report(options, found)
 

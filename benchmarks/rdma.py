@@ -31,7 +31,7 @@ import numpy.typing as npt
 import uvloop
 
 import zcactor as zc
-from benchmarks.bare_verbs import Wire, address_from, lists_of, plain, usable
+from benchmarks.bare_verbs import Wire, address_from, lists_of, plain, usable, viable
 from benchmarks.harness import (
     Measurement,
     Sample,
@@ -50,7 +50,7 @@ from zcactor.rpc.codec import frame_size
 from zcactor.transport.base import LENGTH_PREFIX, RemoteRegion
 from zcactor.transport.verbs.device.slots import HEADER_NBYTES
 from zcactor.transport.verbs.device.viability import NotViable, viability
-from zcactor.transport.verbs.driver.bindings import NAMES, Absent, bindings
+from zcactor.transport.verbs.driver.bindings import NAMES
 from zcactor.transport.verbs.driver.fake import FakeFabric
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
 from zcactor.transport.verbs.peer.connection import VerbsConnection
@@ -481,14 +481,10 @@ def main(arguments: list[str] | None = None) -> int:
         found = uvloop.run(pulls("fake", scale))
         show("Pulls through no device", found)
     else:
-        library = bindings(options.binding)
-        if isinstance(library, Absent):
-            print(library, file=sys.stderr)
+        device = viable(options.binding)
+        if device is None:
             return 2
-        port = viability(library, arena_nbytes=0)
-        if isinstance(port, NotViable):
-            print(port, file=sys.stderr)
-            return 2
+        library, port = device
         print(f"{library.name}, {port.device}\n", flush=True)
         if options.only != "calls":
             part = [*uvloop.run(pulls(library.name, scale)), *perftest(port, scale.count(64))]
