@@ -63,6 +63,31 @@ class ByAddress:
         return await self._endpoint.connect(self.addresses[address])
 
 
+async def over_verbs(addresses: dict[str, str], binding: Binding | Absent, capacity: int, **options: Any) -> Process:
+    """Start a process on an adapter.
+
+    Args:
+        addresses: those of all processes by their names in hexadecimal digits; this one adds its own.
+        binding: finds the adapter.
+        capacity: of its store, in bytes.
+        options: of its endpoint.
+    """
+    name = os.urandom(16)
+    store = Store(capacity, name)
+    endpoint = ByAddress(
+        VerbsEndpoint(
+            "127.0.0.1", name, TOKEN, store.arena, store.arena.fd, 64, 4096, binding=partial(_same, binding),
+            lookup=store.lookup, verbs_eager_limit=4096, **options,
+        )
+    )  # fmt: skip
+    endpoint.addresses = addresses
+    config = zc.Config(eager_limit=4096, recv_depth=64)
+    process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
+    await endpoint.start(process.connections.accepted)
+    addresses[name.hex()] = endpoint.address
+    return process
+
+
 class Pair:
     """A caller and the owner of a `Sums` actor, with an adapter each; `rdma` says which of them have a device."""
 
@@ -85,21 +110,9 @@ class Pair:
             binding: Binding | Absent = (
                 self.fabric.binding(nic) if has else Absent((Reason("fake", "no device", "buy one"),))
             )
-            name = os.urandom(16)
-            store = Store(self._capacity, name)
-            endpoint = ByAddress(
-                VerbsEndpoint(
-                    "127.0.0.1", name, TOKEN, store.arena, store.arena.fd, 64, 4096, binding=partial(_same, binding),
-                    lookup=store.lookup, verbs_eager_limit=4096, sealing=self._sealing,
-                    integrity=self._integrity,
-                )
-            )  # fmt: skip
-            endpoint.addresses = addresses
-            config = zc.Config(eager_limit=4096, recv_depth=64)
-            process = Process(name, "worker", config, asyncio.get_running_loop(), store, endpoint)
-            await endpoint.start(process.connections.accepted)
-            addresses[name.hex()] = endpoint.address
-            made.append(process)
+            made.append(
+                await over_verbs(addresses, binding, self._capacity, sealing=self._sealing, integrity=self._integrity)
+            )
         self.made = caller, owner = made
         context.set_current(caller)  # for both processes: unpacking does not ask to which of them a value belongs
         index = owner.hosts.take_index()

@@ -251,35 +251,21 @@ async def main():
     async with zc.init(num_cpus=1):
         first = await Greedy.spawn()
         tell(label=repr(first)[len("<handle of "):-1])
-        second = await Greedy.spawn()
+        await asyncio.gather(*[Greedy.spawn() for _ in range({count})])
 zc.run(main())
 """
 
 
 @pytest.mark.slow
 def test_a_spawn_that_waits_says_for_what() -> None:
-    with Program(WAITS) as program:
+    with Program(WAITS.format(count=1)) as program:
         label = program.told("label")
         assert said(program, label) == f"Greedy waits for 1 CPU: 1 of 1 held by {label}"
 
 
-MANY_WAIT = """
-@zc.actor(num_cpus=1)
-class Greedy:
-    def pid(self): return os.getpid()
-
-async def main():
-    async with zc.init(num_cpus=1):
-        first = await Greedy.spawn()
-        tell(label=repr(first)[len("<handle of "):-1])
-        await asyncio.gather(*[Greedy.spawn() for _ in range(300)])
-zc.run(main())
-"""
-
-
 @pytest.mark.slow
 def test_many_spawns_that_wait_say_so_in_one_line() -> None:
-    with Program(MANY_WAIT) as program:
+    with Program(WAITS.format(count=300)) as program:
         label = program.told("label")
         line = f"300 spawns of Greedy wait, each for 1 CPU: 1 of 1 held by {label}"
         assert said(program, label) == line

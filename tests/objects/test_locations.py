@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import zcactor as zc
-from tests.assembly.test_process_verbs import TOKEN, ByAddress, _same
+from tests.assembly.test_process_verbs import over_verbs
 from tests.control.agents import turns
 from tests.transport.verbs.entitlements import entitlements
 from zcactor.api.future import ObjectRef
@@ -32,13 +32,12 @@ from zcactor.objects.broadcast_directory import BroadcastDirectory
 from zcactor.objects.locations import LOCATED_NBYTES, LostPart
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind
-from zcactor.objectstore.store import Store
+from zcactor.objectstore.store import Block, Store
 from zcactor.process import context
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.loopback.endpoint import LoopbackConnection, LoopbackEndpoint, LoopbackNetwork
 from zcactor.transport.verbs.driver.base import VerbsError
 from zcactor.transport.verbs.driver.fake import FakeFabric
-from zcactor.transport.verbs.endpoint import VerbsEndpoint
 
 __all__ = ["entitlements"]
 
@@ -176,6 +175,14 @@ class Peers:
         array[:] = 1
         return array
 
+    def exported(self, array: Array) -> Block:
+        """Seal the block of an array, and let it be looked up."""
+        found = self.owner.store.block_of(array)
+        assert found is not None
+        self.owner.store.seal(*found)
+        self.owner.store.export(found[0])
+        return found[0]
+
     def received(self) -> list[int]:
         return [process.counters.bytes_received for process in self.others]
 
@@ -247,11 +254,7 @@ async def test_a_waiter_that_is_cancelled_leaves_the_transfer_to_the_others() ->
         (reader,) = peers.others
         session = await reader.connections.connect(peers.owner.process)
         array = peers.array(SMALL)
-        found = peers.owner.store.block_of(array)
-        assert found is not None
-        block = found[0]
-        peers.owner.store.seal(block, found[1])
-        peers.owner.store.export(block)
+        block = peers.exported(array)
         opened = asyncio.Event()
         peers.gate = lambda _: opened.wait()
 
@@ -548,11 +551,7 @@ async def test_what_is_made_our_own_for_others_is_authenticated() -> None:
         (reader,) = peers.others
         session = await reader.connections.connect(peers.owner.process)
         array = peers.array(SMALL)
-        found = peers.owner.store.block_of(array)
-        assert found is not None
-        block = found[0]
-        peers.owner.store.seal(block, found[1])
-        peers.owner.store.export(block)
+        block = peers.exported(array)
         assert await reader.requests.ask(session, "lease", block.id)
         region = Region(RegionKind.ARRAY, peers.owner.process, block.id, block.offset, SMALL, 0)
         part = reader.locations.remote(session, region)
@@ -687,20 +686,7 @@ async def test_by_rdma_a_copy_is_read_as_the_object_is(monkeypatch: pytest.Monke
     made: list[Process] = []
     for number in range(4):
         fabric.add_nic(f"fake{number}")
-        process_name, binding = os.urandom(16), fabric.binding(f"fake{number}")
-        store = Store(64 << 20, process_name)
-        endpoint: Any = ByAddress(
-            VerbsEndpoint(
-                "127.0.0.1", process_name, TOKEN, store.arena, store.arena.fd, 64, 4096, lookup=store.lookup,
-                verbs_eager_limit=4096, binding=partial(_same, binding),
-            )
-        )  # fmt: skip
-        endpoint.addresses = addresses
-        config = zc.Config(eager_limit=4096, recv_depth=64)
-        process = Process(process_name, "worker", config, asyncio.get_running_loop(), store, endpoint)
-        await endpoint.start(process.connections.accepted)
-        addresses[process_name.hex()] = endpoint.address
-        made.append(process)
+        made.append(await over_verbs(addresses, fabric.binding(f"fake{number}"), 64 << 20))
     owner, *others = made
     context.set_current(owner)
     actors = []
