@@ -80,10 +80,12 @@ def test_extents_that_overlap(stores: tuple[DeviceStore, DeviceStore]) -> None:
     ours.imports.add(OWNER, *theirs.supply([]))
     for shift in (-1, 0, 1):
         (extent,), _ = theirs.supply([])
+        assert isinstance(extent.what, int)
+        behind = extent._replace(offset=block.offset + (1 << 30), what=os.dup(extent.what))
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ProtocolError, match="overlaps"):
-            ours.imports.add(OWNER, [extent._replace(offset=block.offset + shift)], [])
-        assert len(os.listdir("/proc/self/fd")) == before - 1
+            ours.imports.add(OWNER, [extent._replace(offset=block.offset + shift), behind], [])
+        assert len(os.listdir("/proc/self/fd")) == before - 2, "those that were not looked at are closed as well"
     assert len(ours.imports) == 1
 
 

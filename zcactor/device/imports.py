@@ -131,7 +131,7 @@ class Imports:
         found = extents[at]
         return found if offset - found.offset + nbytes <= found.nbytes else None
 
-    def add(self, owner: bytes, remote: Iterable[RemoteExtent], gone: Iterable[int]) -> str:
+    def add(self, owner: bytes, remote: Sequence[RemoteExtent], gone: Iterable[int]) -> str:
         """Import extents, and forget those that are gone. May take milliseconds; one call at a time for an owner.
 
         Args:
@@ -148,10 +148,11 @@ class Imports:
         peer = self._peers.setdefault(owner, _Peer())
         dropped = set(gone)
         extents, reason = [each for each in peer.extents if each.offset not in dropped], ""
-        for each in remote:
-            try:
+        try:
+            for each in remote:
                 reason = self._add(extents, each) or reason
-            finally:
+        finally:
+            for each in remote:
                 if isinstance(each.what, int):
                     os.close(each.what)
         peer.extents = extents

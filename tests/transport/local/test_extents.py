@@ -81,6 +81,16 @@ async def test_a_sender_that_ends_leaves_no_descriptor(ends: Ends) -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
 
+async def test_a_malformed_extent_leaves_no_descriptor(ends: Ends) -> None:
+    with memfd(4096) as fd:
+        before = len(os.listdir("/proc/self/fd"))
+        ends[0].send(struct.pack("<BQQ40s", 1, 0, 4096, b"\xff"))
+        socket.send_fds(ends[0], [b"\1"], [fd])
+        with pytest.raises(ProtocolError, match="malformed"):
+            await receive_extents(ends[1], [])
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
 async def test_a_receiver_that_has_too_many(ends: Ends) -> None:
     ends[1].send(struct.pack("<I", MOST_EXTENTS + 1))
     with pytest.raises(ProtocolError, match="at most"):

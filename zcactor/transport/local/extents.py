@@ -91,9 +91,10 @@ async def receive_extents(sock: socket.socket, known: Collection[int]) -> tuple[
                 what: int | bytes | None = await receive_exactly(sock, _HANDLE_NBYTES)
             else:
                 what = await receive_descriptor(sock) if kind == _DESCRIPTOR else None
-            if what is None or len(extents) == MOST_EXTENTS or not raw.isascii():
+            if what is not None:
+                extents.append(RemoteExtent(offset, nbytes, raw.decode("ascii", "replace"), what))
+            if what is None or len(extents) > MOST_EXTENTS or not raw.isascii():
                 raise ProtocolError(f"the peer names an extent of kind {kind}, which is malformed or too many")
-            extents.append(RemoteExtent(offset, nbytes, raw.decode(), what))
     except BaseException:
         for extent in extents:
             if isinstance(extent.what, int):
