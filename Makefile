@@ -97,7 +97,7 @@ lint: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py $(ARGS)
 
-# Lint takes one processor, and the tests the other meanwhile.
+# Lint runs beside the tests, as it uses one processor and they wait for processes of theirs now and then.
 check: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs 2 lint quick
 
