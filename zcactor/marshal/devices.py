@@ -19,6 +19,7 @@ from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.errors import DeviceUnavailable, ObjectLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.marshal.values import Code, decode_small, register
+from zcactor.objectstore.copies import THROUGH_HOST
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
 
@@ -29,7 +30,6 @@ __all__ = ["pack_device_array", "pass_arrays", "unpack_device_array"]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _OUTSIDE: Final = "argument outside the device store"
-_THROUGH_HOST: Final = "through host memory"
 
 
 def pack_device_array(packing: Any, array: DeviceArray) -> bytes:
@@ -154,7 +154,7 @@ def unpack_device_array(unpacking: Any, data: memoryview) -> Any:
         return array
     made = empty_array(gpus[0], array.shape, array.dtype)
     made.copy_from(array)
-    unpacking.copies.count(_THROUGH_HOST, array.nbytes)
+    unpacking.copies.count(THROUGH_HOST, array.nbytes)
     made.holder.share(unpacking.store)  # type: ignore[attr-defined] # a block of ours
     return made
 

@@ -21,6 +21,7 @@ from zcactor.errors import (
 )
 from zcactor.marshal.values import Code, unpackers
 from zcactor.objects.locations import LostPart, outcome
+from zcactor.objectstore.copies import THROUGH_HOST
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
 
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
 
-__all__ = ["THROUGH_HOST", "DeviceReach"]
+__all__ = ["DeviceReach"]
 
-THROUGH_HOST: Final = "through host memory"
-"""The reason of copies where GPU memory cannot be mapped."""
 _KIND: Final = int(RegionKind.DEVICE)
 _FIRST_PAUSE: Final = 0.0002
 _LAST_PAUSE: Final = 0.005

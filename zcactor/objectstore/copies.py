@@ -12,7 +12,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import numpy as np
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CopyCount", "CopyCounter"]
+__all__ = ["THROUGH_HOST", "CopyCount", "CopyCounter"]
+
+THROUGH_HOST: Final = "through host memory"
+"""The reason of copies of arrays on GPUs where GPU memory cannot be mapped, at either end."""
 
 
 @dataclass(frozen=True, slots=True)
