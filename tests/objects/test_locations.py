@@ -22,7 +22,7 @@ from tests.transport.verbs.entitlements import entitlements
 from zcactor.api.future import ObjectRef
 from zcactor.api.remote_actor import RemoteActor
 from zcactor.assembly.process import Process
-from zcactor.errors import ConnectionLost, ObjectLost
+from zcactor.errors import ConnectionLost, ObjectLost, ZcactorError
 from zcactor.ids import new_actor
 from zcactor.interface import Interface
 from zcactor.marshal.sharing import share
@@ -30,7 +30,7 @@ from zcactor.objects import locations
 from zcactor.objects.broadcast import Copy
 from zcactor.objects.broadcast_directory import BroadcastDirectory
 from zcactor.objects.locations import LOCATED_NBYTES, LostPart
-from zcactor.objectstore.lease import Lease
+from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Block, Store
 from zcactor.process import context
@@ -226,6 +226,55 @@ async def test_what_is_wanted_several_times_at_once_comes_once(nbytes: int) -> N
         assert await call(peers.actors[0], "total", array) == nbytes / 8
         assert peers.received() == [2 * nbytes + nbytes // 2]
         await until(lambda: sum(session.leases.total for session in peers.owner.sessions.all()) == 0)
+
+
+class Way:
+    """A stand-in of a connection and its session; pulls fail with the given error."""
+
+    kind = "tcp"
+    integrity = "none"
+
+    def __init__(self, error: ZcactorError | None = None) -> None:
+        self.error = error
+        self.successor: Way | None = None
+        self.then: Way | None = None
+        """The successor from the first pull on."""
+        self.pulled = 0
+
+    @property
+    def connection(self) -> Way:
+        return self
+
+    @property
+    def is_replaced(self) -> bool:
+        return self.successor is not None
+
+    def release_later(self, _: int) -> None:
+        """Take back a lease, as `Session.release_later` does."""
+
+    async def pull(self, *_: object) -> None:
+        self.pulled += 1
+        self.successor = self.then
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("it was closed"), ObjectLost("no lease by this connection")])
+async def test_a_pull_goes_on_by_the_connection_that_replaces_its_own(error: ZcactorError) -> None:
+    async with asyncio.timeout(PATIENCE), Peers() as peers:
+
+        async def fetched(way: Way) -> None:
+            await peers.owner.locations.fetch(RemoteLease(b"o" * 16, 5, 0, 8, way, 0, 0), 0, 8, 0, None)
+
+        goes, stays = Way(error), Way()
+        goes.then = stays
+        await fetched(goes)
+        assert (goes.pulled, stays.pulled) == (1, 1), "it was replaced meanwhile"
+        await fetched(goes)
+        assert (goes.pulled, stays.pulled) == (1, 2), "it is replaced already"
+        stays.error = error
+        with pytest.raises(type(error)):
+            await fetched(goes)
 
 
 async def test_a_moved_array_is_each_receivers_own() -> None:

@@ -15,9 +15,11 @@ import pytest
 
 import zcactor as zc
 from tests.assembly.test_process import PATIENCE, _call, _settled
+from tests.simulation.clusters import bench
 from zcactor.api.future import ObjectRef
 from zcactor.api.remote_actor import RemoteActor
 from zcactor.assembly.process import Process
+from zcactor.buggify import decided_by
 from zcactor.ids import new_actor
 from zcactor.interface import Interface
 from zcactor.objectstore.store import Store
@@ -306,3 +308,52 @@ async def test_one_that_is_about_to_be_closed_for_idleness_has_a_twin_too(agreed
         await _settled(two.leases, [0, 0])
         await _settled(two.connections, [1, 1])
         assert await asyncio.gather(*[_call(actor, "note", 2) for actor in two.actors]) == [2, 2]
+
+
+@zc.actor
+class Late:
+    """An actor whose result is known after it was passed on."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    @zc.method
+    async def let_go(self) -> None:
+        """Have `array` return."""
+        self.go.set()
+
+    @zc.method
+    async def array(self) -> np.ndarray[Any, Any]:
+        """An array, once `let_go` was called."""
+        await self.go.wait()
+        return zc.ones(10_000)
+
+    @zc.method
+    def total(self, array: np.ndarray[Any, Any]) -> float:
+        """The sum of an array."""
+        return float(array.sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_bytes_that_are_read_by_the_one_that_goes(seed: int) -> None:
+    """The maker of a result and its reader connect to each other at the same moment. The connection by which the result
+    came is closed before its bytes are read, or while they are read."""
+    rng = random.Random(seed)
+    places = {"connect", "retire", "pull", "push refused"}
+
+    async def program(process: Process) -> None:
+        _, first, second = [node.node_id for node in await zc.nodes()]
+        for _ in range(20):
+            maker = await Late.options(node=first).spawn()
+            reader = await Late.options(node=second).spawn()
+            result = maker.array()
+            early = reader.total(result)
+            await asyncio.sleep(rng.choice([0, rng.random() / 10]))
+            await maker.let_go()
+            assert await early == 10_000
+            assert await reader.total(result) == 10_000
+            assert process.counters.bytes_received == 0, "they go from the maker to the reader"
+
+    with bench(3) as made, decided_by(lambda place: place in places and rng.random() < 0.3):
+        made.run(program)

@@ -263,16 +263,17 @@ class Locations:
     async def _pulled(self, session: Session, wanted: RemoteRegion, destination: Callable[[], Any]) -> Any:
         """Pull a region to the memory that ``destination()`` returns, and count the bytes. Returns the memory."""
         while True:
+            if session.successor is not None and session.is_replaced:
+                session = session.successor  # the successor stays, and has the lease, too
             connection = session.connection
             memory = destination()
             await dawdle("pull")
             try:
                 await connection.pull(wanted, memory.address, memory)
                 break
-            except ConnectionLost:
-                if session.successor is None or not session.is_replaced:
+            except (ConnectionLost, ObjectLost):  # the owner finds no lease by a connection that it has closed
+                if not session.is_replaced:
                     raise
-                session = session.successor  # the successor stays, and has the lease, too
         nbytes, integrity = wanted.nbytes, connection.integrity
         if connection.kind == "verbs":
             self._counters.bytes_read += nbytes
