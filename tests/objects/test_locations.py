@@ -249,6 +249,10 @@ class Way:
     def is_replaced(self) -> bool:
         return self.successor is not None
 
+    @property
+    def in_use(self) -> Way:
+        return self.successor or self
+
     def release_later(self, _: int) -> None:
         """Take back a lease, as `Session.release_later` does."""
 

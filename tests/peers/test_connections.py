@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,24 @@ async def test_from_another_loop() -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, _):
         session = await asyncio.to_thread(lambda: asyncio.run(caller.connections.connect(owner.process)))
         assert session is caller.sessions.used[owner.process]
+
+
+async def test_one_that_was_replaced_before_its_caller_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, _):
+        stays = await caller.connections.connect(owner.process)
+        goes: Any = SimpleNamespace(peer_process=owner.process, closed=None, is_replaced=False)
+
+        def replace() -> None:
+            goes.is_replaced = True
+            caller.sessions.used[owner.process] = stays
+
+        async def open_(_: bytes) -> Any:
+            caller.loop.call_soon(replace)  # before the callers go on
+            return goes
+
+        monkeypatch.setattr(caller.connections, "_open", open_)
+        del caller.sessions.used[owner.process]
+        assert await asyncio.gather(*(caller.connections.connect(owner.process) for _ in range(3))) == [stays] * 3
 
 
 async def test_nobody_there() -> None:

@@ -181,6 +181,7 @@ async def test_a_twin_that_ends_before_it_is_used() -> None:
         old = actor.session
         assert old is not None
         ended: Any = SimpleNamespace(closed=zc.ConnectionLost("it broke"), successor=None)
+        ended.in_use = ended
         await actor.change(old, ended)
         assert actor.session is old, "the twin has told its end already, and would be used for ever"
         assert await _call(actor, "note", 2) == 2

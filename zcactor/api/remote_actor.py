@@ -271,8 +271,7 @@ class RemoteActor:
         )
 
     def _drain(self, session: Session) -> bool:
-        if session.successor is not None and session.is_replaced:
-            session = session.successor
+        session = session.in_use
         if session.closed is not None:  # its end is reported to the stand-ins of before
             return False
         with self._lock:

@@ -120,6 +120,7 @@ class DeviceReach:
     async def _reach(self, owner: Session, lease: DeviceLease) -> Part:
         """Import the extent of a lease or, where that is impossible, bring the bytes through host memory."""
         part = Part(_KIND, lease, lease.offset, lease.nbytes)
+        owner = owner.in_use
         if self._place(lease):
             return part
         if owner.connection.fetch_extents is not None:

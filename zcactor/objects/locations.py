@@ -263,8 +263,7 @@ class Locations:
     async def _pulled(self, session: Session, wanted: RemoteRegion, destination: Callable[[], Any]) -> Any:
         """Pull a region to the memory that ``destination()`` returns, and count the bytes. Returns the memory."""
         while True:
-            if session.successor is not None and session.is_replaced:
-                session = session.successor  # the successor stays, and has the lease, too
+            session = session.in_use  # twins share their leases
             connection = session.connection
             memory = destination()
             await dawdle("pull")
@@ -287,9 +286,10 @@ class Locations:
         """Take the bytes from the place that their owner names, or from the owner itself where that fails."""
         failed = b""
         for _ in range(ATTEMPTS):
+            owner = lease.session.in_use
             try:
                 place, object_id, offset = await self._requests.ask(
-                    lease.session, "source", lease.id, lease.offset, lease.nbytes, self.machine, failed, authenticate
+                    owner, "source", lease.id, lease.offset, lease.nbytes, self.machine, failed, authenticate
                 )
             except ZcactorError:  # the owner has ended, or has no such object: pulling from it raises the error
                 break
@@ -336,7 +336,7 @@ class Locations:
         if block is not None:
             copy_id, copy_offset = self._store.export(block), block.offset
         facts = lease.id, lease.offset, lease.nbytes, copy_id, copy_offset, self.machine, failed, authenticate
-        self._tasks.start(self._told(lease.session, facts))
+        self._tasks.start(self._told(lease.session.in_use, facts))
 
     async def _told(self, owner: Session, facts: tuple[Any, ...]) -> None:
         with contextlib.suppress(ZcactorError):  # the owner has ended, or forgets the transfer after a while

@@ -169,9 +169,7 @@ class Pushes:
         for push in pushes:
             if push.number >= 0 and call.pushed >> push.number & 1:
                 continue
-            session = push.session
-            if session.closed is not None and session.successor is not None:
-                session = session.successor
+            session = push.session.in_use
             if session.closed is None:
                 self.noted("owner pushes" if push.number < 0 else "owner pushes in place of the maker")
                 self._push(session, push.key, call)

@@ -193,6 +193,7 @@ class Resolver:
         try:
             if not region.pin or region.kind > RegionKind.REF:
                 raise ObjectLost("nobody else has it")
+            session = session.in_use
             place = await self._requests.ask(session, "adopt", region.pin, region.kind, region.offset, region.nbytes)
             ours = region._replace(owner=session.peer_process, id=place[0], offset=place[1], pin=0, seal=0, rkey=0)
             if ours.kind <= RegionKind.MOVED and ours.nbytes and not session.connection.maps:

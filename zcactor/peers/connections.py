@@ -103,7 +103,8 @@ class Connections:
             task = self._connecting[process] = self._tasks.loop.create_task(self._open(process))
             task.add_done_callback(partial(self._connected, process))
         session = await asyncio.shield(task)
-        if self._sessions.is_leaving(session):  # since the last turn of the loop
+        # Since the task was done the loop has turned: the peer may close it by now, as we have agreed.
+        if session.is_replaced or self._sessions.is_leaving(session):
             return await self.connect(process)
         return session
 

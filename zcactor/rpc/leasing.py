@@ -88,6 +88,12 @@ class Releasing:
         """Whether the session's twin is used instead."""
         return self.successor is not None and self.successor.closed is None
 
+    @property
+    def in_use(self) -> Any:
+        """The session to send by: the twin that is used instead, or this one. The peer may close a connection that is
+        replaced at any moment, and does not read what comes by it then."""
+        return self.successor if self.is_replaced else self
+
     def release(self, object_id: int) -> None:
         """Give back a lease that the peer granted. Any thread may call this at any time; it takes no lock."""
         if self.successor is not None and self.is_replaced:
