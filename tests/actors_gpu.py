@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 
 import zcactor as zc
+from tests.device.helpers import settle
+from zcactor.process.context import current
 
 __all__ = ["Box", "Gpus"]
 
@@ -74,6 +77,20 @@ class Gpus:
     async def relay(self, other: Any, x: Any) -> Any:
         """Pass an array on."""
         return await other.seen(x)
+
+    def hold(self) -> None:
+        """Hold back the work of the default stream."""
+        self._gate = threading.Event()
+        driver: Any = current().store.devices().driver
+        driver.hold(0, 0, self._gate.is_set)
+
+    def settle(self) -> None:
+        """Wait until the GPU has done all that waits for nothing."""
+        settle(current().store.devices().driver)
+
+    def let_go(self) -> None:
+        """Let the work of the default stream go on."""
+        self._gate.set()
 
     def stats(self) -> zc.Stats:
         """The figures of this process."""

@@ -13,9 +13,11 @@ import pytest
 import uvloop
 
 import zcactor as zc
+from tests.device.helpers import held
 from tests.marshal.wire import assert_same
 from zcactor.objectstore.copies import CopyCount
 from zcactor.objectstore.store import Store
+from zcactor.process.context import current
 
 FAKE = zc.Config(gpu="fake", gpu_fake="devices=2,late=2")
 
@@ -65,7 +67,7 @@ async def test_between_host_and_gpu() -> None:
 
 
 async def test_streams_belong_to_tasks() -> None:
-    async with zc.init(config=zc.Config(gpu="fake", gpu_fake="late=100")):
+    async with zc.init(config=zc.Config(gpu="fake")):
         inside = asyncio.Event()
 
         async def other() -> bool:
@@ -77,9 +79,10 @@ async def test_streams_belong_to_tasks() -> None:
         with zc.gpu_stream() as stream:
             task = asyncio.create_task(other())
             await inside.wait()
-            array = zc.zeros(10, device="cuda")
-            assert not stream.done()
-            assert await task  # nothing was queued there
+            with held(current().store.devices().driver, stream.ptr):
+                array = zc.zeros(10, device="cuda")
+                assert not stream.done()
+                assert await task  # nothing was queued there
             stream.synchronize()
         assert (zc.to_host(array) == 0).all()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +13,38 @@ import numpy as np
 import numpy.typing as npt
 
 from zcactor.device.array import DeviceArray, empty_array
+from zcactor.device.driver import GpuDriver
+from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.memory import GpuMemory
 from zcactor.device.store import DeviceStore, open_store
 
-__all__ = ["array_on", "opened", "seen"]
+__all__ = ["NEVER", "array_on", "held", "opened", "seen", "settle"]
+
+NEVER = bool
+"""A function that is never true, and that can be passed to a `DevicePeer`: a stream that is held until then does
+nothing."""
+
+
+@contextmanager
+def held(driver: GpuDriver, *streams: int, device: int = 0) -> Iterator[None]:
+    """Hold back the work of streams of a fake GPU, by default of the default stream, until the block is left."""
+    assert isinstance(driver, FakeGpuDriver)
+    gate = threading.Event()
+    for stream in streams or (0,):
+        driver.hold(device, stream, gate.is_set)
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+def settle(driver: GpuDriver, device: int = 0) -> None:
+    """Wait until a fake GPU has done all that it can do while streams are held."""
+    assert isinstance(driver, FakeGpuDriver)
+    end = time.monotonic() + 60
+    while not driver.rests(device):
+        assert time.monotonic() < end, "the GPU has something to do for a minute"
+        time.sleep(0.0002)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from tests.device.helpers import NEVER, held, settle
 from zcactor.device.arena import ALIGNMENT, EXTENT_NBYTES, DeviceArena, ExportedExtent
 from zcactor.device.driver import CudaCode
 from zcactor.device.events import EventPool
@@ -107,30 +108,31 @@ def test_holes_between_addresses_are_filled() -> None:
 # ---- order
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("waits", "wrong"), [("yes", False), ("no", True)])
 def test_freed_bytes_are_written_after_their_last_use(waits: str, wrong: bool) -> None:
-    """A late copy out of an object still reads it, when the bytes belong to the next object already."""
-    driver = FakeGpuDriver(f"late=100,seed=1,waits={waits}")
+    """A copy out of an object, which comes late, still reads it, when the bytes belong to the next object already."""
+    driver = FakeGpuDriver(f"waits={waits}")
     arena, pool, stream = arena_of(driver), EventPool(driver, 0), driver.stream(0)
     offset, address, _ = arena.allocate(1000)
     target = arena.allocate(1000).address
     write(driver, 0, address, b"old" * 300)
-    for _ in range(12 if wrong else 3):
+    with held(driver, stream):
         driver.copy(0, target, address, 1, 900, (0, 0), stream)
-    moment = pool.record(stream)
-    arena.give_back(offset, [moment])
-    again, address, after = arena.allocate(1000)
-    assert again == offset and after == [moment]
-    for each in after:
-        each.order(0, 0)
-    driver.fill(0, address, b"n", 1000, 0)
+        moment = pool.record(stream)
+        arena.give_back(offset, [moment])
+        again, address, after = arena.allocate(1000)
+        assert again == offset and after == [moment]
+        for each in after:
+            each.order(0, 0)
+        driver.fill(0, address, b"n", 1000, 0)
+        settle(driver)
     finish(driver, 0, stream)
     assert (read(driver, 0, target, 900) != b"old" * 300) is wrong
 
 
 def test_bytes_beside_pending_ones_need_no_wait() -> None:
-    driver = FakeGpuDriver("late=20000")
+    driver = FakeGpuDriver()
+    driver.hold(0, 0, NEVER)
     arena, pool = arena_of(driver), EventPool(driver, 0)
     offset, address, _ = arena.allocate(1 * MIB)
     driver.fill(0, address, b"a", 1, 0)
@@ -142,13 +144,14 @@ def test_bytes_beside_pending_ones_need_no_wait() -> None:
 
 
 def test_an_extent_in_use_is_not_given_back() -> None:
-    driver = FakeGpuDriver("late=50")
+    driver = FakeGpuDriver()
     arena, pool = arena_of(driver), EventPool(driver, 0)
     offset, address, _ = arena.allocate(10)
-    driver.fill(0, address, b"a", 1, 0)
-    moment = pool.record(0)
-    arena.give_back(offset, [moment])
-    assert arena.tidy() and arena.taken
+    with held(driver):
+        driver.fill(0, address, b"a", 1, 0)
+        moment = pool.record(0)
+        arena.give_back(offset, [moment])
+        assert arena.tidy() and arena.taken
     until_done(driver, 0, moment.event)
     assert not arena.tidy() and not arena.taken
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.device.helpers import array_on, opened, seen
+from tests.device.helpers import array_on, held, opened, seen, settle
 from tests.marshal.dtypes import DTYPES, filled
 from tests.marshal.wire import assert_same
 from zcactor.device.array import DeviceArray, empty_array
@@ -124,36 +124,41 @@ def test_copies_between_gpus() -> None:
         assert_same(seen(there), np.array([5, 6], "u1"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("waits", ["yes", "no"])
 def test_order_over_streams(waits: str) -> None:
-    with opened(f"late=60,seed=4,waits={waits}") as store:
+    with opened(f"waits={waits}") as store:
         gpu = store.gpu(0)
         first, second = GpuStream(gpu), GpuStream(gpu)
         array = array_on(gpu, np.zeros(100, "u1"))
-        token = streams.set({0: first.ptr})
-        for value in (1, 2, 3) if waits == "yes" else (*range(10, 30), 3):
-            array.fill(value)
-        streams.set({0: second.ptr})
-        copied = array.copy()
-        streams.set({0: first.ptr})
-        array.fill(9)
-        streams.reset(token)
+        with held(store.driver, first.ptr):
+            token = streams.set({0: first.ptr})
+            for value in (1, 2, 3):
+                array.fill(value)
+            streams.set({0: second.ptr})
+            copied = array.copy()
+            streams.set({0: first.ptr})
+            array.fill(9)
+            streams.reset(token)
+            settle(store.driver)
         first.synchronize()
         second.synchronize()
         assert (seen(copied) == 3).all() == (waits == "yes")
 
 
 def test_memory_that_is_dropped_while_it_is_read() -> None:
-    with opened("late=60,seed=1") as store:
+    with opened() as store:
         gpu = store.gpu(0)
         stream, array = GpuStream(gpu), array_on(gpu, np.full(1000, 5, "u1"))
-        token = streams.set({0: stream.ptr})
-        copied = array.copy()
-        streams.reset(token)
-        del array
-        again = empty_array(gpu, (1000,), np.dtype("u1"))
-        again.fill(1)
+        with held(store.driver, stream.ptr):
+            token = streams.set({0: stream.ptr})
+            copied = array.copy()
+            streams.reset(token)
+            address = array.address
+            del array
+            again = empty_array(gpu, (1000,), np.dtype("u1"))
+            assert again.address == address
+            again.fill(1)
+            settle(store.driver)
         stream.synchronize()
         assert (seen(copied) == 5).all() and (seen(again) == 1).all()
 
@@ -197,18 +202,20 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("call", ["copy", "fill", "event", "record", "create", "map", "reserve", "wait"])
 def test_each_failure_leaks_nothing(call: str) -> None:
-    with opened(f"fail={call},late=1") as store:
+    with opened(f"fail={call}") as store:
         gpu = store.gpu(0)
 
         def work() -> None:
             stream = GpuStream(gpu)
             array = empty_array(gpu, (100,), np.dtype("f4"))
-            array.fill(3)
-            token = streams.set({0: stream.ptr})
-            try:
-                assert (seen(array.copy()) == 3).all()
-            finally:
-                streams.reset(token)
+            with held(store.driver):  # the other stream has to wait for the fill
+                array.fill(3)
+                token = streams.set({0: stream.ptr})
+                try:
+                    copied = array.copy()
+                finally:
+                    streams.reset(token)
+            assert (seen(copied) == 3).all()
 
         with pytest.raises(DeviceError, match=f"^{call} on GPU 0 failed"):
             work()

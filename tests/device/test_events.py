@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import pytest
 
+from tests.device.helpers import NEVER, held, settle
 from zcactor.device.events import EventPool, Moment, ordered, pending
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.errors import DeviceError
-from zcactor.testing.device_peer import mapped, read, until_done
+from zcactor.testing.device_peer import finish, mapped, read, until_done
 
 
 def test_a_moment_is_done_with_its_work() -> None:
-    driver = FakeGpuDriver("late=20")
+    driver = FakeGpuDriver()
     pool, address = EventPool(driver, 0), mapped(driver, 0, driver.granularity)
-    driver.fill(0, address, b"a", 1, 0)
-    moment = pool.record(0)
-    assert pending([moment, None]) == [moment]
+    with held(driver):
+        driver.fill(0, address, b"a", 1, 0)
+        moment = pool.record(0)
+        assert pending([moment, None]) == [moment]
     until_done(driver, 0, moment.event)
     assert moment.done() and pending([moment]) == [] and not moment.is_lost()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("waits", "count"), [("yes", 3), ("no", 20)])
-def test_other_streams_are_ordered(waits: str, count: int) -> None:
-    driver = FakeGpuDriver(f"late=100,waits={waits}")
+@pytest.mark.parametrize("waits", ["yes", "no"])
+def test_other_streams_are_ordered(waits: str) -> None:
+    driver = FakeGpuDriver(f"waits={waits}")
     pool, address, stream = EventPool(driver, 0), mapped(driver, 0, driver.granularity), driver.stream(0)
-    for at in range(count):  # without waits, the work is far from its end when it is read
-        driver.fill(0, address + at, b"n", 1, 0)
-    ordered([None, pool.record(0)], 0, stream)
-    assert (read(driver, 0, address, count, stream) == b"n" * count) is (waits == "yes")
+    with held(driver):
+        driver.fill(0, address, b"n", 3, 0)
+        ordered([None, pool.record(0)], 0, stream)
+        driver.copy(0, address + 8, address, 1, 3, (0, 0), stream)
+        settle(driver)
+    finish(driver, 0, stream)
+    finish(driver, 0)
+    assert (read(driver, 0, address + 8, 3) == b"nnn") is (waits == "yes")
 
 
 def test_the_same_stream_needs_no_wait() -> None:
-    driver = FakeGpuDriver("late=10,fail=wait")
+    driver = FakeGpuDriver("fail=wait")
+    driver.hold(0, 0, NEVER)
     pool, address = EventPool(driver, 0), mapped(driver, 0, driver.granularity)
     driver.fill(0, address, b"a", 1, 0)
     moment = pool.record(0)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tests.device.helpers import opened, seen
+from tests.device.helpers import held, opened, seen
 from zcactor.device.array import array_over
 from zcactor.device.lease import DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock
@@ -24,7 +24,7 @@ def test_a_lease_without_a_place_goes_back_at_once() -> None:
 
 
 def test_a_lease_goes_back_after_the_work() -> None:
-    with opened("late=20") as ours, opened() as theirs:
+    with opened() as ours, opened() as theirs:
         block = DeviceBlock(theirs.gpu(0), 100)
         write(theirs.driver, 0, block.address, bytes(range(100)))
         ours.imports.add(OWNER, *theirs.supply([]))
@@ -33,13 +33,14 @@ def test_a_lease_goes_back_after_the_work() -> None:
         released: list[int] = []
         lease = DeviceLease(OWNER, block.id, block.offset, 100, released.append)
         lease.place(extent)
-        copied = array_over(lease, lease.address, (100,), np.dtype("u1"), (1,)).copy()
-        moments = lease.work.all()
-        del lease
         loop = ours.tending._loop
-        loop.call_soon(loop.stop)
-        loop.run_forever()
-        assert not released or moments[0].done()
+        with held(ours.driver):
+            copied = array_over(lease, lease.address, (100,), np.dtype("u1"), (1,)).copy()
+            moments = lease.work.all()
+            del lease
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+            assert not released and not moments[0].done()
         while not released:
             loop.call_later(0.001, loop.stop)
             loop.run_forever()

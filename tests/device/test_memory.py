@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
-from tests.device.helpers import opened
+from tests.device.helpers import NEVER, opened
 from zcactor.device.events import Moment
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.memory import DeviceBlock, wait_on_host
@@ -35,7 +33,8 @@ def test_the_capacity_of_each_gpu() -> None:
 @pytest.mark.slow
 def test_a_wait_ends_when_the_other_process_has_ended() -> None:
     driver = FakeGpuDriver()
-    with DevicePeer(partial(FakeGpuDriver, "late=20000")) as peer:
+    with DevicePeer(FakeGpuDriver) as peer:
+        peer.call("hold", 0, 0, NEVER)
         there, event = peer.call("mapped", 0, FakeGpuDriver.granularity), peer.call("event", 0)
         peer.call("fill", 0, there, b"a", 1, 0)
         peer.call("record", 0, event, 0)

@@ -7,21 +7,23 @@ import gc
 import numpy as np
 import pytest
 
-from tests.device.helpers import opened
+from tests.device.helpers import held, opened
 from zcactor.device.array import empty_array
 from zcactor.device.streams import GpuStream, current_stream, streams
 from zcactor.errors import DeviceError
 
 
 def test_a_stream_is_done_when_its_work_is() -> None:
-    with opened("late=30") as store:
+    with opened() as store:
         gpu = store.gpu(0)
         stream, array = GpuStream(gpu), empty_array(gpu, (10,), np.dtype("u1"))
         assert stream.done() and stream.__cuda_stream__() == (0, stream.ptr)
-        token = streams.set({0: stream.ptr})
-        array.fill(1)
-        streams.reset(token)
-        assert not stream.done()
+        with held(store.driver, stream.ptr):
+            assert stream.done()
+            token = streams.set({0: stream.ptr})
+            array.fill(1)
+            streams.reset(token)
+            assert not stream.done()
         stream.synchronize()
         while not stream.done():  # the event is a little earlier than the end of its own record
             stream.synchronize()

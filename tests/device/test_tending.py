@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.device.helpers import held
 from zcactor.device.arena import DeviceArena
 from zcactor.device.events import EventPool
 from zcactor.device.fake import FakeGpuDriver
@@ -13,26 +14,33 @@ from zcactor.testing.device_peer import mapped
 
 
 async def test_calls_wait_for_work() -> None:
-    driver = FakeGpuDriver("late=30")
+    driver = FakeGpuDriver()
     tending, pool = Tending(asyncio.get_running_loop()), EventPool(driver, 0)
     address, called = mapped(driver, 0, driver.granularity), list[str]()
-    driver.fill(0, address, b"a", 1, 0)
-    moment = pool.record(0)
-    tending.when_done([moment], lambda: called.append("late" if moment.done() else "early"))
-    tending.when_done([], lambda: called.append("at once"))
-    assert not called
+    with held(driver):
+        driver.fill(0, address, b"a", 1, 0)
+        moment = pool.record(0)
+        tending.when_done([moment], lambda: called.append("late" if moment.done() else "early"))
+        tending.when_done([], lambda: called.append("at once"))
+        assert not called
+        await until(lambda: called, "what waits for nothing is called")
     await until(lambda: len(called) == 2, "both are called")
     assert called == ["at once", "late"]
 
 
 async def test_memory_goes_back_when_work_has_ended() -> None:
-    driver = FakeGpuDriver("late=30")
+    driver = FakeGpuDriver()
     tending, pool, arena = Tending(asyncio.get_running_loop()), EventPool(driver, 0), DeviceArena(driver, 0, None, 0)
     arena.on_freed = tending.freed
     tending.add(arena)
     offset, address, _ = arena.allocate(10)
-    driver.fill(0, address, b"a", 1, 0)
-    arena.give_back(offset, [pool.record(0)])
+    with held(driver):
+        driver.fill(0, address, b"a", 1, 0)
+        arena.give_back(offset, [pool.record(0)])
+        looked: list[int] = []
+        tending.when_done([], lambda: looked.append(1))
+        await until(lambda: looked, "it has looked once")
+        assert driver.free(0) < driver.devices()[0].total
     await until(lambda: driver.free(0) == driver.devices()[0].total, "the extent is given back")
 
 

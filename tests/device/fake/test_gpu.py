@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.device.helpers import NEVER, held, settle
 from zcactor.device.driver import CudaCode
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.fake.gpu import CALLS
@@ -44,33 +45,56 @@ def test_host_code_that_touches_a_device_pointer_crashes(touch: str) -> None:
     assert done.returncode == -signal.SIGSEGV, done.stderr
 
 
-def between_streams(options: str) -> bytes:
-    """Write on one stream, let another wait for it, and return what that reads."""
+def between_streams(options: str) -> tuple[bytes, bytes]:
+    """Write on one stream, let another wait for it. Returns what that has read before the first goes on, and after."""
     driver = FakeGpuDriver(options)
     address, producer, consumer, event = mapped(driver, 0, NBYTES), driver.stream(0), driver.stream(0), driver.event(0)
-    write(driver, 0, address, b"old")
-    for _ in range(3):  # the third is at the earliest as late as one alone at the latest
-        driver.fill(0, address, b"n", 3, producer)
-    driver.record(0, event, producer)
-    driver.wait(0, consumer, event)
-    return read(driver, 0, address, 3, consumer)
+    write(driver, 0, address, b"old...")
+    with held(driver, producer):
+        for _ in range(3):
+            driver.fill(0, address, b"n", 3, producer)
+        driver.record(0, event, producer)
+        driver.wait(0, consumer, event)
+        driver.copy(0, address + 3, address, 1, 3, (0, 0), consumer)
+        settle(driver)
+        before = read(driver, 0, address + 3, 3)
+    finish(driver, 0, producer)
+    finish(driver, 0, consumer)
+    return before, read(driver, 0, address + 3, 3)
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.slow
 def test_waits_order_late_streams(seed: int) -> None:
-    assert between_streams(f"late=20,seed={seed}") == b"nnn"
+    assert between_streams(f"late=20,seed={seed}") == (b"...", b"nnn")
 
 
-@pytest.mark.slow
 def test_without_waits_bytes_are_stale() -> None:
-    assert {between_streams(f"late=20,seed={seed},waits=no") for seed in range(8)} >= {b"old"}
+    assert between_streams("waits=no") == (b"old", b"old")
+
+
+def test_a_stream_that_is_held() -> None:
+    driver = FakeGpuDriver("devices=2,late=1")
+    address, stream, gate = mapped(driver, 0, NBYTES), driver.stream(0), threading.Event()
+    driver.hold(0, stream, gate.is_set)
+    assert driver.idle(0, stream) and driver.rests(0) and driver.rests(1)
+    driver.fill(0, address, b"a", 1, stream)
+    finish(driver, 0)  # other streams go on
+    settle(driver)
+    assert not driver.idle(0, stream)
+    gate.set()
+    finish(driver, 0, stream)
+    settle(driver)
+    assert driver.idle(0, stream)
+    gate.clear()
+    write(driver, 0, address, b"b", stream)  # it was held until then
+    for device, wrong in ((0, 99), (1, stream)):
+        with pytest.raises(DeviceError, match="hold"):
+            driver.hold(device, wrong, gate.is_set)
 
 
 @pytest.mark.slow
 def test_a_peer_reads_stale_bytes_without_waits() -> None:
-    options = "late=300,waits=no"
-    driver = FakeGpuDriver(options)
+    driver = FakeGpuDriver("waits=no")
     handle = driver.create(0, NBYTES)
     address = driver.map(0, driver.reserve(0, NBYTES), handle, NBYTES, True).address
     with DevicePeer(partial(FakeGpuDriver, "waits=no")) as peer:
@@ -80,11 +104,11 @@ def test_a_peer_reads_stale_bytes_without_waits() -> None:
         os.close(exported)
         there = peer.call("map", 0, peer.call("reserve", 0, NBYTES), imported, NBYTES, False).address
         event, gate = driver.event(0), driver.stream(0)
-        for _ in range(100):
-            driver.fill(0, address, b"n", 3, gate)  # half a minute of work
+        driver.hold(0, gate, NEVER)
+        driver.fill(0, address, b"n", 3, gate)
         driver.record(0, event, gate)
         peer.call("wait", 0, 0, peer.call("open_event", 0, driver.export_event(0, event)))
-        peer.call("read", 0, there, 3)  # it would not return while the wait holds
+        assert peer.call("read", 0, there, 3) == bytes(3)  # it would not return while the wait holds
         assert not driver.done(0, event)
     driver.close()
 
@@ -180,7 +204,8 @@ def test_legacy_memory_ends_with_its_owner() -> None:
 @pytest.mark.slow
 def test_an_event_ends_with_its_owner() -> None:
     driver = FakeGpuDriver()
-    with DevicePeer(partial(FakeGpuDriver, "late=20000")) as peer:
+    with DevicePeer(FakeGpuDriver) as peer:
+        peer.call("hold", 0, 0, NEVER)
         there = peer.call("mapped", 0, NBYTES)
         event = peer.call("event", 0)
         peer.call("fill", 0, there, b"a", 1, 0)
@@ -272,7 +297,8 @@ def test_a_forked_child_has_no_gpu() -> None:
 def test_it_ends_with_the_last_reference() -> None:
     gc.collect()
     fds, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    driver = FakeGpuDriver("devices=10,late=20000")
+    driver = FakeGpuDriver("devices=10")
+    driver.hold(9, 0, NEVER)
     address = mapped(driver, 9, NBYTES)
     driver.event(9)
     driver.fill(9, address, b"a", 1, 0)

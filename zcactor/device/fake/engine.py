@@ -38,7 +38,17 @@ class _Stream:
     queue: deque[_Operation] = field(default_factory=deque)
     due: float = 0.0
     """The time at which the first of the queue may begin."""
+    held: Callable[[], bool] | None = None
+    """Nothing of it begins until this is true; None for a stream that nobody holds."""
     ended: bool = False
+
+    def may_begin(self) -> bool:
+        """Whether the first of the queue waits for nothing but its time."""
+        if self.held is not None:
+            if not self.held():
+                return False
+            self.held = None
+        return bool(self.queue) and ((ready := self.queue[0].ready) is None or ready())
 
 
 class FakeEngine:
@@ -56,6 +66,8 @@ class FakeEngine:
         self._streams: dict[int, _Stream] = {0: self._stream(0)}
         self._next = 1
         self._works = 0
+        self._runs = False
+        """Whether an operation runs now."""
         self._thread: threading.Thread | None = None
         self._closed = False
         self.broken: Refused | None = None
@@ -103,6 +115,26 @@ class FakeEngine:
         with self._changed:
             return not self._find(number).queue
 
+    def hold(self, number: int, until: Callable[[], bool]) -> None:
+        """Begin nothing on a stream until a function is true: its work is then not done for certain, however slow the
+        program is.
+
+        Args:
+            number: the stream's.
+            until: called again and again, by any thread; it takes the place of an earlier one.
+
+        Raises:
+            Refused: there is no such stream.
+        """
+        with self._changed:
+            self._find(number).held = until
+            self._changed.notify()
+
+    def rests(self) -> bool:
+        """Whether nothing runs, and all that is queued waits for something else than its time."""
+        with self._changed:
+            return not self._runs and not any(stream.may_begin() for stream in self._streams.values())
+
     def submit(
         self, number: int, run: Callable[[], None], ready: Callable[[], bool] | None = None, *, is_work: bool = False
     ) -> None:
@@ -140,6 +172,7 @@ class FakeEngine:
                         return
                     self._changed.wait(self._pause())
                 number, stream = chosen
+                self._runs = True
             operation = stream.queue[0]
             try:
                 if operation.is_work:
@@ -147,11 +180,12 @@ class FakeEngine:
                 operation.run()
             except Refused as error:
                 with self._changed:
-                    self.broken = error
+                    self.broken, self._runs = error, False
                     for each in self._streams.values():
                         each.queue.clear()
                 continue
             with self._changed:
+                self._runs = False
                 stream.queue.popleft()
                 if stream.queue:
                     self._due(stream)
@@ -171,7 +205,7 @@ class FakeEngine:
         able = [
             (stream.due, number)
             for number, stream in self._streams.items()
-            if stream.queue and stream.due <= now and ((ready := stream.queue[0].ready) is None or ready())
+            if stream.queue and stream.due <= now and stream.may_begin()
         ]
         if not able:
             return None

@@ -23,7 +23,7 @@ from zcactor.device.visible import visible
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -273,6 +273,28 @@ class FakeGpuDriver:
     def event_is_lost(self, device: int, event: int) -> bool:
         with self._call("event_is_lost", device):
             return self._events.is_lost(event)
+
+    # ---- for tests
+
+    def hold(self, device: int, stream: int, until: Callable[[], bool]) -> None:
+        """Begin nothing on a stream until a function is true: a test holds work back for certain, where the option
+        ``late`` depends on how fast the test goes on.
+
+        Args:
+            device: the device of `stream`.
+            stream: the stream.
+            until: called again and again, by any thread; it takes the place of an earlier one.
+
+        Raises:
+            DeviceError: there is no such stream.
+        """
+        with self._call("hold", device):
+            self._engines[device].hold(self._stream(device, stream), until)
+
+    def rests(self, device: int) -> bool:
+        """Whether nothing runs on a GPU, and all that is queued is held back, or waits for an event."""
+        with self._call("rests", device):
+            return self._engines[device].rests()
 
 
 def _array(address: int, nbytes: int, shape: tuple[int, int], stride: int) -> npt.NDArray[np.uint8]:
