@@ -50,6 +50,10 @@ class Rank:
         await self.another.wait()
         return self.calls
 
+    async def called(self) -> int:
+        """The number of collectives that `call` has called."""
+        return self.calls
+
     def call_plain(self, group: zc.Group, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Call a collective in a plain method."""
         return getattr(group, operation)(*args, **kwargs).result()
