@@ -39,6 +39,19 @@ class Gpus:
         """As `seen`."""
         return type(x).__name__, np.array(zc.to_host(x))
 
+    def described(self, x: Any) -> tuple[str, Any]:
+        """The type of an array with its library's name, and its values."""
+        return f"{type(x).__module__}.{type(x).__name__}", np.array(zc.to_host(x))
+
+    def cupy(self, shape: Any, value: Any) -> Any:
+        """A new array of CuPy."""
+        return zc.full(shape, value, "u1", device="cuda").as_cupy()
+
+    async def cupies(self, count: int) -> AsyncIterator[Any]:
+        """Arrays of CuPy, one after the other."""
+        for value in range(count):
+            yield zc.full(100, value, "u1", device="cuda").as_cupy()
+
     def facts(self, x: Any) -> tuple[Any, ...]:
         """The facts that an array states about itself."""
         return x.shape, x.dtype, x.strides, x.device, x.uuid, x.readonly

@@ -351,22 +351,24 @@ async def test_calls_at_once_import_an_extent_once() -> None:
 
 MALFORMED: list[Any] = [
         [], [0], "text",
-        [1, "|u1", [10], [1], 0, None],  # no such part
-        [0, "|u1", [11], [1], 0, None],
-        [0, "|u1", [10], [2], 0, None],
-        [0, "|u1", [10], [-1], 0, None],
-        [0, "|u1", [10], [1], 1, None],
-        [0, "|u1", [10], [1], -1, None],
-        [0, "|u1", [1 << 62, 4], [1 << 62, 4], 0, None],
-        [0, "|u1", [-1], [1], 0, None],
-        [0, "|u1", [10], [], 0, None],
-        [0, "|u1", [10.0], [1], 0, None],
-        [0, "|u1", 10, [1], 0, None],
-        [0, "|u1", [1] * 65, [1] * 65, 0, None],
-        [0, "|O", [1], [8], 0, None],
-        [0, "|u1", [10], [1], 0, b"short"],
-        [0, "|u1", [10], [1], 0, 5],
-        [0, "|u1", [10], [1], None, None],
+        [1, "|u1", [10], [1], 0, None, ""],  # no such part
+        [0, "|u1", [11], [1], 0, None, ""],
+        [0, "|u1", [10], [2], 0, None, ""],
+        [0, "|u1", [10], [-1], 0, None, ""],
+        [0, "|u1", [10], [1], 1, None, ""],
+        [0, "|u1", [10], [1], -1, None, ""],
+        [0, "|u1", [1 << 62, 4], [1 << 62, 4], 0, None, ""],
+        [0, "|u1", [-1], [1], 0, None, ""],
+        [0, "|u1", [10], [], 0, None, ""],
+        [0, "|u1", [10.0], [1], 0, None, ""],
+        [0, "|u1", 10, [1], 0, None, ""],
+        [0, "|u1", [1] * 65, [1] * 65, 0, None, ""],
+        [0, "|O", [1], [8], 0, None, ""],
+        [0, "|u1", [10], [1], 0, b"short", ""],
+        [0, "|u1", [10], [1], 0, 5, ""],
+        [0, "|u1", [10], [1], None, None, ""],
+        [0, "|u1", [10], [1], 0, None],
+        [0, "|u1", [10], [1], 0, None, 5],
     ]  # fmt: skip
 """Layouts of a part of 10 bytes."""
 
@@ -387,7 +389,7 @@ async def test_parts_that_are_no_arrays_on_a_gpu() -> None:
         x = zc.full(10, 1, "u1", device="cuda")
         holder: Any = x.holder
         unpacking = Unpacking(current().store, CopyCounter(), new_counters())
-        data = memoryview(encode([0, "|u1", [10], [1], 0, None]))
+        data = memoryview(encode([0, "|u1", [10], [1], 0, None, ""]))
         for part in (Part(RegionKind.ARRAY, holder, holder.offset, 10), Part(RegionKind.DEVICE, object(), 0, 10)):
             unpacking.parts = [part]
             with pytest.raises(ProtocolError):

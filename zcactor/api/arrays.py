@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from zcactor.api.gpus import empty_on
 from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
+from zcactor.marshal.foreign import array_over_foreign
 from zcactor.marshal.move import UNUSABLE, is_moved
 from zcactor.marshal.placing import place
 from zcactor.marshal.sharing import is_of
@@ -186,12 +187,16 @@ def in_store(x: Any) -> bool:
     store.
 
     Args:
-        x: any object; the result is False unless it is an ndarray or a `DeviceArray`.
+        x: any object; the result is False unless it is an ndarray, a `DeviceArray`, or an array on a GPU of another
+            library.
     """
     process = current_or_none()
     if not isinstance(x, np.ndarray):
         devices = None if process is None else process.store.devices_in_use
-        return devices is not None and devices.holds(x)
+        if process is None or devices is None:
+            return False
+        known = array_over_foreign(process.store, x)
+        return bool(devices.holds(x if known is None else known))
     root = root_of(x)
     if process is None:
         return isinstance(root, Block | Lease)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zcactor.marshal.arrays import is_shareable
+from zcactor.marshal.foreign import array_over_foreign
 from zcactor.process.context import current
 
 if TYPE_CHECKING:
@@ -89,13 +90,13 @@ def empty_on(device: object, shape: Sequence[int], dtype: np.dtype[Any]) -> Devi
     return empty_array(memory, shape, dtype)
 
 
-def to_device(x: npt.ArrayLike | DeviceArray, device: str = "cuda") -> DeviceArray:
+def to_device(x: Any, device: str = "cuda") -> DeviceArray:
     """Bring an array to a GPU.
 
     Args:
         x: an ndarray, or any object that `numpy.asarray` accepts: it is copied, which is counted as "zc.to_device", and
             this waits until that is done. An array on another GPU is copied there, and nobody waits. One on the same
-            GPU comes back over the same bytes.
+            GPU, of CuPy, PyTorch or another library, too, comes back as a `DeviceArray` over the same bytes.
         device: ``"cuda"``, which is the first GPU, or ``"cuda:1"`` and so on.
 
     Raises:
@@ -109,6 +110,8 @@ def to_device(x: npt.ArrayLike | DeviceArray, device: str = "cuda") -> DeviceArr
     process, memory = current(), _memory(device)
     from zcactor.device.array import DeviceArray, empty_array
 
+    found = array_over_foreign(process.store, x)
+    x = x if found is None else found
     if isinstance(x, DeviceArray):
         if x.uuid == memory.uuid:
             return x[...]
@@ -124,11 +127,12 @@ def to_device(x: npt.ArrayLike | DeviceArray, device: str = "cuda") -> DeviceArr
     return made
 
 
-def to_host(x: DeviceArray | npt.NDArray[Any]) -> npt.NDArray[Any]:
+def to_host(x: Any) -> npt.NDArray[Any]:
     """Bring an array to the host, into the store. This blocks the thread until the array is computed and copied.
 
     Args:
-        x: an array on a GPU. The copy is counted as "zc.to_host". A NumPy array comes back as it is.
+        x: an array on a GPU, of CuPy, PyTorch or another library, too. The copy is counted as "zc.to_host". A NumPy
+            array comes back as it is.
 
     Returns:
         A writable, C-contiguous ndarray.
@@ -144,12 +148,13 @@ def to_host(x: DeviceArray | npt.NDArray[Any]) -> npt.NDArray[Any]:
         return x
     from zcactor.device.array import DeviceArray
 
-    if not isinstance(x, DeviceArray):
-        raise TypeError(f"zc.to_host takes an array on a GPU, not {type(x).__name__}")
     process = current()
-    target = process.store.empty(x.shape, x.dtype)
-    x.copy_to_host(target)
-    process.copies.count("zc.to_host", x.nbytes)
+    array = x if isinstance(x, DeviceArray) else array_over_foreign(process.store, x)
+    if array is None:
+        raise TypeError(f"zc.to_host takes an array on a GPU, not {type(x).__name__}")
+    target = process.store.empty(array.shape, array.dtype)
+    array.copy_to_host(target)
+    process.copies.count("zc.to_host", array.nbytes)
     return target
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zcactor.device.driver import CudaCode
 from zcactor.device.events import Moment, pending
+from zcactor.device.work import Work
 from zcactor.errors import DeviceError, OutOfMemory
 from zcactor.objectstore.heap import Heap
 
@@ -85,7 +86,7 @@ class DeviceArena:
         self._limited: Final = capacity is not None
         self._keep_nbytes: Final = keep_nbytes
         self._lock: Final = threading.Lock()
-        self._freed: deque[tuple[int, list[Moment]]] = deque()
+        self._freed: deque[tuple[int, list[Moment] | Work]] = deque()
         self._extents: list[_Extent] = []
         """All extents, in the order of their offsets."""
         self._handles: list[int] = []
@@ -131,15 +132,16 @@ class DeviceArena:
                     after += moments
             return Placed(extent.offset + inside, extent.address + inside, pending(after))
 
-    def give_back(self, offset: int, moments: list[Moment]) -> None:
-        """Free an object after the work of `moments`. It runs in finalizers, so it takes no lock."""
-        self._freed.append((offset, moments))
+    def give_back(self, offset: int, after: list[Moment] | Work) -> None:
+        """Free an object after some work. It runs in finalizers, so it takes no lock."""
+        self._freed.append((offset, after))
         self.on_freed()
 
     def _settle(self) -> None:
         """Free what was given back. Called under the lock."""
         while self._freed:
-            offset, moments = self._freed.popleft()
+            offset, after = self._freed.popleft()
+            moments = after.all() if isinstance(after, Work) else after
             extent = self._around(offset)
             inside, before = offset - extent.offset, extent.heap.used
             extent.heap.free(inside)
@@ -150,6 +152,15 @@ class DeviceArena:
 
     def _around(self, offset: int) -> _Extent:
         return self._extents[bisect_right(self._extents, offset, key=lambda each: each.offset) - 1]
+
+    def around(self, address: int) -> int:
+        """The offset of the object that an address lies in; -1 where there is none."""
+        with self._lock:
+            for extent in self._extents:
+                if extent.address <= address < extent.address + extent.nbytes:
+                    inside = extent.heap.around(address - extent.address)
+                    return extent.offset + inside if inside >= 0 else -1
+        return -1
 
     # ---- extents
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, SupportsIndex
 import numpy as np
 
 from zcactor.device.driver import PATTERNS
+from zcactor.device.interchange import cuda_interface, dlpack, to_cupy, to_torch
+from zcactor.device.kinds import KDL_CUDA
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.device.rows import Rows, few_rows
 from zcactor.device.streams import current_stream
@@ -387,6 +389,63 @@ class DeviceArray:
         moment = gpu.events.record(stream)
         work.has_read(moment)
         wait_on_host([moment])
+
+    # ---- other libraries
+
+    def as_cupy(self) -> Any:
+        """A ``cupy.ndarray`` over the same bytes, whose work is ordered after that which is queued here. CuPy knows no
+        read-only arrays: nobody may write to the bytes of one that is.
+
+        Raises:
+            ImportError: CuPy is not installed.
+            DeviceError: the driver refuses.
+        """
+        return to_cupy(self)
+
+    def as_torch(self) -> Any:
+        """A ``torch.Tensor`` over the same bytes. As for `as_cupy`, nobody may write to the bytes of a read-only array.
+
+        Raises:
+            ImportError: PyTorch is not installed.
+            ValueError: a stride is negative.
+            BufferError: PyTorch has no such dtype.
+            DeviceError: the driver refuses.
+        """
+        return to_torch(self)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The array for other libraries, version 3 of Numba's protocol. The stream is that of `zcactor.gpu_stream`."""
+        return cuda_interface(self)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule of DLPack for other libraries.
+
+        Args:
+            stream: the consumer's stream, whose work comes after that which is queued here; None or 1 for the default
+                stream, -1 for no order.
+            max_version: the latest version of DLPack that the consumer knows.
+            dl_device: the wanted device.
+            copy: whether the consumer wants a copy.
+
+        Raises:
+            BufferError: DLPack has no such dtype, another device is wanted, or the array is read-only and the
+                consumer's version cannot say so.
+            ValueError: `stream` is malformed.
+            DeviceError: the driver refuses.
+        """
+        return dlpack(self, stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's number for CUDA, and the GPU's index."""
+        return KDL_CUDA, self._holder.gpu.index
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an array on a GPU cannot be pickled; pass zc.to_host(x)")

@@ -96,6 +96,14 @@ class EventPool:
         self._driver.record(self._device, moment.event, stream)
         return moment
 
+    def is_idle(self, stream: int) -> bool:
+        """Whether all work is done that was queued on a stream.
+
+        Raises:
+            DeviceError: the context is broken, or there is no such stream.
+        """
+        return self._driver.idle(self._device, stream)
+
     def _take(self) -> int:
         while True:
             try:

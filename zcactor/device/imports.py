@@ -6,7 +6,8 @@ import contextlib
 import os
 from bisect import bisect_right
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from zcactor.device.events import Moment
 from zcactor.errors import DeviceError, ProtocolError
@@ -33,13 +34,15 @@ class ImportedExtent:
         DeviceError: the driver refuses. Nothing is left mapped.
     """
 
-    __slots__ = ("_handle", "_room", "address", "gpu", "nbytes", "offset", "readonly")
+    __slots__ = ("__weakref__", "_handle", "_room", "address", "gpu", "leases", "nbytes", "offset", "readonly")
 
     def __init__(self, gpu: GpuMemory, remote: RemoteExtent) -> None:
         driver, device, nbytes = gpu.driver, gpu.index, remote.nbytes
         self.gpu: Final = gpu
         self.offset: Final = remote.offset
         self.nbytes: Final = nbytes
+        self.leases: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
+        """The leases on objects in it, by their ids as Python objects."""
         self._room = 0
         self.address = 0
         self._handle = driver.import_(device, remote.what, nbytes)
@@ -107,6 +110,8 @@ class Imports:
     def __init__(self, gpus: Sequence[GpuMemory]) -> None:
         self._gpus: Final = {gpu.uuid: gpu for gpu in gpus}
         self._peers: dict[bytes, _Peer] = {}
+        self._living: WeakValueDictionary[int, ImportedExtent] = WeakValueDictionary()
+        """All extents that are mapped, by their addresses."""
 
     def __len__(self) -> int:
         """The number of extents."""
@@ -170,10 +175,22 @@ class Imports:
         if gpu is None:
             return f"this process does not see the GPU {remote.uuid}"
         try:
-            extents.insert(place, ImportedExtent(gpu, remote))
+            extent = ImportedExtent(gpu, remote)
         except DeviceError as error:
             return str(error)
+        extents.insert(place, extent)
+        self._living[extent.address] = extent
         return ""
+
+    def lease_at(self, low: int, high: int) -> Any:
+        """A `DeviceLease` on an object whose bytes contain the addresses ``[low, high)``, or None."""
+        for each in self._living.valuerefs():  # a copy: other threads import
+            extent = each()
+            if extent is not None and extent.address <= low and high <= extent.address + extent.nbytes:
+                leases = [found for one in extent.leases.valuerefs() if (found := one()) is not None]
+                around = (lease for lease in leases if lease.address <= low and high <= lease.address + lease.nbytes)
+                return next(around, None)
+        return None
 
     def moment(self, owner: bytes, exported: bytes, gpu: GpuMemory) -> Moment:
         """The moment of an owner's work, whose event is opened once.

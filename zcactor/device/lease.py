@@ -44,7 +44,7 @@ class DeviceLease:
         self.id: Final = object_id
         self.offset: Final = offset
         self.nbytes: Final = nbytes
-        self.work = Work()
+        self.work = Work(sealed=True)
         """The work that is queued on the bytes here, and the owner's that comes before it."""
         self.event: bytes | None = None
         """The exported event of the owner's work, which is passed on with the array."""
@@ -59,6 +59,7 @@ class DeviceLease:
         self.extent = extent
         self.gpu = extent.gpu
         self.address = extent.address + self.offset - extent.offset
+        extent.leases[id(self)] = self
 
     def grant(self, session: Any) -> tuple[bytes, int, int]:
         """Grant the lease on; see `zcactor.rpc.parts.Holder`. For a third process the object is pinned here until that
@@ -69,11 +70,11 @@ class DeviceLease:
 
     def __del__(self) -> None:
         extent, release, number = self.extent, self._release, self.id
-        moments = self.work.all()
-        if extent is None or not moments:
+        work = self.work if self.work.is_given else self.work.all()
+        if extent is None or not work:
             release(number)
             return
-        self.gpu.tending.when_done(moments, partial(_give_back, release, number, extent))
+        self.gpu.tending.when_done(work, partial(_give_back, release, number, extent))
 
 
 def _give_back(release: Callable[[int], None], number: int, extent: ImportedExtent) -> None:

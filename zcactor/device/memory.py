@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from zcactor import ids
 from zcactor.device.arena import DeviceArena
@@ -61,7 +62,7 @@ class _Hold:
         self.work: Final = Work(placed.after)
 
     def __del__(self) -> None:
-        self.arena.give_back(self.offset, self.work.all())
+        self.arena.give_back(self.offset, self.work if self.work.is_given else self.work.all())
 
 
 class DeviceBlock:
@@ -98,6 +99,7 @@ class DeviceBlock:
         """The store of the runtime by which the object was shared."""
         self.told: Moment | None = None
         """The last write, where peers were told its event: that is not used again before the object's end."""
+        gpu.blocks[self.hold.offset] = self
 
     @property
     def work(self) -> Work:
@@ -115,7 +117,12 @@ class DeviceBlock:
         return self.gpu.base + self.hold.offset
 
     def share(self, store: Store) -> None:
-        """Let nobody write to the bytes from now on, and peers be granted leases. Idempotent."""
+        """Let nobody write to the bytes from now on, and peers be granted leases. Idempotent.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        self.work.seal()
         self.sealed = True
         self.store = store
 
@@ -152,5 +159,15 @@ class GpuMemory:
         self.uuid: Final = facts.uuid
         self.arena: Final = DeviceArena(driver, facts.index, capacity, keep_nbytes)
         self.events: Final = EventPool(driver, facts.index)
+        self.streams: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
+        """Streams of the program, by their handles."""
+        self.blocks: Final[WeakValueDictionary[int, DeviceBlock]] = WeakValueDictionary()
+        """The objects, by their offsets in the arena."""
         self.arena.on_freed = tending.freed
         tending.add(self.arena)
+
+    def block_at(self, low: int, high: int) -> DeviceBlock | None:
+        """The object whose bytes contain the addresses ``[low, high)``, or None."""
+        offset = self.arena.around(low)
+        block = self.blocks.get(offset) if offset >= 0 else None
+        return block if block is not None and high <= block.address + block.nbytes else None

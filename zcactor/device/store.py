@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.device.imports import Imports
-from zcactor.device.memory import GpuMemory
+from zcactor.device.lease import DeviceLease
+from zcactor.device.memory import DeviceBlock, GpuMemory
 from zcactor.device.tending import Tending
 from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.transport.local.extents import RemoteExtent
@@ -71,7 +72,8 @@ class DeviceStore:
 
     def holds(self, x: Any) -> bool:
         """Whether `x` is an array on a GPU whose bytes peers of this runtime can map."""
-        return getattr(getattr(x, "holder", None), "gpu", None) in self.gpus
+        holder = getattr(x, "holder", None)
+        return isinstance(holder, DeviceBlock | DeviceLease) and holder.gpu in self.gpus
 
     @property
     def used(self) -> int:

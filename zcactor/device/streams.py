@@ -40,6 +40,7 @@ class GpuStream:
         self._gpu: Final = gpu
         self.ptr: Final = gpu.driver.stream(gpu.index)
         """The driver's handle, a ``CUstream``."""
+        gpu.streams[self.ptr] = self
 
     def done(self) -> bool:
         """Whether all work is done that was queued before.

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from zcactor.device.events import pending
+from zcactor.device.work import Work
 from zcactor.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Tending:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop: Final = loop
         self._arenas: list[DeviceArena] = []
-        self._waiting: deque[tuple[list[Moment], Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[list[Moment] | Work, Callable[[], None]]] = deque()
         self._awake = False
         self._has_freed = False
         """Whether an arena has something to give back."""
@@ -43,10 +44,9 @@ class Tending:
         """Look after an arena, too."""
         self._arenas.append(arena)
 
-    def when_done(self, moments: list[Moment], call: Callable[[], None]) -> None:
-        """Call a function, on the loop, once the work of `moments` is done. It runs in finalizers, so it takes no
-        lock."""
-        self._waiting.append((moments, call))
+    def when_done(self, work: list[Moment] | Work, call: Callable[[], None]) -> None:
+        """Call a function, on the loop, once some work is done. It runs in finalizers, so it takes no lock."""
+        self._waiting.append((work, call))
         self.wake()
 
     def freed(self) -> None:
@@ -67,7 +67,8 @@ class Tending:
         more, arenas = False, self._arenas if self._has_freed else ()
         self._has_freed = False
         for _ in range(len(self._waiting)):
-            moments, call = self._waiting.popleft()
+            work, call = self._waiting.popleft()
+            moments = work.all() if isinstance(work, Work) else work
             if self._are_done(moments):
                 call()
             else:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zcactor.device.events import ordered, pending
-from zcactor.errors import ObjectLost
+from zcactor.errors import ObjectLost, ZcactorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zcactor.device.events import Moment
+    from zcactor.device.events import EventPool, Moment
 
 __all__ = ["LOST", "Work"]
 
@@ -26,13 +26,50 @@ class Work:
 
     Args:
         after: the work after which the bytes may be used at all.
+        sealed: whether nobody writes to the bytes here.
     """
 
-    __slots__ = ("_reads", "_writes")
+    __slots__ = ("_given", "_reads", "_sealed", "_writes")
 
-    def __init__(self, after: Iterable[Moment] = ()) -> None:
+    def __init__(self, after: Iterable[Moment] = (), *, sealed: bool = False) -> None:
         self._writes = list(after)
         self._reads: list[Moment] = []
+        self._sealed = sealed
+        self._given: dict[tuple[EventPool, int], object] = {}
+        """Streams of libraries that have the bytes, each with the object that keeps it."""
+
+    def give(self, pool: EventPool, stream: int, kept: object = None) -> None:
+        """Note that a library has the bytes. All that it queues on a stream counts as work on them: as writes until
+        `seal`, and from then on as reads.
+
+        Args:
+            pool: the events of the stream's GPU.
+            stream: the stream.
+            kept: the object that keeps the stream, if any.
+        """
+        self._given.setdefault((pool, stream), kept)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a library has had the bytes."""
+        return bool(self._given)
+
+    def _of_libraries(self) -> list[Moment]:
+        """The work that is queued on streams of libraries now."""
+        return [pool.record(stream) for pool, stream in list(self._given) if not pool.is_idle(stream)]
+
+    def _written(self) -> list[Moment]:
+        return self._writes if self._sealed or not self._given else [*self._writes, *self._of_libraries()]
+
+    def seal(self) -> None:
+        """Note that nobody writes to the bytes from now on. Idempotent.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        if not self._sealed:
+            self._writes = self._written()
+            self._sealed = True
 
     def before_reading(self, device: int, stream: int) -> None:
         """Let later work on a stream begin after all writes.
@@ -43,7 +80,7 @@ class Work:
         """
         if any(moment.is_lost() for moment in self._writes):
             raise ObjectLost(LOST)
-        ordered(self._writes, device, stream)
+        ordered(self._written(), device, stream)
 
     def before_writing(self, device: int, stream: int) -> None:
         """Let later work on a stream begin after all writes and reads.
@@ -51,7 +88,7 @@ class Work:
         Raises:
             DeviceError: the driver refuses.
         """
-        ordered(self._writes, device, stream)
+        ordered(self._written(), device, stream)
         ordered(self._reads, device, stream)
 
     def has_read(self, moment: Moment) -> None:
@@ -76,8 +113,11 @@ class Work:
             DeviceError: the GPU's context is broken.
         """
         self._writes = pending(self._writes)
-        return self._writes
+        return self._written()
 
     def all(self) -> list[Moment]:
-        """All work that was noted, done or not."""
-        return [*self._writes, *self._reads]
+        """All work that was noted, done or not. Finalizers call it unless `is_given`: then it asks the driver."""
+        try:
+            return [*self._writes, *self._reads, *self._of_libraries()]
+        except ZcactorError:  # the context is broken, or the process was forked
+            return [*self._writes, *self._reads]

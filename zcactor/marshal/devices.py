@@ -7,6 +7,8 @@ or received.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,10 +16,11 @@ import numpy as np
 
 from zcactor.device.array import DeviceArray, array_over, empty_array
 from zcactor.device.driver import HANDLE_NBYTES
+from zcactor.device.foreign import Outside, known_array
 from zcactor.device.lease import DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.errors import DeviceUnavailable, ObjectLost, ProtocolError
-from zcactor.marshal.arrays import dtype_code, dtype_from_code
+from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 from zcactor.marshal.values import Code, decode_small, register
 from zcactor.objectstore.copies import THROUGH_HOST
 from zcactor.objectstore.ref import RegionKind
@@ -26,14 +29,19 @@ from zcactor.rpc.parts import Part
 if TYPE_CHECKING:
     from zcactor.device.events import Moment
 
-__all__ = ["pack_device_array", "pass_arrays", "unpack_device_array"]
+__all__ = ["pack_device_array", "pack_known_array", "pass_arrays", "unpack_device_array"]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _OUTSIDE: Final = "argument outside the device store"
 
 
-def pack_device_array(packing: Any, array: DeviceArray) -> bytes:
+def pack_device_array(packing: Any, array: DeviceArray, library: str = "") -> bytes:
     """Encode an array on a GPU, which is read-only from now on.
+
+    Args:
+        packing: the message.
+        array: the array.
+        library: the library whose type the receiver gets, as `zcactor.device.recognise.Foreign` has it.
 
     Raises:
         DeviceUnavailable: the array is of an earlier runtime, and this one has no such GPU.
@@ -52,6 +60,10 @@ def pack_device_array(packing: Any, array: DeviceArray) -> bytes:
         array.copy_from(values)
         packing.copies.count(_OUTSIDE, array.nbytes)
         holder = array.holder
+    if isinstance(holder, Outside):
+        array = holder.copied(array)
+        packing.copies.count(_OUTSIDE, array.nbytes)
+        holder = array.holder
     if isinstance(holder, DeviceLease) and not devices.imports.has_met(holder.owner):
         array = _adopted(packing, holder, array)
         holder = array.holder
@@ -62,8 +74,34 @@ def pack_device_array(packing: Any, array: DeviceArray) -> bytes:
         event = holder.event if holder.work.writes() else None
     low, high = array.bounds()
     part = Part(RegionKind.DEVICE, holder, holder.offset + low - holder.address, high - low)
-    layout = (packing.add(part), dtype_code(array.dtype), array.shape, array.strides, array.address - low, event)
-    return _encode(layout)
+    index, code = packing.add(part), dtype_code(array.dtype)
+    return _encode((index, code, array.shape, array.strides, array.address - low, event, library))
+
+
+def pack_known_array(packing: Any, value: Any) -> bytes | None:
+    """Encode another library's array on a GPU, whose elements nobody may write to from now on; None for a value
+    that is no such array. Where its bytes lie outside of the store, they are copied on the GPU, once a message.
+
+    Raises:
+        OutOfMemory: the GPU has no room for the copy.
+        DeviceError: the driver refuses.
+        ObjectLost: the owner of a received array has ended, and the array with it.
+    """
+    copied = packing.copied.get(id(value))
+    if copied is not None:
+        return pack_device_array(packing, copied[1].array, copied[1].library)
+    try:
+        known = known_array(packing.store.devices(), value)
+    except DeviceUnavailable:  # switched off here
+        return None
+    if known is None or not is_shareable(known.array.dtype):
+        return None
+    holder = known.array.holder
+    if isinstance(holder, Outside):
+        known = known._replace(array=holder.copied(known.array))
+        packing.copied[id(value)] = value, known
+        packing.copies.count(_OUTSIDE, known.array.nbytes)
+    return pack_device_array(packing, known.array, known.library)
 
 
 def _adopted(packing: Any, lease: DeviceLease, array: DeviceArray) -> DeviceArray:
@@ -115,7 +153,8 @@ def _last(block: DeviceBlock, writes: list[Moment]) -> Moment:
 
 def unpack_device_array(unpacking: Any, data: memoryview) -> Any:
     """Make the array that `pack_device_array` encoded: over the same bytes or, where they cannot be mapped here, over a
-    copy. A process that sees no GPU gets a NumPy array, which is read-only.
+    copy. It is of the sender's library where that can be imported. A process that sees no GPU gets a NumPy array, which
+    is read-only.
 
     Raises:
         ProtocolError: the encoded form is malformed.
@@ -123,9 +162,12 @@ def unpack_device_array(unpacking: Any, data: memoryview) -> Any:
         OutOfMemory: there is no room for the copy.
     """
     fields = decode_small(data)
-    if type(fields) is not list or len(fields) != 6:
+    if type(fields) is not list or len(fields) != 7 or type(fields[6]) is not str:
         raise ProtocolError("an array on a GPU is malformed")
-    index, code, shape, strides, inner, event = fields
+    return _of_library(_unpacked(unpacking, *fields[:6]), fields[6])
+
+
+def _unpacked(unpacking: Any, index: Any, code: Any, shape: Any, strides: Any, inner: Any, event: Any) -> Any:
     part, dtype = unpacking.part(index), dtype_from_code(code)
     holder = part.holder
     if part.kind != RegionKind.DEVICE:
@@ -157,6 +199,24 @@ def unpack_device_array(unpacking: Any, data: memoryview) -> Any:
     unpacking.copies.count(THROUGH_HOST, array.nbytes)
     made.holder.share(unpacking.store)  # type: ignore[attr-defined] # a block of ours
     return made
+
+
+def _of_library(array: DeviceArray | np.ndarray[Any, Any], described: str) -> Any:
+    """The array as one of a library, as `zcactor.device.recognise.Foreign` has it; as it is where that cannot be
+    imported, or this process has no GPU."""
+    library, *more = described.split(":")
+    name = next((each for each in more if each != "grad"), "")
+    if library in {"cupy", "torch"} and isinstance(array, DeviceArray):
+        with contextlib.suppress(ImportError):
+            if library == "cupy":
+                return array.as_cupy()
+            tensor = array.as_torch()
+            tensor = tensor.view(getattr(importlib.import_module("torch"), name)) if name else tensor
+            return tensor.requires_grad_(True) if "grad" in more else tensor
+    if name:
+        with contextlib.suppress(ProtocolError):  # without ml_dtypes the elements are the bytes
+            return array.view(dtype_from_code(f"ml:{name}"))
+    return array
 
 
 def _check(shape: Any, strides: Any, inner: Any, itemsize: int, nbytes: int) -> None:

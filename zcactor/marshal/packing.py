@@ -20,6 +20,7 @@ from zcactor.marshal.arrays import (
     packed_strides,
     root_of,
 )
+from zcactor.marshal.foreign import may_be_on_gpu, pack_foreign
 from zcactor.marshal.move import (
     NOT_OURS,
     OTHER_VIEWS,
@@ -83,7 +84,9 @@ _lowest = attrgetter("low")
 class Packing:
     """One value on its way out: collects the parts. Short-lived, used by one thread."""
 
-    __slots__ = ("_placed", "_spans", "authenticate", "copies", "direct", "eager_limit", "moved", "parts", "store")
+    __slots__ = (
+        "_placed", "_spans", "authenticate", "copied", "copies", "direct", "eager_limit", "moved", "parts", "store",
+    )  # fmt: skip
 
     def __init__(self, store: Store, copies: CopyCounter, eager_limit: int) -> None:
         self.store = store
@@ -99,6 +102,8 @@ class Packing:
         self._placed: dict[tuple[int, bool], tuple[Array, Array]] = {}
         """Arrays that were copied for this message, each with its copy, by id and whether the array is moved. An array
         occurs again when it is in the message twice, or when the whole message has to be pickled."""
+        self.copied: dict[int, tuple[Any, Any]] = {}
+        """Other libraries' arrays on GPUs that were copied for this message, each with its copy, by id."""
         self._spans: list[_Span] = []
         """Memory that buffers were copied from for this message, by address."""
 
@@ -151,6 +156,8 @@ class Packing:
             return {self._plain(key, depth): self._plain(item, depth + 1) for key, item in value.items()}
         if isinstance(value, np.generic):
             return pack_scalar(value)
+        if may_be_on_gpu(cls) and (packed := pack_foreign(self, value)) is not None:
+            return packed
         raise NotPlain
 
     def pack_array(self, array: Array, *, seal: bool = True) -> Any:

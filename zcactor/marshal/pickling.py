@@ -20,6 +20,7 @@ import numpy as np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.arrow import reduce_array
 from zcactor.marshal.buffers import ArrayPacking, Buffers
+from zcactor.marshal.foreign import may_be_on_gpu, pack_foreign
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
 from zcactor.marshal.values import Code, registered
@@ -130,6 +131,8 @@ def _reduce_torch(tensor: Any) -> Any:
 def _reduce_foreign(packing: Pickling, value: Any, module: str) -> Any:
     """Reduce an array of another library that would be pickled in band, or with memory beyond its own elements.
     NotImplemented for all other types."""
+    if may_be_on_gpu(type(value)) and (packed := pack_foreign(packing, value)) is not None:
+        return _unpack, (packed.code, bytes(packed.data))
     arrow = sys.modules.get("pyarrow")
     if arrow is not None and isinstance(value, arrow.Array):  # chunks, columns and frames consist of arrays
         return reduce_array(value, packing.allocate)

@@ -1,0 +1,215 @@
+"""Other libraries' arrays on GPUs in messages: by reference where their bytes are in the store, else copied once."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zcactor as zc
+from tests.actors_gpu import Box, Gpus
+from tests.device.foreigners import Interfaced, Packed, Tensor, library, outside, torch_like
+from tests.device.helpers import array_on, opened, seen
+from tests.marshal.wire import Wire
+from zcactor.device.array import DeviceArray
+from zcactor.device.store import DeviceStore
+from zcactor.errors import DeviceUnavailable
+from zcactor.marshal.foreign import array_over_foreign, may_be_on_gpu, pack_foreign
+from zcactor.marshal.packing import Packing
+from zcactor.objectstore.ref import RegionKind
+
+OUTSIDE = "argument outside the device store"
+
+
+@dataclass
+class Pair:
+    """Two values."""
+
+    one: Any
+    other: Any
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    """Two marshallers, whose stores have no GPU yet."""
+    made = Wire()
+    yield made
+    made.close()
+
+
+def on(wire: Wire, devices: DeviceStore) -> DeviceArray:
+    """Let both ends see the same GPUs; an array on the first."""
+    for side in (wire.left, wire.right):
+        side.store.open_devices = lambda: devices
+    return array_on(devices.gpu(0), np.arange(600, dtype="i4").reshape(20, 30))
+
+
+def test_by_reference(wire: Wire) -> None:
+    with opened() as devices:
+        array = on(wire, devices)
+        for part in (array, array[3:, ::2], array.T, array[::-1], array[1, 2], array[:0]):
+            got = wire.send(Packed(part))
+            assert type(got) is DeviceArray and got.readonly
+            assert (seen(got) == seen(part)).all() and got.shape == part.shape
+            if part.size:
+                assert (got.address, got.strides) == (part.address, part.strides)
+                assert got.holder is array.holder
+        assert wire.left.bytes_copied == wire.right.bytes_copied == 0
+        assert array.readonly
+
+
+def test_inside_of_other_things(wire: Wire) -> None:
+    with opened() as devices:
+        array = on(wire, devices)
+        packed = Packed(array)
+        interfaced = Interfaced(array.address, (20, 30), "<i4", stream=1)
+        for value in ([packed, interfaced], (packed, interfaced), {"a": packed, "b": interfaced}):
+            got = wire.send(value)
+            for each in got.values() if isinstance(got, dict) else got:
+                assert type(each) is DeviceArray and each.address == array.address
+        pair = wire.send({"pairs": {1: Pair(packed, [interfaced, {2}])}})["pairs"][1]
+        assert pair.one.address == pair.other[0].address == array.address
+        assert wire.left.bytes_copied == 0
+
+
+def test_outside_of_the_store(wire: Wire) -> None:
+    with opened() as devices:
+        on(wire, devices)
+        gpu = devices.gpu(0)
+        address = outside(gpu)
+        gpu.driver.fill(0, address, b"\7\0\0\0", 600, 0)
+        value = Interfaced(address, (20, 30), "<i4", stream=1)
+        got = wire.send([value, Pair(value, value), value])
+        assert {each.address for each in (got[0], got[1].one, got[1].other, got[2])} == {got[0].address}
+        assert got[0].address != address and (seen(got[0]) == 7).all()
+        counted = wire.left.copies.snapshot()
+        assert (counted[OUTSIDE].count, counted[OUTSIDE].nbytes) == (1, 2400)
+
+
+def test_a_device_array_over_memory_outside(wire: Wire) -> None:
+    with opened() as devices:
+        on(wire, devices)
+        over = array_over_foreign(wire.left.store, Interfaced(outside(devices.gpu(0)), (10,), "|u1", stream=1))
+        assert over is not None
+        over.fill(5)
+        assert (seen(wire.send(over)) == 5).all()
+        assert wire.left.copies.snapshot()[OUTSIDE].nbytes == 10
+
+
+def test_tensors(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_like(monkeypatch)
+    with opened() as devices:
+        array = on(wire, devices)
+        got = wire.send(Pair(Tensor(array.address, (4, 5), (1, 7), "int32", 4, array), 1)).one
+        assert type(got) is Tensor
+        assert (got.address, got.shape, got.steps, got.dtype) == (array.address, (4, 5), (1, 7), "torch.int32")
+        narrow = Tensor(array.address, (6,), (1,), "bfloat16", 2, array).requires_grad_(True)
+        got = wire.send([narrow])[0]
+        assert (got.address, got.dtype, got.requires_grad) == (array.address, "torch.bfloat16", True)
+        assert [part.kind for part in wire.parts] == [RegionKind.DEVICE]
+        monkeypatch.setattr("zcactor.device.interchange._library", missing)
+        got = wire.send(narrow)
+        assert type(got) is DeviceArray and got.dtype == np.dtype(library("ml_dtypes").bfloat16)
+
+
+def missing(name: str) -> None:
+    raise ImportError(name)
+
+
+@pytest.mark.slow
+def test_cupy(wire: Wire) -> None:
+    cupy = library("cupy")
+    with opened() as devices:
+        array = on(wire, devices)
+        sent = array.as_cupy()
+        for part in (sent, sent[3:, ::2], sent.T, sent[::-1], sent[1, 2], sent[:0], sent[None, 1:2]):
+            for got in (wire.send(part), wire.send(Pair([part], 1)).one[0]):
+                assert type(got) is cupy.ndarray
+                assert (got.shape, got.dtype) == (part.shape, part.dtype)
+                if part.size:
+                    assert (got.data.ptr, got.strides) == (part.data.ptr, part.strides)
+        assert wire.left.bytes_copied == wire.right.bytes_copied == 0
+        made = cupy.cuda.UnownedMemory(outside(devices.gpu(0)), 400, None, 0)
+        foreign = cupy.ndarray((10, 10), "f4", cupy.cuda.MemoryPointer(made, 0))
+        got = wire.send([foreign.T, foreign.T[1:]])
+        assert type(got[0]) is cupy.ndarray and got[0].shape == (10, 10)
+        assert wire.left.copies.snapshot()[OUTSIDE].nbytes == 400 + 360
+
+
+def test_not_ours(wire: Wire) -> None:
+    value = Interfaced(4096, (3,), "<i4")
+    packing = Packing(wire.left.store, wire.left.copies, 100)
+    assert pack_foreign(packing, value) is None  # no GPU
+    assert array_over_foreign(wire.left.store, np.arange(3)) is None
+    assert array_over_foreign(wire.left.store, library("pyarrow").array([1])) is None
+
+    def off() -> None:
+        raise DeviceUnavailable("switched off")
+
+    wire.left.store.open_devices = off
+    assert pack_foreign(packing, value) is None and array_over_foreign(wire.left.store, value) is None
+    assert wire.send(value).described == value.described
+    with opened() as devices:
+        on(wire, devices)
+        assert wire.send(value).described == value.described  # nothing lies there
+        assert packing.parts == []
+
+
+def test_classes() -> None:
+    assert [may_be_on_gpu(each) for each in (Packed, Interfaced, int, Pair, np.ndarray, np.ma.MaskedArray)] == [
+        True, True, False, False, False, False,
+    ]  # fmt: skip
+    assert pickle.loads(pickle.dumps(5)) == 5
+
+
+def test_kinds_of_parts(wire: Wire) -> None:
+    with opened() as devices:
+        wire.send(Packed(on(wire, devices)))
+        assert [part.kind for part in wire.parts] == [RegionKind.DEVICE]
+
+
+# ---- between processes
+
+
+def running(options: str = "devices=2") -> AbstractAsyncContextManager[Any]:
+    return zc.init(config=zc.Config(gpu="fake", gpu_fake=options))
+
+
+@pytest.mark.slow
+async def test_cupy_between_processes() -> None:
+    cupy = library("cupy")
+    values = np.arange(6000, dtype="i4").reshape(200, 30)
+    async with running():
+        actor: Any = await Gpus.spawn()
+        x = zc.to_device(values, "cuda:1")
+        sent = x.as_cupy()
+        assert zc.in_store(sent) and zc.to_device(sent, "cuda:1").address == x.address
+        for part, expected in ((sent, values), (sent[::-1, ::3], values[::-1, ::3]), (sent.T, values.T)):
+            kind, got = await actor.described(part)
+            assert kind == "cupy.ndarray" and (got == expected).all()
+        await actor.keep(Box("b", {"a": [sent[5:]]}))
+        back = (await actor.kept()).array["a"][0]
+        assert type(back) is cupy.ndarray and back.data.ptr == x[5:].address
+        made = await actor.cupy(100, 7)
+        assert type(made) is cupy.ndarray and made.data.device_id == 0 and zc.in_store(made)
+        assert (zc.to_host(made) == 7).all()
+        assert (await actor.described(made[::2]))[1].sum() == 350
+        assert (await actor.described(zc.put(sent)))[1].sum() == values.sum()
+        assert [int(zc.to_host(each)[0]) async for each in actor.cupies(3)] == [0, 1, 2]
+        assert OUTSIDE not in zc.stats().copies and OUTSIDE not in (await actor.stats()).copies
+        assert zc.stats().copies.keys() == {"zc.to_host", "zc.to_device"}
+
+
+@pytest.mark.slow
+async def test_cupy_to_a_process_without_a_gpu() -> None:
+    library("cupy")
+    async with running():
+        actor: Any = await Gpus.options(env={"CUDA_VISIBLE_DEVICES": ""}).spawn()
+        kind, got = await actor.described(zc.full(1000, 3, "i4", device="cuda").as_cupy())
+        assert kind == "numpy.ndarray" and got.sum() == 3000
+        assert zc.stats().copies["through host memory"].count == 1

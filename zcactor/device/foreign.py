@@ -1,0 +1,106 @@
+"""Other libraries' arrays as arrays of ours over the same bytes."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from zcactor.device.array import DeviceArray, array_over, empty_array
+from zcactor.device.kinds import kind_of
+from zcactor.device.recognise import read
+from zcactor.device.streams import streams
+from zcactor.device.work import Work
+
+if TYPE_CHECKING:
+    from zcactor.device.memory import GpuMemory
+    from zcactor.device.recognise import Foreign
+    from zcactor.device.store import DeviceStore
+
+__all__ = ["Known", "Outside", "known_array"]
+
+
+class Outside:
+    """The holder of bytes in a GPU's memory that no store of ours has: another library allocated them.
+
+    They are kept until the work that was queued on them here is done.
+
+    Args:
+        gpu: the GPU.
+        found: the array that lies there.
+    """
+
+    def __init__(self, gpu: GpuMemory, found: Foreign) -> None:
+        stream = found.stream
+        self.gpu: Final = gpu
+        self.kept: Final = found.kept, found.stream_kept
+        self.readonly: Final = found.readonly
+        self.stream: Final = stream
+        busy = stream is not None and not gpu.events.is_idle(stream)
+        self.work: Final = Work([gpu.events.record(stream or 0)] if busy else ())
+
+    def copied(self, array: DeviceArray) -> DeviceArray:
+        """Copy an array over these bytes to the store. The copy is queued on the library's stream, so that nobody uses
+        the bytes for something else before.
+
+        Raises:
+            OutOfMemory: the GPU has no room.
+            DeviceError: the driver refuses.
+        """
+        token = streams.set(MappingProxyType({**streams.get(), self.gpu.index: self.stream or 0}))
+        try:
+            return array.copy()
+        finally:
+            streams.reset(token)
+
+    def __del__(self) -> None:
+        work = self.work if self.work.is_given else self.work.all()
+        if work:
+            self.gpu.tending.when_done(work, partial(_drop, self.kept))
+
+
+def _drop(kept: object) -> None:
+    """Keep an object up to now."""
+    del kept
+
+
+class Known(NamedTuple):
+    """Another library's array."""
+
+    array: DeviceArray
+    """An array over the same bytes; its holder is a block, a lease or `Outside`."""
+    library: str
+    """As `zcactor.device.recognise.Foreign` has it."""
+
+
+def known_array(devices: DeviceStore, value: Any) -> Known | None:
+    """The array over the bytes of another library's array on a GPU; None for another value, and for
+    elements of no type that we know.
+
+    Raises:
+        DeviceError: the driver refuses.
+    """
+    kind = kind_of(value) if devices.gpus else None
+    found = None if kind is None else read(kind, value, devices.gpus)
+    if found is None:
+        return None
+    low = high = found.address
+    for length, stride in zip(found.shape, found.strides, strict=True):
+        if stride < 0:
+            low += (length - 1) * stride
+        else:
+            high += (length - 1) * stride
+    high += found.dtype.itemsize
+    if 0 in found.shape:
+        return Known(empty_array(devices.gpus[0], found.shape, found.dtype), found.library)
+    blocks = (gpu.block_at(low, high) for gpu in devices.gpus)
+    holder: Any = next((each for each in blocks if each is not None), None) or devices.imports.lease_at(low, high)
+    if holder is None:
+        owner = devices.driver.owner_of(low)
+        if owner is None or owner[0] < 0:
+            return None
+        holder = Outside(devices.gpus[owner[0]], found)
+    elif found.stream is not None:
+        kept = found.stream_kept or holder.gpu.streams.get(found.stream)
+        holder.work.give(holder.gpu.events, found.stream, kept)
+    return Known(array_over(holder, found.address, found.shape, found.dtype, found.strides), found.library)
