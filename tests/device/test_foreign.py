@@ -9,7 +9,7 @@ from weakref import ref
 import numpy as np
 
 from tests.device.foreigners import Interfaced, Packed, outside
-from tests.device.helpers import array_on, opened, seen
+from tests.device.helpers import array_on, held, opened, seen
 from zcactor.device.foreign import Outside, known_array
 from zcactor.device.lease import DeviceLease
 from zcactor.device.store import DeviceStore
@@ -92,7 +92,7 @@ def test_memory_of_nothing() -> None:
 
 
 def test_bytes_of_a_library_are_kept_until_our_work_is_done() -> None:
-    with opened("late=20000") as store:
+    with opened() as store, held(store.driver):
         gpu = store.gpu(0)
         found = Interfaced(outside(gpu), (100,), "|u1")
         kept = ref(found)
@@ -106,11 +106,14 @@ def test_bytes_of_a_library_are_kept_until_our_work_is_done() -> None:
 
 
 def test_a_copy_is_queued_on_the_librarys_stream() -> None:
-    with opened("late=20000") as store:
+    with opened() as store:
         gpu = store.gpu(0)
         stream, address = GpuStream(gpu), outside(gpu)
-        gpu.driver.fill(0, address, b"a", 100, stream.ptr)
-        known = known_array(store, Interfaced(address, (100,), "|u1", stream=stream.ptr))
-        assert known is not None
-        holder: Any = known.array.holder
-        assert [each.stream for each in holder.copied(known.array).holder.work.writes()] == [stream.ptr]
+        with held(store.driver, stream.ptr):
+            gpu.driver.fill(0, address, b"a", 100, stream.ptr)
+            known = known_array(store, Interfaced(address, (100,), "|u1", stream=stream.ptr))
+            assert known is not None
+            holder: Any = known.array.holder
+            copied = holder.copied(known.array)
+            assert [each.stream for each in copied.holder.work.writes()] == [stream.ptr]
+        assert (seen(copied) == ord("a")).all()

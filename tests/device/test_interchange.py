@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.device.foreigners import library, torch_like
-from tests.device.helpers import array_on, opened, seen
+from tests.device.helpers import array_on, held, opened, seen, settle
 from zcactor.device.array import DeviceArray, empty_array
 from zcactor.device.interchange import tensor_of
 from zcactor.device.memory import GpuMemory
@@ -152,39 +152,49 @@ def test_cupy() -> None:
 
 @pytest.mark.parametrize("name", ["capsule", "interface"])
 def test_memory_is_used_again_after_the_librarys_work(name: str) -> None:
-    with opened("late=20000") as store:
+    with opened() as store:
         gpu = store.gpu(0)
         stream = GpuStream(gpu)
         array = empty_array(gpu, (100,), np.dtype("u1"))
         token = streams.set({0: stream.ptr})
         _ = array.__dlpack__(stream=stream.ptr) if name == "capsule" else array.__cuda_array_interface__
         streams.reset(token)
-        gpu.driver.fill(0, array.address, b"a", 100, stream.ptr)  # the library does so
-        del _, array
-        gc.collect()
-        after = gpu.arena.allocate(100).after
-        assert [each.stream for each in after] == [stream.ptr]
+        with held(store.driver, stream.ptr):
+            gpu.driver.fill(0, array.address, b"a", 100, stream.ptr)  # the library does so
+            del _, array
+            gc.collect()
+            after = gpu.arena.allocate(100).after
+            assert [each.stream for each in after] == [stream.ptr]
 
 
 def test_later_work_comes_after_the_librarys() -> None:
-    with opened("late=20000") as store:
+    with opened() as store:
         gpu = store.gpu(0)
         stream = GpuStream(gpu)
         array = empty_array(gpu, (100,), np.dtype("u1"))
         array.__dlpack__(stream=stream.ptr)
         assert array.holder.work.writes() == []
-        gpu.driver.fill(0, array.address, b"a", 100, stream.ptr)
-        assert [each.stream for each in array.holder.work.writes()] == [stream.ptr]
+        with held(store.driver, stream.ptr):
+            gpu.driver.fill(0, array.address, b"a", 100, stream.ptr)
+            assert [each.stream for each in array.holder.work.writes()] == [stream.ptr]
 
 
 def test_the_librarys_work_comes_after_earlier_work() -> None:
-    with opened() as store:
+    assert library_reads("yes") == 7
+    assert library_reads("no") == 0
+
+
+def library_reads(waits: str) -> int:
+    """A byte that a library reads on a stream of its own, whose turn it is before that byte is written."""
+    with opened(f"waits={waits}") as store:
         gpu = store.gpu(0)
         stream = GpuStream(gpu)
-        array = empty_array(gpu, (100,), np.dtype("u1"))
-        array.fill(7)
-        array.__dlpack__(stream=stream.ptr)
+        array = array_on(gpu, np.zeros(100, "u1"))
         copied = empty_array(gpu, (100,), np.dtype("u1"))
-        gpu.driver.copy(0, copied.address, array.address, 1, 100, (100, 100), stream.ptr)
+        with held(store.driver):
+            array.fill(7)
+            array.__dlpack__(stream=stream.ptr)
+            gpu.driver.copy(0, copied.address, array.address, 1, 100, (100, 100), stream.ptr)
+            settle(store.driver)
         stream.synchronize()
-        assert (seen(copied) == 7).all()
+        return int(seen(copied)[0])

@@ -12,6 +12,10 @@ from tests.device.helpers import array_on, opened
 from zcactor.device.kinds import kind_of
 
 
+def _name(value: object) -> str:
+    return type(value).__name__
+
+
 class Refusing:
     """An object whose form another library cannot have, as Arrow's arrays of text."""
 
@@ -33,7 +37,9 @@ def test_protocols() -> None:
         assert kind_of(Interfaced(array.address, (4,), "<i8")) == "interface"
 
 
-@pytest.mark.parametrize("value", [None, 5, "text", [1], np.arange(3), np.arange(3).view(Matrix), Refusing()], ids=str)
+@pytest.mark.parametrize(
+    "value", [None, 5, "text", [1], np.arange(3), np.arange(3).view(Matrix), Refusing()], ids=_name
+)
 def test_what_is_none(value: object) -> None:
     assert kind_of(value) is None
 

@@ -9,6 +9,7 @@ from zcactor.device.arena import DeviceArena
 from zcactor.device.events import EventPool
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.tending import Tending
+from zcactor.device.work import Work
 from zcactor.testing import until
 from zcactor.testing.device_peer import mapped
 
@@ -42,6 +43,23 @@ async def test_memory_goes_back_when_work_has_ended() -> None:
         await until(lambda: looked, "it has looked once")
         assert driver.free(0) < driver.devices()[0].total
     await until(lambda: driver.free(0) == driver.devices()[0].total, "the extent is given back")
+
+
+async def test_work_of_libraries_is_waited_for() -> None:
+    driver = FakeGpuDriver()
+    tending, pool, arena = Tending(asyncio.get_running_loop()), EventPool(driver, 0), DeviceArena(driver, 0, None, 0)
+    address, called, work = mapped(driver, 0, driver.granularity), list[str](), Work()
+    work.give(pool, 0)
+    with held(driver):
+        driver.fill(0, address, b"a", 1, 0)
+        tending.when_done(work, lambda: called.append("late"))
+        tending.when_done([], lambda: called.append("at once"))
+        offset, _, _ = arena.allocate(10)
+        arena.give_back(offset, work)
+        assert [each.stream for each in arena.allocate(10).after] == [0]
+        await until(lambda: called, "it has looked once")
+        assert called == ["at once"]
+    await until(lambda: len(called) == 2, "both are called")
 
 
 async def test_a_broken_context_holds_nothing_back() -> None:

@@ -58,6 +58,23 @@ def test_the_tests_of_order_fail_without_waits() -> None:
     assert write_after_read("no") == b"nnnn"
 
 
+def test_work_of_libraries_counts_as_writes_until_sealed() -> None:
+    driver = FakeGpuDriver()
+    pool, address, stream = EventPool(driver, 0), mapped(driver, 0, driver.granularity), driver.stream(0)
+    work = Work()
+    work.give(pool, stream)
+    assert work.is_given and work.writes() == work.all() == []
+    with held(driver, stream):
+        driver.fill(0, address, b"a", 4, stream)
+        assert [each.stream for each in work.writes()] == [each.stream for each in work.all()] == [stream]
+        work.seal()
+        (before,) = work.writes()
+        driver.fill(0, address, b"b", 4, stream)
+        work.seal()
+        assert work.writes() == [before] and len(work.all()) == 2
+    assert Work(sealed=True).writes() == []
+
+
 def test_many_reads_keep_few_events() -> None:
     driver = FakeGpuDriver()
     pool, work = EventPool(driver, 0), Work()

@@ -14,7 +14,7 @@ import pytest
 import zcactor as zc
 from tests.actors_gpu import Box, Gpus
 from tests.device.foreigners import Interfaced, Packed, Tensor, library, outside, torch_like
-from tests.device.helpers import array_on, opened, seen
+from tests.device.helpers import array_on, held, opened, seen
 from tests.marshal.wire import Wire
 from zcactor.device.array import DeviceArray
 from zcactor.device.store import DeviceStore
@@ -22,6 +22,7 @@ from zcactor.errors import DeviceUnavailable
 from zcactor.marshal.foreign import array_over_foreign, may_be_on_gpu, pack_foreign
 from zcactor.marshal.packing import Packing
 from zcactor.objectstore.ref import RegionKind
+from zcactor.process.context import current
 
 OUTSIDE = "argument outside the device store"
 
@@ -203,6 +204,29 @@ async def test_cupy_between_processes() -> None:
         assert [int(zc.to_host(each)[0]) async for each in actor.cupies(3)] == [0, 1, 2]
         assert OUTSIDE not in zc.stats().copies and OUTSIDE not in (await actor.stats()).copies
         assert zc.stats().copies.keys() == {"zc.to_host", "zc.to_device"}
+
+
+async def ordered(waits: str) -> int:
+    """A byte that a receiver's library reads, on a stream whose turn it is before the sender's library has written."""
+    async with running(f"waits={waits}"):
+        actor: Any = await Gpus.spawn()
+        x = zc.zeros(1000, "u1", device="cuda")
+        zc.to_host(x)
+        driver = current().store.devices().driver
+        with zc.gpu_stream() as stream:
+            sent = x.as_cupy()
+            with held(driver, stream.ptr):
+                driver.fill(0, sent.data.ptr, b"\7", 1000, stream.ptr)
+                copied = await actor.copied_by_cupy(sent)
+                await actor.settle()
+            return int(zc.to_host(copied)[0])
+
+
+@pytest.mark.slow
+async def test_work_of_libraries_is_ordered() -> None:
+    library("cupy")
+    assert await ordered("yes") == 7
+    assert await ordered("no") == 0
 
 
 @pytest.mark.slow
