@@ -76,7 +76,7 @@ from zcactor.process.loops import run
 if TYPE_CHECKING:
     from zcactor import hooks, topology
     from zcactor.api.binding import GraphNode
-    from zcactor.api.gpus import GpuInfo, gpu_stream, gpus, to_device, to_host
+    from zcactor.api.gpus import GpuInfo, gpu_allocator, gpu_stream, gpus, to_device, to_host
     from zcactor.api.inspection import (
         ActorInfo,
         NodeInfo,
@@ -163,6 +163,7 @@ __all__ = [
     "full",
     "get",
     "get_actor",
+    "gpu_allocator",
     "gpu_stream",
     "gpus",
     "graph",
@@ -199,6 +200,7 @@ _LATER = {
     "to_host": _GPUS,
     "to_device": _GPUS,
     "gpus": _GPUS,
+    "gpu_allocator": _GPUS,
     "gpu_stream": _GPUS,
     "GpuStream": "zcactor.device.streams",
     "GpuInfo": _GPUS,

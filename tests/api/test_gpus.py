@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 import zcactor as zc
+from tests.device.foreigners import library
 from tests.device.helpers import held
 from tests.marshal.wire import assert_same
 from zcactor.objectstore.copies import CopyCount
@@ -85,6 +86,22 @@ async def test_streams_belong_to_tasks() -> None:
                 assert await task  # nothing was queued there
             stream.synchronize()
         assert (zc.to_host(array) == 0).all()
+
+
+async def test_allocator() -> None:
+    cupy: Any = library("cupy")
+    async with zc.init(config=FAKE):
+        with zc.gpu_allocator("cupy"):
+            array = cupy.empty((10, 10), "f4")
+        assert zc.in_store(array) and zc.stats().device_used == 512
+        with pytest.raises(ValueError, match="takes 'cupy'"):
+            zc.gpu_allocator("torch")  # type: ignore[arg-type] # that is the test
+        del array
+    async with zc.init(config=zc.Config(gpu="off")):
+        with pytest.raises(zc.DeviceUnavailable):
+            zc.gpu_allocator()
+    with pytest.raises(zc.NotInitialized):
+        zc.gpu_allocator()
 
 
 @pytest.mark.parametrize("config", [FAKE, zc.Config()], ids=["fake", "off"])

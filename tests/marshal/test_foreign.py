@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
+import gc
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ def test_tensors(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
         got = wire.send([narrow])[0]
         assert (got.address, got.dtype, got.requires_grad) == (array.address, "torch.bfloat16", True)
         assert [part.kind for part in wire.parts] == [RegionKind.DEVICE]
-        monkeypatch.setattr("zcactor.device.interchange._library", missing)
+        monkeypatch.setattr("zcactor.device.interchange.imported", missing)
         got = wire.send(narrow)
         assert type(got) is DeviceArray and got.dtype == np.dtype(library("ml_dtypes").bfloat16)
 
@@ -165,7 +166,11 @@ def test_classes() -> None:
     assert [may_be_on_gpu(each) for each in (Packed, Interfaced, int, Pair, np.ndarray, np.ma.MaskedArray)] == [
         True, True, False, False, False, False,
     ]  # fmt: skip
-    assert pickle.loads(pickle.dumps(5)) == 5
+    made = [type(f"Made{number}", (), {}) for number in range(5000)]
+    assert not any(may_be_on_gpu(each) for each in (*made, *made))
+    kept = ref(made.pop())
+    gc.collect()
+    assert kept() is None
 
 
 def test_kinds_of_parts(wire: Wire) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zcactor.device.memory import GpuMemory
     from zcactor.device.streams import GpuStream
 
-__all__ = ["GpuInfo", "empty_on", "gpu_stream", "gpus", "to_device", "to_host"]
+__all__ = ["GpuInfo", "empty_on", "gpu_allocator", "gpu_stream", "gpus", "to_device", "to_host"]
 
 _DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?", re.ASCII)
 
@@ -174,6 +174,30 @@ def gpu_stream(device: str = "cuda") -> AbstractContextManager[GpuStream]:
         DeviceError: the driver makes no stream.
     """
     return _on_stream(_memory(device))
+
+
+def gpu_allocator(library: Literal["cupy"] = "cupy") -> AbstractContextManager[None]:
+    """Let a library for GPUs allocate in the store within the block. Its arrays need no copy on their way then.
+
+    The setting belongs to the context (PEP 567): it holds for this thread or task and for the tasks made inside the
+    block, and for the GPU that is current in CuPy. Outside of such blocks CuPy allocates as before.
+
+    Args:
+        library: ``"cupy"``, the only library with an allocator so far.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        DeviceUnavailable: this process sees no GPU.
+        ImportError: CuPy is not installed.
+        ValueError: there is no allocator for `library`; or, at the beginning of the block, an allocator of
+            ``cupy.cuda.using_allocator`` is in force in this thread.
+    """
+    if library != "cupy":
+        raise ValueError(f"there is no allocator for {library!r}: zc.gpu_allocator takes 'cupy'")
+    _memory("cuda")
+    from zcactor.device.allocator import allocates_for_cupy
+
+    return allocates_for_cupy(current().store.devices().gpus)
 
 
 @contextmanager

@@ -26,7 +26,9 @@ __all__ = [
     "cuda_interface",
     "dl_types",
     "dlpack",
+    "imported",
     "library_stream",
+    "note_given",
     "tensor_of",
     "to_cupy",
     "to_torch",
@@ -137,9 +139,8 @@ def _capsule(array: Any, readonly: bool, *, versioned: bool) -> Any:
     return capsule
 
 
-def _give(array: Any, stream: int, kept: object = None) -> None:
+def _give(holder: Any, stream: int, kept: object = None) -> None:
     """Let work on a stream begin after that on the bytes, and be followed by later work on them."""
-    holder = array.holder
     gpu, work = holder.gpu, holder.work
     if holder.readonly:
         work.before_reading(gpu.index, stream)
@@ -167,7 +168,7 @@ def dlpack(array: Any, stream: int | None, max_version: tuple[int, int] | None, 
     if stream == -1:  # the consumer needs no order
         array.holder.work.give(gpu.events, 0)
     else:
-        _give(array, 0 if stream is None or stream == 1 else stream)
+        _give(array.holder, 0 if stream is None or stream == 1 else stream)
     return capsule
 
 
@@ -175,7 +176,7 @@ def cuda_interface(array: Any) -> dict[str, Any]:
     """The value of ``__cuda_array_interface__``, version 3."""
     gpu = array.holder.gpu
     stream = current_stream(gpu.index)
-    _give(array, stream)
+    _give(array.holder, stream)
     interface: dict[str, Any] = {
         "version": 3,
         "shape": array.shape,
@@ -189,7 +190,12 @@ def cuda_interface(array: Any) -> dict[str, Any]:
     return interface
 
 
-def _library(name: str) -> Any:
+def imported(name: str) -> Any:
+    """Import a library.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -200,7 +206,7 @@ def library_stream(gpu: GpuMemory, library: str) -> tuple[int, object]:
     """The stream on which a library queues work in this thread, and the object that keeps it. With fake GPUs, which no
     library can use, it is the stream of this task."""
     if gpu.driver.kind == "cuda" and library in {"cupy", "torch"}:
-        module = _library(library)
+        module = imported(library)
         current: Any
         if library == "cupy":
             current = module.cuda.get_current_stream(gpu.index)
@@ -211,23 +217,34 @@ def library_stream(gpu: GpuMemory, library: str) -> tuple[int, object]:
     return stream, gpu.streams.get(stream)
 
 
+def note_given(holder: Any, library: str) -> None:
+    """Note that a library has the bytes of a holder, and let its work on its current stream begin after that which is
+    queued on them.
+
+    Raises:
+        ObjectLost: the process that computes the bytes has ended before that was done.
+        DeviceError: the driver refuses.
+    """
+    _give(holder, *library_stream(holder.gpu, library))
+
+
 def to_cupy(array: Any) -> Any:
     """The CuPy array; see `zcactor.DeviceArray.as_cupy`."""
-    cuda = _library("cupy").cuda
+    cuda = imported("cupy").cuda
     holder = array.holder
-    _give(array, *library_stream(holder.gpu, "cupy"))
+    note_given(holder, "cupy")
     low, high = array.bounds()
     memory = cuda.UnownedMemory(low, high - low, holder, holder.gpu.index)
     place = cuda.MemoryPointer(memory, array.address - low)
-    return _library("cupy").ndarray(array.shape, array.dtype, place, array.strides)
+    return imported("cupy").ndarray(array.shape, array.dtype, place, array.strides)
 
 
 def to_torch(array: Any) -> Any:
     """The tensor; see `zcactor.DeviceArray.as_torch`."""
-    torch = _library("torch")
+    torch = imported("torch")
     if any(stride < 0 for stride in array.strides):
         raise ValueError("PyTorch has no tensors with negative strides: use x.copy().as_torch()")
     # PyTorch has no read-only tensors.
     capsule = _capsule(array, False, versioned=False)
-    _give(array, *library_stream(array.holder.gpu, "torch"))
+    note_given(array.holder, "torch")
     return torch.from_dlpack(capsule)
