@@ -108,8 +108,9 @@ class Config:
         verbs_idle_timeout: like `idle_timeout`, for connections by RDMA: cards slow down with thousands of connections.
         verbs_eager_limit: like `eager_limit`, towards peers that are reached by RDMA, in bytes. None measures at start
             the size from which a READ is faster than a copy through a frame.
-        gpu: the driver of GPUs: ``"fake"`` for GPUs that are simulated in memory, so that programs for GPUs can be
-            tested without one, or ``"off"``.
+        gpu: the driver of GPUs: ``"cuda"`` for NVIDIA's, ``"auto"`` for these where they work and none elsewhere,
+            ``"fake"`` for GPUs that are simulated in memory, so that programs for GPUs can be tested without one, or
+            ``"off"``.
         gpu_fake: the options of the fake GPUs, as in ``"devices=2,late=80"``. The page about arrays on GPUs lists them.
         device_capacity: bytes that one process may take of each GPU; None for what the GPU has.
         device_keep_nbytes: bytes of free memory that a process keeps ready on each GPU. More goes back to the GPU as
@@ -149,7 +150,7 @@ class Config:
     verbs_eager_limit: int | None = None
     verbs_idle_timeout: float = 300.0
     idle_timeout: float = 300.0
-    gpu: Literal["off", "fake"] = "off"
+    gpu: Literal["auto", "cuda", "fake", "off"] = "auto"
     gpu_fake: str = ""
     device_capacity: int | None = None
     device_keep_nbytes: int = 256 << 20

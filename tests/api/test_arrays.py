@@ -58,7 +58,7 @@ async def test_full() -> None:
 
 @pytest.mark.slow
 async def test_errors() -> None:
-    async with zc.init(store_capacity=1 << 20):
+    async with zc.init(config=zc.Config(store_capacity=1 << 20, gpu="off")):
         makers: list[Any] = [
             zc.empty,
             zc.zeros,

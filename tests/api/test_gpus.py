@@ -21,6 +21,7 @@ from zcactor.objectstore.store import Store
 from zcactor.process.context import current
 
 FAKE = zc.Config(gpu="fake", gpu_fake="devices=2,late=2")
+OFF = zc.Config(gpu="off")
 
 pytestmark = pytest.mark.slow
 LOOP_FACTORIES = {"uvloop": uvloop.new_event_loop}
@@ -104,7 +105,7 @@ async def test_allocator() -> None:
         zc.gpu_allocator()
 
 
-@pytest.mark.parametrize("config", [FAKE, zc.Config()], ids=["fake", "off"])
+@pytest.mark.parametrize("config", [FAKE, OFF], ids=["fake", "off"])
 async def test_malformed_devices(config: zc.Config) -> None:
     wrong: list[Any] = ["gpu", "cuda:-1", "cuda:x", "cuda:", "CUDA", "cuda:1 ", "", 0, None]
     async with zc.init(config=config):
@@ -118,7 +119,7 @@ async def test_gpus_that_are_not_there() -> None:
     async with zc.init(config=FAKE):
         with pytest.raises(zc.DeviceUnavailable, match=r"cuda:9.*zc\.gpus\(\)"):
             zc.empty(3, device="cuda:9")
-    async with zc.init():
+    async with zc.init(config=OFF):
         assert zc.gpus() == []
         with pytest.raises(zc.DeviceUnavailable, match="ZCACTOR_GPU=fake"):
             zc.empty(3, device="cuda")
@@ -126,6 +127,41 @@ async def test_gpus_that_are_not_there() -> None:
         zc.gpus()
     with pytest.raises(zc.DeviceUnavailable, match="without a runtime"):
         Store(1 << 20, bytes(16)).devices()
+
+
+async def test_a_machine_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise zc.DeviceUnavailable("there is no driver")
+
+    monkeypatch.setattr("zcactor.device.cuda.gpu.bindings", missing)
+    async with zc.init():
+        assert zc.gpus() == []
+        with pytest.raises(zc.DeviceUnavailable, match="no driver"):
+            zc.empty(3, device="cuda")
+    async with zc.init(config=zc.Config(gpu="cuda")):
+        with pytest.raises(zc.DeviceUnavailable, match="no driver"):
+            zc.gpus()
+
+
+async def test_arrays_by_the_driver_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
+    from tests.device.cuda.stand_in import StandIn
+
+    monkeypatch.setattr("zcactor.device.cuda.gpu.bindings", partial(StandIn, "devices=2,late=2"))
+    async with zc.init():
+        assert [each.driver for each in zc.gpus()] == ["cuda", "cuda"]
+        values = np.arange(10_000, dtype="f8").reshape(100, 100)
+        x = zc.to_device(values, "cuda:1")
+        with zc.gpu_stream("cuda:1") as stream:
+            y = x[::2, 5:].copy()
+            y[:3].copy_from(x[:3, :95])
+            stream.synchronize()
+        expected = values[::2, 5:].copy()
+        expected[:3] = values[:3, :95]
+        assert_same(zc.to_host(y), expected)
+        assert_same(zc.to_host(zc.to_device(y, "cuda:0")), expected)
+        del x, y
+        assert zc.stats().device_used == 0
 
 
 async def test_other_bad_input() -> None:
@@ -152,7 +188,7 @@ async def test_arrays_outlive_the_runtime() -> None:
     target = np.empty(10, int)
     array.copy_to_host(target)
     assert_same(target, np.arange(10))
-    async with zc.init():
+    async with zc.init(config=OFF):
         assert zc.gpus() == []  # the next runtime may have another driver
 
 

@@ -18,5 +18,22 @@ def test_the_settings_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     store = device_opener(config, loop)()
     assert [gpu.uuid[-2:] for gpu in store.gpus] == ["02", "00"]
     with pytest.raises(DeviceUnavailable, match="switched off"):
-        device_opener(Config(), loop)()
+        device_opener(Config(gpu="off"), loop)()
+    loop.close()
+
+
+def test_a_driver_that_is_not_there_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def missing() -> None:
+        asked.append(1)
+        raise DeviceUnavailable("there is no driver")
+
+    monkeypatch.setattr("zcactor.device.cuda.gpu.bindings", missing)
+    loop = asyncio.new_event_loop()
+    opener = device_opener(Config(), loop)
+    for _ in range(3):
+        with pytest.raises(DeviceUnavailable, match="no driver"):
+            opener()
+    assert len(asked) == 1
     loop.close()

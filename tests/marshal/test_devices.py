@@ -331,7 +331,7 @@ async def test_arrays_of_an_earlier_runtime_are_copied() -> None:
         assert not zc.in_store(x)
         assert (await actor.seen(x))[1].sum() == 6000
         assert zc.stats().copies["argument outside the device store"].count == 1
-    async with zc.init():
+    async with zc.init(config=zc.Config(gpu="off")):
         actor = await spawned()
         with pytest.raises(zc.DeviceUnavailable):
             await actor.seen(x)

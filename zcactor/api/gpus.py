@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from zcactor.errors import DeviceUnavailable
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.foreign import array_over_foreign
 from zcactor.process.context import current
@@ -50,16 +51,23 @@ def gpus() -> list[GpuInfo]:
     """The GPUs that this process sees. The first call opens the driver.
 
     Returns:
-        The GPUs in the order of their numbers; no GPU where the setting ``gpu`` is ``"off"``.
+        The GPUs in the order of their numbers; no GPU where the setting ``gpu`` is ``"off"``, or ``"auto"`` on a
+        machine where CUDA does not work.
 
     Raises:
         NotInitialized: no runtime is running.
+        DeviceUnavailable: the setting ``gpu`` is ``"cuda"``, which does not work here.
         ValueError: the setting ``gpu_fake`` is malformed.
     """
     process = current()
     if process.config.gpu == "off":
         return []
-    driver = process.store.devices().driver
+    try:
+        driver = process.store.devices().driver
+    except DeviceUnavailable:
+        if process.config.gpu == "auto":
+            return []
+        raise
     return [
         GpuInfo(each.index, each.uuid, each.name, each.total, driver.free(each.index), driver.kind)
         for each in driver.devices()

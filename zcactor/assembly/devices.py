@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from zcactor.errors import DeviceUnavailable
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
@@ -22,12 +24,20 @@ def device_opener(config: Config, loop: asyncio.AbstractEventLoop) -> Callable[[
         loop: the loop of the process.
     """
 
+    unavailable = ""
+
     def open_devices() -> Any:
+        nonlocal unavailable
+        if unavailable:  # to look for a library that is not there takes milliseconds
+            raise DeviceUnavailable(unavailable)
         from zcactor.device.store import open_store
 
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return open_store(
-            config.gpu, config.gpu_fake, variable, config.device_capacity, config.device_keep_nbytes, loop
-        )
+        limits = config.device_capacity, config.device_keep_nbytes, loop
+        try:
+            return open_store(config.gpu, config.gpu_fake, variable, *limits)
+        except DeviceUnavailable as error:
+            unavailable = str(error)
+            raise
 
     return open_devices

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HANDLE_NBYTES", "PATTERNS", "CudaCode", "GpuDriver", "GpuFacts", "MappedExtent"]
+__all__ = ["EVENT_NBYTES", "HANDLE_NBYTES", "PATTERNS", "CudaCode", "GpuDriver", "GpuFacts", "MappedExtent"]
 
 HANDLE_NBYTES: Final = 64
-"""Bytes of an exported event and of memory that is exported without a descriptor: CU_IPC_HANDLE_SIZE."""
+"""Bytes of memory that is exported without a descriptor: CU_IPC_HANDLE_SIZE."""
+EVENT_NBYTES: Final = 80
+"""Bytes of an exported event: CU_IPC_HANDLE_SIZE, and 16 that say which process does the work, as CUDA does not say
+whether that process has ended."""
 PATTERNS: Final = (1, 2, 4, 8, 16)
 """Bytes that the pattern of a fill may have: those of all plain dtypes."""
 
@@ -202,7 +205,7 @@ class GpuDriver(Protocol):
         The work is that of the last `record` before this call. A wait ends with the process that would do the work."""
 
     def export_event(self, device: int, event: int) -> bytes:
-        """Export an event that was made here. Returns `HANDLE_NBYTES` bytes.
+        """Export an event that was made here. Returns `EVENT_NBYTES` bytes.
 
         Raises:
             DeviceError: with `CudaCode.NOT_SUPPORTED` where `shared_events` is False.

@@ -85,20 +85,24 @@ def open_store(gpu: str, fake: str, variable: str | None, *limits: Any) -> Devic
     """Open the GPUs of this process.
 
     Args:
-        gpu: ``"fake"``, or ``"off"``.
+        gpu: ``"auto"``, ``"cuda"``, ``"fake"``, or ``"off"``; the first two are NVIDIA's GPUs.
         fake: the options of the fake, for `zcactor.device.fake.options.FakeOptions`.
-        variable: the value of ``CUDA_VISIBLE_DEVICES``; None where it is not set.
+        variable: the value of ``CUDA_VISIBLE_DEVICES``, for the fake; None where it is not set.
         limits: the further arguments of `DeviceStore`.
 
     Raises:
-        DeviceUnavailable: GPUs are switched off.
+        DeviceUnavailable: GPUs are switched off, or CUDA does not work here; the message says why.
         ValueError: an option of the fake is unknown or malformed.
     """
-    if gpu != "fake":
+    if gpu == "off":
         raise DeviceUnavailable(
-            "GPUs are switched off: the setting gpu is 'off'; set it to 'fake' (ZCACTOR_GPU=fake) for fake GPUs, the "
-            "only ones that this version supports"
+            "GPUs are switched off: the setting gpu is 'off'; set it to 'auto' for the GPUs of this machine, or to "
+            "'fake' (ZCACTOR_GPU=fake) for fake GPUs"
         )
+    if gpu != "fake":
+        from zcactor.device.cuda import CudaGpuDriver
+
+        return DeviceStore(CudaGpuDriver(), *limits)
     from zcactor.device.fake import FakeGpuDriver
 
     return DeviceStore(FakeGpuDriver(fake, variable), *limits)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from zcactor.device.array import DeviceArray, array_over, empty_array
-from zcactor.device.driver import HANDLE_NBYTES
+from zcactor.device.driver import EVENT_NBYTES
 from zcactor.device.foreign import Outside, known_array
 from zcactor.device.lease import DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
@@ -176,7 +176,7 @@ def _unpacked(unpacking: Any, index: Any, code: Any, shape: Any, strides: Any, i
         _ = getattr(holder, "__array_interface__", None)  # the holder of a lost object raises here
         raise ProtocolError(f"an array on a GPU has a {type(holder).__name__} in the place of its bytes")
     _check(shape, strides, inner, dtype.itemsize, part.nbytes)
-    if event is not None and not (type(event) is bytes and len(event) == HANDLE_NBYTES):
+    if event is not None and not (type(event) is bytes and len(event) == EVENT_NBYTES):
         raise ProtocolError("the event of an array on a GPU is malformed")
     if isinstance(holder, DeviceBlock):
         return array_over(holder, holder.address + part.offset - holder.offset + inner, shape, dtype, strides)

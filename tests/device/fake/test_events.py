@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from zcactor.device.driver import HANDLE_NBYTES, CudaCode
+from zcactor.device.driver import EVENT_NBYTES, CudaCode
 from zcactor.device.fake.events import FakeEvents
 from zcactor.device.fake.memory import Refused
 
@@ -60,7 +60,7 @@ def test_handles_that_mean_nothing() -> None:
     exported = events.export(events.make())
     parent = os.getppid().to_bytes(4, "little")
     for wrong in (
-        bytes(HANDLE_NBYTES),
+        bytes(EVENT_NBYTES),
         exported,  # of this process
         exported[:24] + parent + exported[28:],  # no page of that process
         exported[:24] + b"\xff\xff\xff\x7f" + exported[28:],  # no process

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import sys
 import tempfile
 
 import pytest
@@ -48,25 +46,3 @@ def test_a_file_at_reserved_addresses() -> None:
 def test_a_reservation_that_is_too_large() -> None:
     with pytest.raises(OSError, match="cannot map"):
         system.reserved(1 << 62)
-
-
-def test_another_process() -> None:
-    fd = system.extent(0, 4096)
-    program = "import sys; sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", program], pass_fds=[fd], stdin=subprocess.PIPE) as child:
-        other = system.Other(child.pid)
-        assert not other.has_ended()
-        opened = other.open(fd, writable=True)
-        os.pwrite(opened, b"seen", 0)
-        os.close(opened)
-        with pytest.raises(FileNotFoundError):
-            other.open(1 << 20, writable=False)
-        child.communicate()
-        assert other.has_ended()
-        other.close()
-        other.close()
-        assert other.has_ended()
-    assert os.pread(fd, 4, 0) == b"seen"
-    os.close(fd)
-    with pytest.raises(ProcessLookupError):
-        system.Other(child.pid)

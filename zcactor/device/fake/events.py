@@ -15,9 +15,10 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from zcactor.device.driver import HANDLE_NBYTES, CudaCode
+from zcactor.device.driver import EVENT_NBYTES, CudaCode
 from zcactor.device.fake import system
 from zcactor.device.fake.memory import Refused
+from zcactor.device.others import Other
 
 __all__ = ["FakeEvents"]
 
@@ -26,7 +27,7 @@ _WORDS: Final = 3
 _FIRST: Final = 4
 """Words of a page before its events: 16 random bytes tell whether it is the page that a handle means."""
 _EVENTS: Final = 128
-_HANDLE: Final = struct.Struct("<8s16sIIIQ20x")
+_HANDLE: Final = struct.Struct("<8s16sIIIQ36x")
 """An exported event: mark, the page's random bytes, pid, number of the descriptor there, place in the page, serial."""
 _MARK: Final = b"zcgpuevt"
 
@@ -34,7 +35,7 @@ _MARK: Final = b"zcgpuevt"
 class _Page:
     """A page of events."""
 
-    def __init__(self, fd: int, owner: system.Other | None = None) -> None:
+    def __init__(self, fd: int, owner: Other | None = None) -> None:
         self.fd = fd
         self.owner = owner
         """The other process whose page it is."""
@@ -173,8 +174,8 @@ class FakeEvents:
 
     def open(self, exported: bytes) -> int:
         """Open an event of another process."""
-        if len(exported) != HANDLE_NBYTES:
-            raise Refused(CudaCode.INVALID_HANDLE, f"an exported event has {HANDLE_NBYTES} bytes, not {len(exported)}")
+        if len(exported) != EVENT_NBYTES:
+            raise Refused(CudaCode.INVALID_HANDLE, f"an exported event has {EVENT_NBYTES} bytes, not {len(exported)}")
         mark, key, pid, fd, place, serial = _HANDLE.unpack(exported)
         if mark != _MARK or not 0 < pid != os.getpid() or place >= _EVENTS:
             raise Refused(CudaCode.INVALID_HANDLE, "this is no exported event of another process")
@@ -195,7 +196,7 @@ class FakeEvents:
     def _open_page(pid: int, fd: int, key: bytes) -> _Page:
         owner = page = None
         try:
-            owner = system.Other(pid)
+            owner = Other(pid)
             mine = owner.open(fd, writable=True)
             if system.sealed_size(mine) == _NBYTES:
                 page = _Page(mine, owner)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.device.driver import HANDLE_NBYTES, CudaCode, MappedExtent
 from zcactor.device.fake import system
+from zcactor.device.others import Other
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,7 @@ class _Extent:
     """The number of the GPU, among those of the host."""
     fd: int
     nbytes: int
-    owner: system.Other | None
+    owner: Other | None
     """The process with whose end the memory ends."""
     own: bool
     """Whether it was allocated here."""
@@ -252,12 +253,12 @@ class FakeMemory:
             return self._add(made)
 
     @staticmethod
-    def _opened(exported: bytes, nbytes: int) -> tuple[system.Other, int]:
+    def _opened(exported: bytes, nbytes: int) -> tuple[Other, int]:
         if len(exported) == HANDLE_NBYTES:
             mark, pid, number, _, size = _LEGACY.unpack(exported)
             if mark == _MARK and size == nbytes and 0 < pid != os.getpid():
                 try:
-                    owner = system.Other(pid)
+                    owner = Other(pid)
                     try:
                         return owner, owner.open(number, writable=True)
                     except OSError:

@@ -7,11 +7,9 @@ import fcntl
 import mmap
 import os
 import re
-import select
-from pathlib import Path
 from typing import Final
 
-__all__ = ["NAME", "Other", "anonymous", "extent", "map_at", "number_of", "reserved", "sealed_size", "unmapped"]
+__all__ = ["NAME", "anonymous", "extent", "map_at", "number_of", "reserved", "sealed_size", "unmapped"]
 
 NAME: Final = "zcactor-gpu"
 """The memfds of device memory are called this and the number of the GPU; ``/proc/PID/maps`` shows it."""
@@ -100,42 +98,3 @@ def sealed_size(fd: int) -> int:
     except OSError:
         return -1
     return os.fstat(fd).st_size if sealed else -1
-
-
-class Other:
-    """Another process of this host and user, and whether it has ended.
-
-    Args:
-        pid: its pid.
-
-    Raises:
-        ProcessLookupError: there is no such process.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.pid: Final = pid
-        self._fd = os.pidfd_open(pid)
-        self._ended = False
-
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
-        if not self._ended and self._fd >= 0:
-            poll = select.poll()
-            poll.register(self._fd, select.POLLIN)
-            self._ended = bool(poll.poll(0))
-        return self._ended
-
-    def open(self, number: int, *, writable: bool) -> int:
-        """Open one of its descriptors anew.
-
-        Raises:
-            OSError: it has no descriptor of that number, or has ended.
-        """
-        flags = os.O_RDWR if writable else os.O_RDONLY
-        return os.open(Path(f"/proc/{self.pid}/fd/{number}"), flags | os.O_CLOEXEC)
-
-    def close(self) -> None:
-        """Watch it no more. Idempotent."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from zcactor.device.driver import HANDLE_NBYTES, PATTERNS, CudaCode, GpuDriver
+from zcactor.device.driver import EVENT_NBYTES, HANDLE_NBYTES, PATTERNS, CudaCode, GpuDriver
 from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, until_done, write
 
@@ -289,7 +289,7 @@ class GpuDriverSuite:
         address, _ = driver.map(0, driver.reserve(0, nbytes), handle, nbytes, True)
         there, event, stream = self._import(driver, peer, handle, nbytes), driver.event(0), driver.stream(0)
         exported = driver.export_event(0, event)
-        assert len(exported) == HANDLE_NBYTES
+        assert len(exported) == EVENT_NBYTES
         opened = peer.call("open_event", 0, exported)
         for byte in b"xyz":
             driver.fill(0, address, bytes((byte,)), nbytes, stream)
@@ -308,7 +308,7 @@ class GpuDriverSuite:
         exported = driver.export_event(0, event)
         with pytest.raises(DeviceError):
             driver.open_event(0, exported)
-        for wrong in (bytes(HANDLE_NBYTES), exported[:-1]):
+        for wrong in (bytes(EVENT_NBYTES), exported[:-1]):
             with pytest.raises(DeviceError):
                 driver.open_event(0, wrong)
 

@@ -1,0 +1,344 @@
+"""CUDA's calls over fake GPUs, so that the driver for CUDA is tested where no GPU is.
+
+Each call checks what CUDA checks or leaves undefined: a context of the right device is current, handles are known, and
+arguments have the types of ``cuda.bindings``. It imports no pytest, as second processes use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from types import SimpleNamespace
+from typing import Any, Final
+
+from cuda.bindings import driver as bindings
+
+from zcactor.device.cuda import CudaGpuDriver
+from zcactor.device.driver import EVENT_NBYTES, HANDLE_NBYTES
+from zcactor.device.fake import FakeGpuDriver
+from zcactor.errors import DeviceError
+
+__all__ = ["StandIn", "opened_cuda"]
+
+_ATTRIBUTES: Final = bindings.CUdevice_attribute
+_STREAM: Final = 0x10000
+"""Streams are numbers that look like addresses."""
+
+
+def opened_cuda(options: str = "", version: int = 13000, **attributes: int) -> CudaGpuDriver:
+    """The driver for CUDA over fake GPUs; see `StandIn`."""
+    return CudaGpuDriver(StandIn(options, version, **attributes))
+
+
+class StandIn:
+    """The stand-in for the module ``cuda.bindings.driver``; its types are that module's.
+
+    Args:
+        options: of the fake GPUs.
+        version: of the driver.
+        attributes: of all devices, by CUDA's names, where they differ from the options.
+    """
+
+    def __init__(self, options: str = "", version: int = 13000, **attributes: int) -> None:
+        self.gpus: Final = FakeGpuDriver(options)
+        self.calls: Final[list[tuple[Any, ...]]] = []
+        """The calls by which bytes are written, with their arguments."""
+        self._version = version
+        self._attributes: Final = {
+            "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 1,
+            "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": int(self.gpus.exporting == "vmm"),
+            "IPC_EVENT_SUPPORTED": int(self.gpus.shared_events),
+            "DMA_BUF_SUPPORTED": int(self.gpus.exports_to_cards),
+            "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED": 1,
+            "MAX_PITCH": (1 << 31) - 1,
+            **attributes,
+        }
+        self._local: Final = threading.local()
+        self._owners: Final[dict[int, int]] = {}
+        """The device of each handle."""
+        self._mapped: Final[dict[int, tuple[int, int]]] = {}
+        """Handle and bytes of the memory at an address."""
+        self.retained: Final[list[int]] = []
+        """The devices whose contexts are in use."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("cu"):
+            raise AttributeError(f"the stand-in for CUDA has no call {name}")
+        return getattr(bindings, name)
+
+    # ---- contexts
+
+    def _now(self) -> int:
+        stack: list[int] = getattr(self._local, "stack", [])
+        assert stack, "no context is current"
+        return stack[-1]
+
+    def _do(self, call: str, *arguments: Any) -> tuple[Any, ...]:
+        """Make a call of the fake driver. Returns CUDA's code, and the result."""
+        try:
+            result = getattr(self.gpus, call)(*arguments)
+        except DeviceError as error:
+            return (bindings.CUresult(error.code),)
+        return bindings.CUresult.CUDA_SUCCESS, result
+
+    def _only(self, call: str, *arguments: Any) -> tuple[Any, ...]:
+        return self._do(call, *arguments)[:1]
+
+    def cuInit(self, flags: int) -> tuple[Any, ...]:
+        assert flags == 0
+        kinds = bindings.CUresult
+        return (kinds.CUDA_SUCCESS if self.gpus.devices() else kinds.CUDA_ERROR_NO_DEVICE,)
+
+    def cuDriverGetVersion(self) -> tuple[Any, ...]:
+        return bindings.CUresult.CUDA_SUCCESS, self._version
+
+    def cuDeviceGetCount(self) -> tuple[Any, ...]:
+        return bindings.CUresult.CUDA_SUCCESS, len(self.gpus.devices())
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
+        return bindings.CUresult.CUDA_SUCCESS, bindings.CUdevice(ordinal)
+
+    def cuDeviceGetUuid(self, device: Any) -> tuple[Any, ...]:
+        uuid = self.gpus.devices()[int(device)].uuid
+        raw = bytes.fromhex(uuid.removeprefix("GPU-").replace("-", ""))
+        return bindings.CUresult.CUDA_SUCCESS, SimpleNamespace(bytes=raw)
+
+    def cuDeviceGetName(self, nbytes: int, device: Any) -> tuple[Any, ...]:
+        name = self.gpus.devices()[int(device)].name.encode()
+        return bindings.CUresult.CUDA_SUCCESS, name.ljust(nbytes, b"\0")
+
+    def cuDeviceTotalMem(self, device: Any) -> tuple[Any, ...]:
+        return bindings.CUresult.CUDA_SUCCESS, self.gpus.devices()[int(device)].total
+
+    def cuDeviceGetAttribute(self, attribute: Any, device: Any) -> tuple[Any, ...]:
+        assert isinstance(device, bindings.CUdevice)
+        values = {getattr(_ATTRIBUTES, f"CU_DEVICE_ATTRIBUTE_{name}"): each for name, each in self._attributes.items()}
+        return bindings.CUresult.CUDA_SUCCESS, values[attribute]
+
+    def cuDeviceCanAccessPeer(self, device: Any, peer: Any) -> tuple[Any, ...]:
+        assert int(device) != int(peer)
+        code, *result = self._do("can_access", int(device), int(peer))
+        return (code, *(int(each) for each in result))
+
+    def cuDevicePrimaryCtxRetain(self, device: Any) -> tuple[Any, ...]:
+        self.retained.append(int(device))
+        return bindings.CUresult.CUDA_SUCCESS, bindings.CUcontext(int(device) + 1)
+
+    def cuDevicePrimaryCtxRelease(self, device: Any) -> tuple[Any, ...]:
+        self.retained.remove(int(device))
+        return (bindings.CUresult.CUDA_SUCCESS,)
+
+    def cuCtxPushCurrent(self, context: Any) -> tuple[Any, ...]:
+        if not hasattr(self._local, "stack"):
+            self._local.stack = []
+        self._local.stack.append(int(context) - 1)
+        return (bindings.CUresult.CUDA_SUCCESS,)
+
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+        return bindings.CUresult.CUDA_SUCCESS, bindings.CUcontext(self._local.stack.pop() + 1)
+
+    def cuCtxSynchronize(self) -> tuple[Any, ...]:
+        self._now()
+        return (bindings.CUresult.CUDA_SUCCESS,)
+
+    def cuMemGetInfo(self) -> tuple[Any, ...]:
+        code, *free = self._do("free", self._now())
+        return code, *free, self.gpus.devices()[self._now()].total
+
+    # ---- memory
+
+    def _device(self, location: Any) -> int:
+        assert location.type == bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        return int(location.id)
+
+    def cuMemGetAllocationGranularity(self, properties: Any, option: Any) -> tuple[Any, ...]:
+        assert isinstance(properties, bindings.CUmemAllocationProp)
+        assert option == bindings.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        return bindings.CUresult.CUDA_SUCCESS, self.gpus.granularity
+
+    def cuMemAddressReserve(self, nbytes: int, alignment: int, address: int, flags: int) -> tuple[Any, ...]:
+        assert (alignment, address, flags) == (0, 0, 0)
+        code, *made = self._do("reserve", self._now(), nbytes)
+        return (code, *(bindings.CUdeviceptr(each) for each in made))
+
+    def cuMemAddressFree(self, address: int, nbytes: int) -> tuple[Any, ...]:
+        return self._only("unreserve", 0, address, nbytes)
+
+    def cuMemCreate(self, nbytes: int, properties: Any, flags: int) -> tuple[Any, ...]:
+        assert properties.type == bindings.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED and not flags
+        fd = bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        assert (properties.requestedHandleTypes == fd) == (self.gpus.exporting == "vmm")
+        device = self._device(properties.location)
+        code, *made = self._do("create", device, nbytes)
+        for handle in made:
+            self._owners[handle] = device
+        return (code, *(bindings.CUmemGenericAllocationHandle(each) for each in made))
+
+    def cuMemMap(self, address: int, nbytes: int, offset: int, handle: int, flags: int) -> tuple[Any, ...]:
+        assert handle in self._owners and not offset and not flags
+        self._mapped[address] = handle, nbytes
+        return (bindings.CUresult.CUDA_SUCCESS,)
+
+    def cuMemSetAccess(self, address: int, nbytes: int, access: list[Any], count: int) -> tuple[Any, ...]:
+        handle, size = self._mapped[address]
+        assert nbytes == size and count == len(access)
+        flags = bindings.CUmemAccess_flags
+        kinds = {each.flags for each in access}
+        devices = [self._device(each.location) for each in access]
+        assert self._now() in devices
+        for each in devices:
+            if self._owners[handle] >= 0 and not self.gpus.can_access(each, self._owners[handle]):
+                return (bindings.CUresult.CUDA_ERROR_INVALID_DEVICE,)
+        writable = kinds == {flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE}
+        assert writable or kinds == {flags.CU_MEM_ACCESS_FLAGS_PROT_READ}
+        if not writable and not self.gpus._options.readonly:
+            return (bindings.CUresult.CUDA_ERROR_NOT_SUPPORTED,)
+        return self._only("map", self._now(), address, handle, nbytes, writable)
+
+    def cuMemUnmap(self, address: int, nbytes: int) -> tuple[Any, ...]:
+        assert self._mapped[address][1] == nbytes
+        code = self._only("unmap", 0, address, nbytes)
+        if not code[0]:
+            del self._mapped[address]
+        return code
+
+    def cuMemRelease(self, handle: int) -> tuple[Any, ...]:
+        code = self._only("release", 0, handle)
+        if not code[0]:
+            del self._owners[handle]
+        return code
+
+    def cuMemExportToShareableHandle(self, handle: int, kind: Any, flags: int) -> tuple[Any, ...]:
+        assert kind == bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and not flags
+        return self._do("export", self._now(), handle)
+
+    def cuMemImportFromShareableHandle(self, what: int, kind: Any) -> tuple[Any, ...]:
+        assert kind == bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        code, *made = self._do("import_", self._now(), what, os.fstat(what).st_size)
+        for handle in made:
+            number = int(os.readlink(f"/proc/self/fd/{what}").removeprefix("/memfd:zcactor-gpu").split()[0])
+            numbers = self.gpus._numbers
+            self._owners[handle] = numbers.index(number) if number in numbers else -1
+        return (code, *(bindings.CUmemGenericAllocationHandle(each) for each in made))
+
+    def cuMemGetAllocationPropertiesFromHandle(self, handle: Any) -> tuple[Any, ...]:
+        location = SimpleNamespace(id=self._owners[int(handle)])
+        return bindings.CUresult.CUDA_SUCCESS, SimpleNamespace(location=location)
+
+    def _stream(self, stream: int) -> int:
+        """The fake's number of a stream."""
+        return stream // _STREAM
+
+    def _write(self, call: str, *arguments: Any) -> tuple[Any, ...]:
+        self.calls.append((call, *arguments))
+        return self._only(call, self._now(), *arguments)
+
+    def cuMemcpyAsync(self, into: int, out: int, nbytes: int, stream: int) -> tuple[Any, ...]:
+        return self._write("copy", into, out, 1, nbytes, (nbytes, nbytes), self._stream(stream))
+
+    def cuMemcpy2DAsync(self, plan: Any, stream: int) -> tuple[Any, ...]:
+        unified = bindings.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        assert plan.srcMemoryType == plan.dstMemoryType == unified
+        assert plan.srcXInBytes == plan.srcY == plan.dstXInBytes == plan.dstY == 0
+        assert max(plan.dstPitch, plan.srcPitch) <= self._attributes["MAX_PITCH"]
+        into, out = int(plan.dstDevice), int(plan.srcDevice)
+        pitches = plan.dstPitch, plan.srcPitch
+        return self._write("copy", into, out, plan.Height, plan.WidthInBytes, pitches, self._stream(stream))
+
+    def cuMemsetD8Async(self, address: int, value: int, count: int, stream: int) -> tuple[Any, ...]:
+        return self._write("fill", address, value.to_bytes(1), count, self._stream(stream))
+
+    def cuMemsetD16Async(self, address: int, value: int, count: int, stream: int) -> tuple[Any, ...]:
+        return self._write("fill", address, value.to_bytes(2, "little"), count, self._stream(stream))
+
+    def cuMemsetD32Async(self, address: int, value: int, count: int, stream: int) -> tuple[Any, ...]:
+        return self._write("fill", address, value.to_bytes(4, "little"), count, self._stream(stream))
+
+    def cuMemsetD2D32Async(
+        self, address: int, pitch: int, value: int, width: int, height: int, stream: int
+    ) -> tuple[Any, ...]:
+        assert width == 1 and pitch % 4 == address % 4 == 0
+        for row in range(height):
+            code, *_ = self._write("fill", address + row * pitch, value.to_bytes(4, "little"), 1, self._stream(stream))
+            if code:
+                return (code,)
+        return (bindings.CUresult.CUDA_SUCCESS,)
+
+    def cuMemHostRegister(self, address: int, nbytes: int, flags: int) -> tuple[Any, ...]:
+        self._now()
+        assert flags == bindings.CU_MEMHOSTREGISTER_PORTABLE
+        return self._only("pin", address, nbytes)
+
+    def cuMemHostUnregister(self, address: int) -> tuple[Any, ...]:
+        self._now()
+        return self._only("unpin", address, 1)
+
+    def cuMemGetHandleForAddressRange(self, address: int, nbytes: int, kind: Any, flags: int) -> tuple[Any, ...]:
+        assert kind == bindings.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD and not flags
+        return self._do("dma_buf", self._now(), address, nbytes)
+
+    def cuPointerGetAttribute(self, attribute: Any, pointer: int) -> tuple[Any, ...]:
+        self._now()
+        found = self.gpus.owner_of(pointer)
+        if found is None:
+            return bindings.CUresult.CUDA_ERROR_INVALID_VALUE, None
+        if attribute == bindings.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+            return bindings.CUresult.CUDA_SUCCESS, bindings.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        assert attribute == bindings.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return bindings.CUresult.CUDA_SUCCESS, found[0]
+
+    def cuMemGetAddressRange(self, pointer: int) -> tuple[Any, ...]:
+        found = self.gpus.owner_of(pointer)
+        assert found is not None
+        return bindings.CUresult.CUDA_SUCCESS, bindings.CUdeviceptr(found[1]), found[2]
+
+    # ---- order
+
+    def cuStreamCreate(self, flags: Any) -> tuple[Any, ...]:
+        assert flags == bindings.CUstream_flags.CU_STREAM_NON_BLOCKING
+        code, *made = self._do("stream", self._now())
+        return (code, *(bindings.CUstream(each * _STREAM) for each in made))
+
+    def _query(self, call: str, *arguments: Any) -> tuple[Any, ...]:
+        code, *ready = self._do(call, self._now(), *arguments)
+        return (bindings.CUresult.CUDA_ERROR_NOT_READY,) if ready == [False] else (code,)
+
+    def cuStreamQuery(self, stream: int) -> tuple[Any, ...]:
+        return self._query("idle", self._stream(stream))
+
+    def cuStreamDestroy(self, stream: int) -> tuple[Any, ...]:
+        return self._only("end_stream", self._now(), self._stream(stream))
+
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Any, ...]:
+        assert flags == 0
+        return self._only("wait", self._now(), self._stream(stream), event)
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
+        kinds = bindings.CUevent_flags
+        shared = kinds.CU_EVENT_INTERPROCESS if self._attributes["IPC_EVENT_SUPPORTED"] else 0
+        assert flags & kinds.CU_EVENT_DISABLE_TIMING and flags & kinds.CU_EVENT_INTERPROCESS in {shared, 0}
+        code, *made = self._do("event", self._now())
+        return (code, *(bindings.CUevent(each) for each in made))
+
+    def cuEventDestroy(self, event: int) -> tuple[Any, ...]:
+        return self._only("end_event", 0, event)
+
+    def cuEventRecord(self, event: int, stream: int) -> tuple[Any, ...]:
+        return self._only("record", self._now(), event, self._stream(stream))
+
+    def cuEventQuery(self, event: int) -> tuple[Any, ...]:
+        return self._query("done", event)
+
+    def cuIpcGetEventHandle(self, event: int) -> tuple[Any, ...]:
+        code, *exported = self._do("export_event", self._now(), event)
+        handle = bindings.CUipcEventHandle()
+        for each in exported:
+            assert not any(each[HANDLE_NBYTES:])
+            ctypes.memmove(handle.getPtr(), each, HANDLE_NBYTES)
+        return code, handle
+
+    def cuIpcOpenEventHandle(self, handle: Any) -> tuple[Any, ...]:
+        exported = ctypes.string_at(handle.getPtr(), HANDLE_NBYTES).ljust(EVENT_NBYTES, b"\0")
+        code, *made = self._do("open_event", self._now(), exported)
+        return (code, *(bindings.CUevent(each) for each in made))

@@ -1,0 +1,162 @@
+"""Calls of CUDA by ``cuda.bindings.driver``: their errors, the contexts that they need, and facts about GPUs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from zcactor.device.driver import GpuFacts
+from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["CudaCalls", "bindings"]
+
+_NOT_READY: Final = 600
+_NO_DEVICE: Final = 100
+_FATAL: Final = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
+"""Errors after which the context does no more work, by the documentation of ``CUresult``."""
+_NAME_NBYTES: Final = 256
+
+
+class CudaCalls:
+    """The calls of CUDA for the GPUs that this process sees. Any thread may make them.
+
+    Args:
+        api: the module ``cuda.bindings.driver``, or what stands in its place in a test.
+
+    Raises:
+        DeviceUnavailable: there is no driver, or no GPU. The message says which.
+    """
+
+    def __init__(self, api: Any) -> None:
+        self.api: Final = api
+        self.pid: Final = os.getpid()
+        self._lock: Final = threading.Lock()
+        self.contexts: Final[dict[int, Any]] = {}
+        """The primary context of each device that was used, which other libraries of the process use, too."""
+        _initialise(api)
+        count = self.ask("devices", -1, "cuDeviceGetCount")
+        self.devices: Final = [self.ask("devices", each, "cuDeviceGet", each) for each in range(count)]
+
+    def ask(self, call: str, device: int, name: str, *arguments: Any) -> Any:
+        """Make a call of CUDA.
+
+        Args:
+            call: the call of `zcactor.device.driver.GpuDriver` for it, which the error names.
+            device: index of the GPU; -1 for no particular one.
+            name: of CUDA's call.
+            arguments: its arguments.
+
+        Returns:
+            Its one result, or all where there are several.
+
+        Raises:
+            DeviceError: CUDA refuses.
+        """
+        code, *results = getattr(self.api, name)(*arguments)
+        if code:
+            raise DeviceError(call, int(code), device, int(code) in _FATAL, f"{name}: {code.name}")
+        return results[0] if len(results) == 1 else results
+
+    def is_ready(self, call: str, device: int, name: str, handle: int) -> bool:
+        """Make a call that asks whether work is done.
+
+        Raises:
+            DeviceError: the call, or work before it, has failed.
+        """
+        code, *_ = getattr(self.api, name)(handle)
+        if code and code != _NOT_READY:
+            raise DeviceError(call, int(code), device, int(code) in _FATAL, f"{name}: {code.name}")
+        return not code
+
+    def check_process(self) -> None:
+        """Check that this is the process that has opened CUDA.
+
+        Raises:
+            ForkedProcess: it is a forked child.
+        """
+        if os.getpid() != self.pid:
+            raise ForkedProcess("a forked process cannot use the GPUs of its parent: start it by spawn")
+
+    @contextmanager
+    def current(self, name: str, device: int) -> Iterator[None]:
+        """Check a call, and make the device's context current for the block.
+
+        Raises:
+            ForkedProcess: this is a forked child.
+            DeviceUnavailable: there is no such GPU.
+            DeviceError: CUDA gives no context.
+        """
+        self.check_process()
+        if not 0 <= device < len(self.devices):
+            raise DeviceUnavailable(f"there is no GPU {device}: this process sees {len(self.devices)}")
+        self.ask(name, device, "cuCtxPushCurrent", self._context(name, device))
+        try:
+            yield
+        finally:
+            self.api.cuCtxPopCurrent()
+
+    def _context(self, call: str, device: int) -> Any:
+        contexts = self.contexts
+        if device not in contexts:
+            with self._lock:
+                if device not in contexts:
+                    contexts[device] = self.ask(call, device, "cuDevicePrimaryCtxRetain", self.devices[device])
+        return contexts[device]
+
+    def attribute(self, device: int, name: str) -> int:
+        """An attribute of a GPU, by its name without ``CU_DEVICE_ATTRIBUTE_``."""
+        attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self.ask("devices", device, "cuDeviceGetAttribute", attribute, self.devices[device]))
+
+    def has(self, device: int, name: str) -> bool:
+        """Whether a GPU has what an attribute stands for."""
+        return self.attribute(device, name) != 0
+
+    def fact(self, index: int) -> GpuFacts:
+        """UUID, name and memory of a GPU."""
+        device = self.devices[index]
+        raw = bytes(self.ask("devices", index, "cuDeviceGetUuid", device).bytes).hex()
+        parts = (raw[:8], raw[8:12], raw[12:16], raw[16:20], raw[20:])
+        name = self.ask("devices", index, "cuDeviceGetName", _NAME_NBYTES, device)
+        total = self.ask("devices", index, "cuDeviceTotalMem", device)
+        return GpuFacts(index, "GPU-" + "-".join(parts), name.split(b"\0")[0].decode(), total)
+
+    def locate(self, location: Any, device: int) -> None:
+        """Let a ``CUmemLocation`` stand for a GPU."""
+        location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = device
+
+
+def bindings() -> Any:
+    """The module ``cuda.bindings.driver``.
+
+    Raises:
+        DeviceUnavailable: it is not installed.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"the package cuda-bindings cannot be imported ({error}): install zcactor[gpu], or set gpu to 'fake' "
+            "(ZCACTOR_GPU=fake) for fake GPUs"
+        ) from error
+    return driver
+
+
+def _initialise(api: Any) -> None:
+    try:
+        (code,) = api.cuInit(0)
+    except RuntimeError as error:  # cuda.pathfinder found no library
+        raise DeviceUnavailable(
+            f"NVIDIA's driver is not installed on this machine, or not visible in this container ({error}); set gpu to "
+            "'fake' (ZCACTOR_GPU=fake) for fake GPUs"
+        ) from error
+    if code == _NO_DEVICE:
+        raise DeviceUnavailable("NVIDIA's driver shows no GPU to this process; CUDA_VISIBLE_DEVICES limits them")
+    if code:
+        raise DeviceUnavailable(f"NVIDIA's driver does not start: {code.name}; nvidia-smi may say more")

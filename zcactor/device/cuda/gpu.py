@@ -1,0 +1,476 @@
+"""The driver of NVIDIA's GPUs.
+
+Memory is CUDA's virtual memory, which other processes map by descriptors. Where a GPU cannot export it so, memory does
+not leave the process, and arrays go through host memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from zcactor.device.cuda.calls import CudaCalls, bindings
+from zcactor.device.driver import EVENT_NBYTES, HANDLE_NBYTES, PATTERNS, CudaCode, GpuFacts, MappedExtent
+from zcactor.device.others import Other, started
+from zcactor.errors import DeviceError, DeviceUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["CudaGpuDriver"]
+
+_OWNER: Final = struct.Struct("<I4xQ")
+"""The end of an exported event: pid of the process that made it, and when that began."""
+_LEGACY_STREAMS: Final = frozenset({1, 2})
+"""``CU_STREAM_LEGACY`` and ``CU_STREAM_PER_THREAD``."""
+_EVENTS_SINCE: Final = 11020
+"""The driver's version from which on making events that are shared is safe: older ones could stop at it."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    device: int
+    """The GPU on which it lies; -1 for one that this process does not see."""
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Event:
+    device: int
+    owner: Other | None = None
+    """The other process that made it."""
+
+
+@dataclass(slots=True)
+class _State:
+    """Everything that ends with a driver."""
+
+    cuda: CudaCalls
+    handles: dict[int, _Memory] = field(default_factory=dict)
+    mapped: dict[int, _Memory] = field(default_factory=dict)
+    """Mapped extents by their address."""
+    reserved: dict[int, int] = field(default_factory=dict)
+    events: dict[int, _Event] = field(default_factory=dict)
+    streams: dict[int, int] = field(default_factory=dict)
+    """The device of each stream that was made here."""
+
+
+class CudaGpuDriver:
+    """NVIDIA's GPUs; see `zcactor.device.driver.GpuDriver` for all calls. It ends with the last reference to it.
+
+    CUDA itself waits in a copy between a GPU and host memory that is not pinned. Streams of other libraries can be
+    given, too, by their ``CUstream``.
+
+    Args:
+        api: the module ``cuda.bindings.driver``, or what stands in its place in a test.
+
+    Raises:
+        DeviceUnavailable: there is no such module, no driver, no GPU, or a GPU without virtual memory. The message
+            says which.
+    """
+
+    kind: Literal["cuda", "fake"] = "cuda"
+
+    def __init__(self, api: Any = None) -> None:
+        cuda = CudaCalls(bindings() if api is None else api)
+        self._cuda: Final = cuda
+        self._api: Final = cuda.api
+        self._state: Final = _State(cuda)
+        count = len(cuda.devices)
+        self._facts: Final = [cuda.fact(index) for index in range(count)]
+        if not all(self._cuda.has(index, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") for index in range(count)):
+            raise DeviceUnavailable("a GPU of this machine has no virtual memory, which zcactor needs")
+        fds = all(self._cuda.has(index, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED") for index in range(count))
+        self.exporting: Literal["vmm", "legacy", "none"] = "vmm" if fds else "none"
+        version = self._cuda.ask("devices", -1, "cuDriverGetVersion")
+        self.shared_events: bool = version >= _EVENTS_SINCE and all(
+            self._cuda.has(index, "IPC_EVENT_SUPPORTED") for index in range(count)
+        )
+        self.exports_to_cards: bool = all(self._cuda.has(index, "DMA_BUF_SUPPORTED") for index in range(count))
+        self._pitches: Final = [self._cuda.attribute(index, "MAX_PITCH") for index in range(count)]
+        minimum = cuda.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        self.granularity: int = max(
+            self._cuda.ask("create", index, "cuMemGetAllocationGranularity", self._properties(index), minimum)
+            for index in range(count)
+        )
+        self.close: Final = weakref.finalize(self, _end, self._state)
+        """Wait for all work, and give everything back. Idempotent."""
+        self.close.atexit = False  # CUDA does it at the end of a process, and other libraries may still need theirs
+
+    def _properties(self, device: int) -> Any:
+        made = self._api.CUmemAllocationProp()
+        made.type = self._api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._cuda.locate(made.location, device)
+        if self.exporting == "vmm":
+            made.requestedHandleTypes = self._descriptors
+        if self._cuda.has(device, "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"):
+            made.allocFlags.gpuDirectRDMACapable = 1
+        return made
+
+    @property
+    def _descriptors(self) -> Any:
+        return self._api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+    # ---- devices
+
+    def devices(self) -> Sequence[GpuFacts]:
+        self._cuda.check_process()
+        return list(self._facts)
+
+    def can_access(self, device: int, peer: int) -> bool:
+        with self._cuda.current("can_access", device), self._cuda.current("can_access", peer):
+            return device == peer or self._reaches(device, peer)
+
+    def _reaches(self, device: int, peer: int) -> bool:
+        here, there = self._cuda.devices[device], self._cuda.devices[peer]
+        return bool(self._cuda.ask("can_access", device, "cuDeviceCanAccessPeer", here, there))
+
+    def free(self, device: int) -> int:
+        with self._cuda.current("free", device):
+            return int(self._cuda.ask("free", device, "cuMemGetInfo")[0])
+
+    # ---- memory
+
+    def reserve(self, device: int, nbytes: int) -> int:
+        with self._cuda.current("reserve", device):
+            self._check_size("reserve", device, nbytes)
+            address = int(self._cuda.ask("reserve", device, "cuMemAddressReserve", nbytes, 0, 0, 0))
+            self._state.reserved[address] = nbytes
+            return address
+
+    def _check_size(self, call: str, device: int, nbytes: int) -> None:
+        if nbytes <= 0 or nbytes % self.granularity:
+            reason = f"{nbytes} bytes are not a multiple of {self.granularity}"
+            raise DeviceError(call, CudaCode.INVALID_VALUE, device, False, reason)
+
+    def unreserve(self, device: int, address: int, nbytes: int) -> None:
+        with self._cuda.current("unreserve", device):
+            self._cuda.ask("unreserve", device, "cuMemAddressFree", address, nbytes)
+            self._state.reserved.pop(address, None)
+
+    def create(self, device: int, nbytes: int) -> int:
+        with self._cuda.current("create", device):
+            self._check_size("create", device, nbytes)
+            handle = int(self._cuda.ask("create", device, "cuMemCreate", nbytes, self._properties(device), 0))
+            self._state.handles[handle] = _Memory(device, nbytes)
+            return handle
+
+    def _memory(self, call: str, device: int, handle: int) -> _Memory:
+        found = self._state.handles.get(handle)
+        if found is None:  # the driver would take it for a pointer
+            raise DeviceError(call, CudaCode.INVALID_HANDLE, device, False, f"there is no memory {handle}")
+        return found
+
+    def map(self, device: int, address: int, handle: int, nbytes: int, writable: bool) -> MappedExtent:
+        with self._cuda.current("map", device):
+            memory = self._memory("map", device, handle)
+            if nbytes != memory.nbytes:
+                reason = f"the memory has {memory.nbytes} bytes, not {nbytes}"
+                raise DeviceError("map", CudaCode.INVALID_VALUE, device, False, reason)
+            if memory.device not in {device, -1} and not self._reaches(device, memory.device):
+                reason = f"GPU {device} does not reach the memory of GPU {memory.device}"
+                raise DeviceError("map", CudaCode.PEER_ACCESS_UNSUPPORTED, device, False, reason)
+            self._cuda.ask("map", device, "cuMemMap", address, nbytes, 0, handle, 0)
+            try:
+                readonly = self._allow(device, address, memory, writable)
+            except DeviceError:
+                self._api.cuMemUnmap(address, nbytes)
+                raise
+            self._state.mapped[address] = memory
+            return MappedExtent(address, readonly)
+
+    def _allow(self, device: int, address: int, memory: _Memory, writable: bool) -> bool:
+        """Let the GPUs that reach it use mapped memory. Returns whether they may not write: CUDA may refuse to map
+        memory of a GPU without write access."""
+        flags = self._api.CUmemAccess_flags
+        if not writable:
+            try:
+                self._set_access(device, address, memory, flags.CU_MEM_ACCESS_FLAGS_PROT_READ)
+            except DeviceError as error:
+                if error.code not in {CudaCode.INVALID_VALUE, CudaCode.NOT_SUPPORTED}:
+                    raise
+            else:
+                return True
+        self._set_access(device, address, memory, flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        return False
+
+    def _set_access(self, device: int, address: int, memory: _Memory, flags: Any) -> None:
+        wanted = []
+        for index in range(len(self._cuda.devices)):
+            if index in {device, memory.device} or (memory.device >= 0 and self._reaches(index, memory.device)):
+                access = self._api.CUmemAccessDesc()
+                self._cuda.locate(access.location, index)
+                access.flags = flags
+                wanted.append(access)
+        self._cuda.ask("map", device, "cuMemSetAccess", address, memory.nbytes, wanted, len(wanted))
+
+    def unmap(self, device: int, address: int, nbytes: int) -> None:
+        with self._cuda.current("unmap", device):
+            self._cuda.ask("unmap", device, "cuMemUnmap", address, nbytes)
+            self._state.mapped.pop(address, None)
+
+    def release(self, device: int, handle: int) -> None:
+        with self._cuda.current("release", device):
+            self._memory("release", device, handle)
+            self._cuda.ask("release", device, "cuMemRelease", handle)
+            del self._state.handles[handle]
+
+    def export(self, device: int, handle: int) -> int | bytes:
+        with self._cuda.current("export", device):
+            self._memory("export", device, handle)
+            if self.exporting == "none":
+                reason = "the GPU does not export memory by descriptors"
+                raise DeviceError("export", CudaCode.NOT_SUPPORTED, device, False, reason)
+            return int(self._cuda.ask("export", device, "cuMemExportToShareableHandle", handle, self._descriptors, 0))
+
+    def import_(self, device: int, what: int | bytes, nbytes: int) -> int:
+        with self._cuda.current("import_", device):
+            if isinstance(what, bytes):
+                reason = "memory comes by descriptors only"
+                raise DeviceError("import_", CudaCode.INVALID_VALUE, device, False, reason)
+            self._check_size("import_", device, nbytes)
+            try:
+                made = self._cuda.ask("import_", device, "cuMemImportFromShareableHandle", what, self._descriptors)
+                facts = self._cuda.ask("import_", device, "cuMemGetAllocationPropertiesFromHandle", made)
+            except DeviceError as error:
+                if error.fatal or error.code == CudaCode.OUT_OF_MEMORY:
+                    raise
+                raise DeviceError("import_", CudaCode.INVALID_VALUE, device, False, error.reason) from error
+            owner = facts.location.id
+            seen = 0 <= owner < len(self._cuda.devices)
+            self._state.handles[int(made)] = _Memory(owner if seen else -1, nbytes)
+            return int(made)
+
+    def copy(
+        self,
+        device: int,
+        destination: int,
+        source: int,
+        rows: int,
+        row_nbytes: int,
+        strides: tuple[int, int],
+        stream: int,
+    ) -> None:
+        with self._cuda.current("copy", device):
+            if rows < 0 or row_nbytes < 0 or (rows > 1 and min(strides) < row_nbytes):
+                reason = f"{rows} rows of {row_nbytes} bytes, {strides} bytes apart"
+                raise DeviceError("copy", CudaCode.INVALID_VALUE, device, False, reason)
+            self._check_stream("copy", device, stream)
+            if not rows or not row_nbytes:
+                return
+            if rows == 1 or strides == (row_nbytes, row_nbytes):
+                self._cuda.ask("copy", device, "cuMemcpyAsync", destination, source, rows * row_nbytes, stream)
+            elif max(strides) <= self._pitches[device]:
+                plan = self._api.CUDA_MEMCPY2D()
+                plan.srcMemoryType = plan.dstMemoryType = self._api.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+                plan.srcDevice, plan.dstDevice = source, destination
+                plan.dstPitch, plan.srcPitch = strides
+                plan.WidthInBytes, plan.Height = row_nbytes, rows
+                self._cuda.ask("copy", device, "cuMemcpy2DAsync", plan, stream)
+            else:
+                for row in range(rows):
+                    into, out = destination + row * strides[0], source + row * strides[1]
+                    self._cuda.ask("copy", device, "cuMemcpyAsync", into, out, row_nbytes, stream)
+
+    def fill(self, device: int, address: int, pattern: bytes, count: int, stream: int) -> None:
+        with self._cuda.current("fill", device):
+            width = len(pattern)
+            if width not in PATTERNS or count < 0 or address % min(width, 4):
+                reason = f"a pattern of {width} bytes, {count} times at {address:#x}"
+                raise DeviceError("fill", CudaCode.INVALID_VALUE, device, False, reason)
+            self._check_stream("fill", device, stream)
+            if not count:
+                return
+            part = min(width, 4)
+            words = [int.from_bytes(pattern[at : at + part], "little") for at in range(0, width, part)]
+            if len(set(words)) == 1:
+                name = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}[part]
+                self._cuda.ask("fill", device, name, address, words[0], count * len(words), stream)
+                return
+            for number, word in enumerate(words):  # each word of the pattern is a column
+                at = address + 4 * number
+                self._cuda.ask("fill", device, "cuMemsetD2D32Async", at, width, word, 1, count, stream)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        with self._cuda.current("pin", 0):
+            if not address or nbytes <= 0:
+                raise DeviceError("pin", CudaCode.INVALID_VALUE, -1, False, f"{nbytes} bytes at {address:#x}")
+            self._cuda.ask("pin", -1, "cuMemHostRegister", address, nbytes, self._api.CU_MEMHOSTREGISTER_PORTABLE)
+
+    def unpin(self, address: int, nbytes: int) -> None:
+        with self._cuda.current("unpin", 0):
+            if not address or nbytes <= 0:
+                raise DeviceError("unpin", CudaCode.INVALID_VALUE, -1, False, f"{nbytes} bytes at {address:#x}")
+            self._cuda.ask("unpin", -1, "cuMemHostUnregister", address)
+
+    def dma_buf(self, device: int, address: int, nbytes: int) -> int:
+        with self._cuda.current("dma_buf", device):
+            if not self.exports_to_cards:
+                reason = "the GPU does not export memory to network cards"
+                raise DeviceError("dma_buf", CudaCode.NOT_SUPPORTED, device, False, reason)
+            kind = self._api.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+            return int(self._cuda.ask("dma_buf", device, "cuMemGetHandleForAddressRange", address, nbytes, kind, 0))
+
+    def owner_of(self, pointer: int) -> tuple[int, int, int] | None:
+        for address, memory in list(self._state.mapped.items()):
+            if address <= pointer < address + memory.nbytes:
+                return memory.device, address, memory.nbytes
+        attributes = self._api.CUpointer_attribute
+        with self._cuda.current("owner_of", 0):
+            code, kind = self._api.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer)
+            if code or kind != self._api.CUmemorytype.CU_MEMORYTYPE_DEVICE:
+                return None
+            ordinal = attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+            device = int(self._cuda.ask("owner_of", -1, "cuPointerGetAttribute", ordinal, pointer))
+            address, nbytes = self._cuda.ask("owner_of", device, "cuMemGetAddressRange", pointer)
+            return device, int(address), int(nbytes)
+
+    # ---- order
+
+    def _check_stream(self, call: str, device: int, stream: int) -> None:
+        """Check a stream before CUDA takes it for a pointer. One of another library is taken as it is."""
+        owner = self._state.streams.get(stream, device)
+        if owner != device or stream < 0 or (stream % 8 and stream not in _LEGACY_STREAMS):
+            reason = f"{stream} is no stream of GPU {device}"
+            raise DeviceError(call, CudaCode.INVALID_HANDLE, device, False, reason)
+
+    def stream(self, device: int) -> int:
+        with self._cuda.current("stream", device):
+            beside = self._api.CUstream_flags.CU_STREAM_NON_BLOCKING
+            made = int(self._cuda.ask("stream", device, "cuStreamCreate", beside))
+            self._state.streams[made] = device
+            return made
+
+    def idle(self, device: int, stream: int) -> bool:
+        with self._cuda.current("idle", device):
+            self._check_stream("idle", device, stream)
+            return self._cuda.is_ready("idle", device, "cuStreamQuery", stream)
+
+    def end_stream(self, device: int, stream: int) -> None:
+        with self._cuda.current("end_stream", device):
+            if self._state.streams.get(stream) != device:
+                reason = f"{stream} is no stream that was made for GPU {device}"
+                raise DeviceError("end_stream", CudaCode.INVALID_HANDLE, device, False, reason)
+            self._cuda.ask("end_stream", device, "cuStreamDestroy", stream)
+            del self._state.streams[stream]
+
+    def event(self, device: int) -> int:
+        with self._cuda.current("event", device):
+            kinds = self._api.CUevent_flags
+            flags = int(kinds.CU_EVENT_DISABLE_TIMING)
+            if self.shared_events:
+                flags |= int(kinds.CU_EVENT_INTERPROCESS)
+            made = int(self._cuda.ask("event", device, "cuEventCreate", flags))
+            self._state.events[made] = _Event(device)
+            return made
+
+    def _event(self, call: str, device: int, event: int, *, own: bool = False) -> _Event:
+        found = self._state.events.get(event)
+        if found is None or (own and (found.owner is not None or found.device != device)):
+            reason = f"{event} is no event that was made for GPU {device}" if own else f"there is no event {event}"
+            raise DeviceError(call, CudaCode.INVALID_HANDLE, device, False, reason)
+        return found
+
+    def end_event(self, device: int, event: int) -> None:
+        with self._cuda.current("end_event", device):
+            found = self._event("end_event", device, event)
+            self._cuda.ask("end_event", device, "cuEventDestroy", event)
+            del self._state.events[event]
+            if found.owner is not None:
+                found.owner.close()
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        with self._cuda.current("record", device):
+            self._event("record", device, event, own=True)
+            self._check_stream("record", device, stream)
+            self._cuda.ask("record", device, "cuEventRecord", event, stream)
+
+    def done(self, device: int, event: int) -> bool:
+        with self._cuda.current("done", device):
+            self._event("done", device, event)
+            return self._cuda.is_ready("done", device, "cuEventQuery", event)
+
+    def wait(self, device: int, stream: int, event: int) -> None:
+        with self._cuda.current("wait", device):
+            self._event("wait", device, event)
+            self._check_stream("wait", device, stream)
+            self._cuda.ask("wait", device, "cuStreamWaitEvent", stream, event, 0)
+
+    def export_event(self, device: int, event: int) -> bytes:
+        with self._cuda.current("export_event", device):
+            self._share("export_event", device)
+            self._event("export_event", device, event, own=True)
+            handle = self._cuda.ask("export_event", device, "cuIpcGetEventHandle", event)
+            return ctypes.string_at(handle.getPtr(), HANDLE_NBYTES) + _OWNER.pack(
+                self._cuda.pid, started(self._cuda.pid)
+            )
+
+    def _share(self, call: str, device: int) -> None:
+        if not self.shared_events:
+            reason = "events are not shared between processes"
+            raise DeviceError(call, CudaCode.NOT_SUPPORTED, device, False, reason)
+
+    def open_event(self, device: int, exported: bytes) -> int:
+        with self._cuda.current("open_event", device):
+            self._share("open_event", device)
+            owner = self._owner(device, exported)
+            try:
+                handle = self._api.CUipcEventHandle()
+                ctypes.memmove(handle.getPtr(), exported, HANDLE_NBYTES)
+                made = int(self._cuda.ask("open_event", device, "cuIpcOpenEventHandle", handle))
+            except DeviceError:
+                owner.close()
+                raise
+            self._state.events[made] = _Event(device, owner)
+            return made
+
+    def _owner(self, device: int, exported: bytes) -> Other:
+        """The process that exported an event: CUDA does not say whether that still does the work."""
+        pid, since = _OWNER.unpack(exported[HANDLE_NBYTES:]) if len(exported) == EVENT_NBYTES else (0, 0)
+        if not 0 < pid != self._cuda.pid:
+            reason = "this is no exported event of another process"
+            raise DeviceError("open_event", CudaCode.INVALID_HANDLE, device, False, reason)
+        try:
+            owner = Other(pid)
+            if started(pid) == since:
+                return owner
+            owner.close()
+        except OSError:
+            pass
+        reason = f"process {pid}, which exported the event, has ended"
+        raise DeviceError("open_event", CudaCode.INVALID_HANDLE, device, False, reason)
+
+    def event_is_lost(self, device: int, event: int) -> bool:
+        with self._cuda.current("event_is_lost", device):
+            owner = self._event("event_is_lost", device, event).owner
+            over = owner is not None and owner.has_ended()
+            return over and not self._cuda.is_ready("event_is_lost", device, "cuEventQuery", event)
+
+
+def _end(state: _State) -> None:
+    cuda, api = state.cuda, state.cuda.api
+    if os.getpid() != cuda.pid:
+        return  # a forked child has no part in it
+    for device, context in cuda.contexts.items():
+        api.cuCtxPushCurrent(context)
+        api.cuCtxSynchronize()  # work may still use the memory
+        for stream in [each for each, index in state.streams.items() if index == device]:
+            api.cuStreamDestroy(stream)
+        for number, event in state.events.items():
+            if event.device == device:
+                api.cuEventDestroy(number)
+                if event.owner is not None:
+                    event.owner.close()
+        api.cuCtxPopCurrent()
+    for address, memory in state.mapped.items():
+        api.cuMemUnmap(address, memory.nbytes)
+    for handle in state.handles:
+        api.cuMemRelease(handle)
+    for address, nbytes in state.reserved.items():
+        api.cuMemAddressFree(address, nbytes)
+    for device in cuda.contexts:
+        api.cuDevicePrimaryCtxRelease(cuda.devices[device])
