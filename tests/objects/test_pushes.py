@@ -140,7 +140,7 @@ class Scene:
             for session in process.sessions.all():
                 peer = self.processes.get(session.peer_process)  # None: an agent, at which handles are leases
                 assert not session.pending and not session.incoming
-                assert peer is None or session.leases.total == 0, (process.role, session.leases._leases)
+                assert peer is None or session.leases.total == 0, (process.role, session.leases._counts)
         assert not self.bench.world.problems
 
 

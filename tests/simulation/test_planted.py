@@ -128,9 +128,8 @@ def lease_keeps_nothing(patch: pytest.MonkeyPatch) -> None:
 
     def granting(self: Block, session: Any) -> tuple[bytes, int, int]:
         granted = grant(self, session)
-        entry = session.leases._leases.get(self.id)
-        if now() and entry is not None:
-            entry.keep = None
+        if now() and self.id in session.leases._keeps:
+            session.leases._keeps[self.id] = None
         return granted
 
     patch.setattr(Block, "grant", granting)
@@ -141,7 +140,7 @@ def pin_keeps_nothing(patch: pytest.MonkeyPatch) -> None:
 
     def pinning(self: LeaseTable, keep: object) -> int:
         number = pin(self, keep)
-        self._leases[number].keep = None
+        self._keeps[number] = None
         return number
 
     patch.setattr(LeaseTable, "pin", pinning)

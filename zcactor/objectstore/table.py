@@ -16,27 +16,21 @@ if TYPE_CHECKING:
 __all__ = ["LeaseTable"]
 
 
-class _Entry:
-    __slots__ = ("count", "keep")
-
-    def __init__(self, keep: object) -> None:
-        self.keep = keep
-        self.count = 1
-
-
 class LeaseTable:
     """The leases of one peer, by object id. Not thread-safe: its session serialises the calls."""
 
-    __slots__ = ("_leases", "_next_pin", "_total")
+    __slots__ = ("_counts", "_keeps", "_next_pin", "_total")
 
     def __init__(self) -> None:
-        self._leases: dict[int, _Entry] = {}
+        # Two tables and no object with both: one would be made for each array that is passed.
+        self._counts: dict[int, int] = {}
+        self._keeps: dict[int, Any] = {}
         self._next_pin = 1
         self._total = 0
 
     def __len__(self) -> int:
         """The number of objects on which the peer holds a lease."""
-        return len(self._leases)
+        return len(self._counts)
 
     @property
     def total(self) -> int:
@@ -45,7 +39,7 @@ class LeaseTable:
 
     def count(self, is_wanted: Callable[[Any], bool]) -> int:
         """The number of leases on objects whose holder is wanted."""
-        return sum(entry.count for entry in self._leases.copy().values() if is_wanted(entry.keep))
+        return sum(self._counts.get(object_id, 0) for object_id, keep in self._keeps.copy().items() if is_wanted(keep))
 
     def grant(self, object_id: int, keep: object) -> None:
         """Note one more lease on `object_id`, because the peer is being sent a reference.
@@ -55,11 +49,12 @@ class LeaseTable:
             keep: the object that keeps the bytes alive. The table holds it from the first grant to the last release;
                 later grants of the same id keep the first holder.
         """
-        entry = self._leases.get(object_id)
-        if entry is None:
-            self._leases[object_id] = _Entry(keep)
+        counts = self._counts
+        if object_id in counts:
+            counts[object_id] += 1
         else:
-            entry.count += 1
+            counts[object_id] = 1
+            self._keeps[object_id] = keep
         self._total += 1
 
     def pin(self, keep: object) -> int:
@@ -75,20 +70,18 @@ class LeaseTable:
         Raises:
             ProtocolError: the peer does not hold that many leases, or `count` is not positive. Nothing was released.
         """
-        entry = self._leases.get(object_id)
-        held = 0 if entry is None else entry.count
-        if entry is None or not 0 < count <= held:
+        held = self._counts.get(object_id, 0)
+        if not 0 < count <= held:
             raise ProtocolError(f"the peer released {count} leases on object {object_id:#018x} and holds {held}")
         self._total -= count
         if count == held:
-            del self._leases[object_id]
+            del self._counts[object_id], self._keeps[object_id]
         else:
-            entry.count = held - count
+            self._counts[object_id] = held - count
 
     def get(self, object_id: int) -> Any:
         """The holder that keeps `object_id` alive for the peer; None without a lease."""
-        entry = self._leases.get(object_id)
-        return None if entry is None else entry.keep
+        return self._keeps.get(object_id)
 
     def end(self) -> dict[int, Any]:
         """End all leases, because the connection has ended. Idempotent.
@@ -97,7 +90,7 @@ class LeaseTable:
             The holder that kept each object alive, by object id. A peer that maps our arena goes on reading: the caller
             parks the holders.
         """
-        kept = {object_id: entry.keep for object_id, entry in self._leases.items()}
-        self._leases = {}
+        kept, self._keeps = self._keeps, {}
+        self._counts = {}
         self._total = 0
         return kept

@@ -33,6 +33,7 @@ from zcactor.rpc.outgoing import Outgoing
 from zcactor.rpc.parts import Announced
 from zcactor.rpc.protocol import CallEvent, CallState, advance_call
 from zcactor.transport.credits import Credits
+from zcactor.transport.mapping import Mapping
 
 if TYPE_CHECKING:
     import asyncio
@@ -387,15 +388,11 @@ class Session(Releasing):
     def _make_lease(self, object_id: int, offset: int, nbytes: int) -> Lease:
         """Make our lease on an object of the peer, which has granted it by sending the reference."""
         connection: Any = self.connection
+        mapping = connection.mapping
+        # The native part has compared the range with the arena, so a mapping needs no call that does it again.
+        address = mapping.address + offset if type(mapping) is Mapping else connection.map(offset, nbytes)
         return Lease(
-            self.peer_process,
-            object_id,
-            offset,
-            nbytes,
-            connection.map(offset, nbytes),
-            connection.mapping,
-            self.release,
-            reader=self.process,
+            self.peer_process, object_id, offset, nbytes, address, mapping, self.release, False, self.process
         )
 
     # ---------------------------------------------------------------- the end

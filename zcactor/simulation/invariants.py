@@ -134,7 +134,7 @@ class Invariants(logging.Handler):
                 if session.peer_process == head and not ended:  # the head keeps the recipes of actors that may restart
                     recipes += len(session.leases)
                     continue
-                for number in list(session.leases._leases):
+                for number in list(session.leases._counts):
                     found[loop.label, peer, "lease", number] = f"a lease of {peer} on object {number:x}"
                 if session.twin is not None and session.twin.closed is None and session.closed is None:
                     found[loop.label, session.number, "twin"] = f"two connections to {peer}"

@@ -349,7 +349,7 @@ class Talk:
 
     def _wrong_between(self, name: str, session: Session, other: Session) -> Iterator[str]:
         living = Counter(lease.id for lease in session_hub(other).living)
-        held = Counter({leased: entry.count for leased, entry in session.leases._leases.items()})
+        held = Counter(session.leases._counts)
         if held != living or session.leases.total != living.total():
             yield f"{name} has leased {held}, and {living} live"
         if set(session.pending) != set(other.incoming):
