@@ -391,9 +391,7 @@ class Session(Releasing):
         mapping = connection.mapping
         # The native part has compared the range with the arena, so a mapping needs no call that does it again.
         address = mapping.address + offset if type(mapping) is Mapping else connection.map(offset, nbytes)
-        return Lease(
-            self.peer_process, object_id, offset, nbytes, address, mapping, self.release, False, self.process
-        )
+        return Lease(self.peer_process, object_id, offset, nbytes, address, mapping, self.release, False, self.process)
 
     # ---------------------------------------------------------------- the end
 
