@@ -124,8 +124,80 @@ async def test_read_only_once_it_was_passed() -> None:
         mine = (await actor.full(10, 1)).copy()
         mine.fill(4)
         assert (zc.to_host(mine) == 4).all()
-        with pytest.raises(TypeError, match="numpy array, not DeviceArray"):
-            zc.move(x)
+
+
+async def test_moved_arrays() -> None:
+    async with running():
+        actor = await spawned()
+        values = np.arange(6000, dtype="i4").reshape(200, 30)
+        x = zc.to_device(values)[::-1]
+        assert (await actor.filled(zc.move(x), 5) == 5).all()
+        assert (await actor.stats()).copies["moved array on a GPU"].nbytes == values.nbytes
+        assert "handed over" in repr(x) and x.shape == (200, 30)
+        for use in (
+            lambda: x.fill(1),
+            lambda: zc.to_host(x),
+            x.copy,
+            lambda: zc.move(x) and actor.seen(x),
+            lambda: x.device,
+        ):
+            with pytest.raises(ValueError, match="handed over"):
+                await actor.seen(use())
+        back = await actor.given(100, 8)
+        back.fill(9)
+        assert (zc.to_host(back) == 9).all() and zc.stats().copies["moved array on a GPU"].count == 1
+        y = zc.ones(10, "u1", device="cuda")
+        await actor.keep([{"y": Box("b", zc.move(y))}])
+        kept = (await actor.kept())[0]["y"].array
+        with pytest.raises(ValueError, match="handed over"):
+            y.fill(0)
+        assert (zc.to_host(kept) == 1).all()
+
+
+async def test_what_cannot_be_moved() -> None:
+    async with running():
+        actor = await spawned()
+        x = zc.zeros((10, 10), device="cuda")
+        view = x[1:]
+        with pytest.raises(ValueError, match="other views"):
+            await actor.seen(zc.move(x))
+        del view
+        with pytest.raises(ValueError, match="other views"):
+            await actor.relay(zc.move(x), zc.move(x))
+        unpicklable = (zc.move(x), threading.Lock())
+        with pytest.raises(TypeError, match="pickle"):
+            await actor.keep(unpicklable)
+        x.fill(3)  # nothing was sent: it is as before
+        assert (await actor.seen(x))[1].sum() == 300
+        with pytest.raises(ValueError, match="read-only"):
+            await actor.seen(zc.move(x))
+
+
+async def test_what_was_not_sent_comes_back() -> None:
+    async with running():
+        actor = await spawned()
+        await zc.kill(actor)
+        x = zc.zeros(10, "u1", device="cuda")
+        with pytest.raises(zc.ActorDied) as caught:
+            await actor.seen(zc.move(x))
+        assert not caught.value.maybe_executed
+        x.fill(4)
+        other = await spawned()
+        assert (await other.seen(x))[1].sum() == 40
+
+
+async def test_moved_to_a_process_without_a_gpu() -> None:
+    async with running():
+        actor = await spawned({"CUDA_VISIBLE_DEVICES": ""})
+        assert (await actor.filled(zc.move(zc.zeros(100, "i4", device="cuda")), 5) == 5).all()
+        assert (await actor.stats()).copies["moved array on a GPU"].nbytes == 400
+
+
+async def test_moved_where_memory_cannot_leave_the_process() -> None:
+    async with running("export=none"):
+        actor = await spawned()
+        assert (await actor.filled(zc.move(zc.zeros(100, "i4", device="cuda")), 5) == 5).all()
+        assert "moved array on a GPU" not in (await actor.stats()).copies
 
 
 # ---- order
@@ -351,24 +423,25 @@ async def test_calls_at_once_import_an_extent_once() -> None:
 
 MALFORMED: list[Any] = [
         [], [0], "text",
-        [1, "|u1", [10], [1], 0, None, ""],  # no such part
-        [0, "|u1", [11], [1], 0, None, ""],
-        [0, "|u1", [10], [2], 0, None, ""],
-        [0, "|u1", [10], [-1], 0, None, ""],
-        [0, "|u1", [10], [1], 1, None, ""],
-        [0, "|u1", [10], [1], -1, None, ""],
-        [0, "|u1", [1 << 62, 4], [1 << 62, 4], 0, None, ""],
-        [0, "|u1", [-1], [1], 0, None, ""],
-        [0, "|u1", [10], [], 0, None, ""],
-        [0, "|u1", [10.0], [1], 0, None, ""],
-        [0, "|u1", 10, [1], 0, None, ""],
-        [0, "|u1", [1] * 65, [1] * 65, 0, None, ""],
-        [0, "|O", [1], [8], 0, None, ""],
-        [0, "|u1", [10], [1], 0, b"short", ""],
-        [0, "|u1", [10], [1], 0, 5, ""],
-        [0, "|u1", [10], [1], None, None, ""],
-        [0, "|u1", [10], [1], 0, None],
-        [0, "|u1", [10], [1], 0, None, 5],
+        [1, "|u1", [10], [1], 0, None, "", False],  # no such part
+        [0, "|u1", [11], [1], 0, None, "", False],
+        [0, "|u1", [10], [2], 0, None, "", False],
+        [0, "|u1", [10], [-1], 0, None, "", False],
+        [0, "|u1", [10], [1], 1, None, "", False],
+        [0, "|u1", [10], [1], -1, None, "", False],
+        [0, "|u1", [1 << 62, 4], [1 << 62, 4], 0, None, "", False],
+        [0, "|u1", [-1], [1], 0, None, "", False],
+        [0, "|u1", [10], [], 0, None, "", False],
+        [0, "|u1", [10.0], [1], 0, None, "", False],
+        [0, "|u1", 10, [1], 0, None, "", False],
+        [0, "|u1", [1] * 65, [1] * 65, 0, None, "", False],
+        [0, "|O", [1], [8], 0, None, "", False],
+        [0, "|u1", [10], [1], 0, b"short", "", False],
+        [0, "|u1", [10], [1], 0, 5, "", False],
+        [0, "|u1", [10], [1], None, None, "", False],
+        [0, "|u1", [10], [1], 0, None, ""],
+        [0, "|u1", [10], [1], 0, None, 5, False],
+        [0, "|u1", [10], [1], 0, None, "", 1],
     ]  # fmt: skip
 """Layouts of a part of 10 bytes."""
 
@@ -389,7 +462,7 @@ async def test_parts_that_are_no_arrays_on_a_gpu() -> None:
         x = zc.full(10, 1, "u1", device="cuda")
         holder: Any = x.holder
         unpacking = Unpacking(current().store, CopyCounter(), new_counters())
-        data = memoryview(encode([0, "|u1", [10], [1], 0, None, ""]))
+        data = memoryview(encode([0, "|u1", [10], [1], 0, None, "", False]))
         for part in (Part(RegionKind.ARRAY, holder, holder.offset, 10), Part(RegionKind.DEVICE, object(), 0, 10)):
             unpacking.parts = [part]
             with pytest.raises(ProtocolError):

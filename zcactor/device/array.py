@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
 
 import numpy as np
 
 from zcactor.device.driver import PATTERNS
+from zcactor.device.holders import DeviceHolder, Gone
 from zcactor.device.interchange import cuda_interface, dlpack, to_cupy, to_torch
 from zcactor.device.kinds import KDL_CUDA
 from zcactor.device.memory import DeviceBlock, wait_on_host
@@ -30,22 +31,6 @@ _CAN_REFUSE: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 """Whether NumPy can be told to make no copy: since 2.1."""
 _STAND_IN: Final = np.zeros(1, np.uint8)
 """The bytes of all layouts. NumPy makes views of layouts, and never looks at the bytes."""
-
-
-class DeviceHolder(Protocol):
-    """The holder of an array's bytes: a block of this process, or a lease."""
-
-    @property
-    def gpu(self) -> GpuMemory:
-        """The GPU by which this process reaches the bytes."""
-
-    @property
-    def work(self) -> Work:
-        """The work that is queued on the bytes."""
-
-    @property
-    def readonly(self) -> bool:
-        """Whether nobody may write to the bytes."""
 
 
 def _layout(shape: Sequence[int], dtype: np.dtype[Any], strides: Sequence[int] | None = None) -> npt.NDArray[Any]:
@@ -188,8 +173,21 @@ class DeviceArray:
         return self.shape[0]
 
     def __repr__(self) -> str:
+        if isinstance(self._holder, Gone):
+            return f"<zcactor.DeviceArray of shape {self.shape}, {self.dtype}, handed over>"
         state = ", read-only" if self.readonly else ""
         return f"<zcactor.DeviceArray of shape {self.shape}, {self.dtype}, on {self.device}{state}>"
+
+    def hand_over(self) -> None:
+        """Let every use raise ValueError from now on."""
+        self._holder = Gone(self._holder)
+
+    def take_back(self) -> None:
+        """Undo `hand_over`: the message that was to carry the array was never sent."""
+        if isinstance(self._holder, Gone):
+            self._holder = self._holder.former
+            if isinstance(self._holder, DeviceBlock):
+                self._holder.open_again()
 
     # ---- views
 

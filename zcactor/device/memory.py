@@ -126,6 +126,14 @@ class DeviceBlock:
         self.sealed = True
         self.store = store
 
+    def open_again(self) -> None:
+        """Let the bytes be written to, as no peer has them. Later writes are told by another event."""
+        if self.told is not None:
+            self.work.comes_after(self.told)
+            self.told = None
+        self.work.unseal()
+        self.sealed = False
+
     def grant(self, session: Any) -> tuple[bytes, int, int]:
         """Lease the object to the peer of `session`; see `zcactor.rpc.parts.Holder`."""
         store = self.store

@@ -49,6 +49,10 @@ class Work:
         """
         self._given.setdefault((pool, stream), kept)
 
+    def unseal(self) -> None:
+        """Undo `seal`."""
+        self._sealed = False
+
     @property
     def is_given(self) -> bool:
         """Whether a library has had the bytes."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import TYPE_CHECKING, Any, Final
+import sys
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from zcactor.device.lease import DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.errors import DeviceUnavailable, ObjectLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
+from zcactor.marshal.move import NOT_OURS, OTHER_VIEWS
 from zcactor.marshal.values import Code, decode_small, register
 from zcactor.objectstore.copies import THROUGH_HOST
 from zcactor.objectstore.ref import RegionKind
@@ -29,19 +31,21 @@ from zcactor.rpc.parts import Part
 if TYPE_CHECKING:
     from zcactor.device.events import Moment
 
-__all__ = ["pack_device_array", "pack_known_array", "pass_arrays", "unpack_device_array"]
+__all__ = ["pack_device_array", "pack_known_array", "pack_moved_array", "pass_arrays", "unpack_device_array"]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _OUTSIDE: Final = "argument outside the device store"
+_MOVED: Final = "moved array on a GPU"
 
 
-def pack_device_array(packing: Any, array: DeviceArray, library: str = "") -> bytes:
-    """Encode an array on a GPU, which is read-only from now on.
+def pack_device_array(packing: Any, array: DeviceArray, library: str = "", *, moved: bool = False) -> bytes:
+    """Encode an array on a GPU, which is read-only from now on unless it is `moved`.
 
     Args:
         packing: the message.
         array: the array.
         library: the library whose type the receiver gets, as `zcactor.device.recognise.Foreign` has it.
+        moved: whether the receiver may write.
 
     Raises:
         DeviceUnavailable: the array is of an earlier runtime, and this one has no such GPU.
@@ -68,17 +72,47 @@ def pack_device_array(packing: Any, array: DeviceArray, library: str = "") -> by
         array = _adopted(packing, holder, array)
         holder = array.holder
     if isinstance(holder, DeviceBlock):
-        holder.share(packing.store)
+        if not holder.sealed:
+            holder.open_again()  # a message that was not sent may have told an event
+        if moved:
+            holder.store = packing.store
+        else:
+            holder.share(packing.store)
         event = _event_of(devices, holder)
     else:
         event = holder.event if holder.work.writes() else None
     low, high = array.bounds()
     part = Part(RegionKind.DEVICE, holder, holder.offset + low - holder.address, high - low)
     index, code = packing.add(part), dtype_code(array.dtype)
-    return _encode((index, code, array.shape, array.strides, array.address - low, event, library))
+    return _encode((index, code, array.shape, array.strides, array.address - low, event, library, moved))
 
 
-def pack_known_array(packing: Any, value: Any) -> bytes | None:
+def pack_moved_array(packing: Any, value: Any) -> bytes | None:
+    """Encode an array on a GPU whose receiver may write; None for a value that is no such array. The array is handed
+    over when the message is packed.
+
+    Raises:
+        ValueError: it was handed over before, is read-only, or other arrays are over the same bytes.
+    """
+    if not isinstance(value, DeviceArray):
+        return pack_known_array(packing, value, moved=True)
+    if value.readonly:
+        raise ValueError(NOT_OURS)
+    if _references(value) > _OWN_REFERENCES:
+        raise ValueError(OTHER_VIEWS)
+    return pack_device_array(packing, value, moved=True)
+
+
+def _references(array: DeviceArray) -> int:
+    holder = array.holder
+    return sys.getrefcount(holder)
+
+
+_OWN_REFERENCES: Final = _references(DeviceArray(cast("Any", object()), 0, np.empty(0)))
+"""The references to the holder of one array that `_references` sees."""
+
+
+def pack_known_array(packing: Any, value: Any, *, moved: bool = False) -> bytes | None:
     """Encode another library's array on a GPU, whose elements nobody may write to from now on; None for a value
     that is no such array. Where its bytes lie outside of the store, they are copied on the GPU, once a message.
 
@@ -89,7 +123,7 @@ def pack_known_array(packing: Any, value: Any) -> bytes | None:
     """
     copied = packing.copied.get(id(value))
     if copied is not None:
-        return pack_device_array(packing, copied[1].array, copied[1].library)
+        return pack_device_array(packing, copied[1].array, copied[1].library, moved=moved)
     try:
         known = known_array(packing.store.devices(), value)
     except DeviceUnavailable:  # switched off here
@@ -101,7 +135,7 @@ def pack_known_array(packing: Any, value: Any) -> bytes | None:
         known = known._replace(array=holder.copied(known.array))
         packing.copied[id(value)] = value, known
         packing.copies.count(_OUTSIDE, known.array.nbytes)
-    return pack_device_array(packing, known.array, known.library)
+    return pack_device_array(packing, known.array, known.library, moved=moved)
 
 
 def _adopted(packing: Any, lease: DeviceLease, array: DeviceArray) -> DeviceArray:
@@ -162,12 +196,13 @@ def unpack_device_array(unpacking: Any, data: memoryview) -> Any:
         OutOfMemory: there is no room for the copy.
     """
     fields = decode_small(data)
-    if type(fields) is not list or len(fields) != 7 or type(fields[6]) is not str:
+    if type(fields) is not list or len(fields) != 8 or type(fields[6]) is not str or type(fields[7]) is not bool:
         raise ProtocolError("an array on a GPU is malformed")
-    return _of_library(_unpacked(unpacking, *fields[:6]), fields[6])
+    return _of_library(_unpacked(unpacking, fields[:6], moved=fields[7]), fields[6])
 
 
-def _unpacked(unpacking: Any, index: Any, code: Any, shape: Any, strides: Any, inner: Any, event: Any) -> Any:
+def _unpacked(unpacking: Any, fields: list[Any], *, moved: bool) -> Any:
+    index, code, shape, strides, inner, event = fields
     part, dtype = unpacking.part(index), dtype_from_code(code)
     holder = part.holder
     if part.kind != RegionKind.DEVICE:
@@ -179,25 +214,41 @@ def _unpacked(unpacking: Any, index: Any, code: Any, shape: Any, strides: Any, i
     if event is not None and not (type(event) is bytes and len(event) == EVENT_NBYTES):
         raise ProtocolError("the event of an array on a GPU is malformed")
     if isinstance(holder, DeviceBlock):
-        return array_over(holder, holder.address + part.offset - holder.offset + inner, shape, dtype, strides)
+        found = array_over(holder, holder.address + part.offset - holder.offset + inner, shape, dtype, strides)
+        return _own(unpacking, found) if moved else found
     if isinstance(holder, DeviceLease):
         devices = unpacking.store.devices()
         if event is not None and holder.event is None:
             holder.work.comes_after(devices.imports.moment(holder.owner, event, holder.gpu))
             holder.event = event
         devices.bytes_mapped += part.nbytes
-        return array_over(holder, holder.address + inner, shape, dtype, strides)
+        found = array_over(holder, holder.address + inner, shape, dtype, strides)
+        return _own(unpacking, found) if moved else found
     array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, holder.values, inner, strides)
     try:
         gpus = unpacking.store.devices().gpus
     except DeviceUnavailable:  # switched off here
         gpus = []
+    if not gpus and moved:
+        own = unpacking.store.empty(array.shape, array.dtype)
+        own[...] = array
+        unpacking.copies.count(_MOVED, array.nbytes)
+        return own
     if not gpus:
         return array
     made = empty_array(gpus[0], array.shape, array.dtype)
     made.copy_from(array)
     unpacking.copies.count(THROUGH_HOST, array.nbytes)
-    made.holder.share(unpacking.store)  # type: ignore[attr-defined] # a block of ours
+    if not moved:
+        made.holder.share(unpacking.store)  # type: ignore[attr-defined] # a block of ours
+    return made
+
+
+def _own(unpacking: Any, array: DeviceArray) -> DeviceArray:
+    """The receiver's own copy of an array that was handed over, made on the GPU. Peers map memory without write
+    access, so the bytes themselves stay the sender's."""
+    made = array.copy()
+    unpacking.copies.count(_MOVED, array.nbytes)
     return made
 
 

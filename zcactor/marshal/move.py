@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zcactor.marshal.arrays import innermost, is_shareable
+from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.objectstore.fields import LAYOUT_IS_KNOWN, exchange
 
 if TYPE_CHECKING:
@@ -70,17 +71,23 @@ def move(x: T) -> T:
     Arrow buffer, a memoryview). Such a view or object stays valid; where nothing was copied it shows the receiver's
     writes, and the receiver sees writes through it.
 
+    An array on a GPU is handed over, too, by a copy on the GPU that the receiver makes and counts ("moved array on a
+    GPU"), as peers map memory of GPUs without write access. A `DeviceArray` is unusable here then; an array of another
+    library shows nothing of that, and must not be written to until the receiver has it.
+
     Args:
-        x: an ndarray of plain bytes that has no other view and was not shared before.
+        x: an ndarray of plain bytes, or an array on a GPU, that has no other view and was not shared before.
 
     Returns:
         A mark that only zcactor understands, typed as `x` so that signatures stay exact.
 
     Raises:
-        TypeError: `x` is not an ndarray of plain bytes.
+        TypeError: `x` is no such array.
         ValueError: `x` was moved before. The call that `x` is passed to raises it for the other causes (`x` is
             read-only or shared, or has other views), and then sends nothing.
     """
+    if is_on_gpu(x):
+        return Move(x)  # type: ignore[return-value]
     if type(x) is not np.ndarray:
         hint = "pass x.view(np.ndarray)" if isinstance(x, np.ndarray) else "pass other values as they are"
         raise TypeError(f"zc.move takes a numpy array, not {type(x).__name__}; {hint}")
@@ -162,7 +169,7 @@ _kept: Final[dict[int, tuple[ref[Array], Array]]] = {}
 """The array that holds a dead array's memory, by the id of the dead array."""
 
 
-def retire(array: Array) -> None:
+def retire(array: Any) -> None:
     """Make a moved array release its memory, and raise ``ValueError`` from every use of its elements.
 
     NumPy has no notion of an invalid array, so it becomes two read-only elements that refuse every operation. The
@@ -170,6 +177,10 @@ def retire(array: Array) -> None:
     over the memory all hold the array itself, and counting references cannot distinguish them from the user's variable.
     So they never look at freed memory, and the bytes are freed with the last reference to the dead array.
     """
+    if not isinstance(array, np.ndarray):
+        if hasattr(array, "hand_over"):  # an array on a GPU that is no other library's
+            array.hand_over()
+        return
     if LAYOUT_IS_KNOWN:
         other = np.empty(2, object)
         other[:] = _MOVED
@@ -179,9 +190,11 @@ def retire(array: Array) -> None:
     array.setflags(write=False)  # the only measure in a build of CPython or NumPy whose layout is unknown
 
 
-def restore(arrays: Sequence[Array]) -> None:
+def restore(arrays: Sequence[Any]) -> None:
     """Undo `retire`: the message that was to carry the arrays was never sent."""
     for array in arrays:
+        if hasattr(array, "take_back"):
+            array.take_back()
         kept = _kept.pop(id(array), None)
         if kept is not None:
             exchange(array, kept[1])

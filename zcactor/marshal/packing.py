@@ -20,7 +20,7 @@ from zcactor.marshal.arrays import (
     packed_strides,
     root_of,
 )
-from zcactor.marshal.foreign import may_be_on_gpu, pack_foreign
+from zcactor.marshal.foreign import pack_foreign, pack_moved_on_gpu
 from zcactor.marshal.move import (
     NOT_OURS,
     OTHER_VIEWS,
@@ -30,6 +30,7 @@ from zcactor.marshal.move import (
     is_held_elsewhere,
     is_moved,
 )
+from zcactor.marshal.on_gpu import may_be_on_gpu
 from zcactor.marshal.placing import is_as_placed, place, placed, room_for
 from zcactor.marshal.sharing import is_of, protect, share
 from zcactor.marshal.values import (
@@ -97,7 +98,7 @@ class Packing:
         """Whether the message goes straight to the process that needs the outcomes of promises in it."""
         self.authenticate = 0
         """1 while a pickle is made: the data that it refers to must be authenticated, like the pickle itself."""
-        self.moved: list[Move[Array]] = []
+        self.moved: list[Move[Any]] = []
         """Arrays to hand over when the whole message is packed."""
         self._placed: dict[tuple[int, bool], tuple[Array, Array]] = {}
         """Arrays that were copied for this message, each with its copy, by id and whether the array is moved. An array
@@ -266,12 +267,18 @@ class Packing:
             return self._spans[index]
         return _Span(low, high, *room_for(self.store, arrays), arrays)
 
-    def pack_moved(self, move: Move[Array]) -> Any:
+    def pack_moved(self, move: Move[Any]) -> Any:
         """Encode an array whose write access is handed over. It becomes unusable here when the whole message is packed.
 
         Raises:
             ValueError: the array was moved or shared before, is read-only, or has other views.
         """
+        if not isinstance(move.array, np.ndarray):
+            on_gpu = pack_moved_on_gpu(self, move.array)
+            if on_gpu is None:
+                raise TypeError("zc.move: this process has no GPU on which the array could lie")
+            self.moved.append(move)
+            return on_gpu
         elsewhere = is_held_elsewhere(move)  # asked before a local name adds a reference
         array = move.array
         if is_moved(array):
@@ -307,6 +314,8 @@ class Packing:
         """Refuse an array that the same message already hands over."""
         holder = root_of(array)
         for move in self.moved:
+            if not isinstance(move.array, np.ndarray):
+                continue
             if move.array is array or (holder is not None and root_of(move.array) is holder):
                 raise ValueError("zc.move: one call passes this array twice; what is moved can be passed once only")
 

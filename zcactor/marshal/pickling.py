@@ -20,9 +20,10 @@ import numpy as np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.arrow import reduce_array
 from zcactor.marshal.buffers import ArrayPacking, Buffers
-from zcactor.marshal.foreign import may_be_on_gpu, pack_foreign
+from zcactor.marshal.foreign import pack_foreign
 from zcactor.marshal.importable import by_value_if_needed
 from zcactor.marshal.move import UNUSABLE, Move, is_moved
+from zcactor.marshal.on_gpu import may_be_on_gpu
 from zcactor.marshal.values import Code, registered
 
 __all__ = ["dumps", "loads"]
