@@ -44,6 +44,20 @@ def test_what_is_none(value: object) -> None:
     assert kind_of(value) is None
 
 
+def test_more_than_an_array() -> None:
+    series = type("Series", (Interfaced,), {"__module__": "cudf.core.series"})
+    assert kind_of(series(4096, (4,), "<i8")) is None
+
+
+@pytest.mark.parametrize("error", [AttributeError, BufferError, RuntimeError, TypeError, ValueError])
+def test_libraries_that_refuse(error: type[Exception]) -> None:
+    class Refuses(Refusing):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise error
+
+    assert kind_of(Refuses()) is None
+
+
 def test_on_the_host() -> None:
     assert kind_of(library("pyarrow").array(["text"])) is None
     assert kind_of(library("pyarrow").array([1, 2])) is None

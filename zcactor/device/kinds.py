@@ -15,6 +15,8 @@ __all__ = ["KDL_CUDA", "Kind", "kind_of"]
 Kind = Literal["cupy", "torch", "interface", "dlpack"]
 KDL_CUDA: Final = 2
 """DLPack's number for memory of a CUDA device."""
+_MORE: Final = frozenset({"cudf"})
+"""Libraries whose objects have the form of an array and are more than that: a series has an index."""
 _KDL_CUDA_MANAGED: Final = 13
 """DLPack's number for memory that moves between host and GPU. It is read like that of a GPU."""
 
@@ -22,7 +24,7 @@ _KDL_CUDA_MANAGED: Final = 13
 def kind_of(value: object) -> Kind | None:
     """Return the way on which the array `value` is read; None for a value that is no array on a GPU."""
     cls = type(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) or cls.__module__.partition(".")[0] in _MORE:
         return None
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     if cupy is not None and isinstance(value, cupy.ndarray):
@@ -39,5 +41,5 @@ def kind_of(value: object) -> Kind | None:
 def _is_on_gpu(value: Any) -> bool:
     try:
         return value.__dlpack_device__()[0] in {KDL_CUDA, _KDL_CUDA_MANAGED}
-    except (BufferError, RuntimeError, TypeError, ValueError):  # as of Arrow's arrays of text: it has no such form
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):  # as Arrow's arrays of text do
         return False
