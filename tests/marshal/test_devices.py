@@ -442,6 +442,8 @@ MALFORMED: list[Any] = [
         [0, "|u1", [10], [1], 0, None, ""],
         [0, "|u1", [10], [1], 0, None, 5, False],
         [0, "|u1", [10], [1], 0, None, "", 1],
+        [0, "|u1", [10], [1], 0, None, "os", False],
+        [0, "|u1", [10], [1], 0, None, "torch:load", False],
     ]  # fmt: skip
 """Layouts of a part of 10 bytes."""
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from zcactor.device.kinds import Kind
     from zcactor.device.memory import GpuMemory
 
-__all__ = ["Foreign", "read"]
+__all__ = ["TORCH_ONLY", "Foreign", "read"]
 
 _DL_KINDS: Final[Mapping[int, str]] = MappingProxyType({0: "i", 1: "u", 2: "f", 5: "c", 6: "b"})
 """NumPy's kinds of dtypes by DLPack's codes."""
-_TORCH_ONLY: Final = ("bfloat16", "float8")
+TORCH_ONLY: Final = ("bfloat16", "float8")
 """The beginnings of the names of PyTorch's types that NumPy lacks."""
 
 
@@ -76,7 +76,7 @@ def _gpu(gpus: Sequence[GpuMemory], index: int) -> GpuMemory:
 
 def _torch(tensor: Any, gpus: Sequence[GpuMemory]) -> Foreign | None:
     name, library = str(tensor.dtype).removeprefix("torch."), "torch"
-    if name.startswith(_TORCH_ONLY):
+    if name.startswith(TORCH_ONLY):
         library, dtype = f"torch:{name}", np.dtype(f"u{tensor.element_size()}")
     else:
         try:

@@ -20,6 +20,7 @@ from zcactor.device.driver import EVENT_NBYTES
 from zcactor.device.foreign import Outside, known_array
 from zcactor.device.lease import DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
+from zcactor.device.recognise import TORCH_ONLY
 from zcactor.errors import DeviceUnavailable, ObjectLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 from zcactor.marshal.move import NOT_OURS, OTHER_VIEWS
@@ -254,15 +255,22 @@ def _own(unpacking: Any, array: DeviceArray) -> DeviceArray:
 
 def _of_library(array: DeviceArray | np.ndarray[Any, Any], described: str) -> Any:
     """The array as one of a library, as `zcactor.device.recognise.Foreign` has it; as it is where that cannot be
-    imported, or this process has no GPU."""
+    imported, or this process has no GPU.
+
+    Raises:
+        ProtocolError: the library is unknown.
+    """
     library, *more = described.split(":")
+    if library not in {"", "cupy", "torch"} or any(each != "grad" and not each.startswith(TORCH_ONLY) for each in more):
+        raise ProtocolError(f"an array on a GPU is to be of the library {described[:40]!r}, which is unknown")
     name = next((each for each in more if each != "grad"), "")
     if library in {"cupy", "torch"} and isinstance(array, DeviceArray):
         with contextlib.suppress(ImportError):
             if library == "cupy":
                 return array.as_cupy()
             tensor = array.as_torch()
-            tensor = tensor.view(getattr(importlib.import_module("torch"), name)) if name else tensor
+            dtype = getattr(importlib.import_module("torch"), name, None) if name else None
+            tensor = tensor if dtype is None else tensor.view(dtype)  # an older PyTorch has the bytes alone
             return tensor.requires_grad_(True) if "grad" in more else tensor
     if name:
         with contextlib.suppress(ProtocolError):  # without ml_dtypes the elements are the bytes
