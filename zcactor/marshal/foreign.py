@@ -25,25 +25,25 @@ def pack_moved_on_gpu(packing: Any, value: Any) -> Ext | None:
     that is no such array."""
     from zcactor.marshal import devices
 
-    data = devices.pack_moved_array(packing, value)
-    if data is None:
-        return None
-    unpackers[Code.DEVICE_ARRAY] = devices.unpack_device_array
-    return Ext(Code.DEVICE_ARRAY, data)
+    return _value(devices.pack_moved_array(packing, value))
 
 
 def pack_foreign(packing: Any, value: Any) -> Ext | None:
     """Encode another library's array on a GPU; see `zcactor.marshal.devices.pack_known_array`. None for a value that
     is no such array."""
-    if packing.store.open_devices is None:
-        return None
-    if not is_on_gpu(value):
+    if packing.store.open_devices is None or not is_on_gpu(value):
         return None
     from zcactor.marshal import devices
 
-    data = devices.pack_known_array(packing, value)
+    return _value(devices.pack_known_array(packing, value))
+
+
+def _value(data: bytes | None) -> Ext | None:
+    """The value in a message that stands for an encoded array. Such values can be unpacked from then on."""
     if data is None:
         return None
+    from zcactor.marshal import devices
+
     unpackers[Code.DEVICE_ARRAY] = devices.unpack_device_array
     return Ext(Code.DEVICE_ARRAY, data)
 
