@@ -1,15 +1,14 @@
-"""Calls of CUDA: errors say which part is missing, or name the call, and a forked child makes none."""
+"""Calls of CUDA: errors say which part is missing, or name the call."""
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 import pytest
 
 from zcactor.device.cuda.calls import CudaCalls, bindings
-from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
+from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.testing.device_peer import mapped
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
@@ -58,20 +57,3 @@ def test_a_broken_context() -> None:
             driver.record(0, event, 0)
             driver.done(0, event)
     assert caught.value.fatal
-
-
-def test_a_forked_child_has_no_gpu() -> None:
-    driver = opened_cuda()
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            driver.devices()
-        except ForkedProcess:
-            try:
-                driver.free(0)
-            except ForkedProcess:
-                code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -20,7 +20,7 @@ from tests.device.helpers import NEVER, held, settle
 from zcactor.device.driver import CudaCode
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.fake.gpu import CALLS
-from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
+from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, write
 
 NBYTES = FakeGpuDriver.granularity
@@ -279,20 +279,6 @@ def test_arguments_that_are_refused() -> None:
     for call in calls:
         with pytest.raises(DeviceError):
             call()
-
-
-def test_a_forked_child_has_no_gpu() -> None:
-    driver = FakeGpuDriver()
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            driver.devices()
-        except ForkedProcess:
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_it_ends_with_the_last_reference() -> None:

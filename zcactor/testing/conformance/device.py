@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from zcactor.device.driver import EVENT_NBYTES, HANDLE_NBYTES, PATTERNS, CudaCode, GpuDriver
-from zcactor.errors import DeviceError, DeviceUnavailable
+from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
 from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, until_done, write
 
 __all__ = ["GpuDriverSuite"]
@@ -49,6 +49,21 @@ class GpuDriverSuite:
 
     def test_devices_are_the_same_in_another_process(self, driver: GpuDriver, peer: DevicePeer) -> None:
         assert [each.uuid for each in peer.call("devices")] == [each.uuid for each in driver.devices()]
+
+    def test_a_forked_child_has_no_gpu(self, driver: GpuDriver) -> None:
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                driver.devices()
+            except ForkedProcess:
+                try:
+                    driver.free(0)
+                except ForkedProcess:
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
     def test_a_device_that_is_not_there(self, driver: GpuDriver) -> None:
         with pytest.raises(DeviceUnavailable, match="GPU 99"):
