@@ -44,7 +44,7 @@ def settle(driver: GpuDriver, device: int = 0) -> None:
     end = time.monotonic() + 60
     while not driver.rests(device):
         assert time.monotonic() < end, "the GPU has something to do for a minute"
-        time.sleep(0.0002)
+        time.sleep(0.0002)  # an event that a stream waits for may be another process's, which tells nobody
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class Alarm:
         if self._fd >= 0:
             try:
                 loop.add_reader(self._fd, self._told)
-            except NotImplementedError:
+            except NotImplementedError:  # asyncio's word for a loop that waits for no descriptors
                 os.close(self._fd)
                 self._fd = -1
         if self._fd < 0:

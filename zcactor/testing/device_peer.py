@@ -38,7 +38,7 @@ def until_done(driver: GpuDriver, device: int, event: int) -> None:
     while not driver.done(device, event):
         if time.monotonic() > end:
             raise TimeoutError("the work on a stream does not end")
-        time.sleep(0.0002)
+        time.sleep(0.0002)  # a driver has no wait that ends when the process that does the work has ended
 
 
 def finish(driver: GpuDriver, device: int, stream: int = 0) -> None:
