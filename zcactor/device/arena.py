@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zcactor.device.driver import CudaCode
 from zcactor.device.events import Moment, pending
-from zcactor.device.work import Work
+from zcactor.device.work import Work, moments_of
 from zcactor.errors import DeviceError, OutOfMemory
 from zcactor.objectstore.heap import Heap
 
@@ -141,7 +141,7 @@ class DeviceArena:
         """Free what was given back. Called under the lock."""
         while self._freed:
             offset, after = self._freed.popleft()
-            moments = after.all() if isinstance(after, Work) else after
+            moments = moments_of(after)
             extent = self._around(offset)
             inside, before = offset - extent.offset, extent.heap.used
             extent.heap.free(inside)

@@ -54,7 +54,7 @@ class Outside:
             streams.reset(token)
 
     def __del__(self) -> None:
-        work = self.work if self.work.is_given else self.work.all()
+        work = self.work.left
         if work:
             self.gpu.tending.when_done(work, partial(_drop, self.kept))
 

@@ -70,7 +70,7 @@ class DeviceLease:
 
     def __del__(self) -> None:
         extent, release, number = self.extent, self._release, self.id
-        work = self.work if self.work.is_given else self.work.all()
+        work = self.work.left
         if extent is None or not work:
             release(number)
             return

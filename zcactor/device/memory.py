@@ -62,7 +62,7 @@ class _Hold:
         self.work: Final = Work(placed.after)
 
     def __del__(self) -> None:
-        self.arena.give_back(self.offset, self.work if self.work.is_given else self.work.all())
+        self.arena.give_back(self.offset, self.work.left)
 
 
 class DeviceBlock:

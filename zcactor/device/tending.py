@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from zcactor.device.events import pending
-from zcactor.device.work import Work
+from zcactor.device.work import Work, moments_of
 from zcactor.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Tending:
         self._has_freed = False
         for _ in range(len(self._waiting)):
             work, call = self._waiting.popleft()
-            moments = work.all() if isinstance(work, Work) else work
+            moments = moments_of(work)
             if self._are_done(moments):
                 call()
             else:

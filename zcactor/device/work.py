@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from zcactor.device.events import EventPool, Moment
 
-__all__ = ["LOST", "Work"]
+__all__ = ["LOST", "Work", "moments_of"]
 
 LOST = "the process that computes the array has ended before the work on its GPU was done; compute the value again"
 """The text of `ObjectLost` for an array that is never computed."""
@@ -120,8 +120,19 @@ class Work:
         return self._written()
 
     def all(self) -> list[Moment]:
-        """All work that was noted, done or not. Finalizers call it unless `is_given`: then it asks the driver."""
+        """All work that was noted, done or not. Where a library has the bytes, the driver is asked."""
         try:
             return [*self._writes, *self._reads, *self._of_libraries()]
         except ZcactorError:  # the context is broken, or the process was forked
             return [*self._writes, *self._reads]
+
+    @property
+    def left(self) -> list[Moment] | Work:
+        """The work to wait for once the bytes are dropped, for `moments_of`. Finalizers take it, and ask no driver:
+        where a library has the bytes, this object is asked later."""
+        return self if self.is_given else self.all()
+
+
+def moments_of(left: list[Moment] | Work) -> list[Moment]:
+    """The moments of the work that `Work.left` has given."""
+    return left.all() if isinstance(left, Work) else left
