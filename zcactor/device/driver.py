@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["EVENT_NBYTES", "HANDLE_NBYTES", "PATTERNS", "CudaCode", "GpuDriver", "GpuFacts", "MappedExtent"]
+__all__ = ["EVENT_NBYTES", "HANDLE_NBYTES", "PATTERNS", "CudaCode", "GpuDriver", "GpuFacts", "MappedExtent", "Refused"]
 
 HANDLE_NBYTES: Final = 64
 """Bytes of memory that is exported without a descriptor: CU_IPC_HANDLE_SIZE."""
@@ -38,6 +38,20 @@ class CudaCode(IntEnum):
     ILLEGAL_ADDRESS = 700
     NOT_SUPPORTED = 801
     UNKNOWN = 999
+
+
+class Refused(Exception):
+    """A call that a driver refuses. The driver makes a `zcactor.DeviceError` of it, with the call's name.
+
+    Args:
+        code: CUDA's number.
+        reason: what is wrong.
+    """
+
+    def __init__(self, code: CudaCode, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code = code
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from zcactor.device.driver import CudaCode
+from zcactor.device.driver import CudaCode, Refused
 from zcactor.device.fake.engine import FakeEngine
-from zcactor.device.fake.memory import Refused
 from zcactor.device.fake.options import FakeOptions
 
 

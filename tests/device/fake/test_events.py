@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from zcactor.device.driver import EVENT_NBYTES, CudaCode
+from zcactor.device.driver import EVENT_NBYTES, CudaCode, Refused
 from zcactor.device.fake.events import FakeEvents
-from zcactor.device.fake.memory import Refused
 
 
 def test_records() -> None:

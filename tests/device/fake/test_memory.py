@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from zcactor.device.driver import CudaCode
-from zcactor.device.fake.memory import GRANULARITY, FakeMemory, Refused
+from zcactor.device.driver import CudaCode, Refused
+from zcactor.device.fake.memory import GRANULARITY, FakeMemory
 from zcactor.device.fake.options import FakeOptions
 
 NBYTES = GRANULARITY

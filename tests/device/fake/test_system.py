@@ -9,12 +9,13 @@ import tempfile
 import pytest
 
 from zcactor.device.fake import system
+from zcactor.device.sealed import sealed_size
 
 
 def test_an_extent_names_its_gpu_and_keeps_its_size() -> None:
     fd = system.extent(3, 8192)
     try:
-        assert system.number_of(fd) == 3 and system.sealed_size(fd) == 8192
+        assert system.number_of(fd) == 3 and sealed_size(fd) == 8192
         with pytest.raises(PermissionError):
             os.ftruncate(fd, 0)
     finally:
@@ -25,7 +26,7 @@ def test_an_extent_names_its_gpu_and_keeps_its_size() -> None:
 def test_other_files_are_no_extents() -> None:
     with tempfile.TemporaryFile() as file:
         assert system.number_of(file.fileno()) is None
-        assert system.sealed_size(file.fileno()) == -1
+        assert sealed_size(file.fileno()) == -1
 
 
 def test_a_file_at_reserved_addresses() -> None:

@@ -9,8 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from zcactor.device.driver import CudaCode
-from zcactor.device.fake.memory import Refused
+from zcactor.device.driver import CudaCode, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable

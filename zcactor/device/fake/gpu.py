@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from zcactor.device.driver import PATTERNS, CudaCode, GpuDriver, GpuFacts, MappedExtent
+from zcactor.device.driver import PATTERNS, CudaCode, GpuDriver, GpuFacts, MappedExtent, Refused
 from zcactor.device.fake.engine import FakeEngine
 from zcactor.device.fake.events import FakeEvents
-from zcactor.device.fake.memory import GRANULARITY, FakeMemory, Refused
+from zcactor.device.fake.memory import GRANULARITY, FakeMemory
 from zcactor.device.fake.options import FakeOptions
 from zcactor.device.visible import visible
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess

@@ -13,31 +13,23 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from zcactor.device.driver import HANDLE_NBYTES, CudaCode, MappedExtent
+from zcactor.device.driver import HANDLE_NBYTES, CudaCode, MappedExtent, Refused
 from zcactor.device.fake import system
 from zcactor.device.others import Other
+from zcactor.device.sealed import sealed_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zcactor.device.fake.options import FakeOptions
 
-__all__ = ["GRANULARITY", "FakeMemory", "Refused"]
+__all__ = ["GRANULARITY", "FakeMemory"]
 
 GRANULARITY: Final = 2 << 20
 """Bytes, as of today's GPUs."""
 _LEGACY: Final = struct.Struct("<8sIIIQ36x")
 """Exported memory without a descriptor: mark, pid, number of the descriptor there, number of the GPU, bytes."""
 _MARK: Final = b"zcgpumem"
-
-
-class Refused(Exception):
-    """A call that the fake refuses, as a driver would."""
-
-    def __init__(self, code: CudaCode, reason: str) -> None:
-        super().__init__(code, reason)
-        self.code = code
-        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -241,7 +233,7 @@ class FakeMemory:
             except OSError as error:
                 raise Refused(CudaCode.INVALID_VALUE, f"{what} is no descriptor") from error
         number = system.number_of(fd)
-        if number not in self._used or system.sealed_size(fd) != nbytes:
+        if number not in self._used or sealed_size(fd) != nbytes:
             os.close(fd)
             if owner is not None:
                 owner.close()

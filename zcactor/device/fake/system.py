@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import re
 from typing import Final
 
-__all__ = ["NAME", "anonymous", "extent", "map_at", "number_of", "reserved", "sealed_size", "unmapped"]
+from zcactor.device.sealed import sealed_memory
+
+__all__ = ["NAME", "anonymous", "extent", "map_at", "number_of", "reserved", "unmapped"]
 
 NAME: Final = "zcactor-gpu"
 """The memfds of device memory are called this and the number of the GPU; ``/proc/PID/maps`` shows it."""
 _EXTENT: Final = re.compile(rf"/memfd:{NAME}(\d+) \(deleted\)")
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _NORESERVE: Final = 0x4000  # <linux/mman.h>; Python lacks it, and MAP_FIXED
 _FIXED: Final = 0x10
 _FAILED: Final = ctypes.c_void_p(-1).value
@@ -72,14 +72,7 @@ def extent(number: int, nbytes: int) -> int:
     Raises:
         OSError: the system refused.
     """
-    fd = os.memfd_create(f"{NAME}{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+    return sealed_memory(f"{NAME}{number}", nbytes)
 
 
 def number_of(fd: int) -> int | None:
@@ -89,12 +82,3 @@ def number_of(fd: int) -> int | None:
     except OSError:
         return None
     return None if match is None else int(match[1])
-
-
-def sealed_size(fd: int) -> int:
-    """The bytes of a memfd whose size is fixed; -1 for any other file."""
-    try:
-        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    except OSError:
-        return -1
-    return os.fstat(fd).st_size if sealed else -1
