@@ -37,6 +37,10 @@ class Other:
         self._fd = os.pidfd_open(pid)
         self._ended = False
 
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when it ends; -1 after `close`."""
+        return self._fd
+
     def has_ended(self) -> bool:
         """Whether it has ended."""
         if not self._ended and self._fd >= 0:

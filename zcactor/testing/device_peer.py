@@ -81,14 +81,16 @@ class DevicePeer:
 
     Args:
         opener: the function that makes the driver there; it is pickled, so its module should not import pytest.
+        user: the user id under which it runs; None for this one's.
     """
 
-    def __init__(self, opener: Callable[[], GpuDriver]) -> None:
+    def __init__(self, opener: Callable[[], GpuDriver], *, user: int | None = None) -> None:
         self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_WATCHDOG)
         with there:
             program = f"from {__name__} import main; main({there.fileno()})"
-            self.process: Final = subprocess.Popen([sys.executable, "-c", program], pass_fds=[there.fileno()])
+            command = [sys.executable, "-c", program]
+            self.process: Final = subprocess.Popen(command, pass_fds=[there.fileno()], user=user)
         self._socket.send(pickle.dumps(opener))
 
     def call(self, name: str, *arguments: Any, fd: int = -1) -> Any:

@@ -9,26 +9,37 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
 from cuda.bindings import driver as bindings
 
 from zcactor.device.cuda import CudaGpuDriver
-from zcactor.device.driver import EVENT_NBYTES, HANDLE_NBYTES
+from zcactor.device.driver import CudaCode, Refused
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.errors import DeviceError
 
-__all__ = ["StandIn", "opened_cuda"]
+__all__ = ["StandIn", "opened_cuda", "opened_held"]
 
 _ATTRIBUTES: Final = bindings.CUdevice_attribute
 _STREAM: Final = 0x10000
 """Streams are numbers that look like addresses."""
+_PATIENCE: Final = 60.0
+"""Seconds until a test gives up."""
 
 
 def opened_cuda(options: str = "", version: int = 13000, **attributes: int) -> CudaGpuDriver:
     """The driver for CUDA over fake GPUs; see `StandIn`."""
     return CudaGpuDriver(StandIn(options, version, **attributes))
+
+
+def opened_held() -> CudaGpuDriver:
+    """The same; the default stream of the first GPU never does anything."""
+    calls = StandIn()
+    calls.gpus.hold(0, 0, bool)
+    return CudaGpuDriver(calls)
 
 
 class StandIn:
@@ -48,7 +59,7 @@ class StandIn:
         self._attributes: Final = {
             "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 1,
             "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": int(self.gpus.exporting == "vmm"),
-            "IPC_EVENT_SUPPORTED": int(self.gpus.shared_events),
+            "CAN_USE_64_BIT_STREAM_MEM_OPS": int(self.gpus.shared_events),
             "DMA_BUF_SUPPORTED": int(self.gpus.exports_to_cards),
             "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED": 1,
             "MAX_PITCH": (1 << 31) - 1,
@@ -59,6 +70,8 @@ class StandIn:
         """The device of each handle."""
         self._mapped: Final[dict[int, tuple[int, int]]] = {}
         """Handle and bytes of the memory at an address."""
+        self.registered: Final[dict[int, int]] = {}
+        """Bytes of pinned host memory, by its address."""
         self.retained: Final[list[int]] = []
         """The devices whose contexts are in use."""
 
@@ -135,11 +148,22 @@ class StandIn:
         self._local.stack.append(int(context) - 1)
         return (bindings.CUresult.CUDA_SUCCESS,)
 
+    def cuCtxGetCurrent(self) -> tuple[Any, ...]:
+        stack: list[int] = getattr(self._local, "stack", [])
+        return bindings.CUresult.CUDA_SUCCESS, bindings.CUcontext(stack[-1] + 1 if stack else 0)
+
+    def cuCtxSetCurrent(self, context: Any) -> tuple[Any, ...]:
+        self._local.stack = [*getattr(self._local, "stack", [])[:-1], int(context) - 1]
+        return (bindings.CUresult.CUDA_SUCCESS,)
+
     def cuCtxPopCurrent(self) -> tuple[Any, ...]:
         return bindings.CUresult.CUDA_SUCCESS, bindings.CUcontext(self._local.stack.pop() + 1)
 
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
-        self._now()
+        engine, end = self.gpus._engines[self._now()], time.monotonic() + _PATIENCE
+        while engine.broken is None and not engine._closed and any(each.queue for each in engine._streams.values()):
+            assert time.monotonic() < end, "the work of a GPU does not end"
+            time.sleep(0.0005)  # CUDA waits here as well
         return (bindings.CUresult.CUDA_SUCCESS,)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
@@ -267,12 +291,31 @@ class StandIn:
 
     def cuMemHostRegister(self, address: int, nbytes: int, flags: int) -> tuple[Any, ...]:
         self._now()
-        assert flags == bindings.CU_MEMHOSTREGISTER_PORTABLE
-        return self._only("pin", address, nbytes)
+        mapped = bindings.CU_MEMHOSTREGISTER_DEVICEMAP
+        assert flags | mapped == bindings.CU_MEMHOSTREGISTER_PORTABLE | mapped and address not in self.registered
+        code = self._only("pin", address, nbytes)
+        if not code[0]:
+            self.registered[address] = nbytes
+        return code
 
     def cuMemHostUnregister(self, address: int) -> tuple[Any, ...]:
         self._now()
-        return self._only("unpin", address, 1)
+        assert address in self.registered
+        code = self._only("unpin", address, 1)
+        if not code[0]:
+            del self.registered[address]
+        return code
+
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> tuple[Any, ...]:
+        self._now()
+        assert address in self.registered and not flags
+        return bindings.CUresult.CUDA_SUCCESS, bindings.CUdeviceptr(address)
+
+    def _number(self, address: int) -> Any:
+        """A number in pinned memory, which is used while that is pinned."""
+        if not any(at <= address <= at + nbytes - 8 for at, nbytes in self.registered.items()):
+            raise Refused(CudaCode.ILLEGAL_ADDRESS, f"{address:#x} is not pinned")
+        return ctypes.c_uint64.from_address(address)
 
     def cuMemGetHandleForAddressRange(self, address: int, nbytes: int, kind: Any, flags: int) -> tuple[Any, ...]:
         assert kind == bindings.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD and not flags
@@ -310,14 +353,37 @@ class StandIn:
     def cuStreamDestroy(self, stream: int) -> tuple[Any, ...]:
         return self._only("end_stream", self._now(), self._stream(stream))
 
+    def cuStreamWriteValue64(self, stream: int, address: int, value: int, flags: int) -> tuple[Any, ...]:
+        assert not flags
+
+        def run() -> None:
+            self._number(address).value = value
+
+        return self._queue(stream, run)
+
+    def cuStreamWaitValue64(self, stream: int, address: int, value: int, flags: Any) -> tuple[Any, ...]:
+        assert flags == bindings.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+
+        def ready() -> bool:
+            return not self.gpus._options.waits or (self._number(address).value - value) % (1 << 64) < 1 << 63
+
+        return self._queue(stream, lambda: None, ready)
+
+    def _queue(self, stream: int, run: Callable[[], None], ready: Callable[[], bool] | None = None) -> tuple[Any, ...]:
+        device = self._now()
+        try:
+            self.gpus._engines[device].submit(self.gpus._stream(device, self._stream(stream)), run, ready)
+        except Refused as error:
+            return (bindings.CUresult(error.code),)
+        return (bindings.CUresult.CUDA_SUCCESS,)
+
     def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Any, ...]:
         assert flags == 0
         return self._only("wait", self._now(), self._stream(stream), event)
 
     def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
         kinds = bindings.CUevent_flags
-        shared = kinds.CU_EVENT_INTERPROCESS if self._attributes["IPC_EVENT_SUPPORTED"] else 0
-        assert flags & kinds.CU_EVENT_DISABLE_TIMING and flags & kinds.CU_EVENT_INTERPROCESS in {shared, 0}
+        assert flags == kinds.CU_EVENT_DISABLE_TIMING
         code, *made = self._do("event", self._now())
         return (code, *(bindings.CUevent(each) for each in made))
 
@@ -329,16 +395,3 @@ class StandIn:
 
     def cuEventQuery(self, event: int) -> tuple[Any, ...]:
         return self._query("done", event)
-
-    def cuIpcGetEventHandle(self, event: int) -> tuple[Any, ...]:
-        code, *exported = self._do("export_event", self._now(), event)
-        handle = bindings.CUipcEventHandle()
-        for each in exported:
-            assert not any(each[HANDLE_NBYTES:])
-            ctypes.memmove(handle.getPtr(), each, HANDLE_NBYTES)
-        return code, handle
-
-    def cuIpcOpenEventHandle(self, handle: Any) -> tuple[Any, ...]:
-        exported = ctypes.string_at(handle.getPtr(), HANDLE_NBYTES).ljust(EVENT_NBYTES, b"\0")
-        code, *made = self._do("open_event", self._now(), exported)
-        return (code, *(bindings.CUevent(each) for each in made))

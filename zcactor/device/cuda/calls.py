@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from zcactor.device.driver import GpuFacts
+from zcactor.device.driver import GpuFacts, Refused
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["CudaCalls", "bindings"]
 
@@ -82,23 +78,40 @@ class CudaCalls:
         if os.getpid() != self.pid:
             raise ForkedProcess("a forked process cannot use the GPUs of its parent: start it by spawn")
 
-    @contextmanager
-    def current(self, name: str, device: int) -> Iterator[None]:
-        """Check a call, and make the device's context current for the block.
+    def named(self, name: str, device: int) -> _Named:
+        """A context manager that checks a call, and names it in errors of the block.
 
         Raises:
             ForkedProcess: this is a forked child.
             DeviceUnavailable: there is no such GPU.
-            DeviceError: CUDA gives no context.
+            DeviceError: the block raises `Refused`.
         """
         self.check_process()
         if not 0 <= device < len(self.devices):
             raise DeviceUnavailable(f"there is no GPU {device}: this process sees {len(self.devices)}")
-        self.ask(name, device, "cuCtxPushCurrent", self._context(name, device))
-        try:
-            yield
-        finally:
-            self.api.cuCtxPopCurrent()
+        return _Named(name, device)
+
+    def current(self, name: str, device: int) -> _Current:
+        """As `named`; the device's context is current in the block. A thread that has no context keeps it, as CUDA's
+        runtime does it.
+
+        Raises:
+            ForkedProcess: this is a forked child.
+            DeviceUnavailable: there is no such GPU.
+            DeviceError: CUDA gives no context, or the block raises `Refused`.
+        """
+        self.check_process()
+        if not 0 <= device < len(self.devices):
+            raise DeviceUnavailable(f"there is no GPU {device}: this process sees {len(self.devices)}")
+        context = self._context(name, device)
+        now = int(self.ask(name, device, "cuCtxGetCurrent"))
+        if now == int(context):
+            return _Current(name, device, None)
+        if not now:
+            self.ask(name, device, "cuCtxSetCurrent", context)
+            return _Current(name, device, None)
+        self.ask(name, device, "cuCtxPushCurrent", context)
+        return _Current(name, device, self.api)
 
     def _context(self, call: str, device: int) -> Any:
         contexts = self.contexts
@@ -130,6 +143,39 @@ class CudaCalls:
         """Let a ``CUmemLocation`` stand for a GPU."""
         location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         location.id = device
+
+
+class _Named:
+    """The block of one call: what it refuses becomes an error that names the call. A generator would cost as much as a
+    call of the driver."""
+
+    __slots__ = ("_device", "_name")
+
+    def __init__(self, name: str, device: int) -> None:
+        self._name = name
+        self._device = device
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Refused):
+            raise DeviceError(self._name, error.code, self._device, False, error.reason) from error
+
+
+class _Current(_Named):
+    """The same; at its end the context before is current again."""
+
+    __slots__ = ("_api",)
+
+    def __init__(self, name: str, device: int, api: Any) -> None:
+        super().__init__(name, device)
+        self._api = api
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._api is not None:
+            self._api.cuCtxPopCurrent()
+        super().__exit__(kind, error, traceback)
 
 
 def bindings() -> Any:

@@ -6,16 +6,15 @@ not leave the process, and arrays go through host memory.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import struct
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from zcactor.device.cuda.calls import CudaCalls, bindings
-from zcactor.device.driver import EVENT_NBYTES, HANDLE_NBYTES, PATTERNS, CudaCode, GpuFacts, MappedExtent
-from zcactor.device.others import Other, started
+from zcactor.device.cuda.events import CudaEvents
+from zcactor.device.cuda.flags import CudaFlags
+from zcactor.device.driver import PATTERNS, CudaCode, GpuFacts, MappedExtent
 from zcactor.errors import DeviceError, DeviceUnavailable
 
 if TYPE_CHECKING:
@@ -23,12 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaGpuDriver"]
 
-_OWNER: Final = struct.Struct("<I4xQ")
-"""The end of an exported event: pid of the process that made it, and when that began."""
 _LEGACY_STREAMS: Final = frozenset({1, 2})
 """``CU_STREAM_LEGACY`` and ``CU_STREAM_PER_THREAD``."""
-_EVENTS_SINCE: Final = 11020
-"""The driver's version from which on making events that are shared is safe: older ones could stop at it."""
+_WAITS_SINCE: Final = 12000
+"""The driver's version from which on streams write and wait for numbers without a setting of the system."""
 
 
 @dataclass(slots=True)
@@ -39,22 +36,15 @@ class _Memory:
 
 
 @dataclass(slots=True)
-class _Event:
-    device: int
-    owner: Other | None = None
-    """The other process that made it."""
-
-
-@dataclass(slots=True)
 class _State:
     """Everything that ends with a driver."""
 
     cuda: CudaCalls
+    events: CudaEvents | CudaFlags
     handles: dict[int, _Memory] = field(default_factory=dict)
     mapped: dict[int, _Memory] = field(default_factory=dict)
     """Mapped extents by their address."""
     reserved: dict[int, int] = field(default_factory=dict)
-    events: dict[int, _Event] = field(default_factory=dict)
     streams: dict[int, int] = field(default_factory=dict)
     """The device of each stream that was made here."""
 
@@ -79,7 +69,6 @@ class CudaGpuDriver:
         cuda = CudaCalls(bindings() if api is None else api)
         self._cuda: Final = cuda
         self._api: Final = cuda.api
-        self._state: Final = _State(cuda)
         count = len(cuda.devices)
         self._facts: Final = [cuda.fact(index) for index in range(count)]
         if not all(self._cuda.has(index, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") for index in range(count)):
@@ -87,9 +76,10 @@ class CudaGpuDriver:
         fds = all(self._cuda.has(index, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED") for index in range(count))
         self.exporting: Literal["vmm", "legacy", "none"] = "vmm" if fds else "none"
         version = self._cuda.ask("devices", -1, "cuDriverGetVersion")
-        self.shared_events: bool = version >= _EVENTS_SINCE and all(
-            self._cuda.has(index, "IPC_EVENT_SUPPORTED") for index in range(count)
+        self.shared_events: bool = version >= _WAITS_SINCE and all(
+            self._cuda.has(index, "CAN_USE_64_BIT_STREAM_MEM_OPS") for index in range(count)
         )
+        self._state: Final = _State(cuda, CudaFlags(cuda) if self.shared_events else CudaEvents(cuda))
         self.exports_to_cards: bool = all(self._cuda.has(index, "DMA_BUF_SUPPORTED") for index in range(count))
         self._pitches: Final = [self._cuda.attribute(index, "MAX_PITCH") for index in range(count)]
         minimum = cuda.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -360,95 +350,37 @@ class CudaGpuDriver:
 
     def event(self, device: int) -> int:
         with self._cuda.current("event", device):
-            kinds = self._api.CUevent_flags
-            flags = int(kinds.CU_EVENT_DISABLE_TIMING)
-            if self.shared_events:
-                flags |= int(kinds.CU_EVENT_INTERPROCESS)
-            made = int(self._cuda.ask("event", device, "cuEventCreate", flags))
-            self._state.events[made] = _Event(device)
-            return made
-
-    def _event(self, call: str, device: int, event: int, *, own: bool = False) -> _Event:
-        found = self._state.events.get(event)
-        if found is None or (own and (found.owner is not None or found.device != device)):
-            reason = f"{event} is no event that was made for GPU {device}" if own else f"there is no event {event}"
-            raise DeviceError(call, CudaCode.INVALID_HANDLE, device, False, reason)
-        return found
+            return self._state.events.make(device)
 
     def end_event(self, device: int, event: int) -> None:
         with self._cuda.current("end_event", device):
-            found = self._event("end_event", device, event)
-            self._cuda.ask("end_event", device, "cuEventDestroy", event)
-            del self._state.events[event]
-            if found.owner is not None:
-                found.owner.close()
+            self._state.events.end(event)
 
     def record(self, device: int, event: int, stream: int) -> None:
         with self._cuda.current("record", device):
-            self._event("record", device, event, own=True)
             self._check_stream("record", device, stream)
-            self._cuda.ask("record", device, "cuEventRecord", event, stream)
+            self._state.events.record(device, event, stream)
 
     def done(self, device: int, event: int) -> bool:
-        with self._cuda.current("done", device):
-            self._event("done", device, event)
-            return self._cuda.is_ready("done", device, "cuEventQuery", event)
+        with self._cuda.named("done", device):
+            return self._state.events.done(device, event)
 
     def wait(self, device: int, stream: int, event: int) -> None:
         with self._cuda.current("wait", device):
-            self._event("wait", device, event)
             self._check_stream("wait", device, stream)
-            self._cuda.ask("wait", device, "cuStreamWaitEvent", stream, event, 0)
+            self._state.events.wait(device, event, stream)
 
     def export_event(self, device: int, event: int) -> bytes:
-        with self._cuda.current("export_event", device):
-            self._share("export_event", device)
-            self._event("export_event", device, event, own=True)
-            handle = self._cuda.ask("export_event", device, "cuIpcGetEventHandle", event)
-            return ctypes.string_at(handle.getPtr(), HANDLE_NBYTES) + _OWNER.pack(
-                self._cuda.pid, started(self._cuda.pid)
-            )
-
-    def _share(self, call: str, device: int) -> None:
-        if not self.shared_events:
-            reason = "events are not shared between processes"
-            raise DeviceError(call, CudaCode.NOT_SUPPORTED, device, False, reason)
+        with self._cuda.named("export_event", device):
+            return self._state.events.export(device, event)
 
     def open_event(self, device: int, exported: bytes) -> int:
         with self._cuda.current("open_event", device):
-            self._share("open_event", device)
-            owner = self._owner(device, exported)
-            try:
-                handle = self._api.CUipcEventHandle()
-                ctypes.memmove(handle.getPtr(), exported, HANDLE_NBYTES)
-                made = int(self._cuda.ask("open_event", device, "cuIpcOpenEventHandle", handle))
-            except DeviceError:
-                owner.close()
-                raise
-            self._state.events[made] = _Event(device, owner)
-            return made
-
-    def _owner(self, device: int, exported: bytes) -> Other:
-        """The process that exported an event: CUDA does not say whether that still does the work."""
-        pid, since = _OWNER.unpack(exported[HANDLE_NBYTES:]) if len(exported) == EVENT_NBYTES else (0, 0)
-        if not 0 < pid != self._cuda.pid:
-            reason = "this is no exported event of another process"
-            raise DeviceError("open_event", CudaCode.INVALID_HANDLE, device, False, reason)
-        try:
-            owner = Other(pid)
-            if started(pid) == since:
-                return owner
-            owner.close()
-        except OSError:
-            pass
-        reason = f"process {pid}, which exported the event, has ended"
-        raise DeviceError("open_event", CudaCode.INVALID_HANDLE, device, False, reason)
+            return self._state.events.open(device, exported)
 
     def event_is_lost(self, device: int, event: int) -> bool:
-        with self._cuda.current("event_is_lost", device):
-            owner = self._event("event_is_lost", device, event).owner
-            over = owner is not None and owner.has_ended()
-            return over and not self._cuda.is_ready("event_is_lost", device, "cuEventQuery", event)
+        with self._cuda.named("event_is_lost", device):
+            return self._state.events.is_lost(event)
 
 
 def _end(state: _State) -> None:
@@ -460,11 +392,10 @@ def _end(state: _State) -> None:
         api.cuCtxSynchronize()  # work may still use the memory
         for stream in [each for each, index in state.streams.items() if index == device]:
             api.cuStreamDestroy(stream)
-        for number, event in state.events.items():
-            if event.device == device:
-                api.cuEventDestroy(number)
-                if event.owner is not None:
-                    event.owner.close()
+        api.cuCtxPopCurrent()
+    if cuda.contexts:
+        api.cuCtxPushCurrent(next(iter(cuda.contexts.values())))
+        state.events.close()
         api.cuCtxPopCurrent()
     for address, memory in state.mapped.items():
         api.cuMemUnmap(address, memory.nbytes)

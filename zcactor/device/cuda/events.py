@@ -1,0 +1,81 @@
+"""CUDA's own events, for GPUs whose events other processes cannot share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from zcactor.device.driver import CudaCode, Refused
+
+if TYPE_CHECKING:
+    from zcactor.device.cuda.calls import CudaCalls
+
+__all__ = ["CudaEvents"]
+
+_NOT_SHARED: Final = "events are not shared between processes"
+
+
+class CudaEvents:
+    """The events of one process. Any thread may use them. The calls are those of `zcactor.device.cuda.flags.CudaFlags`.
+
+    Args:
+        cuda: the calls of CUDA.
+    """
+
+    def __init__(self, cuda: CudaCalls) -> None:
+        self._cuda: Final = cuda
+        self._events: Final[dict[int, int]] = {}
+        """The device of each event."""
+
+    def make(self, device: int) -> int:
+        """Make an event."""
+        flags = int(self._cuda.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        made = int(self._cuda.ask("event", device, "cuEventCreate", flags))
+        self._events[made] = device
+        return made
+
+    def _check(self, event: int) -> int:
+        device = self._events.get(event)
+        if device is None:
+            raise Refused(CudaCode.INVALID_HANDLE, f"there is no event {event}")
+        return device
+
+    def end(self, event: int) -> None:
+        """Give up an event."""
+        self._cuda.ask("end_event", self._check(event), "cuEventDestroy", event)
+        del self._events[event]
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        """Let the event stand for everything that is queued on the stream now."""
+        if self._check(event) != device:
+            raise Refused(CudaCode.INVALID_HANDLE, f"{event} is no event that was made for GPU {device}")
+        self._cuda.ask("record", device, "cuEventRecord", event, stream)
+
+    def done(self, device: int, event: int) -> bool:
+        """Whether the work before the last record is done."""
+        self._check(event)
+        with self._cuda.current("done", device):
+            return self._cuda.is_ready("done", device, "cuEventQuery", event)
+
+    def wait(self, device: int, event: int, stream: int) -> None:
+        """Hold back what is queued on the stream after this, until the work of the last record is done."""
+        self._check(event)
+        self._cuda.ask("wait", device, "cuStreamWaitEvent", stream, event, 0)
+
+    def is_lost(self, event: int) -> bool:
+        """Whether the event's process ended before the work was done: this one has not."""
+        self._check(event)
+        return False
+
+    def export(self, device: int, event: int) -> bytes:
+        """Refuse: events do not leave the process."""
+        raise Refused(CudaCode.NOT_SUPPORTED, _NOT_SHARED)
+
+    def open(self, device: int, exported: bytes) -> int:
+        """Refuse: no event comes from another process."""
+        raise Refused(CudaCode.NOT_SUPPORTED, _NOT_SHARED)
+
+    def close(self) -> None:
+        """Give everything back. All streams of this process have ended. Idempotent."""
+        for event in self._events:
+            self._cuda.api.cuEventDestroy(event)
+        self._events.clear()
