@@ -1,0 +1,74 @@
+"""The checks of GPUs: rows, time limits and exit statuses, with the fake GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import gpu_check
+from tools.gpu_row import Skip
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows that were written."""
+    return [json.loads(line) for line in (folder / "gpu_check.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_no_row_fails_on_the_fake_gpu(tmp_path: Path) -> None:
+    # The others skip there, or write gigabytes.
+    only = "facts,fd_pass,readonly_import,event_order,event_owner_dies,dma_buf,move,views,kill_reader,foreign"
+    command = [sys.executable, "tools/gpu_check.py", "--driver", "fake", "--out", str(tmp_path), "--only", only]
+    done = subprocess.run([*command, "--limit", "300"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("the GPU is the fake one: no figure says anything about a real GPU\n")
+    found = rows(tmp_path)
+    assert [each["check"] for each in found] == only.split(",")
+    assert {each["check"]: each["status"] for each in found if each["status"] != "pass"} == {"foreign": "skip"}
+    assert all(set(each) == {"check", "status", "seconds", "detail", "figures"} for each in found)
+    assert found[0]["figures"]["exporting"] == "vmm"
+
+
+def test_each_kind_of_row(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(kind: str) -> tuple[str, dict[str, Any]]:
+        raise ValueError(f"not on {kind}")
+
+    def skipping(kind: str) -> tuple[str, dict[str, Any]]:
+        raise Skip("no room")
+
+    for name, check in (("failing", failing), ("skipping", skipping), ("passing", lambda kind: (kind, {"GB/s": 1}))):
+        monkeypatch.setitem(gpu_check.CHECKS, name, check)
+        gpu_check.child(name, "fake")
+    printed = capsys.readouterr().out.splitlines()
+    found = [json.loads(line.removeprefix(gpu_check.MARK)) for line in printed]
+    assert [each["status"] for each in found] == ["fail", "skip", "pass"]
+    assert "ValueError: not on fake" in found[0]["detail"] and found[1]["detail"] == "no room"
+    assert found[2] == {"status": "pass", "detail": "fake", "figures": {"GB/s": 1}}
+
+
+def test_a_check_that_takes_too_long() -> None:
+    found = gpu_check.row("facts", "fake", 0.001)
+    assert found["status"] == "timeout" and found["detail"].startswith("not done after 0.001 s")
+
+
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for arguments, text in (
+        (["--driver", "fake"], "--out DIR is needed"),
+        (["--driver", "fake", "--out", str(tmp_path), "--only", "facts,nothing"], "unknown checks: nothing; there are"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            gpu_check.main(arguments)
+        assert caught.value.code == 2 and text in capsys.readouterr().err
+
+
+def test_without_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.gpu_driver_rows.without", lambda kind: f"no driver for {kind}")
+    assert gpu_check.main(["--out", str(tmp_path)]) == gpu_check.NO_DEVICE
+    assert capsys.readouterr().out == "no GPU: no driver for cuda\n"
