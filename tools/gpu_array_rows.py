@@ -412,7 +412,7 @@ async def _behind_work(worker: Any) -> float:
 
 
 async def allocator_cupy(kind: str) -> tuple[str, dict[str, Any]]:
-    """What CuPy allocates inside `gpu_allocator` lies in the store, and is passed without a copy."""
+    """Arrays that CuPy allocates inside `gpu_allocator` lie in the store, and are passed without a copy."""
     cupy = _library("cupy", kind)
     worker: Any = await Worker.spawn()
     with zc.gpu_allocator("cupy"):

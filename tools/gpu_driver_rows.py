@@ -135,7 +135,7 @@ def readonly_import(kind: str) -> tuple[str, dict[str, Any]]:
 
 
 def costs(kind: str) -> tuple[str, dict[str, Any]]:
-    """What the calls for memory cost, by size, in microseconds."""
+    """The cost of the calls for memory, by size, in microseconds."""
     driver, figures = opener(kind)(), dict[str, Any]()
     largest = min(4096 * MIB, driver.free(0) // 4)
     with DevicePeer(opener(kind)) as peer:

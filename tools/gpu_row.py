@@ -1,4 +1,4 @@
-"""One check of `tools/gpu_check.py`: what it gives, and how it ends early."""
+"""One check of `tools/gpu_check.py`: its result, and its early end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of a fixed size: nobody can shorten it, and other files are none."""
+"""Memory of a fixed size: nobody can shorten it."""
 
 from __future__ import annotations
 

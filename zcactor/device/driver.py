@@ -45,7 +45,7 @@ class Refused(Exception):
 
     Args:
         code: CUDA's number.
-        reason: what is wrong.
+        reason: the mistake, in words.
     """
 
     def __init__(self, code: CudaCode, reason: str) -> None:

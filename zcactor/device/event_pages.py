@@ -18,7 +18,7 @@ from zcactor.device.driver import EVENT_NBYTES, CudaCode, Refused
 from zcactor.device.others import Other
 from zcactor.device.sealed import sealed_memory, sealed_size
 
-__all__ = ["EVENT_PAGE_NBYTES", "EventPage", "EventPages", "Slot"]
+__all__ = ["EVENT_PAGE_NBYTES", "EventPage", "EventPages", "EventSlot"]
 
 EVENT_PAGE_NBYTES: Final = 4096
 """Bytes of a page."""
@@ -49,7 +49,7 @@ class EventPage:
         self.users = 0
         """Number of opened events in another process's page."""
         self.is_watched = False
-        """Whether somebody is told of the end of the other process."""
+        """Whether the end of the other process is noticed."""
 
     @property
     def address(self) -> int:
@@ -65,10 +65,10 @@ class EventPage:
     def key(self, key: bytes) -> None:
         self._map[:16] = key
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[EventSlot]:
         """All events of the page that were not given up."""
         places = range(_FIRST, _FIRST + _EVENTS * _WORDS, _WORDS)
-        return [Slot(self, at, serial) for at in places if (serial := int(self.words[at]))]
+        return [EventSlot(self, at, serial) for at in places if (serial := int(self.words[at]))]
 
     def close(self) -> None:
         """Give it back to the system."""
@@ -80,7 +80,7 @@ class EventPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class EventSlot:
     """The place of an event in a page."""
 
     page: EventPage
@@ -144,14 +144,14 @@ class EventPages:
         self._opened: dict[tuple[int, bytes], EventPage] = {}
         self._serial = 0
 
-    def take(self) -> Slot:
+    def take(self) -> EventSlot:
         """Make an event."""
         page = next((each for each in self._pages if each.free), None) or self._new_page()
         at = _FIRST + page.free.pop() * _WORDS
         self._serial += 1
         page.words[at + 1] = page.words[at + 2] = 0
         page.words[at] = self._serial
-        return Slot(page, at, self._serial)
+        return EventSlot(page, at, self._serial)
 
     def _new_page(self) -> EventPage:
         page = EventPage(sealed_memory(self._name, EVENT_PAGE_NBYTES))
@@ -159,7 +159,7 @@ class EventPages:
         self._pages.append(page)
         return page
 
-    def give_back(self, slot: Slot) -> EventPage | None:
+    def give_back(self, slot: EventSlot) -> EventPage | None:
         """Give up an event. Returns the other process's page of which no event is open any more, which is the caller's
         to close; None for any other."""
         page = slot.page
@@ -174,7 +174,7 @@ class EventPages:
         return page
 
     @staticmethod
-    def export(slot: Slot) -> bytes:
+    def export(slot: EventSlot) -> bytes:
         """Export an event of this process.
 
         Raises:
@@ -185,7 +185,7 @@ class EventPages:
         place = (slot.at - _FIRST) // _WORDS
         return _HANDLE.pack(_MARK, slot.page.key, os.getpid(), slot.page.fd, place, slot.serial)
 
-    def open(self, exported: bytes) -> Slot:
+    def open(self, exported: bytes) -> EventSlot:
         """Open an event of another process.
 
         Raises:
@@ -197,7 +197,7 @@ class EventPages:
         if mark != _MARK or not 0 < pid != os.getpid() or place >= _EVENTS:
             raise Refused(CudaCode.INVALID_HANDLE, "this is no exported event of another process")
         page = self._opened.get((pid, key)) or _open_page(pid, fd, key)
-        slot = Slot(page, _FIRST + place * _WORDS, serial)
+        slot = EventSlot(page, _FIRST + place * _WORDS, serial)
         if not serial or not slot.is_there:
             if not page.users:
                 page.close()

@@ -146,7 +146,7 @@ class CudaCalls:
 
 
 class _Named:
-    """The block of one call: what it refuses becomes an error that names the call. A generator would cost as much as a
+    """The block of one call: a refusal in it becomes an error that names the call. A generator would cost as much as a
     call of the driver."""
 
     __slots__ = ("_device", "_name")

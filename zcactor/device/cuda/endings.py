@@ -16,7 +16,7 @@ __all__ = ["Endings"]
 
 
 class Endings:
-    """Watches the processes of pages. Any thread may use it. It has a thread from the first page on, until `close`.
+    """A watch over the processes of pages. Any thread may use it. A thread runs from the first page on, until `close`.
 
     Args:
         ended: called with each watched page whose process has ended, by that thread.

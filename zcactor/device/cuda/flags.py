@@ -19,7 +19,7 @@ from zcactor.device.event_pages import EVENT_PAGE_NBYTES, EventPages
 
 if TYPE_CHECKING:
     from zcactor.device.cuda.calls import CudaCalls
-    from zcactor.device.event_pages import EventPage, Slot
+    from zcactor.device.event_pages import EventPage, EventSlot
 
 __all__ = ["CudaFlags"]
 
@@ -31,7 +31,7 @@ numbers, so they go on."""
 @dataclass(slots=True)
 class _Event:
     device: int
-    slot: Slot
+    slot: EventSlot
 
 
 class CudaFlags:
@@ -50,7 +50,7 @@ class CudaFlags:
         self._next = 1
         self._addresses: Final[dict[EventPage, int]] = {}
         """The GPUs' address of each page."""
-        self._unfinished: list[Slot] = []
+        self._unfinished: list[EventSlot] = []
         """Slots without an event, whose numbers a GPU will still write."""
         self._passed: Final[dict[EventPage, dict[int, int]]] = {}
         """For each page of another process an event of CUDA's behind the last wait on each stream."""
@@ -71,7 +71,7 @@ class CudaFlags:
         with self._lock:
             return self._add(device, self._take())
 
-    def _take(self) -> Slot:
+    def _take(self) -> EventSlot:
         waiting, self._unfinished = self._unfinished, []
         for slot in waiting:
             self._give_back(slot)
@@ -83,7 +83,7 @@ class CudaFlags:
             raise
         return slot
 
-    def _give_back(self, slot: Slot) -> None:
+    def _give_back(self, slot: EventSlot) -> None:
         """Let the place of an event be used again, once no GPU writes there any more."""
         if slot.finished < slot.recorded:
             self._unfinished.append(slot)
@@ -100,7 +100,7 @@ class CudaFlags:
             self._addresses[page] = address
         return address
 
-    def _add(self, device: int, slot: Slot) -> int:
+    def _add(self, device: int, slot: EventSlot) -> int:
         event, self._next = self._next, self._next + 1
         self._events[event] = _Event(device, slot)
         return event

@@ -10,7 +10,7 @@ from zcactor.device.event_pages import EventPages
 from zcactor.device.fake import system
 
 if TYPE_CHECKING:
-    from zcactor.device.event_pages import Slot
+    from zcactor.device.event_pages import EventSlot
 
 __all__ = ["FakeEvents"]
 
@@ -21,7 +21,7 @@ class FakeEvents:
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
         self._pages: Final = EventPages(f"{system.NAME}-events")
-        self._events: Final[dict[int, Slot]] = {}
+        self._events: Final[dict[int, EventSlot]] = {}
         self._next = 1
 
     def make(self) -> int:
@@ -29,12 +29,12 @@ class FakeEvents:
         with self._lock:
             return self._add(self._pages.take())
 
-    def _add(self, slot: Slot) -> int:
+    def _add(self, slot: EventSlot) -> int:
         event, self._next = self._next, self._next + 1
         self._events[event] = slot
         return event
 
-    def _find(self, event: int) -> Slot:
+    def _find(self, event: int) -> EventSlot:
         found = self._events.get(event)
         if found is None:
             raise Refused(CudaCode.INVALID_HANDLE, f"there is no event {event}")
