@@ -109,7 +109,10 @@ class DeviceArray:
     def bounds(self) -> tuple[int, int]:
         """The lowest address of the elements' bytes, and the address after the highest."""
         low = high = self._address
-        if self.size:
+        view = self._view
+        if view.flags.c_contiguous:  # the usual case, which need not look at each axis
+            return low, low + view.nbytes
+        if view.size:
             reaches = [(length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True)]
             low += sum(reach for reach in reaches if reach < 0)
             high += sum(reach for reach in reaches if reach > 0) + self.itemsize

@@ -8,9 +8,10 @@ or received.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -196,41 +197,81 @@ def unpack_device_array(unpacking: Any, data: memoryview) -> Any:
         ObjectLost: the owner of the bytes has ended.
         OutOfMemory: there is no room for the copy.
     """
+    known = _decoded(bytes(data))
+    return _of_library(_unpacked(unpacking, known), known.library)
+
+
+class _Encoded(NamedTuple):
+    """The encoded form of an array, checked as far as it goes without the bytes."""
+
+    number: int
+    """The number of the part of the message."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    inner: int
+    """Bytes from the beginning of the part to the first element."""
+    low: int
+    high: int
+    """The bytes of the part in which the elements lie."""
+    event: bytes | None
+    library: str
+    moved: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _decoded(data: bytes) -> _Encoded:
+    """Decode an encoded form. Programs pass arrays of few layouts again and again.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
     fields = decode_small(data)
-    if type(fields) is not list or len(fields) != 8 or type(fields[6]) is not str or type(fields[7]) is not bool:
+    if type(fields) is not list or len(fields) != 8:
         raise ProtocolError("an array on a GPU is malformed")
-    return _of_library(_unpacked(unpacking, fields[:6], moved=fields[7]), fields[6])
+    index, code, shape, strides, inner, event, library, moved = fields
+    if type(library) is not str or type(moved) is not bool:
+        raise ProtocolError("an array on a GPU is malformed")
+    if event is not None and not (type(event) is bytes and len(event) == EVENT_NBYTES):
+        raise ProtocolError("the event of an array on a GPU is malformed")
+    dtype = dtype_from_code(code)
+    low, high = _bounds(shape, strides, inner, dtype.itemsize)
+    return _Encoded(index, dtype, tuple(shape), tuple(strides), inner, low, high, event, library, moved)
 
 
-def _unpacked(unpacking: Any, fields: list[Any], *, moved: bool) -> Any:
-    index, code, shape, strides, inner, event = fields
-    part, dtype = unpacking.part(index), dtype_from_code(code)
+def _unpacked(unpacking: Any, known: _Encoded) -> Any:
+    part, moved, event = unpacking.part(known.number), known.moved, known.event
     holder = part.holder
     if part.kind != RegionKind.DEVICE:
-        raise ProtocolError(f"part {index} of a message is no array on a GPU")
+        raise ProtocolError(f"part {known.number} of a message is no array on a GPU")
     if not isinstance(holder, DeviceBlock | DeviceLease | HostCopy):
         _ = getattr(holder, "__array_interface__", None)  # the holder of a lost object raises here
         raise ProtocolError(f"an array on a GPU has a {type(holder).__name__} in the place of its bytes")
-    _check(shape, strides, inner, dtype.itemsize, part.nbytes)
-    if event is not None and not (type(event) is bytes and len(event) == EVENT_NBYTES):
-        raise ProtocolError("the event of an array on a GPU is malformed")
+    if not 0 <= known.low <= known.high <= part.nbytes:
+        raise ProtocolError(f"an array on a GPU takes up bytes {known.low} to {known.high} of {part.nbytes}")
+    if isinstance(holder, HostCopy):
+        return _from_host(unpacking, known, holder)
     if isinstance(holder, DeviceBlock):
-        found = array_over(holder, holder.address + part.offset - holder.offset + inner, shape, dtype, strides)
-        return _own(unpacking, found) if moved else found
-    if isinstance(holder, DeviceLease):
+        address = holder.address + part.offset - holder.offset
+    else:
         devices = unpacking.store.devices()
         if event is not None and holder.event is None:
             holder.work.comes_after(devices.imports.moment(holder.owner, event, holder.gpu))
             holder.event = event
         devices.bytes_mapped += part.nbytes
-        found = array_over(holder, holder.address + inner, shape, dtype, strides)
-        return _own(unpacking, found) if moved else found
-    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, holder.values, inner, strides)
+        address = holder.address
+    found = array_over(holder, address + known.inner, known.shape, known.dtype, known.strides)
+    return _own(unpacking, found) if moved else found
+
+
+def _from_host(unpacking: Any, known: _Encoded, holder: HostCopy) -> Any:
+    """The array over a copy of its bytes, which came through host memory."""
+    array: np.ndarray[Any, Any] = np.ndarray(known.shape, known.dtype, holder.values, known.inner, known.strides)
     try:
         gpus = unpacking.store.devices().gpus
     except DeviceUnavailable:  # switched off here
         gpus = []
-    if not gpus and moved:
+    if not gpus and known.moved:
         own = unpacking.store.empty(array.shape, array.dtype)
         own[...] = array
         unpacking.copies.count(_MOVED, array.nbytes)
@@ -240,7 +281,7 @@ def _unpacked(unpacking: Any, fields: list[Any], *, moved: bool) -> Any:
     made = empty_array(gpus[0], array.shape, array.dtype)
     made.copy_from(array)
     unpacking.copies.count(THROUGH_HOST, array.nbytes)
-    if not moved:
+    if not known.moved:
         made.holder.share(unpacking.store)  # type: ignore[attr-defined] # a block of ours
     return made
 
@@ -278,8 +319,12 @@ def _of_library(array: DeviceArray | np.ndarray[Any, Any], described: str) -> An
     return array
 
 
-def _check(shape: Any, strides: Any, inner: Any, itemsize: int, nbytes: int) -> None:
-    """Check that a layout lies in its bytes. The sums are Python's, which do not overflow."""
+def _bounds(shape: Any, strides: Any, inner: Any, itemsize: int) -> tuple[int, int]:
+    """The bytes in which the elements of a layout lie. The sums are Python's, which do not overflow.
+
+    Raises:
+        ProtocolError: the layout is malformed.
+    """
     numbers = [shape, strides]
     wrong = not all(type(each) is list and all(type(one) is int for one in each) for each in numbers)
     if wrong or len(shape) != len(strides) or len(shape) > 64 or type(inner) is not int or min(shape, default=0) < 0:
@@ -290,8 +335,7 @@ def _check(shape: Any, strides: Any, inner: Any, itemsize: int, nbytes: int) -> 
             reach = (length - 1) * stride
             low, high = (low + reach, high) if stride < 0 else (low, high + reach)
         high += itemsize
-    if not 0 <= low <= high <= nbytes:
-        raise ProtocolError(f"an array on a GPU takes up bytes {low} to {high} of {nbytes}")
+    return low, high
 
 
 def pass_arrays() -> None:

@@ -213,7 +213,7 @@ def _lease(session: Session, region: Region) -> DeviceLease:
     """The lease that the peer of `session`, the owner, has granted."""
     from zcactor.device.lease import DeviceLease
 
-    return DeviceLease(region.owner, region.id, region.offset, region.nbytes, session.release)
+    return DeviceLease(region.owner, region.id, region.offset, region.nbytes, session.release_later)
 
 
 def _unpack_first(unpacking: Any, data: memoryview) -> Any:
