@@ -209,3 +209,11 @@ def test_resources_queue_and_names_are_found() -> None:
     assert len(re.findall(r"^job \d ran, [01] CPUs were free$", output, re.MULTILINE)) == 6
     assert "64 CPU were asked for, but this node has 2 in all" in output
     assert "taken: an actor named 'ledger' lives in namespace 'default' already" in output
+
+
+def test_gpu_pipeline_keeps_all_batches_on_the_gpu() -> None:
+    output = run("gpu_pipeline", "--items", "6", "--json")
+    told = json.loads(output.splitlines()[-1])
+    assert told["gpu"] != "Fake GPU" or output.startswith("no NVIDIA GPU works here: this runs on zcactor's fake GPU")
+    assert (told["items"], told["bytes_copied"]) == (6, 0)
+    assert told["bytes_mapped"] > 6 * (16 << 20)

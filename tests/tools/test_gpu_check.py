@@ -36,6 +36,14 @@ def test_no_row_fails_on_the_fake_gpu(tmp_path: Path) -> None:
     assert found[0]["figures"]["exporting"] == "vmm"
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_no_row_fails_on_a_gpu(tmp_path: Path) -> None:
+    command = [sys.executable, "tools/gpu_check.py", "--out", str(tmp_path), "--limit", "60"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_each_kind_of_row(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(kind: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"not on {kind}")

@@ -23,15 +23,6 @@ from tests.device.cuda.stand_in import StandIn, opened_cuda
 BUFFER = ctypes.create_string_buffer(64)
 
 
-def without_a_gpu() -> str:
-    """The reason why CUDA cannot be used here; empty where it can."""
-    try:
-        CudaGpuDriver()
-    except DeviceUnavailable as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "opener",
@@ -45,16 +36,11 @@ class TestOverFakeGpus(GpuDriverSuite):
     """The suite, over the stand-in for CUDA's calls."""
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("opener", [CudaGpuDriver])
 class TestOnGpus(GpuDriverSuite):
     """The suite, on the GPUs of this machine."""
-
-    @pytest.fixture(autouse=True)
-    def has_a_gpu(self) -> None:
-        """Skip where no GPU is."""
-        if reason := without_a_gpu():
-            pytest.skip(reason)
 
 
 def test_what_a_gpu_can_do() -> None:
