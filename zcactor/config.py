@@ -33,7 +33,12 @@ NOT_BY_TLS = "tls is set, and bytes by RDMA cannot be encrypted"
 RESERVED: Mapping[str, str] = MappingProxyType(
     {
         "ZCACTOR_FAIL": "fault injection of zcactor's own tests; programs do not set it",
+        "ZCACTOR_HEAD": "`zcactor run`: where rank 0 is, `host` or `host:port`",
         "ZCACTOR_NODE": "mark of a node's processes, by which a later start finds what a killed node has left",
+        "ZCACTOR_RANK": "`zcactor run`: the rank of this process, from 0, where no launcher says it",
+        "ZCACTOR_RENDEZVOUS": "`zcactor run`: a folder that all hosts share, where ranks find each other",
+        "ZCACTOR_RUN": "`zcactor run`: the name of the run, which no other run has at the same time",
+        "ZCACTOR_SIZE": "`zcactor run`: the number of ranks",
         "ZCACTOR_TOKEN": "the cluster's token as 64 hexadecimal digits; readers of the environment have it",
         "ZCACTOR_TOKEN_FILE": "path of the file with the cluster's token; it is looked at before `ZCACTOR_TOKEN`",
     }

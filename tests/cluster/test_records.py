@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.driver.programs import until
-from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
+from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at, write_record
 from zcactor.workers.run_directory import PREFIX
 
 
@@ -129,3 +129,10 @@ def test_a_process_with_an_odd_name(tmp_path: Path) -> None:
         found = started_at(process.pid)
         process.kill()
     assert found is not None and found >= (started_at(os.getpid()) or 0)
+
+
+def test_the_parent_of_a_process(child: subprocess.Popen[bytes]) -> None:
+    assert parent_of(child.pid) == os.getpid()
+    child.kill()
+    child.wait()
+    assert parent_of(child.pid) is None

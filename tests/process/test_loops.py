@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 
 import pytest
 import uvloop
 
+from tests.driver.programs import Program
 from zcactor.process.loops import fine_time, loop_name, new_event_loop, run
 
 
@@ -64,3 +67,86 @@ def test_the_finer_clock() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         _, before, found, _ = runner.run(seconds())
     assert before <= found
+
+
+TERMINATED = """
+async def main():
+    tell(up=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        tell(left_in_order=True)
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_sigterm_cancels_a_program(loop: str) -> None:
+    with Program(TERMINATED, env={"ZCACTOR_LOOP": loop}) as program:
+        assert program.told("up")
+        program.process.send_signal(signal.SIGTERM)
+        assert program.told("left_in_order")
+        assert program.status() == 143
+        assert program.stderr() == ""
+
+
+def test_a_handler_of_the_program_stays() -> None:
+    async def mine() -> object:
+        return signal.getsignal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert run(mine()) is signal.SIG_IGN
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        assert callable(run(mine()))
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_cancels_once_and_not_beside_ctrl_c() -> None:
+    cancelled = []
+
+    async def main(ctrl_c: bool) -> str:
+        if ctrl_c:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(2):
+            try:
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                cancelled.append(ctrl_c)
+        if ctrl_c:
+            return "main decides"
+        raise asyncio.CancelledError
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert run(main(ctrl_c=True)) == "main decides"
+        with pytest.raises(SystemExit) as raised:
+            run(main(ctrl_c=False))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert raised.value.code == 143
+    assert cancelled == [True, False]
+
+
+def test_sigterm_ends_a_fork() -> None:
+    async def main() -> int:
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert run(main()) == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)

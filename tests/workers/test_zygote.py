@@ -242,3 +242,29 @@ def test_what_a_worker_has_started_is_dead_when_its_end_is_reported(zygote: Zygo
         assert zygote.heard()["pid"] == pid
         until(lambda: not alive(same_group), "what is left of its group ends", PATIENCE)
     os.close(error)
+
+
+OUTLIVING = """
+from zcactor.workers.zygote import outlive_sigterm
+outlive_sigterm()
+def signalled(again):
+    pid = os.fork()
+    if pid == 0:
+        if again:
+            outlive_sigterm()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGHUP)
+started = subprocess.run(["/bin/sh", "-c", "kill -TERM $$"]).returncode
+tell(facts=[signalled(False), signalled(True), started])
+"""
+
+
+@pytest.mark.slow
+def test_a_process_of_a_run_outlives_the_launchers_signals() -> None:
+    with Program(OUTLIVING) as program:
+        assert program.told("facts") == [-signal.SIGTERM, 0, -signal.SIGTERM]
+        assert program.status() == 0

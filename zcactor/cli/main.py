@@ -1,4 +1,4 @@
-"""The commands: ``zcactor start``, ``stop``, ``status``, ``token``, ``doctor``, ``topology``, ``--version``."""
+"""The commands: ``zcactor run``, ``start``, ``stop``, ``status``, ``token``, ``doctor``, ``topology``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 import zcactor
 from zcactor.cli import nodes, topology
+from zcactor.cli.run import run
 from zcactor.config import load_config
 
 __all__ = ["app", "doctor"]
@@ -52,5 +53,5 @@ def doctor(as_json: bool) -> None:
     raise click.exceptions.Exit(0 if report.usable else 1)
 
 
-for command in (nodes.start, nodes.stop, nodes.status, nodes.token, topology.topology):
+for command in (run, nodes.start, nodes.stop, nodes.status, nodes.token, topology.topology):
     app.add_command(command)

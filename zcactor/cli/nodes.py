@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zcactor.cluster.daemon import StartedNode
     from zcactor.config import Config
 
-__all__ = ["fail", "start", "status", "stop", "token"]
+__all__ = ["fail", "settings", "start", "status", "stop", "token"]
 
 _AMOUNT = click.IntRange(min=0)
 
@@ -39,8 +39,8 @@ def fail(message: object, code: int = 1) -> click.exceptions.Exit:
     return click.exceptions.Exit(code)
 
 
-def _config(**given: Any) -> tuple[Config, bool]:
-    """The settings, and whether a setting names the host address."""
+def settings(**given: Any) -> tuple[Config, bool]:
+    """The settings, and whether a setting names the host address. `given` are those of the command line."""
     try:
         config, sources = load_config(given)
     except (ValueError, TypeError, OSError) as error:
@@ -97,7 +97,7 @@ def start(
     if head == (address is not None):
         raise fail("give either --head, to start a cluster, or --address HOST:PORT, to join one", 2)
     custom = _resources(resources)
-    config, own_host = _config(host=host, num_cpus=num_cpus, num_gpus=num_gpus, store_capacity=store_capacity)
+    config, own_host = settings(host=host, num_cpus=num_cpus, num_gpus=num_gpus, store_capacity=store_capacity)
     if port is None:
         port = DEFAULT_PORT if head else 0
     try:
@@ -141,7 +141,7 @@ def stop() -> None:
 
     Idle actors are closed in order; actors with running calls are killed.
     """
-    config, _ = _config()
+    config, _ = settings()
     ended = stop_nodes(config.shutdown_timeout)
     for record, by_itself in ended:
         how = "has ended" if by_itself else "did not end in time and was killed"
@@ -155,7 +155,7 @@ def stop() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the same as one JSON object.")
 def status(address: str | None, as_json: bool) -> None:
     """Show a cluster's nodes, resources and actors."""
-    config, _ = _config(address=address)
+    config, _ = settings(address=address)
     address = config.address
     if address is None:
         local = list_nodes(base_directory())

@@ -18,7 +18,7 @@ import msgspec
 
 from zcactor import ids
 from zcactor.assembly.endpoints import tls_of
-from zcactor.cluster.records import NodeFile, list_nodes, started_at, write_record
+from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at, write_record
 from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.agent_main import launch, send_setup
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from zcactor.cluster.child import Agent
     from zcactor.config import Config
 
-__all__ = ["DEFAULT_PORT", "StartedNode", "log_directory", "start_node", "stop_nodes"]
+__all__ = ["DEFAULT_PORT", "StartedNode", "log_directory", "start_node", "stop_nodes", "token_for"]
 
 DEFAULT_PORT = 7433
 """The port of a head without a given port; not among the ports that IANA has assigned."""
@@ -66,6 +66,7 @@ def log_directory(environ: Mapping[str, str]) -> Path:
 def start_node(
     config: Config, *, own_host: bool, head: str | None, port: int, resources: Mapping[str, float], stays: bool,
     launch: Callable[[int, IO[bytes] | None], tuple[Agent, socket.socket]] = launch,
+    rank: int | None = None, process: ids.ProcessId | None = None,
 ) -> StartedNode:  # fmt: skip
     """Start a node on this host and wait until it is ready.
 
@@ -79,6 +80,8 @@ def start_node(
         stays: whether the node outlives this process. Then it logs to a file; otherwise it prints here.
         launch: starts the agent's process: `zcactor.node.agent_main.launch`, or where this process does nothing else
             `zcactor.cluster.child.fork_agent`.
+        rank: of a node of a run, which SIGTERM does not end; see `zcactor.node.launcher`.
+        process: the node's process id; None makes a new one.
 
     Raises:
         AuthenticationError: the token is missing where one is needed, is not safe, or is not the head's; likewise the
@@ -92,9 +95,9 @@ def start_node(
             f"{config.host} is no place where others find this host; give one of its addresses, for instance "
             f"--host {_an_address()}"
         )
-    token, source = _token(config, head)
+    token, source = token_for(config, head)
     tls = tls_of(config)
-    node = ids.new_process()
+    node = process or ids.new_process()
     with ExitStack() as undo:
         if head is None:
             cluster, head_address = node, ""
@@ -119,7 +122,7 @@ def start_node(
                 "directory": str(directory.path), "token": token, "agent": node, "driver": b"",
                 "head": (cluster, head_address), "clustered": True, "port": port, "stays": stays,
                 "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources),
-                "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER,
+                "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
                 "worker": {
                     "store_capacity": config.store_capacity or default_capacity(), "namespace": config.namespace,
                 },
@@ -129,7 +132,7 @@ def start_node(
         record = NodeFile(
             node.hex(), agent.pid, started_at(agent.pid) or 0, "head" if head is None else "member",
             address.partition("@")[2], address.partition("@")[2] if head is None else head,
-            str(log) if stays else "",
+            str(log) if stays else "", 0 if rank is None else os.getpid(),
         )  # fmt: skip
         write_record(directory.path, record)
         undo.pop_all()
@@ -139,8 +142,17 @@ def start_node(
     return StartedNode(record, source, agent, control)
 
 
-def _token(config: Config, head: str | None) -> tuple[bytes, str]:
-    """The token and its source; a head that only this host reaches makes a token where it finds none."""
+def token_for(config: Config, head: str | None) -> tuple[bytes, str]:
+    """The token and its source; a head that only this host reaches makes a token where it finds none.
+
+    Args:
+        config: the settings of the node.
+        head: ``"host:port"`` of the head to join; None for a head.
+
+    Raises:
+        AuthenticationError: there is no token where one is needed, or the one that was found is not safe.
+        OSError: the file cannot be made.
+    """
     found = find_token(None, os.environ)
     if found is not None:
         return found
@@ -232,9 +244,12 @@ def stop_nodes(grace: float, base: Path | None = None) -> list[tuple[NodeFile, b
             os.close(pidfd)
             continue
         ending.append((record, pidfd))
-    for _, pidfd in ending:  # all are known by now: a head that ends takes its members along
+    for record, pidfd in ending:  # all are known by now: a head that ends takes its members along
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            if record.launcher and parent_of(record.pid) == record.launcher:
+                os.kill(record.launcher, signal.SIGTERM)  # the run ends in order, its program first
+            else:
+                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     deadline = time.monotonic() + grace + _KILLED
     result = []
     for record, pidfd in ending:

@@ -9,7 +9,7 @@ import msgspec
 
 from zcactor.workers.run_directory import PREFIX
 
-__all__ = ["NodeFile", "list_nodes", "started_at", "write_record"]
+__all__ = ["NodeFile", "list_nodes", "parent_of", "started_at", "write_record"]
 
 _PATTERN = "node-*.json"
 
@@ -31,16 +31,30 @@ class NodeFile(msgspec.Struct, frozen=True):
     """``host:port`` of its cluster's head."""
     log: str
     """The path of its log; empty for a node without one."""
+    launcher: int = 0
+    """The pid of the ``zcactor run`` whose node it is, and which ends it; 0 for other nodes."""
 
 
 def started_at(pid: int) -> int | None:
     """The start of a process, in ticks since boot (proc(5), field 22 of ``stat``); None when the process has ended."""
+    fields = _status(pid)
+    return None if fields is None else int(fields[19])
+
+
+def parent_of(pid: int) -> int | None:
+    """The pid of a process's parent; None when the process has ended."""
+    fields = _status(pid)
+    return None if fields is None else int(fields[1])
+
+
+def _status(pid: int) -> list[str] | None:
+    """The fields of ``stat`` from the third on; None when the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
+    return None if fields[0] == "Z" else fields
 
 
 def write_record(directory: Path, record: NodeFile) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, RemotePool
+from zcactor.control.ranks import Ranks
 from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
@@ -89,6 +90,8 @@ class Membership:
         """Nodes that cannot be reached and are not given up yet."""
         self._none_left = asyncio.Event()
         self._none_left.set()
+        self.ranks = Ranks(nodes.own.facts)
+        """The ranks of a run that have joined."""
 
     # ---------------------------------------------------------------- nodes
 
@@ -96,13 +99,17 @@ class Membership:
         """Let the node whose agent is the caller join the cluster.
 
         Args:
-            facts: see `zcactor.control.node_table.facts_of`.
+            facts: see `zcactor.control.node_table.facts_of`; a node of a run has its ``rank`` there.
             resources: amounts by name.
+
+        Raises:
+            ConnectionLost: the cluster takes no nodes, or has a node of that rank.
         """
         self._refuse_if_embedded()
         session = current_call.get().session
         pool = RemotePool(self._process.loop, functools.partial(self._tell, session), self._agent.worker_ended)
         node = NodeRecord(session.peer_process, pool, facts)
+        self.ranks.join(node.id, facts)
         node.heard = self._process.loop.time()
         self._remote[node] = pool, session
         self._agents[node.process] = node
@@ -146,14 +153,18 @@ class Membership:
         peer = current_call.get().session.peer_process
         node = self._agents.get(peer)
         if node is not None and self._nodes.has(node):
-            self._nodes.remove(node)
+            self._remove(node)
+
+    def _remove(self, node: NodeRecord) -> None:
+        self._nodes.remove(node)
+        self.ranks.leave(node.id)
 
     def _unreachable(self, node: NodeRecord, cause: str) -> None:
         """Fence a node: stop placing actors on it, and give it up once it must have given the head up."""
         logger.warning("%s cannot be reached: %s", node.label, cause)
         self._fenced[node] = None
         if self._nodes.has(node):
-            self._nodes.remove(node)
+            self._remove(node)
         self._process.tasks.start(self._fence(node, cause))
 
     async def _fence(self, node: NodeRecord, cause: str) -> None:
@@ -173,7 +184,7 @@ class Membership:
         if not self._agent.closing:
             logger.warning("%s is lost: %s", node.label, cause)
         if self._nodes.has(node):
-            self._nodes.remove(node)
+            self._remove(node)
         pool.lost(f"its {node.label} was lost: {cause}")
         if not self._remote:
             self._none_left.set()
@@ -251,6 +262,16 @@ class Membership:
                 self._lost(node, cause)
             else:
                 self._unreachable(node, cause)
+
+    async def tell_over(self, status: int, text: str) -> None:
+        """Tell every other node that the run is over, with the program's exit status and a line for people. Returns
+        when the nodes know it, or have not answered for a second."""
+        telling = [self._ask(session, "run_over", status, text) for _, session in list(self._remote.values())]
+        try:
+            async with asyncio.timeout(_LAST_WORD):
+                await asyncio.gather(*telling)
+        except TimeoutError:
+            logger.warning("not all nodes have taken in that the run is over")
 
     async def end(self, grace: float) -> None:
         """End every other node, and wait for that a little longer than `grace` seconds."""

@@ -68,7 +68,13 @@ class NodeAgent:
         self._printers = Printers(self._show, process.tasks.start)
         self._holds: WeakValueDictionary[int, _ActorHold] = WeakValueDictionary()
         """The objects that workers have leased, by the actors' object ids at the head."""
+        self.over: Callable[[int, str], None] = lambda _status, _text: None
+        """Called when the head says that the run is over."""
         self.finished: asyncio.Future[None] = process.loop.create_future()
+
+    async def run_over(self, status: int, text: str) -> None:
+        """Note that the run to which this node belongs is over: the program's exit status, and a line for people."""
+        self.over(status, text)
 
     async def start_worker(
         self, worker: ProcessId, label: str, env: dict[str, str], driver: ProcessId, shared: bool

@@ -103,7 +103,8 @@ def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
         setup: ``directory``, ``token``, ``agent`` (its process id), ``driver`` (of the program that it belongs to,
             empty for a cluster's), ``head`` (process id and address of the head that it joins; its own id and ``""``
             where it is the head), ``clustered`` (whether the cluster may have other hosts), ``port`` (where it listens
-            for them, 0 for any), ``stays`` (whether it outlives its launcher), ``config``, ``loop``, ``resources``,
+            for them, 0 for any), ``stays`` (whether it outlives its launcher), ``rank`` (of a node of a run; otherwise
+            left out or None), ``config``, ``loop``, ``resources``,
             ``cwd``, ``heartbeat``, ``hang_after``, and ``worker``: further entries for the setup of its workers.
     """
     message = msgspec.msgpack.encode(setup)
@@ -141,6 +142,9 @@ def main(fd: int, lock_fd: int) -> None:
     setup = _receive_setup(control)
     if setup is None:
         return
+    in_a_run = setup.get("rank") is not None
+    if in_a_run:
+        zygote.outlive_sigterm()
     sys.argv[:] = [""]
     with contextlib.suppress(OSError):
         os.chdir(setup["cwd"])
@@ -151,8 +155,12 @@ def main(fd: int, lock_fd: int) -> None:
         for file in (ours, control):
             file.close()
         os.close(lock_fd)
+        if in_a_run:
+            zygote.outlive_sigterm()
         if setup["clustered"]:  # no program adopts its orphans
             keep_orphans(theirs)
+        if in_a_run:
+            zygote.outlive_sigterm()
         # A program that starts a node for itself is about to use it. Some nodes of a cluster may never be used.
         zygote.run_zygote(theirs, functools.partial(_prepare, setup), at_once=not setup["clustered"])
         os._exit(0)
@@ -272,6 +280,9 @@ async def _serve(
         output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.zygote_lost(),
     )  # fmt: skip
     facts = facts_of(address, config.transports.split(","), machine_of(directory))
+    rank = setup.get("rank")
+    if rank is not None:
+        facts["rank"] = rank
     node = assemble_agent(process, pool, facts, setup["resources"], setup["heartbeat"], setup["hang_after"])
     if isinstance(node, Head):
         node.driver = setup["driver"]
@@ -287,9 +298,10 @@ async def _serve(
             told_to_end()
 
     control.setblocking(False)
-    loop.add_reader(control.fileno(), launcher_gone)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, told_to_end, 0.0 if setup["driver"] else config.shutdown_timeout)
+    if rank is None:
+        loop.add_reader(control.fileno(), launcher_gone)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, told_to_end, 0.0 if setup["driver"] else config.shutdown_timeout)
     try:
         if isinstance(node, NodeAgent):
             await process.head.ask_members("join_node", facts, setup["resources"])
@@ -297,6 +309,10 @@ async def _serve(
         _tell(control, b"e" + f"cannot join: {error}".encode())
     else:
         _tell(control, b"r" + address.encode())
+        if rank is not None:
+            from zcactor.node.launcher import LauncherLine  # other nodes do without it
+
+            process.tasks.start(LauncherLine(node, told_to_end).serve(control))
         await node.finished
     await process.close()
     pool.close()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from types import FrameType
 
 __all__ = ["fine_time", "loop_name", "new_event_loop", "run"]
 
 T = TypeVar("T")
 _NAMES = ("uvloop", "asyncio")
+_TERMINATED = 128 + signal.SIGTERM
+"""The exit status of a program that SIGTERM has ended, as shells have it."""
 
 
 def loop_name() -> str:
@@ -46,7 +51,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a program: run `main` to its end on a new event loop, which is uvloop unless ``ZCACTOR_LOOP=asyncio``.
 
     Ctrl-C cancels `main`, so that ``async with zc.init()`` shuts everything down, and then raises
-    ``KeyboardInterrupt``.
+    ``KeyboardInterrupt``. SIGTERM, as launchers send it, cancels `main` likewise and then raises ``SystemExit`` with
+    status 143, unless the program has a handler of its own for it.
 
     Args:
         main: the coroutine to run; not to be used afterwards.
@@ -59,6 +65,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             closed.
         ValueError: ``ZCACTOR_LOOP`` is neither ``uvloop`` nor ``asyncio``. `main` is closed.
         Exception: the error of `main`.
+        SystemExit: SIGTERM has cancelled `main`.
     """
     try:
         if asyncio._get_running_loop() is not None:  # this accessor does not raise
@@ -69,5 +76,49 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     except (RuntimeError, ValueError):
         main.close()
         raise
-    with asyncio.Runner(loop_factory=lambda: new_event_loop(name)) as runner:
-        return runner.run(main)
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not ours:
+        with asyncio.Runner(loop_factory=lambda: new_event_loop(name)) as runner:
+            return runner.run(main)
+    termination = _Termination()
+    signal.signal(signal.SIGTERM, termination.came)
+    try:
+        with asyncio.Runner(loop_factory=lambda: new_event_loop(name)) as runner:
+            return runner.run(termination.cancels(main))
+    except asyncio.CancelledError:
+        if termination.told:
+            raise SystemExit(_TERMINATED) from None
+        raise
+    finally:
+        if signal.getsignal(signal.SIGTERM) == termination.came:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class _Termination:
+    """SIGTERM for a program: it cancels the main task, once.
+
+    A launcher may send it together with Ctrl-C's SIGINT. A second cancelling would cut the orderly end short.
+    """
+
+    def __init__(self) -> None:
+        self.told = False
+        """Whether the signal has cancelled the task."""
+        self._task: asyncio.Task[Any] | None = None
+        self._pid = os.getpid()
+
+    async def cancels(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run `main` in the present task, which the signal cancels from here on."""
+        self._task = asyncio.current_task()
+        return await main
+
+    def came(self, number: int, _: FrameType | None) -> None:
+        """Note the signal, in the main thread."""
+        if os.getpid() != self._pid:  # a fork, which is to end as if there were no handler
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self._task is None or self._task.done():
+            raise SystemExit(_TERMINATED)
+        elif not self.told and not self._task.cancelling():
+            self.told = True
+            self._task.cancel()
+            self._task.get_loop().call_soon_threadsafe(lambda: None)  # wakes a loop that waits for events

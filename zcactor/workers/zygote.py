@@ -35,6 +35,7 @@ __all__ = [
     "children_of_ours",
     "kill_group",
     "kill_orphans",
+    "outlive_sigterm",
     "run_zygote",
     "set_death_signal",
     "set_name",
@@ -58,6 +59,29 @@ def set_name(name: str) -> None:
 def set_death_signal() -> None:
     """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+_outlives = 0
+"""The pid of the process for which `outlive_sigterm` was called last, in it or in a process that it was forked from."""
+
+
+def outlive_sigterm() -> None:
+    """Let SIGTERM and SIGHUP pass over this process. Launchers send them to every process of a job at once, and a node
+    of a run is ended by its head, in order.
+
+    Programs that are started in it have the signals' usual effect, and so have its forks: each fork that is to outlive
+    them calls this again.
+    """
+    global _outlives
+    _outlives = os.getpid()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _pass_over)
+
+
+def _pass_over(number: int, _: object) -> None:
+    if os.getpid() != _outlives:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def adopt_orphans(*, yes: bool = True) -> None:
@@ -240,6 +264,8 @@ def _enter_child(descriptors: list[int], label: str) -> None:
         os._exit(1)
     set_name(f"zc {label}")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if _outlives:
+        outlive_sigterm()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
