@@ -35,7 +35,7 @@ def run(*arguments: str) -> Result:
             "own variables: ZCACTOR_RANK is 3 and ZCACTOR_SIZE is 3",
         ),
         ({"ZCACTOR_RANK": "x", "ZCACTOR_SIZE": "3"}, ("true",), "ZCACTOR_RANK is 'x': it must be a number"),
-        ({"PMI_RANK": "0", "PMI_FD": "5"}, ("true",), "MPICH: PMI_SIZE is not set"),
+        ({"PMI_RANK": "0", "PMI_FD": "5"}, ("true",), "PMI-1: PMI_SIZE is not set"),
         ({"ZCACTOR_RANKS": "3"}, ("true",), "there is no setting 'ZCACTOR_RANKS'"),
     ],
 )

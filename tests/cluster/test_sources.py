@@ -63,7 +63,16 @@ GROUP = {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "4", "LWS_LEADER_ADDRESS": "
         ),
         (MPICH, "MPICH", Spot(1, 3, "launcher", "7", one_host=True)),
         ({**MPICH, "PMI_SIZE": "4"}, "MPICH", Spot(1, 4, "launcher", "7")),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "9"}, "PMI-1", Spot(0, 2, "launcher", "9")),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "no launcher", Spot(0, 1, "alone")),
+        # mpiexec and mpirun within a job, whose daemons are a step; and srun --mpi=pmix, --mpi=pmi2
+        ({**SLURM, **MPICH}, "MPICH", Spot(1, 3, "launcher", "7", one_host=True)),
+        ({**SLURM, **OPEN_MPI}, "Open MPI", Spot(1, 4, "folder", run="812345/a1-b2", one_host=True)),
+        ({**SLURM, "PMIX_RANK": "2", "PMIX_NAMESPACE": "n"}, "Slurm step", Spot(2, 4, "nodes", "n[1-4]", run="17.0")),
+        (
+            {**SLURM, "PMI_RANK": "2", "PMI_SIZE": "4", "PMI_FD": "9"},
+            "Slurm step", Spot(2, 4, "nodes", "n[1-4]", run="17.0"),
+        ),
         ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "3"}, "no launcher", Spot(0, 1, "alone")),  # a batch script
     ],
 )  # fmt: skip
@@ -105,11 +114,11 @@ def test_what_no_launcher_sets(environ: dict[str, str], message: str) -> None:
 
 def test_the_first_of_two_that_disagree_decides() -> None:
     both = {**SLURM, **OPEN_MPI}
-    assert decide(both).source == "Slurm step"
-    assert [reading.source.name for reading in decide(both).readings] == ["Slurm step", "Open MPI", "PMIx"]
+    assert decide(both).source == "Open MPI"
+    assert [reading.source.name for reading in decide(both).readings] == ["Open MPI", "Slurm step", "PMIx"]
     lines = explain(both)
-    assert lines[-1].endswith("Slurm step: rank 2 of 4, the head is on the first node of n[1-4]")
-    assert any(line.startswith("Open MPI") and "rank 1 of 4" in line for line in lines)
+    assert lines[-1].endswith("Open MPI: rank 1 of 4, the head is found by a file in a shared folder")
+    assert any(line.startswith("Slurm step") and "rank 2 of 4" in line for line in lines)
     assert "They disagree, and the first one that is there decides." in lines
 
 

@@ -183,12 +183,18 @@ SOURCES: Final = (
     LauncherRow("own variables", ("ZCACTOR_RANK",), _own),
     LauncherRow("LeaderWorkerSet", ("LWS_WORKER_INDEX",), _worker_set),
     LauncherRow("Indexed Job", ("JOB_COMPLETION_INDEX",), _indexed_job),
-    LauncherRow("Slurm step", ("SLURM_PROCID", "SLURM_STEP_ID"), _slurm),
     LauncherRow("Open MPI", ("OMPI_COMM_WORLD_RANK",), _open_mpi),
+    LauncherRow("MPICH", ("PMI_RANK", "PMI_FD", "MPI_LOCALNRANKS"), _mpich),
+    LauncherRow("Slurm step", ("SLURM_PROCID", "SLURM_STEP_ID"), _slurm),
     LauncherRow("PMIx", ("PMIX_RANK",), _pmix),
-    LauncherRow("MPICH", ("PMI_RANK", "PMI_FD"), _mpich),
+    LauncherRow("PMI-1", ("PMI_RANK", "PMI_FD"), _mpich),
 )
-"""The launchers, in the order in which they are asked."""
+"""The launchers, in the order in which they are asked.
+
+Within a job of Slurm's, mpirun and mpiexec start a daemon on each node as a step, and their ranks inherit the daemon's
+variables: with two ranks on a node, both have its ``SLURM_PROCID``. So they come before Slurm, and by variables that
+Slurm's own plugins for PMIx and PMI do not set.
+"""
 _NO_LAUNCHER: Final = "no launcher"
 
 
