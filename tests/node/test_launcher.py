@@ -47,7 +47,7 @@ def a_head() -> Head:
     head = Head.__new__(Head)
     told: list[tuple[Any, ...]] = []
 
-    async def tell_over(*args: Any) -> None:
+    def tell_over(*args: Any) -> None:
         told.append(args)
 
     head.members = SimpleNamespace(  # type: ignore[assignment]

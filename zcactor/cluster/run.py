@@ -238,6 +238,8 @@ class _Rank:
         """Wait for the nodes. Returns the status and a line for people where the program is not to start."""
         began = time.monotonic()
         next_word = began + _QUIET
+        while not (line.ranks or line.ended or self._signals.number):  # its own rank, which has joined
+            line.wait(None, self._signals.fd)
         while len(line.ranks) < self._request.nodes:
             now = time.monotonic()
             if now >= self._deadline:

@@ -53,7 +53,7 @@ class LauncherLine:
                     self._tell_ranks()
                 if "end" in told:
                     status, text, grace = told["end"]
-                    await self._agent.members.tell_over(status, text)
+                    self._agent.members.tell_over(status, text)
                     self._end(grace)
         except ConnectionResetError:  # the launcher was killed with lines of ours unread
             pass
