@@ -110,6 +110,8 @@ def test_options_of_another_place() -> None:
         ({"get_if_exists": True}, "needs a name"),
         ({"get_if_exists": True, "name": None}, "needs a name"),
         ({"env": {"A": "b"}, "process": "shared"}, "process='own'"),
+        ({"num_gpus": 1, "process": "shared"}, "num_gpus needs process='own': CUDA_VISIBLE_DEVICES"),
+        ({"num_gpus": 1.5}, "num_gpus=1.5: .* whole number.*choose 1 or 2"),
     ],
 )
 def test_contradictions(options: dict[str, Any], text: str) -> None:
@@ -126,6 +128,9 @@ def test_contradictions(options: dict[str, Any], text: str) -> None:
         {"get_if_exists": True, "name": "x"},
         {"env": {}, "process": "shared"},
         {"env": {"A": "b"}, "process": "own"},
+        {"num_gpus": 0, "process": "shared"},
+        {"num_gpus": 2.0},
+        {"num_gpus": 0.25},
     ],
 )
 def test_what_goes_together(options: dict[str, Any]) -> None:

@@ -84,7 +84,7 @@ class Config:
             other's names.
         num_cpus: CPUs that this node offers to actors that ask for CPUs; None counts the CPUs that this process may run
             on.
-        num_gpus: GPUs that this node offers; None counts the visible GPUs.
+        num_gpus: GPUs that this node offers, the first ones of those that it sees; None offers all.
         transports: the transports that are allowed, separated by commas, the preferred one first: ``local`` (the same
             host), ``verbs`` (RDMA) and ``tcp``.
         require: the transport that connections to other hosts must have. A peer that cannot be reached by it is an

@@ -32,7 +32,8 @@ class SpawnOptions(TypedDict, total=False):
     num_cpus: float
     """CPUs that are reserved until the actor ends. Default: 0."""
     num_gpus: float
-    """GPUs that are reserved until the actor ends. Default: 0."""
+    """GPUs of the actor until it ends: ``CUDA_VISIBLE_DEVICES`` names them in its process. A number below 1 is a share
+    of one GPU, above 1 it must be whole. Default: 0, for an actor that sees all GPUs of its node."""
     resources: Mapping[str, float]
     """Amounts of custom resources that are reserved until the actor ends, by name."""
     node: str | None
@@ -176,3 +177,14 @@ def check_together(where: str, options: Mapping[str, Any]) -> None:
         raise ValueError(f"{where}: get_if_exists needs a name")
     if options.get("env") and options.get("process") == "shared":
         raise ValueError(f"{where}: env needs process='own': a shared process has one environment for all its actors")
+    gpus = options.get("num_gpus") or 0
+    if gpus > 1 and gpus != int(gpus):
+        raise ValueError(
+            f"{where}: num_gpus={gpus:g}: above 1 it must be a whole number, as actors share single GPUs only; choose "
+            f"{int(gpus)} or {int(gpus) + 1}"
+        )
+    if gpus and options.get("process") == "shared":
+        raise ValueError(
+            f"{where}: num_gpus needs process='own': CUDA_VISIBLE_DEVICES gives GPUs to a process, and a shared "
+            "process has one environment for all its actors"
+        )

@@ -19,6 +19,7 @@ from tests.driver.programs import alive, until
 from zcactor.cluster import daemon
 from zcactor.cluster.daemon import log_directory, stop_nodes
 from zcactor.cluster.records import NodeFile, list_nodes
+from zcactor.device.fake import host_uuids
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.agent_main import send_setup
 from zcactor.token import make_token_file, read_token_file
@@ -42,6 +43,7 @@ class Maker:
     def made(self, count): return np.arange(count, dtype=np.float64)
     def total(self, array): return float(array.sum())
     def pid(self): return os.getpid()
+    def visible(self): return os.environ.get("CUDA_VISIBLE_DEVICES")
     async def node(self): return zc.current_actor().node
 '''
 
@@ -318,6 +320,47 @@ async def main():
 zc.run(main())
 """
 )
+
+
+GPUS_OF_NODES = (
+    HELPERS
+    + """
+async def main():
+    async with zc.init(ADDRESS):
+        head, member = await zc.nodes()
+        tell(total=await zc.cluster_resources())
+        first = [await Maker.options(num_gpus=1, node=node.node_id).spawn() for node in (head, member)]
+        tell(first=[await actor.visible() for actor in first])
+        moving = await Maker.options(num_gpus=1, node="spread", max_restarts=1).spawn()
+        tell(moving=await moving.visible())
+        tell(agent=member.pid)
+        await zc.stop(first[0])
+        tell(stopped=True)
+        while len(await zc.nodes()) > 1:
+            await asyncio.sleep(0.05)
+        tell(moved=await again(moving.visible))
+        tell(free=await zc.available_resources())
+zc.run(main())
+"""
+)
+
+
+@pytest.mark.slow
+def test_each_node_has_gpus_of_its_own(hosts: Hosts) -> None:
+    settings: dict[str, Any] = {"gpu": "fake", "gpu_fake": "devices=3", "num_gpus": None}
+    uuids = host_uuids("devices=3")
+    head = hosts.start(environ={"CUDA_VISIBLE_DEVICES": "1"}, **settings)
+    hosts.start("b", head, environ={"CUDA_VISIBLE_DEVICES": f"2,{uuids[0]}"}, **settings)
+    with hosts.program(GPUS_OF_NODES, head.record.address) as program:
+        assert program.told("total")["GPU"] == 3
+        assert program.told("first") == [uuids[1], uuids[2]]
+        assert program.told("moving") == uuids[0]
+        agent = program.told("agent")
+        assert program.told("stopped")
+        os.kill(agent, signal.SIGKILL)
+        assert program.told("moved") == uuids[1], "in its next life it has a GPU of the other node"
+        assert program.told("free")["GPU"] == 0
+        assert program.status() == 0
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 import zcactor as zc
 from zcactor.control.node_table import (
     SHARED_WORKERS,
+    VISIBLE,
     DriverRecord,
     NodeRecord,
     NodeTable,
@@ -106,6 +107,22 @@ async def test_a_worker_that_is_started_after_its_node_was_lost_ends_at_once() -
     assert not worker.ended.done(), "the caller has to enter its actor first"
     assert await worker.ended == "its node was lost"
     assert (made["b"].ended, made["b"].told, made["b"].pool.by_process) == ([worker], [], {})
+
+
+async def test_an_actor_sees_its_gpus_alone() -> None:
+    nodes, made = nodes_of("a", "b")
+    made["b"].facts["gpus"] = ["GPU-0", "GPU-1", "GPU-2"]
+
+    def environment(letter: str, gpus: tuple[int, ...], **options: Any) -> dict[str, str]:
+        nodes.worker_for(made[letter], "Shard", options, DRIVER, gpus)
+        found: dict[str, str] = made[letter].told[-1][3]
+        return found
+
+    assert environment("b", (0, 2)) == {VISIBLE: "GPU-0,GPU-2"}
+    assert environment("b", ()) == {}
+    assert environment("b", (1,), env={"A": "b"}) == {VISIBLE: "GPU-1", "A": "b"}
+    assert environment("b", (1,), env={VISIBLE: ""}) == {VISIBLE: ""}
+    assert environment("a", (0,)) == {}, "a node that knows none of its GPUs"
 
 
 async def test_a_node_that_is_not_there() -> None:

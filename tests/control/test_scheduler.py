@@ -30,14 +30,16 @@ class Grants:
         self.ledger.add(ONE, total)
         self.order: list[str] = []
         self.places: dict[str, str] = {}
+        self.gpus: dict[str, tuple[int, ...]] = {}
         self.refused: dict[str, str] = {}
 
     def ask(self, name: str, where: str | None = None, near: str = ONE, **request: float) -> Callable[[], None]:
         """Ask for `request` at nodes in the order of `where` and `near`; return a function that withdraws it."""
 
-        def granted(node: str) -> None:
+        def granted(node: str, gpus: tuple[int, ...]) -> None:
             self.order.append(name)
             self.places[name] = node
+            self.gpus[name] = gpus
 
         def refused(error: InsufficientResources) -> None:
             self.refused[name] = str(error)
@@ -276,7 +278,8 @@ class LedgerMachine(RuleBasedStateMachine):
         number = len(self.requests)
         self.requests.append(request)
 
-        def grant(node: str) -> None:
+        def grant(node: str, gpus: tuple[int, ...]) -> None:
+            assert gpus == ()
             self.granted.append((number, node))
             self.held[number] = node
 
@@ -320,3 +323,106 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = pytest.mark.slow(LedgerMachine.TestCase)
 TestLedgerMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def test_gpus_are_granted_one_by_one() -> None:
+    grants = Grants({"GPU": 2})
+    grants.ask("half", GPU=0.5)
+    grants.ask("whole", GPU=1)
+    grants.ask("most", GPU=0.7)
+    assert (grants.gpus["half"], grants.gpus["whole"]) == ((0,), (1,))
+    assert "most" not in grants.gpus, "the halves of two GPUs would make no room for it"
+    grants.ledger.release(ONE, {"GPU": 1.0}, grants.gpus["whole"])
+    assert grants.gpus["most"] == (1,)
+    grants.ask("both", GPU=2)
+    grants.ledger.release(ONE, {"GPU": 0.5}, grants.gpus["half"])
+    assert "both" not in grants.gpus
+    grants.ledger.release(ONE, {"GPU": 0.7}, grants.gpus["most"])
+    assert grants.gpus["both"] == (0, 1)
+    with pytest.raises(InsufficientResources, match="3 GPU were asked for, but this node has 2"):
+        grants.ask("three", GPU=3)
+    grants.ledger.release(ONE, {"GPU": 2.0}, grants.gpus["both"])
+    assert grants.ledger.free() == grants.ledger.total() == {"GPU": 2}
+
+
+def test_a_node_whose_gpus_have_room_is_found() -> None:
+    grants = Grants({"GPU": 2})
+    grants.ledger.add("b", {"GPU": 2})
+    for name, node, amount in (("a", ONE, 0.6), ("b", ONE, 0.6), ("c", "b", 0.2), ("d", "b", 1)):
+        grants.ask(name, node, GPU=amount)
+    assert grants.ledger.free(ONE)["GPU"] == pytest.approx(0.8) == grants.ledger.free("b")["GPU"]
+    grants.ask("most", GPU=0.7)
+    assert (grants.places["most"], grants.gpus["most"]) == ("b", (0,))
+
+
+class GpuMachine(RuleBasedStateMachine):
+    """No GPU is given twice, fractions fill one GPU before the next, and all are free in the end."""
+
+    asked = Bundle("asked")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.requests: list[dict[str, float]] = []
+        self.grants: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.withdraw: dict[int, Callable[[], None]] = {}
+        self.count = {"x": 1, "y": 3}
+        for node, count in self.count.items():
+            self.ledger.add(node, {"GPU": float(count), "CPU": 8.0})
+
+    def used(self, node: str) -> list[float]:
+        """The share of each GPU that is in use, by the grants alone."""
+        shares = [0.0] * self.count[node]
+        for number, (place, gpus) in self.grants.items():
+            amount = self.requests[number]["GPU"]
+            for gpu in gpus if place == node else ():
+                shares[gpu] += min(amount, 1.0)
+        return shares
+
+    @rule(
+        target=asked, amount=st.sampled_from([0.1, 0.25, 0.3, 0.5, 0.7, 1.0, 1.0, 2.0, 3.0]),
+        where=st.sampled_from([None, "spread", "pack", "x", "y"]),
+    )  # fmt: skip
+    def acquire(self, amount: float, where: str | None) -> int:
+        number = len(self.requests)
+        self.requests.append({"GPU": amount, "CPU": 0.5})
+
+        def grant(node: str, gpus: tuple[int, ...]) -> None:
+            before = self.used(node)
+            assert len(set(gpus)) == len(gpus) == max(1, int(amount))
+            assert all(before[gpu] < 1e-6 for gpu in gpus) or amount < 1.0
+            if amount < 1.0 and before[gpus[0]] < 1e-6:
+                assert all(share < 1e-6 or share + amount > 1.0 + 1e-9 for share in before), "another had room"
+            self.grants[number] = node, gpus
+
+        try:
+            self.withdraw[number] = self.ledger.acquire(
+                self.requests[number], Order(where, lambda: "x"), grant, lambda error: pytest.fail(str(error))
+            )
+        except InsufficientResources:
+            assert amount > (1 if where == "x" else 3)
+        return number
+
+    @rule(number=consumes(asked))
+    def give_back(self, number: int) -> None:
+        grant = self.grants.pop(number, None)
+        if grant is not None:
+            self.ledger.release(grant[0], self.requests[number], grant[1])
+        elif number in self.withdraw:
+            self.withdraw[number]()
+
+    @invariant()
+    def no_gpu_is_given_twice(self) -> None:
+        for node, count in self.count.items():
+            used = self.used(node)
+            assert all(share < 1.0 + 1e-6 for share in used)
+            assert self.ledger.free(node)["GPU"] == pytest.approx(count - sum(used))
+
+    def teardown(self) -> None:
+        for number in range(len(self.requests)):
+            self.give_back(number)
+        assert self.ledger.free() == self.ledger.total()
+
+
+TestGpuMachine = GpuMachine.TestCase
+TestGpuMachine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

@@ -1,27 +1,34 @@
-"""The GPUs of a process, opened when something needs them first: most processes never do, and import nothing for it."""
+"""The GPUs of a process, opened when something needs them first, and those that a node offers. Most processes never
+need any, and import nothing for it."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import DeviceUnavailable
+from zcactor.process.nvidia import may_have_gpus
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from zcactor.config import Config
+    from zcactor.errors import DeviceError
 
-__all__ = ["device_opener"]
+__all__ = ["device_opener", "offered_gpus"]
 
 
-def device_opener(config: Config, loop: asyncio.AbstractEventLoop) -> Callable[[], Any]:
+def device_opener(
+    config: Config, loop: asyncio.AbstractEventLoop, broken: Callable[[DeviceError], object] | None = None
+) -> Callable[[], Any]:
     """The function that opens the GPUs of a process, for `zcactor.objectstore.store.Store.open_devices`.
 
     Args:
         config: the settings; `Config.gpu` and the further ones for GPUs decide.
         loop: the loop of the process.
+        broken: called, on the loop, with errors by which a GPU's context turns out to be broken after a call.
     """
 
     unavailable = ""
@@ -35,9 +42,49 @@ def device_opener(config: Config, loop: asyncio.AbstractEventLoop) -> Callable[[
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
         limits = config.device_capacity, config.device_keep_nbytes, loop
         try:
-            return open_store(config.gpu, config.gpu_fake, variable, *limits)
+            store = open_store(config.gpu, config.gpu_fake, variable, *limits)
         except DeviceUnavailable as error:
             unavailable = str(error)
             raise
+        if broken is not None:
+            store.tending.on_broken = broken
+        return store
 
     return open_devices
+
+
+def offered_gpus(config: Config, environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
+    """The UUIDs of the GPUs that a node of this host offers: all that it sees, or the first `Config.num_gpus` of them.
+
+    Args:
+        config: the settings. The fake's GPUs are offered where `Config.gpu` is ``"fake"``, and NVIDIA's otherwise.
+        environ: the node's; ``CUDA_VISIBLE_DEVICES`` limits the GPUs.
+        root: the folder of ``proc`` and ``dev``.
+
+    Returns:
+        The UUIDs. None where no GPU is found: then a node with `Config.num_gpus` counts GPUs that it does not know.
+
+    Raises:
+        ValueError: the node sees fewer GPUs than it is to offer; or an option of the fake is malformed.
+    """
+    if config.num_gpus == 0:
+        return []
+    if config.gpu == "fake":
+        from zcactor.device.fake import host_uuids
+        from zcactor.device.visible import visible
+
+        uuids = host_uuids(config.gpu_fake)
+        found = [uuids[number] for number in visible(uuids, environ.get("CUDA_VISIBLE_DEVICES"))]
+    elif may_have_gpus("auto", root):
+        from zcactor.device.listing import list_gpus
+
+        found = list_gpus(environ, root)
+    else:
+        return []
+    if config.num_gpus is not None and 0 < len(found) < config.num_gpus:
+        raise ValueError(
+            f"num_gpus={config.num_gpus}, and this node sees {len(found)} of them ({', '.join(found)}): offer at most "
+            "as many. Actors share a GPU where they ask for a part of one, as by num_gpus=0.5; CUDA_VISIBLE_DEVICES "
+            "limits what a node sees"
+        )
+    return found[: config.num_gpus]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zcactor import ids
+from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.endpoints import tls_of
 from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at, write_record
 from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
@@ -87,7 +88,7 @@ def start_node(
         AuthenticationError: the token is missing where one is needed, is not safe, or is not the head's; likewise the
             certificate in the folder `config.tls`.
         ConnectionLost: the head does not answer, or the node did not become ready; the message says why.
-        ValueError: `head` or the host is not a usable address.
+        ValueError: `head` or the host is not a usable address, or this host has fewer GPUs than the node is to offer.
         OSError: a file or the process cannot be made.
     """
     if ipaddress.ip_address(config.host).is_unspecified:
@@ -106,6 +107,7 @@ def start_node(
             cluster, head_address = ids.ProcessId(identity.process), identity.address
             if not own_host:
                 config = replace(config, host=identity.ours)
+        gpus = offered_gpus(config, os.environ)
         directory = RunDirectory.shared(base_directory(), cluster.hex())
         undo.callback(directory.remove)
         log = log_directory(os.environ) / f"node-{node.hex()[:8]}.log"
@@ -121,8 +123,8 @@ def start_node(
             {
                 "directory": str(directory.path), "token": token, "agent": node, "driver": b"",
                 "head": (cluster, head_address), "clustered": True, "port": port, "stays": stays,
-                "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources),
-                "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
+                "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources, gpus),
+                "gpus": gpus, "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
                 "worker": {
                     "store_capacity": config.store_capacity or default_capacity(), "namespace": config.namespace,
                 },

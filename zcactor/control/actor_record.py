@@ -94,6 +94,8 @@ class ActorRecord:
         """The actor's node, once it has been placed; the resources of its request are taken there."""
         self.node_id = ""
         """The id of that node, also after the actor has left it."""
+        self.gpus: tuple[int, ...] = ()
+        """The numbers of its GPUs on that node, until they are given back."""
         self.displaced = False
         """Whether its node was lost and the actor lives on no other yet."""
         self.told = False

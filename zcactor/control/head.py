@@ -23,6 +23,7 @@ from zcactor.control.handle_grants import HandleGrant, HandleGrants
 from zcactor.control.hanging import watch
 from zcactor.control.membership import Membership
 from zcactor.control.node_table import NodeRecord, NodeTable
+from zcactor.control.reservations import Reservations
 from zcactor.control.shortage import waits
 from zcactor.errors import (
     ActorDied,
@@ -81,6 +82,7 @@ class Head:
         self._pool = pool
         self._nodes = NodeTable(NodeRecord(ids.ProcessId(process.process), pool, facts), total)
         self._ledger = self._nodes.ledger
+        self._reservations = Reservations(process.loop, self._nodes)
         self._actors = ActorTable[ActorRecord]()
         self.console = Console(process)
         self.members = Membership(self, self._nodes, self.console, heartbeat, hang_after)
@@ -101,6 +103,16 @@ class Head:
             found[1].pid = pid
             self._nodes.addresses[process] = address
             found[1].ready.set_result(None)
+
+    async def worker_broken(self, cause: str) -> None:
+        """End the calling worker, a process of this node which asks for it because it cannot go on.
+
+        Args:
+            cause: the cause of its end, for its actors' callers.
+        """
+        found = self._nodes.worker(current_call.get().session.peer_process)
+        if found is not None:
+            found[1].kill(cause)
 
     def worker_ended(self, record: WorkerRecord) -> None:
         """Note the end of a worker's process, as its node's pool reports it."""
@@ -148,7 +160,7 @@ class Head:
     async def _worker_for(self, actor: ActorRecord) -> WorkerRecord:
         label = actor.class_name if actor.name is None else f"{actor.class_name} {shown(actor.name)}"
         assert actor.node is not None
-        worker = self._nodes.worker_for(actor.node, label, actor.options, self._root(actor))
+        worker = self._nodes.worker_for(actor.node, label, actor.options, self._root(actor), actor.gpus)
         actor.worker = worker
         actor.index = worker.take_index()
         worker.actors[actor] = None
@@ -188,7 +200,7 @@ class Head:
         actor.recipe = recipe
         self._actors.add(actor)
         try:
-            await self._acquire(actor)
+            await self._reservations.acquire(actor)
             await self._worker_for(actor)
             if actor.state == "dead":
                 raise ActorDied(actor.label, actor.cause, False)
@@ -223,39 +235,6 @@ class Head:
         for actor in pending:
             actor.told = True
         return waits(pending, self._ledger, self._actors.all())
-
-    async def _acquire(self, actor: ActorRecord) -> None:
-        """Take a node for the actor, and on that node the resources of its request."""
-        granted: asyncio.Future[None] = self.process.loop.create_future()
-
-        def grant(node: str) -> None:
-            actor.node = self._nodes.by_id[node]
-            actor.node_id = node
-            actor.withdraw = None
-            if not granted.done():  # cancelled a moment ago: the actor is about to be buried, and this given back
-                granted.set_result(None)
-
-        def refuse(error: InsufficientResources) -> None:
-            actor.withdraw = None
-            if not granted.done():
-                granted.set_exception(error)
-
-        where, owner = actor.options.get("node"), actor.owner
-        withdraw = self._ledger.acquire(actor.request, self._nodes.order(where, owner), grant, refuse)
-        if actor.node is None and not granted.done():
-
-            def give_up() -> None:
-                withdraw()
-                granted.cancel()
-
-            actor.withdraw = give_up
-        await granted
-
-    def _give_back(self, actor: ActorRecord) -> None:
-        """Give the resources of an actor back to its node."""
-        node, actor.node = actor.node, None
-        if node is not None:
-            self._ledger.release(node.id, actor.request)
 
     def _root(self, actor: ActorRecord) -> ProcessId:
         """The program for which the actor was made, directly or through other actors."""
@@ -321,8 +300,8 @@ class Head:
             if actor.restarts != turn or actor.state != "restarting":
                 return
             if not self._nodes.has(actor.node):
-                self._give_back(actor)
-                await self._acquire(actor)
+                self._reservations.give_back(actor)
+                await self._reservations.acquire(actor)
             worker = await self._worker_for(actor)
             session = await self.process.connections.connect(worker.process)
             await self.process.requests.ask(
@@ -367,7 +346,7 @@ class Head:
             self.grants.tell_holders(actor)
         if actor.withdraw is not None:
             actor.withdraw()
-        self._give_back(actor)
+        self._reservations.give_back(actor)
         self._actors.bury(actor)
 
     async def kill(self, actor_id: ActorId) -> None:

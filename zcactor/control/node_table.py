@@ -7,7 +7,7 @@ asked by calls (`RemotePool`, and `zcactor.control.node_agent` at the other end)
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from zcactor import ids
 from zcactor.control.scheduler import Ledger, Order
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from zcactor.ids import ProcessId
 
 __all__ = [
-    "SHARED_WORKERS", "DriverRecord", "NodeRecord", "NodeTable", "OwnWorkers", "RemotePool", "Workers", "facts_of",
-    "machine_of", "own_machine",
+    "SHARED_WORKERS", "VISIBLE", "DriverRecord", "NodeRecord", "NodeTable", "OwnWorkers", "RemotePool", "Workers",
+    "facts_of", "machine_of", "own_machine",
 ]  # fmt: skip
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+"""The variable that names the GPUs of a process."""
 
 SHARED_WORKERS = max(1, len(os.sched_getaffinity(0)))
 """Processes on each node over which actors with ``process="shared"`` are spread: one per core."""
@@ -145,7 +148,8 @@ class NodeRecord:
     Args:
         process: its agent's process id, 16 bytes, which names the node as well.
         workers: starts its workers.
-        facts: the node's facts in `NodeInfo`: ``host``, ``pid``, ``address`` and ``transports``, and its ``machine``.
+        facts: the node's facts in `NodeInfo`: ``host``, ``pid``, ``address`` and ``transports``, its ``machine``, and
+            the UUIDs of its ``gpus``.
     """
 
     def __init__(self, process: ProcessId, workers: Workers, facts: Mapping[str, Any]) -> None:
@@ -162,6 +166,12 @@ class NodeRecord:
     def label(self) -> str:
         """The node's name in messages."""
         return f"node {self.id[:8]} ({self.facts['host']})"
+
+    def environment(self, gpus: Sequence[int]) -> dict[str, str]:
+        """The variables that show a process these GPUs alone. There are none without GPUs, and on a node that does not
+        know its GPUs, whose processes see what the node sees."""
+        uuids: list[str] = self.facts["gpus"]
+        return {VISIBLE: ",".join(uuids[number] for number in gpus)} if gpus and uuids else {}
 
 
 class DriverRecord:
@@ -270,16 +280,25 @@ class NodeTable:
         if where not in (None, "spread", "pack") and where not in self.by_id:
             raise ValueError(f"{label}.options: there is no node {where!r}; nodes: {', '.join(self.by_id)}")
 
-    def worker_for(self, node: NodeRecord, label: str, options: Mapping[str, Any], driver: ProcessId) -> WorkerRecord:
-        """A worker for an actor: one of its own, or one of the shared workers. `driver` is the program for which it
-        works.
+    def worker_for(
+        self, node: NodeRecord, label: str, options: Mapping[str, Any], driver: ProcessId, gpus: Sequence[int] = ()
+    ) -> WorkerRecord:
+        """A worker for an actor: one of its own, or one of the shared workers.
+
+        Args:
+            node: where it is started.
+            label: the label before its output.
+            options: of the actor. Its own environment prevails over the one that shows it its GPUs.
+            driver: the program for which it works.
+            gpus: the numbers of the actor's GPUs on the node.
 
         Raises:
             InsufficientResources: the worker cannot be started.
         """
         try:
             if options.get("process") != "shared":
-                return self._start(node, label, options.get("env") or {}, driver, shared=False)
+                env = {**node.environment(gpus), **(options.get("env") or {})}
+                return self._start(node, label, env, driver, shared=False)
             alive = [worker for worker in node.shared if not worker.leaving]
             if len(alive) >= SHARED_WORKERS:
                 return min(alive, key=lambda worker: len(worker.actors))
@@ -324,10 +343,20 @@ class NodeTable:
         ]  # fmt: skip
 
 
-def facts_of(address: str, transports: Sequence[str], machine: str, place: Place | None = None) -> dict[str, Any]:
-    """The facts that a node tells about itself; without `place`, of this process."""
+def facts_of(
+    address: str, transports: Sequence[str], machine: str, place: Place | None = None, gpus: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The facts that a node tells about itself.
+
+    Args:
+        address: where it listens.
+        transports: the allowed ones.
+        machine: see `machine_of`.
+        place: of its agent; by default this process.
+        gpus: the UUIDs of the GPUs that it offers; none where they are only counted.
+    """
     place = place or Place.here()
     return {
         "host": place.host, "pid": place.pid, "address": address, "transports": list(transports),
-        "machine": machine,
+        "machine": machine, "gpus": list(gpus),
     }  # fmt: skip

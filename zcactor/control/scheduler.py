@@ -5,16 +5,20 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
+from zcactor.control.gpu_shares import GpuShares
 from zcactor.errors import InsufficientResources
 
 __all__ = ["Amounts", "Ledger", "Order", "QueuedRequest", "request_of"]
 
 _EPSILON = 1e-9
 """Tolerance of comparisons: fractions are sums of floats, and 10 x 0.1 must fit into 1."""
+_GPU = "GPU"
+"""The name of the resource of which each piece is one of its own, and not only an amount."""
 _NAMED = 8
 """Nodes that a refusal lists."""
 
@@ -22,7 +26,7 @@ _NAMED = 8
 def request_of(options: Mapping[str, object]) -> dict[str, float]:
     """The resources that an actor's options ask for, by name; a zero amount is left out."""
     request: dict[str, float] = {}
-    for name, option in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+    for name, option in (("CPU", "num_cpus"), (_GPU, "num_gpus")):
         amount = options.get(option)
         if isinstance(amount, int | float) and amount > 0:
             request[name] = float(amount)
@@ -59,6 +63,8 @@ class Amounts(msgspec.Struct):
     """`total`, as a key."""
     number: int
     """The node's number, in the order of joining."""
+    gpus: GpuShares
+    """The shares of each GPU of which the free amount of GPUs consists."""
     actors: int = 0
     """Grants that were not released."""
 
@@ -68,17 +74,20 @@ class Amounts(msgspec.Struct):
 
     def now(self, request: Mapping[str, float]) -> bool:
         """Whether `request` fits into the node as it is."""
-        return _fits(request, self.free)
+        return _fits(request, self.free) and (_GPU not in request or self.gpus.fits(request[_GPU]))
 
-    def take(self, request: Mapping[str, float]) -> None:
-        """Grant `request`, for which there is room."""
+    def take(self, request: Mapping[str, float]) -> tuple[int, ...]:
+        """Grant `request`, for which there is room. Returns the numbers of its GPUs on the node."""
         self.actors += 1
         for name, amount in request.items():
             self.free[name] = max(self.free[name] - amount, 0.0)
+        return self.gpus.take(request[_GPU]) if _GPU in request else ()
 
-    def give(self, request: Mapping[str, float]) -> None:
-        """Take `request` back."""
+    def give(self, request: Mapping[str, float], gpus: Sequence[int]) -> None:
+        """Take `request` back, for which `take` returned `gpus`."""
         self.actors -= 1
+        if _GPU in request:
+            self.gpus.give(request[_GPU], gpus)
         for name, amount in request.items():
             left = min(self.free[name] + amount, self.total[name])
             self.free[name] = self.total[name] if self.total[name] - left < _EPSILON else left
@@ -91,7 +100,7 @@ class QueuedRequest(msgspec.Struct, eq=False):
     """The request's number, in the order of arrival."""
     request: dict[str, float]
     order: Order
-    granted: Callable[[str], None]
+    granted: Callable[[str, tuple[int, ...]], None]
     refused: Callable[[InsufficientResources], None]
 
     @property
@@ -123,7 +132,7 @@ class _Groups:
 
     @staticmethod
     def _key(amounts: Amounts) -> object:
-        return amounts.shape, frozenset(amounts.free.items()), amounts.actors
+        return amounts.shape, frozenset(amounts.free.items()), amounts.gpus.key, amounts.actors
 
 
 class _Awaited:
@@ -168,7 +177,8 @@ class Ledger:
     def add(self, node: str, total: Mapping[str, float]) -> None:
         """Add a node, with `total` amounts by name; waiting requests may fit into it."""
         self._joined += 1
-        amounts = Amounts(dict(total), dict(total), frozenset(total.items()), self._joined)
+        gpus = GpuShares(total.get(_GPU, 0.0))
+        amounts = Amounts(dict(total), dict(total), frozenset(total.items()), self._joined, gpus)
         self._nodes[node] = amounts
         self._shapes[amounts.shape] = self._shapes.get(amounts.shape, 0) + 1
         self._groups.add(node, amounts)
@@ -198,7 +208,7 @@ class Ledger:
         self,
         request: Mapping[str, float],
         order: Order,
-        granted: Callable[[str], None],
+        granted: Callable[[str, tuple[int, ...]], None],
         refused: Callable[[InsufficientResources], None],
     ) -> Callable[[], None]:
         """Take `request` from one of the nodes, now or later.
@@ -206,7 +216,8 @@ class Ledger:
         Args:
             request: amounts by name; may be empty.
             order: the nodes that may be taken, and the preferred ones.
-            granted: called with the node's id once the request is granted, perhaps before this returns.
+            granted: called once the request is granted, perhaps before this returns, with the node's id and the numbers
+                of the request's GPUs on that node.
             refused: called when the last node that the request could ever fit into has gone while it waited.
 
         Returns:
@@ -239,12 +250,17 @@ class Ledger:
             del self._waiting[entry.kind]
         return True
 
-    def release(self, node: str, request: Mapping[str, float]) -> None:
-        """Give back a grant of `acquire`; without effect for a node that is gone."""
+    def release(self, node: str, request: Mapping[str, float], gpus: Sequence[int] = ()) -> None:
+        """Give back a grant of `acquire`; without effect for a node that is gone.
+
+        Args:
+            node, gpus: as they were granted.
+            request: as it was asked for.
+        """
         amounts = self._nodes.get(node)
         if amounts is not None:
             self._groups.remove(node, amounts)
-            amounts.give(request)
+            amounts.give(request, gpus)
             self._groups.add(node, amounts)
             self._serve()
 
@@ -295,8 +311,7 @@ class Ledger:
             _, entry = heapq.heappop(heads)
             node = self._choice(entry, awaited)
             if node is not None:
-                self._take(node, entry.request)
-                calls.append(lambda granted=entry.granted, node=node: granted(node))  # type: ignore[misc]
+                calls.append(partial(entry.granted, node, self._take(node, entry.request)))
             elif self._possible(entry):
                 self._await(entry, awaited)
                 continue  # and the others of its kind wait, too
@@ -309,11 +324,12 @@ class Ledger:
         for call in calls:
             call()
 
-    def _take(self, node: str, request: Mapping[str, float]) -> None:
+    def _take(self, node: str, request: Mapping[str, float]) -> tuple[int, ...]:
         amounts = self._nodes[node]
         self._groups.remove(node, amounts)
-        amounts.take(request)
+        gpus = amounts.take(request)
         self._groups.add(node, amounts)
+        return gpus
 
     def _await(self, entry: QueuedRequest, awaited: _Awaited) -> None:
         """Keep the resources that an entry waits for from the entries behind it."""

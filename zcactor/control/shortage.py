@@ -50,7 +50,7 @@ def _shortage(actor: ActorRecord, ledger: Ledger, actors: Iterable[ActorRecord])
     short = {name: amount for name, amount in actor.request.items() if free.get(name, 0.0) < amount}
     wanted = ", ".join(f"{amount:g} {name}" for name, amount in (short or actor.request).items())
     if not short:  # no node has all of it at once, or earlier requests were first
-        return f"{wanted} on one node"
+        return f"{wanted} on one node" + ("; shares of several GPUs do not add up" if "GPU" in actor.request else "")
     held = []
     for name in short:
         holders = [other.label for other in actors if other.node is not None and name in other.request]

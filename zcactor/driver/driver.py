@@ -11,10 +11,10 @@ import os
 import secrets
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from zcactor import ids
+from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.endpoints import address_of, find_through, make_endpoint, problem_of, tls_of
 from zcactor.assembly.fork_guard import watch_forks
 from zcactor.assembly.process import Process
@@ -99,7 +99,8 @@ def init(
             here or in the settings, an embedded node starts.
         num_cpus: number of CPUs that actors may reserve; default the CPUs that this process may use. For an embedded
             node only.
-        num_gpus: number of GPUs that actors may reserve; default the GPUs found. For an embedded node only.
+        num_gpus: number of GPUs that actors may reserve; default the GPUs that this process sees. For an embedded node
+            only.
         resources: amounts of custom resources, by name, each at least 0. For an embedded node only.
         store_capacity: bytes; bounds the arena of each process. Default 30 % of the memory of the machine, or of the
             memory that control groups allow.
@@ -221,13 +222,14 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Runtime
         loop = asyncio.get_running_loop()
         secret = secrets.token_bytes(32)
         capacity = config.store_capacity or default_capacity()
+        gpus = offered_gpus(config, os.environ)
         send_setup(
             control,
             {
                 "directory": str(directory.path), "token": secret, "agent": agent_id, "driver": driver,
-                "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources),
-                "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "head": (agent_id, ""),
-                "clustered": False, "port": 0, "stays": False,
+                "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources, gpus),
+                "gpus": gpus, "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER,
+                "head": (agent_id, ""), "clustered": False, "port": 0, "stays": False,
                 "worker": {"store_capacity": capacity, "namespace": config.namespace},
             },
         )  # fmt: skip
@@ -345,13 +347,18 @@ async def shutdown() -> None:
     await runtime.aclose()
 
 
-def resources_of(config: Config, custom: Mapping[str, float]) -> dict[str, float]:
-    """The resources of a node, amounts by name: those in `config` or else those of the machine, and the `custom`
-    ones."""
-    gpus = config.num_gpus if config.num_gpus is not None else len(list(Path("/dev").glob("nvidia[0-9]*")))
+def resources_of(config: Config, custom: Mapping[str, float], gpus: Sequence[str]) -> dict[str, float]:
+    """The resources of a node, amounts by name: those in `config` or else those of the machine, and the `custom` ones.
+
+    Args:
+        config: the settings.
+        custom: amounts by name.
+        gpus: the UUIDs of the GPUs that the node offers.
+    """
+    count = len(gpus) if config.num_gpus is None else config.num_gpus
     total = {"CPU": float(config.num_cpus if config.num_cpus is not None else len(os.sched_getaffinity(0))), **custom}
-    if gpus:
-        total["GPU"] = float(gpus)
+    if count:
+        total["GPU"] = float(count)
     return total
 
 

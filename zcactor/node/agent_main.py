@@ -104,8 +104,8 @@ def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
             empty for a cluster's), ``head`` (process id and address of the head that it joins; its own id and ``""``
             where it is the head), ``clustered`` (whether the cluster may have other hosts), ``port`` (where it listens
             for them, 0 for any), ``stays`` (whether it outlives its launcher), ``rank`` (of a node of a run; otherwise
-            left out or None), ``config``, ``loop``, ``resources``,
-            ``cwd``, ``heartbeat``, ``hang_after``, and ``worker``: further entries for the setup of its workers.
+            left out or None), ``config``, ``loop``, ``resources``, ``gpus`` (the UUIDs of those it offers), ``cwd``,
+            ``heartbeat``, ``hang_after``, and ``worker``: further entries for the setup of its workers.
     """
     message = msgspec.msgpack.encode(setup)
     with contextlib.suppress(BrokenPipeError):  # it has failed at its start, which the waiting caller will see
@@ -279,7 +279,7 @@ async def _serve(
         loop, zygote, every_worker,
         output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.zygote_lost(),
     )  # fmt: skip
-    facts = facts_of(address, config.transports.split(","), machine_of(directory))
+    facts = facts_of(address, config.transports.split(","), machine_of(directory), gpus=setup["gpus"])
     rank = setup.get("rank")
     if rank is not None:
         facts["rank"] = rank

@@ -54,10 +54,10 @@ class Supervision:
             if len(ledger._nodes) <= EVERY:
                 self.look(within=True)
 
-        def look_and_take(node: str, request: Mapping[str, float]) -> None:
+        def look_and_take(node: str, request: Mapping[str, float]) -> Any:
             if ledger._waiting:
                 self._granted(ledger, node, request)
-            take(node, request)
+            return take(node, request)
 
         ledger._serve, ledger._take = serve_and_look, look_and_take
 
@@ -83,7 +83,7 @@ class Supervision:
                     used = taken.setdefault(node, {})
                     for name, amount in actor.request.items():
                         used[name] = used.get(name, 0.0) + amount
-                if dead:
+                if dead and not actor.gpus:  # GPUs are in use until its process has ended
                     self._record.break_("I9", f"{actor.label} is dead and has resources of {actor.node.label}")
             if not dead:
                 if actor.state != "pending" and actor.actor_id not in self._restarts and actor.recipe is not None:
@@ -130,7 +130,7 @@ class Supervision:
             nodes = [node for node in ledger._nodes if entry.order.only in (None, node)]
             possible = [node for node in nodes if _fits(entry.request, ledger._nodes[node].total)]
             for node in possible:
-                if _fits(entry.request, ledger._nodes[node].free) and names.isdisjoint(awaited[node]):
+                if ledger._nodes[node].now(entry.request) and names.isdisjoint(awaited[node]):
                     self._record.break_("I9", f"a request for {entry.request} waits, and there is room for it")
                     return
             for node in possible:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextvars import Context
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor import ids
 from zcactor.api.handle import ActorHandle
 from zcactor.assembly.agents import assemble_agent
+from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.fork_guard import watch_forks
 from zcactor.config import load_config
 from zcactor.control.head import Head
@@ -168,11 +170,12 @@ async def start_runtime(faults: LinkFaults | None = None, **settings: Any) -> Lo
     try:
         head, driver = make("agent", name, within_file_limit(AGENT_ARENA)), make("driver", ids.new_process())
         workers = InnerWorkers(head, lambda process: make("worker", process), lambda record: node.worker_ended(record))
+        # GPUs are counted, and given to no actor: all processes share one environment.
+        resources = drivers.resources_of(config, {}, offered_gpus(config, os.environ))
         facts = facts_of("", ["loopback"], HOST, head.process.place)
         node = head.context.run(
-            assemble_agent, head.process, workers, facts, drivers.resources_of(config, {}), drivers.HEARTBEAT,
-            drivers.HANG_AFTER,
-        )  # fmt: skip
+            assemble_agent, head.process, workers, facts, resources, drivers.HEARTBEAT, drivers.HANG_AFTER
+        )
         assert isinstance(node, Head)
         node.driver = driver.process.process
         node.end_report = 0.0  # an end is reported at once

@@ -18,7 +18,7 @@ import pytest
 
 from tests.device.helpers import NEVER, held, settle
 from zcactor.device.driver import CudaCode
-from zcactor.device.fake import FakeGpuDriver
+from zcactor.device.fake import FakeGpuDriver, host_uuids
 from zcactor.device.fake.gpu import CALLS
 from zcactor.errors import DeviceError, DeviceUnavailable
 from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, write
@@ -236,6 +236,7 @@ def test_an_event_that_was_given_up_cannot_be_opened() -> None:
 def test_visible_gpus() -> None:
     uuids = [each.uuid for each in FakeGpuDriver("devices=3").devices()]
     assert [uuid[-2:] for uuid in uuids] == ["00", "01", "02"]
+    assert host_uuids("devices=3") == uuids
     driver = FakeGpuDriver("devices=3", uuids[2])
     assert [(each.index, each.uuid) for each in driver.devices()] == [(0, uuids[2])]
     mapped(driver, 0, NBYTES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -27,9 +27,9 @@ def test_requests_wait_for_others() -> None:
 def test_what_is_not_given_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     release = Ledger.release
 
-    def forgetful(self: Ledger, node: str, request: Mapping[str, float]) -> None:
+    def forgetful(self: Ledger, node: str, request: Mapping[str, float], gpus: Sequence[int]) -> None:
         if request.get("CPU") != 24:
-            release(self, node, request)
+            release(self, node, request, gpus)
 
     monkeypatch.setattr(Ledger, "release", forgetful)
     run = Run(SCHEDULE)

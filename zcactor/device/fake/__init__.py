@@ -12,6 +12,6 @@ late and side by side, so work that is not ordered by events is seen in the wron
 - ``gpu``: the driver, `FakeGpuDriver`
 """
 
-from zcactor.device.fake.gpu import FakeGpuDriver
+from zcactor.device.fake.gpu import FakeGpuDriver, host_uuids
 
-__all__ = ["FakeGpuDriver"]
+__all__ = ["FakeGpuDriver", "host_uuids"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["CALLS", "FakeGpuDriver"]
+__all__ = ["CALLS", "FakeGpuDriver", "host_uuids"]
 
 CALLS: Final = frozenset(name for name in vars(GpuDriver) if not name.startswith("_"))
 """The calls of the driver, each of which the option ``fail`` can make fail."""
@@ -312,6 +312,15 @@ def _end(pid: int, engines: Sequence[FakeEngine], memory: FakeMemory, events: Fa
         engine.close()
     memory.close()
     events.close()
+
+
+def host_uuids(options: str) -> list[str]:
+    """The UUIDs of the fake GPUs of this host, in their order, without making any.
+
+    Raises:
+        ValueError: an option is unknown or malformed.
+    """
+    return _uuids(FakeOptions.parse(options, CALLS).devices)
 
 
 def _uuids(count: int) -> list[str]:
