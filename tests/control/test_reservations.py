@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 import zcactor as zc
-from tests.control.seers import Seer, Sights
+from tests.control.seers import Breaker, Seer, Sights
 from zcactor.device.fake import host_uuids
 
 pytestmark = pytest.mark.slow
@@ -123,3 +123,47 @@ async def test_agent_and_zygote_open_no_gpu() -> None:
         for pid in (node.pid, *zygotes):
             mapped = Path(f"/proc/{pid}/maps").read_text()
             assert "zcactor-gpu" not in mapped and "libcuda" not in mapped
+
+
+async def state_of(actor_id: str) -> zc.ActorInfo:
+    return next(each for each in await zc.actors() if each.actor_id == actor_id)
+
+
+async def test_a_broken_gpu_ends_the_actors_process() -> None:
+    config = zc.Config(gpu="fake", gpu_fake="fail=fatal:3")
+    async with asyncio.timeout(PATIENCE), zc.init(config=config):
+        actor: Any = await Breaker.options(num_gpus=1, max_restarts=1).spawn()
+        (told,) = await zc.actors()
+        assert await actor.works() == 30
+        for life in (1, 2):
+            with pytest.raises(zc.DeviceError, match="fail=fatal broke the context") as caught:
+                await actor.works()
+            assert caught.value.fatal
+            if life == 1:
+                while (info := await state_of(told.actor_id)).state != "alive" or not info.restarts:
+                    await asyncio.sleep(0.01)
+                assert info.pid != told.pid
+                assert await actor.works() == 30, "another process has a context that works"
+        while (await state_of(told.actor_id)).state != "dead":
+            await asyncio.sleep(0.01)
+        with pytest.raises(zc.ActorDied, match="ended itself, as its GPU cannot be used: .* broke the context"):
+            await actor.works()
+        assert await free_gpus() == 1
+
+
+async def test_a_broken_gpu_is_noticed_where_the_actor_goes_on() -> None:
+    config = zc.Config(gpu="fake", gpu_fake="fail=fatal")
+    async with asyncio.timeout(PATIENCE), zc.init(config=config):
+        actor: Any = await Breaker.spawn()
+        assert await actor.works_on() == "fatal: True"
+        (told,) = await zc.actors()
+        while (await state_of(told.actor_id)).state != "dead":
+            await asyncio.sleep(0.01)
+        with pytest.raises(zc.ActorDied, match="ended itself, as its GPU cannot be used"):
+            await actor.works()
+
+
+async def test_a_forked_child_of_an_actor_has_no_gpu() -> None:
+    async with asyncio.timeout(PATIENCE), zc.init(config=fake(1)):
+        actor: Any = await Breaker.options(num_gpus=1).spawn()
+        assert await actor.forks() == ["ForkedProcess"] * 5 + ["30"]

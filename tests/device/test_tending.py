@@ -10,8 +10,17 @@ from zcactor.device.events import EventPool
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.tending import Tending
 from zcactor.device.work import Work
+from zcactor.errors import DeviceError
 from zcactor.testing import until
 from zcactor.testing.device_peer import mapped
+
+
+def is_broken(driver: FakeGpuDriver) -> bool:
+    try:
+        driver.free(0)
+    except DeviceError:
+        return True
+    return False
 
 
 async def test_calls_wait_for_work() -> None:
@@ -65,12 +74,29 @@ async def test_work_of_libraries_is_waited_for() -> None:
 async def test_a_broken_context_holds_nothing_back() -> None:
     driver = FakeGpuDriver("fail=fatal")
     tending, pool = Tending(asyncio.get_running_loop()), EventPool(driver, 0)
-    called = list[int]()
+    called, broken = list[int](), list[DeviceError]()
+    tending.on_broken = broken.append
     address = mapped(driver, 0, driver.granularity)
     moment = pool.record(0)
     driver.fill(0, address, b"a", 1, 0)
+    await until(lambda: is_broken(driver), "the fill breaks the context")
     tending.when_done([moment], lambda: called.append(1))
     await until(lambda: called, "it is called")
+    assert [error.fatal for error in broken] == [True]
+
+
+async def test_a_broken_context_is_noted_when_memory_goes_back() -> None:
+    driver = FakeGpuDriver("fail=fatal")
+    tending, arena = Tending(asyncio.get_running_loop()), DeviceArena(driver, 0, None, 0)
+    broken = list[DeviceError]()
+    arena.on_freed, tending.on_broken = tending.freed, broken.append
+    tending.add(arena)
+    offset, address, _ = arena.allocate(10)
+    driver.fill(0, address, b"a", 1, 0)
+    await until(lambda: is_broken(driver), "the fill breaks the context")
+    arena.give_back(offset, [])
+    await until(lambda: broken, "the extent cannot be given back")
+    assert broken[0].fatal and broken[0].call == "unmap"
 
 
 def test_after_the_loop() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zcactor.errors import ConnectionLost
+from zcactor.errors import ConnectionLost, DeviceError, make_remote_error
 from zcactor.execution.answers import Answers
 from zcactor.rpc.incoming import Incoming
 from zcactor.rpc.messages import Status
@@ -27,7 +27,8 @@ class Bench:
         self.raises: list[BaseException] = []
         self.pack_raises: list[BaseException] = []
         marshaller: Any = self
-        self.answers = Answers("Shop(a)", marshaller, self.push, self._ended)
+        self.broken: list[DeviceError] = []
+        self.answers = Answers("Shop(a)", marshaller, self.push, self._ended, self.broken.append)
         session: Any = self
         self.incoming = Incoming(session, 1, 2, 3, b"")
 
@@ -105,3 +106,35 @@ def test_what_cannot_be_answered_at_all_ends_the_connection(caplog: pytest.LogCa
     (error,) = bench.failed
     assert isinstance(error, ConnectionLost) and error.maybe_executed and "second" in str(error)
     assert "Shop(a): a call could not be answered" in caplog.text and bench.ended == 1
+
+
+FIELDS = ("type_name", "message", "remote_traceback", "actor", "host", "pid")
+FATAL = DeviceError("done", 700, 0, True)
+
+
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+def in_a_ring() -> BaseException:
+    first, second = ValueError("no"), ValueError("no")
+    first.__context__, second.__context__ = second, first
+    return first
+
+
+@pytest.mark.parametrize(
+    ("error", "is_broken"),
+    [
+        (FATAL, True),
+        (caused(ValueError("no"), FATAL), True),
+        (DeviceError("create", 2, 0), False),
+        (make_remote_error(FATAL, dict.fromkeys(FIELDS, "")), False),
+        (in_a_ring(), False),
+    ],
+)
+def test_a_context_that_is_broken_is_noted_after_the_answer(error: BaseException, is_broken: bool) -> None:
+    bench = Bench()
+    bench.answers.failure(bench.incoming, error)
+    assert len(bench.sent) == 1
+    assert bench.broken == [FATAL] * is_broken

@@ -41,6 +41,7 @@ from zcactor.peers.requests import SYSTEM_INDEX, Requests
 from zcactor.peers.twins import Twins
 from zcactor.peers.unseen import Unseen
 from zcactor.peers.vigil import Vigil
+from zcactor.process.broken import BrokenGpus
 from zcactor.process.place import Place
 from zcactor.process.places import Places
 from zcactor.process.sessions import Sessions
@@ -83,17 +84,16 @@ class Process:
         self.config, self.namespace = config, config.namespace
         self.loop, self.thread = loop, threading.get_ident()
         self.store, self.endpoint = store, endpoint
-        self.place = place or Place.here()
-        self.crew = crew
+        self.place, self.crew = place or Place.here(), crew
         self.leaving = False
         """Whether the process, with its actors, ends soon. The actors may live on elsewhere: the node agent knows."""
         self.last_system_index = MEMBERSHIP_INDEX if role == "agent" else SYSTEM_INDEX
-        self.copies = CopyCounter()
-        self.counters = new_counters()
+        self.copies, self.counters = CopyCounter(), new_counters()
         self.marshaller = Marshaller(
             store, self.copies, self.counters, config.eager_limit, seals=endpoint.seals_payloads
         )
-        store.open_devices = device_opener(config, loop)
+        self.broken_gpus = BrokenGpus(loop)
+        store.open_devices = device_opener(config, loop, self.broken_gpus.note)
         self.trimmer = Trimmer(store.heap, loop, config.store_keep_nbytes)
         self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
         self.registrar: Registrar | None = None

@@ -94,6 +94,10 @@ class NodeAgent:
         if record is not None:
             record.kill(cause)
 
+    async def worker_broken(self, cause: str) -> None:
+        """End the calling worker, as `zcactor.control.head.Head.worker_broken` does."""
+        await self.kill_worker(current_call.get().session.peer_process, cause)
+
     async def worker_ready(self, worker: ProcessId, pid: int, address: str) -> None:
         """Note that a worker of this node has started and listens."""
         record = self._pool.by_process.get(worker)

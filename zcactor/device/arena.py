@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from zcactor.device.driver import CudaCode
 from zcactor.device.events import Moment, pending
 from zcactor.device.work import Work, moments_of
-from zcactor.errors import DeviceError, OutOfMemory
+from zcactor.errors import DeviceError, ForkedProcess, OutOfMemory
 from zcactor.objectstore.heap import Heap
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class DeviceArena:
         self._handles: list[int] = []
         """Handles that are to be released."""
         self._next = 0
+        self._pid: Final = os.getpid()
         self._reservations: list[tuple[int, int]] = []
         self.on_freed: Callable[[], None] = _nothing
         """Called after each `give_back`, perhaps in a finalizer; it is to see to it that `tidy` is called soon."""
@@ -118,7 +119,10 @@ class DeviceArena:
         Raises:
             OutOfMemory: the GPU, or the capacity, has no room. Extents without objects were given back before.
             DeviceError: the driver fails in another way.
+            ForkedProcess: this is a forked child of the process that has made the arena.
         """
+        if os.getpid() != self._pid:  # before the lock, which another thread may have had at the fork
+            raise ForkedProcess("a forked process cannot use the GPUs of its parent: start it by spawn")
         size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         with self._lock:
             self._settle()

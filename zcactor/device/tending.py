@@ -39,6 +39,8 @@ class Tending:
         self._has_freed = False
         """Whether an arena has something to give back."""
         self._pause = _FIRST_PAUSE
+        self.on_broken: Callable[[DeviceError], object] = _nothing
+        """Called, on the loop, with each error by which a GPU's context turns out to be broken."""
 
     def add(self, arena: DeviceArena) -> None:
         """Look after an arena, too."""
@@ -75,17 +77,27 @@ class Tending:
                 self._waiting.append((moments, call))
                 more = True
         for arena in arenas:
-            with contextlib.suppress(DeviceError):  # the next call of the program has the same error
+            try:
                 self._has_freed = arena.tidy() or self._has_freed
+            except DeviceError as error:  # the next call of the program has the same error
+                self._note(error)
         more = more or self._has_freed
         self._pause = min(2 * self._pause, _LAST_PAUSE) if more else _FIRST_PAUSE
         if more and not self._awake:
             self._awake = True
             self._loop.call_later(self._pause, self._look)
 
-    @staticmethod
-    def _are_done(moments: list[Moment]) -> bool:
+    def _are_done(self, moments: list[Moment]) -> bool:
         try:
             return not pending(moments)
-        except DeviceError:  # a broken context does no work any more
+        except DeviceError as error:  # a broken context does no work any more
+            self._note(error)
             return True
+
+    def _note(self, error: DeviceError) -> None:
+        if error.fatal:
+            self.on_broken(error)
+
+
+def _nothing(_: DeviceError) -> None:
+    """Do nothing: nobody asks for broken contexts."""

@@ -69,7 +69,8 @@ class ActorRunner:
         self._plain: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
         """For `receive_plain`: the methods with their kinds and mailboxes; empty when no call may start."""
         self._pack = process.marshaller.pack
-        self._answers = Answers(label, process.marshaller, process.pushes.value, self._answered)
+        note = process.broken_gpus.note
+        self._answers = Answers(label, process.marshaller, process.pushes.value, self._answered, note)
         self._arguments = Arguments(process.marshaller, self.unblocked)
         self._drained: asyncio.Future[None] | None = None
         self._loop = process.loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from zcactor.errors import ConnectionLost
+from zcactor.errors import ConnectionLost, DeviceError, RemoteError
 from zcactor.execution.failure import Failure, pack_as_text
 from zcactor.rpc.incoming import NO_ANSWER
 from zcactor.rpc.messages import Status
@@ -23,6 +23,8 @@ logger = logging.getLogger("zcactor")
 _FRAME_HEAD: Final = 4096
 """Bytes of a frame beside its payload, at most: 128 releases of 16 bytes, and some 80 bytes of fields."""
 _OK = int(Status.OK)
+_CAUSES: Final = 16
+"""Causes of an exception that are looked at: the chain may be a ring."""
 
 
 class Answers:
@@ -33,15 +35,18 @@ class Answers:
         marshaller: packs results and failures.
         push: pushes results to other processes; see `zcactor.objects.pushes.Pushes.value`.
         sent: called after each answer.
+        broken: called after each failure by which a GPU's context turns out to be broken.
     """
 
     def __init__(
-        self, label: str, marshaller: Marshaller, push: Callable[[Incoming, Any], Any], sent: Callable[[], None]
-    ) -> None:
+        self, label: str, marshaller: Marshaller, push: Callable[[Incoming, Any], Any], sent: Callable[[], None],
+        broken: Callable[[DeviceError], None],
+    ) -> None:  # fmt: skip
         self._label = label
         self._push = push
         self._pack = marshaller.pack
         self._sent = sent
+        self._broken = broken
 
     def value(self, incoming: Incoming, value: Any, *, more: bool = False) -> None:
         """Answer with a result. An exception of packing it is raised, and then no answer was sent.
@@ -86,6 +91,9 @@ class Answers:
             self._as_text(incoming, failure, unsendable)
         error.__traceback__ = None
         self._sent()
+        broken = _broken_context(error)
+        if broken is not None:
+            self._broken(broken)
 
     def _as_text(self, incoming: Incoming, failure: Failure, unsendable: BaseException) -> None:
         session = incoming.session
@@ -95,3 +103,16 @@ class Answers:
         except BaseException as error:  # even the text failed: the end of the connection tells the caller
             logger.exception("%s: a call could not be answered", self._label)
             session.fail(ConnectionLost(f"a call of {self._label} could not be answered: {error!r}", True))
+
+
+def _broken_context(error: BaseException) -> DeviceError | None:
+    """The error, among an exception and its causes, after which this process can use a GPU no more. Errors of other
+    processes say nothing about this one."""
+    found: BaseException | None = error
+    for _ in range(_CAUSES):
+        if found is None or isinstance(found, RemoteError):
+            return None
+        if isinstance(found, DeviceError) and found.fatal:
+            return found
+        found = found.__cause__ or found.__context__
+    return None

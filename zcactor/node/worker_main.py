@@ -31,6 +31,7 @@ from zcactor.process.loops import new_event_loop
 from zcactor.rpc.messages import Flags
 
 if TYPE_CHECKING:
+    from zcactor.errors import DeviceError
     from zcactor.ids import ActorId
     from zcactor.marshal.packed import Packed
     from zcactor.rpc.session import Session
@@ -123,6 +124,19 @@ class Worker:
         flush_output()
         self.process.loop.call_soon(self.finish)
 
+    def gpu_broke(self, error: DeviceError) -> None:
+        """Have the agent of this node end this process, whose actor can use its GPU no more. Actors that may restart
+        get another process."""
+        logger.error("this process can use its GPU no more and ends: %s", error)
+        flush_output()
+        self.process.tasks.start(self._report_broken(f"its process ended itself, as its GPU cannot be used: {error}"))
+
+    async def _report_broken(self, cause: str) -> None:
+        try:
+            await self._ask_agent("worker_broken", cause)
+        except ConnectionLost:
+            self.finish()
+
     def session_lost(self, session: Session) -> None:
         """End the worker when the agent of its node is gone."""
         if session.peer_process.hex() == self.node:
@@ -135,13 +149,14 @@ class Worker:
             ConnectionLost: the agent is gone.
         """
         await dawdle("worker ready")
+        await self._ask_agent("worker_ready", self.process.process, self.process.place.pid, address)
+
+    async def _ask_agent(self, method: str, *args: Any) -> None:
         process = self.process
         node = bytes.fromhex(self.node)
         interface = agent_interface() if node == process.sessions.head else member_interface()
         session = await process.connections.connect(node)
-        await process.requests.ask_of(
-            session, AGENT_INDEX, interface, "worker_ready", (process.process, process.place.pid, address)
-        )
+        await process.requests.ask_of(session, AGENT_INDEX, interface, method, args)
 
     def finish(self) -> None:
         """End the process."""
@@ -194,6 +209,7 @@ async def serve(process: Process, node: str) -> None:
     """
     worker = Worker(process, node)
     process.system.worker = worker
+    process.broken_gpus.on_broken = worker.gpu_broke
     process.sessions.node = bytes.fromhex(node)
     await process.endpoint.start(process.connections.accepted)
     process.connections.on_lost = worker.session_lost
