@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from zcactor.cli.doctor import Report, examine
+from zcactor.cli.gpus import look_at_gpus
 from zcactor.config import Config
 from zcactor.transport.verbs.driver.base import Binding
 from zcactor.transport.verbs.driver.bindings import Absent, Reason
@@ -44,6 +45,9 @@ def look(tmp_path: Path) -> Look:
     def report(binding: Binding | Absent = NO_BINDING, memlock: int | None = None, **settings: object) -> Report:
         sources = {field.name: "argument" if field.name in settings else "default" for field in fields(Config)}
         config = Config(**settings)  # type: ignore[arg-type]
-        return examine(config, sources, binding=binding, memlock=lambda: memlock, huge_pages=huge_pages, groups=())
+        return examine(
+            config, sources, binding=binding, memlock=lambda: memlock, huge_pages=huge_pages, groups=(),
+            gpus=lambda config: look_at_gpus(config, tmp_path),
+        )  # fmt: skip
 
     return report

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tests.cli.conftest import Look
 from zcactor.cli.doctor import Report, Setting
+from zcactor.cli.gpus import GpuFinding, Gpus
 from zcactor.cli.render import nbytes, render
 from zcactor.transport.verbs.driver.fake import FakeFabric
 
@@ -118,3 +119,33 @@ def test_nothing_is_cut_off_or_taken_for_markup(look: Look) -> None:
     assert "[red]:smile:[/red]" in shown
     assert "…" not in shown
     assert "zcactor.toml" in shown.replace("\n", "").replace(" ", "")
+
+
+def test_gpus(look: Look) -> None:
+    found = GpuFinding(
+        0, "GPU-a", "a GPU", 2 << 30, 1 << 30, "descriptors", True, True, False, "mapped", True, "", ""
+    )  # fmt: skip
+    wrong = replace(found, index=1, path="host", proven=False, readonly_imports=None, reason="garbage", fix="test it")
+    failed = replace(wrong, index=2, path="", reason="no room", fix="look")
+    report = look()
+    has(text(report), "GPU arrays", "works no", "reason this machine has no GPU")
+    shown = text(replace(report, gpus=Gpus("fake", (found, wrong, failed), ("GPU-a", "GPU-b"), "")))
+    has(
+        shown,
+        "driver fake",
+        "for num_gpus GPU-a, GPU-b",
+        "cuda:0 GPU-a, a GPU, 2 GiB, 1 GiB of them free",
+        "works yes",
+        "transfer 64 KiB from another process came out right, over the same memory",
+        "memory leaves by descriptors",
+        "events are shared yes",
+        "imports are read-only yes",
+        "dma-buf for cards no",
+        "transfer 64 KiB from another process came out wrong, through host memory",
+        "reason garbage",
+        "fix test it",
+        "imports are read-only unknown, as nothing was mapped",
+        "reason no room",
+    )
+    assert shown.count("transfer") == 2
+    has(text(replace(report, gpus=Gpus("fake", (found,), (), ""))), "for num_gpus none: their number is counted")

@@ -1,7 +1,8 @@
-"""The findings of ``python -m zcactor doctor``: the settings, the store's limits, RDMA, and which transports can work.
+"""The findings of ``python -m zcactor doctor``: the settings, the store's limits, RDMA, GPUs, and which transports can
+work.
 
 `examine` looks and returns plain data; it prints nothing, and raises no finding. It opens RDMA devices and one
-listening socket, and closes them again.
+listening socket, and closes them again. Where there are GPUs it starts a node, and ends it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgspec
 
 import zcactor
 from zcactor.assembly.endpoints import tls_of
+from zcactor.cli.gpus import look_at_gpus
 from zcactor.config import NOT_BY_TLS, TRANSPORTS
 from zcactor.errors import AuthenticationError
 from zcactor.objectstore.groups import default_capacity, memory_of_machine, own_groups, smallest
@@ -34,6 +36,7 @@ from zcactor.workers.run_directory import base_directory
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from zcactor.cli.gpus import Gpus
     from zcactor.config import Config
     from zcactor.objectstore.groups import MemoryGroup
     from zcactor.transport.verbs.driver.base import Binding, DeviceAttributes, Gid, PortAttributes
@@ -190,6 +193,7 @@ class Report:
     settings: tuple[Setting, ...]
     store: StoreReport
     rdma: Rdma
+    gpus: Gpus
     transports: tuple[Transport, ...]
     """The configured ones, in their order, then the others."""
     same_host: str
@@ -374,6 +378,7 @@ def examine(
     memlock: Callable[[], int | None] = memlock_limit,
     huge_pages: Path = HUGE_PAGES,
     groups: Sequence[MemoryGroup] | None = None,
+    gpus: Callable[[Config], Gpus] = look_at_gpus,
 ) -> Report:
     """Look at this host.
 
@@ -384,6 +389,7 @@ def examine(
         memlock: bytes that may be pinned, None for any number.
         huge_pages: the kernel's setting for shared memory.
         groups: the control groups that bound our memory; None looks for them.
+        gpus: looks at the GPUs.
     """
     if binding is None:
         binding = drivers.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
@@ -403,6 +409,7 @@ def examine(
         tuple(_setting(config, name, source) for name, source in sources.items()),
         store,
         rdma,
+        gpus(config),
         transports,
         next(iter(usable), ""),
         next(iter(between_hosts), ""),

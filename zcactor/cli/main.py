@@ -27,7 +27,7 @@ def app() -> None:
 @app.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the same as one JSON object.")
 def doctor(as_json: bool) -> None:
-    """Show settings, limits, RDMA, and which transports work.
+    """Show settings, limits, RDMA, GPUs, and which transports work.
 
     Each setting is shown with its source, and each failure with its cause and a remedy. The exit status is 1 when no
     transport works, and 2 when the configuration has an error.

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from zcactor.cli.doctor import DeviceInfo, PortInfo, Rdma, Report, StoreReport, Transport
+    from zcactor.cli.gpus import GpuFinding, Gpus
 
 __all__ = ["nbytes", "render"]
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _UNSET = "-"
+_PATHS = {"mapped": "over the same memory", "host": "through host memory"}
 
 
 def nbytes(count: int | None) -> str:
@@ -106,6 +108,33 @@ def _port(port: PortInfo) -> str:
     return f"{port.state}, {port.link_layer}, {limits}"
 
 
+def _gpus(console: Console, gpus: Gpus) -> None:
+    if not gpus.driver:
+        console.print(_table([("works", Text("no", "red")), ("reason", gpus.reason)]))
+        return
+    given = ", ".join(gpus.offered) or "none: their number is counted, if num_gpus says one"
+    console.print(_table([("driver", gpus.driver), ("for num_gpus", given)]))
+    for gpu in gpus.gpus:
+        console.print()
+        console.print(_table(_gpu(gpu)))
+
+
+def _gpu(gpu: GpuFinding) -> Iterable[tuple[object, ...]]:
+    yield f"cuda:{gpu.index}", f"{gpu.uuid}, {gpu.name}, {nbytes(gpu.total)}, {nbytes(gpu.free)} of them free"
+    yield "works", _yes(gpu.proven)
+    if gpu.path:
+        came = "came out right" if gpu.proven else "came out wrong"
+        yield "transfer", f"64 KiB from another process {came}, {_PATHS[gpu.path]}"
+    if gpu.reason:
+        yield "reason", gpu.reason
+        yield "fix", gpu.fix
+    yield "memory leaves by", gpu.exports
+    yield "events are shared", _yes(gpu.shared_events)
+    readonly = Text("unknown, as nothing was mapped") if gpu.readonly_imports is None else _yes(gpu.readonly_imports)
+    yield "imports are read-only", readonly
+    yield "dma-buf for cards", _yes(gpu.dma_buf)
+
+
 def _transport(transport: Transport) -> tuple[object, ...]:
     return transport.name, _yes(transport.usable), transport.reason, transport.fix
 
@@ -129,6 +158,8 @@ def render(report: Report, console: Console) -> None:
     console.print(_table(_store(report.store)))
     title("RDMA")
     _rdma(console, report.rdma)
+    title("GPU arrays")
+    _gpus(console, report.gpus)
     title("Transports, in the order of preference")
     console.print(_table(map(_transport, report.transports), ("transport", "usable", "why", "fix")))
     console.print()
