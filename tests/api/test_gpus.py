@@ -177,7 +177,10 @@ async def test_other_bad_input() -> None:
             zc.empty(1 << 40, "u1", device="cuda")
         with pytest.raises(TypeError, match="not list"):
             zc.to_host([1])
-    async with zc.init(config=zc.Config(gpu="fake", gpu_fake="colour=red")):
+    malformed = zc.Config(gpu="fake", gpu_fake="colour=red")
+    with pytest.raises(ValueError, match="its options are"):
+        await zc.init(config=malformed)
+    async with zc.init(config=malformed, num_gpus=0):  # a node that offers no GPU lists none
         with pytest.raises(ValueError, match="its options are"):
             zc.gpus()
 
