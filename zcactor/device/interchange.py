@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -196,6 +197,9 @@ def imported(name: str) -> Any:
     Raises:
         ImportError: it is not installed.
     """
+    found = sys.modules.get(name)  # importlib takes 3 us to look there
+    if found is not None and not getattr(found.__spec__, "_initializing", False):
+        return found
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -230,13 +234,13 @@ def note_given(holder: Any, library: str) -> None:
 
 def to_cupy(array: Any) -> Any:
     """The CuPy array; see `zcactor.DeviceArray.as_cupy`."""
-    cuda = imported("cupy").cuda
-    holder = array.holder
+    cupy, holder = imported("cupy"), array.holder
+    cuda = cupy.cuda
     note_given(holder, "cupy")
     low, high = array.bounds()
     memory = cuda.UnownedMemory(low, high - low, holder, holder.gpu.index)
     place = cuda.MemoryPointer(memory, array.address - low)
-    return imported("cupy").ndarray(array.shape, array.dtype, place, array.strides)
+    return cupy.ndarray(array.shape, array.dtype, place, array.strides)
 
 
 def to_torch(array: Any) -> Any:
