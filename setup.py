@@ -12,7 +12,7 @@ _FLAGS = [
 ]  # fmt: skip
 _HOT = [
     "module", "credits", "counters", "records", "send_buffer", "msgpack_plain", "wire", "frame_write", "frame_read",
-    "reader", "fold",
+    "reader", "fold", "loans", "seat",
 ]  # fmt: skip
 
 setup(

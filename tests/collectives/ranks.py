@@ -190,7 +190,7 @@ class Rank:
     def last_operation(self, group: zc.Group) -> int:
         """The number of the operation that this rank has called last."""
         member: Any = current().groups().member(group._key, group.rank)
-        return int(member._next) - 1
+        return int(member.seat.next) - 1
 
     async def many(self, group: zc.Group, count: int, elements: int, plan: Any = "auto") -> int:
         """Reduce again and again. Returns how many results were right before the group broke; all are, until then."""

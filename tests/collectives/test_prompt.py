@@ -145,6 +145,8 @@ async def test_forged_publications(three: tuple[zc.Group, list[Any]]) -> None:
     forge(1, seq, signature, array, "here", 0, b"")
     forge(1, seq, signature, array, b"", "there", b"")
     forge(1, seq, signature, array, b"", 0, 7)
+    forge(1, seq, signature, None, b"", 0, b"", array)  # no memory for a result: its bytes are in the frame
+    forge(1, seq, signature, None, b"", 0, b"", 7)
     forge(1, seq - 1, signature, array)  # late: the operation has ended
     forge(1, seq, signature, array)  # as rank 1 itself would
     forge(1, seq, signature, array + 1)  # twice

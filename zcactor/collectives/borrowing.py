@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from zcactor.native import hot
 
 if TYPE_CHECKING:
     from zcactor.collectives.kinds import Array
 
 __all__ = ["Borrowing"]
-
-_lock: Final = threading.Lock()
-_lent: Final[dict[int, tuple[Array, int]]] = {}
-"""Arrays that were writable when they were lent first, by id, each with the number of its borrowings."""
 
 
 class Borrowing:
@@ -25,31 +22,10 @@ class Borrowing:
     __slots__ = ("_array",)
 
     def __init__(self, array: Array) -> None:
-        self._array: Array | None = array
-        key = id(array)
-        with _lock:
-            entry = _lent.get(key)
-            if entry is not None:
-                _lent[key] = array, entry[1] + 1
-            elif array.flags.writeable:
-                array.flags.writeable = False
-                _lent[key] = array, 1
-            else:
-                self._array = None  # it is read-only anyway
+        self._array: Array | None = array if hot.lend(array) else None  # else it is read-only anyway
 
     def end(self) -> None:
         """Give the array back. Idempotent."""
         array, self._array = self._array, None
-        if array is None:
-            return
-        key = id(array)
-        with _lock:
-            _, count = _lent[key]
-            if count > 1:
-                _lent[key] = array, count - 1
-                return
-            del _lent[key]
-            try:
-                array.flags.writeable = True
-            except ValueError:  # NumPy refuses where the memory was sealed meanwhile: it was passed to an actor as well
-                return
+        if array is not None:
+            hot.give_back(array)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
 
-__all__ = ["AllGather", "AllToAll", "Broadcast", "Concatenate", "ConcatenateOverHosts"]
+__all__ = ["AllGather", "AllToAll", "Broadcast", "Concatenate", "ConcatenateOverHosts", "as_passed"]
 
 _INTO_ONE = "group inputs into one array"
 """The counted reason for copies of the inputs of an `allgather` into its result."""
 
 
-def _as_passed(process: LocalProcess, array: Array) -> Array:
+def as_passed(process: LocalProcess, array: Array) -> Array:
     """Return `array` as an argument arrives elsewhere: read-only, copied when it is small, and otherwise the same
     memory, which nobody may write to from now on."""
     if array.nbytes < process.marshaller.eager_limit:
@@ -51,7 +51,7 @@ class Broadcast(Collective):
     def __init__(self, process: LocalProcess, call: Call, root: int, array: Array | None) -> None:
         super().__init__(process, call, f"broadcast(root={root})")
         self.root = root
-        self.array = None if array is None else _as_passed(process, array)
+        self.array = None if array is None else as_passed(process, array)
 
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""
@@ -71,7 +71,7 @@ class AllGather(Collective):
 
     def __init__(self, process: LocalProcess, call: Call, array: Array, extra: str = "") -> None:
         super().__init__(process, call, f"allgather(concat=False{extra})")
-        self.array = _as_passed(process, array)
+        self.array = as_passed(process, array)
 
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 from zcactor import ids
 from zcactor.collectives import founding, kinds
 from zcactor.collectives.cost import GroupPlan, plan_of
-from zcactor.collectives.exchanges import AllGather, AllToAll, Broadcast, Concatenate, ConcatenateOverHosts
+from zcactor.collectives.exchanges import AllGather, AllToAll, Concatenate, ConcatenateOverHosts
 from zcactor.collectives.group_options import GroupOptions
-from zcactor.collectives.operations import Barrier, Refusal
+from zcactor.collectives.operations import Refusal
 from zcactor.collectives.plans import pieces_by, result_by
-from zcactor.collectives.prompt import remember, repeated
+from zcactor.collectives.prompt import begin_barrier, begin_broadcast, begin_gather, remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
 from zcactor.collectives.reductions import Eager
 from zcactor.collectives.starting import start
@@ -143,8 +143,11 @@ class Group:
         Cancelling ends the waiting; the operation goes on.
         """
         what = "Group.allreduce"
-        if out is None and plan == "auto" and (found := repeated(self._member(), x, op, timeout)) is not None:
-            return found
+        if out is None and plan == "auto":
+            last = self._found  # as `_member` does
+            member = last[1] if last is not None and last[0] is current_host.get() and last[1].kept else self._member()
+            if (repetition := repeated(member, x, op, timeout)) is not None:
+                return repetition
         array = kinds.as_array(x, what)
         kinds.check_op(array.dtype, op, what)
         if out is not None:
@@ -231,7 +234,7 @@ class Group:
         array = kinds.as_array(x, what)
         member = self._member()
         if not concat:
-            return start(member, what, timeout, lambda process, call: AllGather(process, call, array))
+            return begin_gather(member, array, timeout)
         if not array.ndim:
             raise ValueError(f"{what}: arrays without axes cannot be concatenated; pass concat=False, or x[None]")
         make = Concatenate if member.rails.one_host else ConcatenateOverHosts
@@ -264,7 +267,7 @@ class Group:
         if member.rank == root and x is None:
             raise TypeError(f"{what}: rank {root} is the root, and has passed no array")
         array = kinds.as_array(x, what) if member.rank == root else None
-        return start(member, what, timeout, lambda process, call: Broadcast(process, call, root, array))
+        return begin_broadcast(member, root, array, timeout)
 
     def alltoall(self, parts: Sequence[Any], *, timeout: float | None = None) -> ObjectRef[list[ObjectRef[Any]]]:
         """Send a value to each rank, and receive one from each.
@@ -298,9 +301,7 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        return start(
-            self._member(), "Group.barrier", timeout, lambda process, call: Barrier(process, call, "barrier()")
-        )
+        return begin_barrier(self._member(), timeout)
 
     # ---------------------------------------------------------------- the group itself
 

@@ -149,7 +149,7 @@ class Groups:
         for rank, seat in enumerate(seats):
             if seat.process == own:
                 member = members[rank] = Member(self, key, epoch, rank, seats)
-                self.process.pushes.expectations.takers[member.word] = member.pushed
+                self.process.pushes.expectations.takers[member.word] = member.seat
         return joined
 
     def _keep(self, processes: Iterable[bytes], count: int) -> None:
@@ -201,7 +201,9 @@ class Groups:
             await (await self.process.connections.connect(process)).connection.open_writable()
         for member in self._members.get(key, {}).values():
             member.eager_nbytes, member.rails, member.line = eager_nbytes, rails, line
-            member.spinner = Spinner(self.process.loop, spin_us * 1e-6) if spin_us else None
+            if spin_us:
+                member.spinner = Spinner(self.process.loop, spin_us * 1e-6)
+                member.seat.touch = member.spinner.touch
         self.superseded(key[:NAME_NBYTES], _epoch_of(key))
 
     def superseded(self, name: bytes, epoch: int) -> None:

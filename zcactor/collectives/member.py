@@ -13,7 +13,10 @@ import numpy as np
 from zcactor.collectives.operations import Collective, Publication
 from zcactor.collectives.rails import Rails
 from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
+from zcactor.marshal.arrays import root_of
+from zcactor.native import hot
 from zcactor.objects.holders import granted, reached
+from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Block
 from zcactor.transport.cost import Line
@@ -50,10 +53,15 @@ def word_of(key: bytes, rank: int) -> int:
 
 
 def _is_publication(values: Any) -> bool:
-    """Whether values of a PUSH frame are a call and a value, or these and the owner, offset and layout of memory."""
-    if type(values) is not list or len(values) not in (2, 5) or type(values[0]) is not str:
+    """Whether values of a PUSH frame are a call and a value; or these and the owner, offset and layout of memory; or
+    these and an array over the memory for the result."""
+    if type(values) is not list or len(values) not in (2, 5, 6) or type(values[0]) is not str:
         return False
-    return len(values) == 2 or [*map(type, values[2:])] == [bytes, int, bytes]
+    if len(values) == 2:
+        return True
+    if [*map(type, values[2:5])] != [bytes, int, bytes]:
+        return False
+    return len(values) == 5 or (type(values[5]) is np.ndarray and type(root_of(values[5])) is Lease)
 
 
 class Registry(Protocol):
@@ -113,13 +121,16 @@ class Member:
         self._words = {other: word_of(key, other) for other in self._others}
         self._peers = [(other, seats[other].process, self._words[other]) for other in self._others]
         self._used = self.process.sessions.used
-        self._next = 0
-        self._operations: dict[int, Collective] = {}
-        self._early: dict[int, dict[int, Publication]] = {}
-        """Publications of operations that this rank has not called yet. Each rank has at most one for each call that it
-        has made."""
+        self.operations: dict[int, Collective] = {}
+        self.meetings: dict[int, Any] = {}
+        """Those of the operations that have a meeting, by operation."""
+        self._early: dict[int, dict[int, Publication | tuple[str, Any]]] = {}
+        """Publications of operations that this rank has not called yet, or only the call and the value of each. Each
+        rank has at most one for each call that it has made."""
         self._pieces: dict[tuple[int, int], list[bytes]] = {}
         """Beginnings of inputs that do not fit one frame, by operation and rank."""
+        self.seat = hot.Seat(rank, self.size, self.meetings, self._early, self._pieces, self.pushed)
+        """The native part, which takes PUSH frames and has the number of the next operation."""
 
     # ---------------------------------------------------------------- our calls
 
@@ -131,8 +142,11 @@ class Member:
             return
         self._stay_awake()
         self.groups.counts.collectives += 1
-        seq, self._next = self._next, self._next + 1
-        self._operations[seq] = operation
+        seq = self.seat.next
+        self.seat.next = seq + 1
+        self.operations[seq] = operation
+        if operation.meeting is not None:
+            self.meetings[seq] = operation.meeting
         try:
             own = operation.begin(self, seq)
         except Exception as error:  # no memory, say: all ranks get the error, and none waits for this one
@@ -146,31 +160,45 @@ class Member:
                 self._publish(rank, seq, operation, own)
         early = self._early.pop(seq, None)
         if early is not None:
-            for rank, publication in early.items():
-                operation.arrived(rank, publication)
-        if self._operations.get(seq) is operation:
+            for rank, each in early.items():
+                operation.arrived(rank, each if type(each) is Publication else Publication(*each))
+        if self.operations.get(seq) is operation:
             operation.arrived(self.rank, own)
 
-    def begin_whole(self, operation: Collective, data: Any) -> None:
-        """Begin the next operation, of which all ranks get its call and one small array or bytes. It does what `begin`
-        does, with fewer steps."""
+    def begin_promptly(self, operation: Collective, data: Any) -> None:
+        """Begin the next operation, of which all ranks get its call and one value. It does what `begin` does, with
+        fewer steps."""
         if self.broken is not None:
             self.begin(operation)
             return
         if self.spinner is not None:
             self.spinner.touch()
         self.groups.counts.collectives += 1
-        seq = self._next
-        self._next = seq + 1
+        seat, meeting, signature = self.seat, operation.meeting, operation.signature
+        seq = seat.next
+        seat.next = seq + 1
         operation.member, operation.seq = self, seq
-        self._operations[seq] = operation
-        self._publish_to_all(seq, operation, data)
+        self.operations[seq] = operation
+        self.meetings[seq] = meeting
+        values, whole, key, used = (signature, data), operation.whole, (seq + 1) << _RANK_BITS | self.rank, self._used
+        for rank, process, word in self._peers:  # as `_publish_to_all` does
+            session = used.get(process)
+            if session is not None and session.wire is not None and session.closed is None:
+                try:
+                    if session.wire.publish(key, word, values, whole):
+                        continue
+                except ConnectionLost:  # its end breaks the group
+                    continue
+            self._publish(rank, seq, operation, Publication(*values))
         early = self._early.pop(seq, None)
         if early is not None:
-            for rank, publication in early.items():
-                operation.arrived(rank, publication)
-        if seq in self._operations:
-            operation.take(self.rank, operation.signature, data)
+            for rank, each in early.items():
+                if type(each) is Publication:
+                    operation.arrived(rank, each)
+                else:
+                    meeting.take(rank, *each)
+        if seq in self.operations:
+            meeting.take(self.rank, signature, data)
 
     def _publish_to_all(self, seq: int, operation: Collective, data: Any) -> None:
         """Publish a call and a value to all, by the shortest way where that is open."""
@@ -192,7 +220,9 @@ class Member:
 
     def ended(self, operation: Collective) -> None:
         """Forget an operation that has ended here."""
-        self._operations.pop(operation.seq, None)
+        self.operations.pop(operation.seq, None)
+        if operation.meeting is not None:
+            self.meetings.pop(operation.seq, None)
 
     def writable(self, result: Any) -> int:
         """The address at which this process writes to the memory of a result."""
@@ -211,7 +241,7 @@ class Member:
         session = None
         if not here:
             session = self._session(rank)
-            if session is None or (block is None and not failed and self._push(session, rank, seq, publication, whole)):
+            if session is None or (not failed and self._push(session, rank, seq, publication, whole)):
                 return
         if whole and type(data) is np.ndarray:  # the array may change as soon as this rank has its result
             data = data.tobytes()
@@ -246,12 +276,23 @@ class Member:
             rank, seq, publication: as told to it.
             whole: whether an array travels in the frame.
         """
-        signature, data, owner, offset, layout, *_ = publication
-        values = (signature, data, owner, offset, layout) if owner or offset else (signature, data)
+        signature, data, owner, offset, layout, block, _ = publication
+        values: tuple[Any, ...] = (signature, data)
+        if block is not None:
+            if type(block) is not Block:
+                return False
+            store = self.process.store
+            store.seal(block)  # towards NumPy: the ranks write to its memory by address, and pass no array of it on
+            store.export(block)
+            values = signature, data, owner, offset, layout, np.asarray(block)
+        elif owner or offset:
+            values = signature, data, owner, offset, layout
         key, word, wire = (seq + 1) << _RANK_BITS | self.rank, self._words[rank], session.wire
         try:
             if wire is not None and wire.publish(key, word, values, whole):
                 return True
+            if block is not None:
+                return False
             if whole and type(data) is np.ndarray:
                 data = data.tobytes()
                 values = signature, data
@@ -334,7 +375,7 @@ class Member:
             parts, flags: of the packed values; negative flags for a list.
         """
         rank, seq = key & _RANK, (key >> _RANK_BITS) - 1
-        operation = self._operations.get(seq)
+        operation = self.operations.get(seq)
         try:
             if flags >= 0:
                 values = self.process.marshaller.unpack(values, parts, flags)
@@ -348,6 +389,9 @@ class Member:
                 if self.spinner is not None:
                     self.spinner.touch()
                 operation.take(rank, values[0], values[1])
+            elif len(values) == 6:
+                signature, data, owner, offset, layout, array = values
+                self.published(rank, seq, Publication(signature, data, owner, offset, layout, root_of(array)))
             else:
                 self.published(rank, seq, Publication(*values))
         except ProtocolError:
@@ -356,7 +400,7 @@ class Member:
     def piece(self, rank: int, seq: int, data: bytes) -> None:
         """Take a piece of an input that does not fit one frame. The last one comes with the publication."""
         self.check(rank, seq)
-        if self.broken is None and (seq >= self._next or seq in self._operations):
+        if self.broken is None and (seq >= self.seat.next or seq in self.operations):
             self._pieces.setdefault((seq, rank), []).append(data)
 
     def check(self, rank: int, seq: int) -> None:
@@ -377,24 +421,24 @@ class Member:
             if type(publication.data) is not bytes:
                 raise ProtocolError(f"rank {rank} published no bytes after pieces of its input")
             publication = publication._replace(data=b"".join([*pieces, publication.data]))
-        operation = self._operations.get(seq)
+        operation = self.operations.get(seq)
         if self.broken is not None and operation is None:
             self._report_to(rank, seq, None)
         elif operation is not None:
             operation.arrived(rank, publication)
-        elif seq >= self._next:
+        elif seq >= self.seat.next:
             self._early.setdefault(seq, {})[rank] = publication
 
     def offered(self, rank: int, seq: int, memory: Any) -> None:
         """Take memory that another rank has named for an operation."""
-        operation = self._operations.get(seq)
+        operation = self.operations.get(seq)
         if operation is not None:
             operation.offered(rank, memory)
 
     def reported(self, rank: int, seq: int, failure: BaseException | None) -> None:
         """Take the report of another rank that it is done with the memory of an operation."""
         self._stay_awake()
-        operation = self._operations.get(seq)
+        operation = self.operations.get(seq)
         if operation is not None:
             operation.reported(rank, failure)
 
@@ -402,7 +446,7 @@ class Member:
         """Note that a process has ended, or is not connected any more, and with it its ranks."""
         self.unreached(process, cause)
         ranks = [rank for rank, seat in enumerate(self.seats) if seat.process == process]
-        for operation in list(self._operations.values()):
+        for operation in list(self.operations.values()):
             for rank in ranks:
                 operation.reported(rank, None)
 
@@ -419,6 +463,7 @@ class Member:
         if self.broken is not None:
             return
         self.broken = rank, actor, cause, self.epoch
+        self.seat.open = False
         told = {self.process.process}
         for other in self._others:
             process = self.seats[other].process
@@ -432,7 +477,7 @@ class Member:
         for seq, publications in early.items():
             for each in publications:
                 self._report_to(each, seq, None)
-        for operation in list(self._operations.values()):
+        for operation in list(self.operations.values()):
             operation.abandon(GroupBroken(*self.broken))
 
     # ---------------------------------------------------------------- leases

@@ -74,23 +74,26 @@ class Collective:
         signature: the call as text. It has to be the same on all ranks.
     """
 
+    # Attributes that rarely change are defaults of the class, because an operation may be as short as a call.
     whole = False
     """Whether an array that is published travels in the frame, and is not shared."""
+    meeting: Any = None
+    """The native part's collection of the publications; None where Python takes them."""
+    member: Ranked
+    seq = -1
+    working = False
+    told = False
+    """Whether the others know that this member is done with their memory."""
+    failure: BaseException | None = None
 
     def __init__(self, process: LocalProcess, call: Call, signature: str) -> None:
         self.process = process
         self.call = call
         self.signature = signature
-        self.member: Ranked
-        self.seq = -1
         self.published: dict[int, Publication] = {}
         """Publications by rank, our own among them."""
         self.readers: set[int] = set()
         """Other ranks that may read our memory: those that have not said that they are done."""
-        self.working = False
-        self.told = False
-        """Whether the others know that this member is done with their memory."""
-        self.failure: BaseException | None = None
 
     # ---------------------------------------------------------------- for the member
 

@@ -1,7 +1,9 @@
-"""Sums of small arrays that a rank has made before: the call is known to be right, and so is the way to its result.
+"""Operations that a rank begins the short way: small sums that it has made before, barriers, and arrays that are given
+as they are.
 
-This is the short way for the calls that programs repeat most. It does what `zcactor.collectives.reductions.Eager` does
-and sends the same frames, so each rank may take either.
+The short way does what `zcactor.collectives.member.Member.begin` does and sends the same frames, so each rank may take
+either. The native part enters the publications into a meeting, and calls `Prompt.met` with the last one. After a
+context switch a Python function costs a multiple of its warm time, so there are few of them.
 """
 
 from __future__ import annotations
@@ -12,26 +14,28 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from zcactor.api.future import ObjectRef
-from zcactor.collectives.borrowing import Borrowing
+from zcactor.collectives.exchanges import AllGather, Broadcast, as_passed
 from zcactor.collectives.folding import native_kind
-from zcactor.collectives.operations import Collective, Publication
+from zcactor.collectives.operations import Barrier, Collective, Publication
 from zcactor.collectives.reductions import Eager, signature_of
 from zcactor.collectives.starting import start
-from zcactor.errors import ProtocolError
 from zcactor.native import hot
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zcactor.collectives.kinds import Array
     from zcactor.collectives.member import Member
-    from zcactor.process.context import LocalProcess
 
-__all__ = ["Prompt", "Recipe", "remember", "repeated"]
+__all__ = ["Prompt", "Recipe", "begin_barrier", "begin_broadcast", "begin_gather", "remember", "repeated"]
 
 _MOST: Final = 256
 """Kinds of calls that a member remembers, at most: a program has a few."""
-_LABEL: Final = "Group.allreduce"
+_NOBODY: Final[set[int]] = set()
+"""The readers of operations without memory that others read. Nobody is added to it."""
+_new_ref, _new_call, _get_ident = ObjectRef.__new__, Call.__new__, threading.get_ident
 
 
 class Recipe(NamedTuple):
@@ -48,76 +52,148 @@ class Recipe(NamedTuple):
     """The figures of the process; see `zcactor.collectives.groups.Counts`."""
 
 
-class Prompt(Eager):
-    """An allreduce of a small array by a recipe.
-
-    As long as all publications are the same call with an input of the right size, `published` has the inputs alone.
+class Prompt(Collective):
+    """The base of operations that begin the short way. As long as all ranks publish the same call, there is nothing but
+    the meeting. Otherwise `published` gets the publications, and they are looked at as those of all operations are.
 
     Args:
-        process, call: as for all operations.
-        recipe: for the array.
-        array: this rank's input, which is borrowed until the end.
+        member: the member that calls.
+        call: the promise of the result.
+        signature: the call as text.
+        nbytes: bytes of each rank's value; -1 for any value.
     """
 
-    odd = False
-    """Whether a rank has published something else; then `published` has its whole publication."""
+    member: Member
 
-    def __init__(self, process: LocalProcess, call: Call, recipe: Recipe, array: Array) -> None:
-        Collective.__init__(self, process, call, recipe.signature)
-        self.recipe, self.array = recipe, array
-        self.taken: dict[int, Any] = self.published
-        self.borrowing = Borrowing(array)
+    def __init__(self, member: Member, call: Call, signature: str, nbytes: int = -1) -> None:
+        # `Collective.__init__` does the same.
+        self.process = member.process
+        self.member = member
+        self.call = call
+        self.signature = signature
+        self.published = {}
+        self.readers = _NOBODY
+        self.meeting = hot.Meeting(signature, member.size, nbytes, self.met)
+
+    def met(self, values: tuple[Any, ...] | None) -> None:
+        """Take the values of all ranks, by rank; None where the publications are not all of this call."""
+        if values is None or self.failure is not None:
+            for rank, (signature, data) in self.meeting.publications().items():
+                self.published[rank] = data if type(data) is Publication else Publication(signature, data)
+            self._all_told()
+            return
+        self.call.complete_plain(self.result_of(values))
+        member, seq = self.member, self.seq
+        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
+
+    def result_of(self, values: tuple[Any, ...]) -> Any:
+        """The result of the values of all ranks."""
+        del values
 
     def take(self, rank: int, signature: str, data: Any) -> None:
-        """Take what `rank` has published. With the last publication, reduce.
+        """Take the publication of `rank`, which is no more than a call and a value.
 
         Raises:
             ProtocolError: it has published before.
         """
-        taken, recipe, member = self.taken, self.recipe, self.member
-        if rank in taken:
-            raise ProtocolError(f"rank {rank} published operation {self.seq} of a group twice")
-        kind = type(data)
-        nbytes = data.nbytes if kind is np.ndarray else len(data) if kind is bytes else -1
-        if signature == recipe.signature and nbytes == recipe.nbytes:
-            taken[rank] = data
-        else:
-            self.odd = True
-            taken[rank] = Publication(signature, data)
-        if len(taken) < member.size:
-            return
-        if self.odd or self.failure is not None:
-            self._look()
-            return
-        array = self.array
-        try:
-            ordered = tuple([taken[each] for each in range(member.size)])
-            result = hot.folded(recipe.kind, ordered, array, recipe.divisor)
-        except (MemoryError, ValueError) as error:  # of this member alone; the others must not wait for it
-            self.worked(error)
-            return
-        recipe.counts.bytes_reduced += recipe.nbytes * member.size
-        self.call.complete_plain(result)
-        self.borrowing.end()
-        member.ended(self)
+        self.meeting.take(rank, signature, data)
 
     def arrived(self, rank: int, publication: Publication) -> None:
         """See `Collective.arrived`."""
         if publication.failure is None:
-            self.take(rank, publication.signature, publication.data)
+            self.meeting.take(rank, publication.signature, publication.data)
             return
-        self.odd = True
-        if self.taken.setdefault(rank, publication) is not publication:
-            raise ProtocolError(f"rank {rank} published operation {self.seq} of a group twice")
-        if len(self.taken) == self.member.size:
-            self._look()
+        if rank in self.meeting.missing:
+            self.meeting.odd = True
+        self.meeting.take(rank, publication.signature, publication)
 
-    def _look(self) -> None:
-        """Find the error: all ranks have published, and not all the same call, or one has failed."""
-        for rank, each in self.taken.items():
-            if type(each) is not Publication:
-                self.published[rank] = Publication(self.signature, each)
-        self._all_told()
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """See `Collective.missing`."""
+        return self.meeting.missing  # type: ignore[no-any-return]
+
+    def release(self) -> None:
+        """Let the meeting call this operation no more."""
+        self.meeting.close()
+
+
+class PromptSum(Prompt, Eager):
+    """An allreduce of a small array by a recipe.
+
+    Args:
+        member, call: as for `Prompt`.
+        recipe: for the array.
+        array: this rank's input, which is borrowed until the end.
+    """
+
+    def __init__(self, member: Member, call: Call, recipe: Recipe, array: Array) -> None:
+        # `Prompt.__init__` and `Borrowing` do the same.
+        self.process = member.process
+        self.member = member
+        self.call = call
+        self.signature = recipe.signature
+        self.published = {}
+        self.readers = _NOBODY
+        self.meeting = hot.Meeting(recipe.signature, member.size, recipe.nbytes, self.met)
+        self.recipe, self.array = recipe, array
+        self.lent = hot.lend(array)
+
+    def met(self, values: tuple[Any, ...] | None) -> None:
+        """See `Prompt.met`. Reduce."""
+        if values is None or self.failure is not None:
+            super().met(None)
+            return
+        recipe, member, seq = self.recipe, self.member, self.seq
+        try:
+            result = hot.folded(recipe.kind, values, self.array, recipe.divisor)
+        except (MemoryError, ValueError) as error:  # of this member alone; the others must not wait for it
+            self.worked(error)
+            return
+        recipe.counts.bytes_reduced += recipe.nbytes * len(values)
+        self.call.complete_plain(result)
+        if self.lent:
+            self.lent = False
+            hot.give_back(self.array)
+        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
+
+    def release(self) -> None:
+        """See `Prompt.release`."""
+        self.meeting.close()
+        if self.lent:
+            self.lent = False
+            hot.give_back(self.array)
+
+
+class PromptBarrier(Prompt, Barrier):
+    """A barrier."""
+
+
+class PromptGather(Prompt, AllGather):
+    """The arrays of all ranks for all, by reference."""
+
+    def __init__(self, member: Member, call: Call, signature: str, array: Array) -> None:
+        Prompt.__init__(self, member, call, signature)
+        self.array = array
+
+    def result_of(self, values: tuple[Any, ...]) -> Any:
+        """See `Prompt.result_of`."""
+        return [*values]
+
+
+class PromptBroadcast(Prompt, Broadcast):
+    """The array of one rank for all."""
+
+    def __init__(self, member: Member, call: Call, signature: str, root: int, array: Array | None) -> None:
+        Prompt.__init__(self, member, call, signature)
+        self.root, self.array = root, array
+
+    def met(self, values: tuple[Any, ...] | None) -> None:
+        """See `Prompt.met`."""
+        super().met(values if values is not None and type(values[self.root]) is np.ndarray else None)
+
+    def result_of(self, values: tuple[Any, ...]) -> Any:
+        """See `Prompt.result_of`."""
+        return values[self.root]
 
 
 def remember(member: Member, array: Array, op: str) -> None:
@@ -144,12 +220,57 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
     if recipe is None:
         return None
     process = member.process
-    if timeout is not None or threading.get_ident() != process.thread or call_deadline.get() is not None:
-        return start(member, _LABEL, timeout, lambda process, call: Prompt(process, call, recipe, x))
-    call = Call(process.process, process.loop, process.thread)
-    call.label = _LABEL
-    reference: ObjectRef[Any] = ObjectRef(call)
+    if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
+        return start(member, "Group.allreduce", timeout, lambda _, call: PromptSum(member, call, recipe, x))
+    call = _new_call(Call)
+    call.owner, call.loop, call.thread = process.process, process.loop, process.thread
+    call.label = "Group.allreduce"
+    call.refs = 1
+    ref: ObjectRef[Any] = _new_ref(ObjectRef)
+    ref._call = call
+    ref._drivers = None
     flags = x.flags
     straight = flags.c_contiguous and flags.aligned
-    member.begin_whole(Prompt(process, call, recipe, x), x if straight else x.tobytes())
-    return reference
+    member.begin_promptly(PromptSum(member, call, recipe, x), x if straight else x.tobytes())
+    return ref
+
+
+def _begin(
+    member: Member, what: str, timeout: float | None, make: Callable[[Call], Prompt], data: Any
+) -> ObjectRef[Any]:
+    """Start an operation whose publication is its call and `data`. Any thread may call this."""
+    process = member.process
+    if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
+        return start(member, what, timeout, lambda _, call: make(call))
+    call = _new_call(Call)
+    call.owner, call.loop, call.thread = process.process, process.loop, process.thread
+    call.label = what
+    call.refs = 1
+    ref: ObjectRef[Any] = _new_ref(ObjectRef)
+    ref._call = call
+    ref._drivers = None
+    member.begin_promptly(make(call), data)
+    return ref
+
+
+def begin_barrier(member: Member, timeout: float | None) -> ObjectRef[None]:
+    """Start a barrier. Any thread may call this."""
+    return _begin(member, "Group.barrier", timeout, lambda call: PromptBarrier(member, call, "barrier()"), None)
+
+
+def begin_gather(member: Member, array: Array, timeout: float | None) -> ObjectRef[list[Array]]:
+    """Start an allgather by reference. Any thread may call this."""
+    passed = as_passed(member.process, array)
+    return _begin(
+        member, "Group.allgather", timeout,
+        lambda call: PromptGather(member, call, "allgather(concat=False)", passed), passed,
+    )  # fmt: skip
+
+
+def begin_broadcast(member: Member, root: int, array: Array | None, timeout: float | None) -> ObjectRef[Array]:
+    """Start a broadcast. Any thread may call this."""
+    passed = None if array is None else as_passed(member.process, array)
+    return _begin(
+        member, "Group.broadcast", timeout,
+        lambda call: PromptBroadcast(member, call, f"broadcast(root={root})", root, passed), passed,
+    )  # fmt: skip

@@ -252,15 +252,23 @@ static int note_pushed(Wire *self, PyObject *call, const unsigned char *frame) {
     Py_XDECREF(number);
     return set < 0 ? -1 : 1;
 }
-/* taker(key, value, (), -1) of a group or a graph, or on_push(word, key, value): the outcome of a promise that was
- * passed to a call here. */
-static int take_push(Wire *self, PyObject *taker, PyObject *word, PyObject *key, PyObject *value) {
+/* taker(key, value, (), -1) of a group or a graph, where that is a function and no Seat that takes the value by itself;
+ * or on_push(word, key, value): the outcome of a promise that was passed to a call here. */
+static int take_push(Wire *self, PyObject *taker, PyObject *word, PyObject *key, PyObject *value, uint64_t number) {
+    if (taker && Py_TYPE(taker) == self->state->seat_type) {
+        int taken = seat_take((Seat *)taker, number, value);
+        if (taken) return taken < 0 ? -1 : 0;
+        taker = ((Seat *)taker)->pushed;
+        if (!taker) return 0; /* collected: nobody holds the group any more */
+    }
     PyObject *parts = PyTuple_New(0), *flags = PyLong_FromLong(-1), *done = NULL;
     PyObject *args[5] = {NULL, key, value, parts, flags}, *outcome[4] = {NULL, word, key, value};
     const size_t room = PY_VECTORCALL_ARGUMENTS_OFFSET;
     Py_INCREF(value);
+    Py_XINCREF(taker);
     if (taker && parts && flags) done = PyObject_Vectorcall(taker, args + 1, 4 | room, NULL);
     else if (!taker) done = PyObject_Vectorcall(self->given[ON_PUSH], outcome + 1, 3 | room, NULL);
+    Py_XDECREF(taker);
     Py_DECREF(value);
     Py_XDECREF(flags);
     Py_XDECREF(parts);
@@ -375,7 +383,8 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, in
         int done = call                ? complete(self, id, call, PyList_GET_ITEM(values.list, 0),
                                                   nreleases || values.nfound)
                    : kind == KIND_PUSH ? take_push(self, taker, word, id,
-                                                   listed ? values.list : PyList_GET_ITEM(values.list, 0))
+                                                   listed ? values.list : PyList_GET_ITEM(values.list, 0),
+                                                   GET(uint64_t, frame + AT_ID))
                                        : deliver(self, frame, id, &values.list, values.npromises);
         if (done < 0) taken = -1;
     }

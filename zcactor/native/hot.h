@@ -83,13 +83,16 @@
 typedef struct { /* state of one import of the module */
     char constant[CONSTANT_NBYTES];
     PyObject *protocol_error, *connection_lost, *state_queued, *state_sent; /* from Python, as is the constant */
-    PyTypeObject *credits_type, *counters_type, *send_buffer_type, *wire_type, *reader_type, *cipher_type;
+    PyTypeObject *credits_type, *counters_type, *send_buffer_type, *wire_type, *reader_type, *cipher_type,
+        *meeting_type, *seat_type;
+    PyObject *lent; /* arrays that were writable when they were lent first, with the number of their loans, by address */
     /* Names of attributes and methods, interned, which live as long as the module. */
     PyObject *str_complete_plain, *str_grant, *str_withdraw, *str_release, *str_store, *str_sealed, *str_exported,
         *str_id, *str_offset, *str_address, *str_session, *str_state, *str_receive_plain, *str_receive_linked, *str_key,
-        *str_label, *str_forwarded, *str_pushed, *str_full, *str_flush;
+        *str_label, *str_forwarded, *str_pushed, *str_full, *str_flush, *str_setflags;
 } State;
-extern PyType_Spec credits_spec, counters_spec, send_buffer_spec, wire_spec, reader_spec, cipher_spec;
+extern PyType_Spec credits_spec, counters_spec, send_buffer_spec, wire_spec, reader_spec, cipher_spec, meeting_spec,
+    seat_spec;
 /* The module of one of its types, and the state; NULL with an exception when the module is being collected. An object
  * that points to the state owns the module: the garbage collector may take a type from its module before the type's
  * objects. */
@@ -270,6 +273,25 @@ PyObject *hot_fold(PyObject *module, PyObject *args);
 #define FOLDED_DOC \
     "folded(kind, inputs, like, divisor): as fold, into a new array of the dtype and shape of `like`, read-only"
 PyObject *hot_folded(PyObject *module, PyObject *args);
+
+/* ---- loans.c */
+
+PyObject *hot_lend(PyObject *module, PyObject *array);
+PyObject *hot_give_back(PyObject *module, PyObject *array);
+
+/* ---- seat.c */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *meetings, *early, *pieces, *pushed, *touch; /* NULL: collected, touch: none */
+    Py_ssize_t rank, size;
+    long long next;
+    char open;
+    PyObject *module;
+    State *state; /* of the module */
+} Seat;
+
+int seat_take(Seat *self, uint64_t key, PyObject *values);
 
 /* ---- frame_read.c */
 

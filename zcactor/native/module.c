@@ -45,6 +45,8 @@ static PyMethodDef functions[] = {
      "setup(template, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT): before anything else."},
     {"fold", hot_fold, METH_VARARGS, FOLD_DOC},
     {"folded", hot_folded, METH_VARARGS, FOLDED_DOC},
+    {"lend", hot_lend, METH_O, "lend(array): make it read-only, once more. False: it was read-only, and not lent."},
+    {"give_back", hot_give_back, METH_O, "give_back(array): end a loan. With the last one it is writable again."},
     LIVING_METHOD
     {NULL, NULL, 0, NULL}};
 static const struct {
@@ -69,13 +71,15 @@ static const struct {
                {offsetof(State, str_forwarded), "forwarded"},
                {offsetof(State, str_pushed), "pushed"},
                {offsetof(State, str_full), "full"},
-               {offsetof(State, str_flush), "flush"}};
+               {offsetof(State, str_flush), "flush"},
+               {offsetof(State, str_setflags), "setflags"}};
 static const struct {
     size_t at;
     PyType_Spec *spec;
 } types[] = {{offsetof(State, credits_type), &credits_spec},         {offsetof(State, counters_type), &counters_spec},
              {offsetof(State, send_buffer_type), &send_buffer_spec}, {offsetof(State, wire_type), &wire_spec},
-             {offsetof(State, reader_type), &reader_spec},           {offsetof(State, cipher_type), &cipher_spec}};
+             {offsetof(State, reader_type), &reader_spec},           {offsetof(State, cipher_type), &cipher_spec},
+             {offsetof(State, meeting_type), &meeting_spec},         {offsetof(State, seat_type), &seat_spec}};
 #define LENGTH(array) (sizeof(array) / sizeof *(array))
 #define FIELD(T, state, offset) ((T **)(void *)((char *)(state) + (offset)))
 
@@ -85,6 +89,7 @@ static int traverse_state(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->connection_lost);
     Py_VISIT(state->state_queued);
     Py_VISIT(state->state_sent);
+    Py_VISIT(state->lent);
     for (size_t i = 0; i < LENGTH(types); i++) Py_VISIT(*FIELD(PyTypeObject, state, types[i].at));
     return 0;
 }
@@ -100,6 +105,7 @@ static void forget_given(State *state) {
 static int clear_state(PyObject *module) {
     State *state = PyModule_GetState(module);
     forget_given(state);
+    if (state->lent) PyDict_Clear(state->lent);
     for (size_t i = 0; i < LENGTH(types); i++) Py_CLEAR(*FIELD(PyTypeObject, state, types[i].at));
     return 0;
 }
@@ -110,12 +116,14 @@ static void free_state(void *module) {
     Py_CLEAR(state->connection_lost);
     Py_CLEAR(state->state_queued);
     Py_CLEAR(state->state_sent);
+    Py_CLEAR(state->lent);
     for (size_t i = 0; i < LENGTH(strings); i++) Py_CLEAR(*FIELD(PyObject, state, strings[i].at));
 }
 static int fill_module(PyObject *module) {
     State *state = PyModule_GetState(module);
     import_array1(-1);
     forget_given(state);
+    if (!(state->lent = PyDict_New())) return -1;
     for (size_t i = 0; i < LENGTH(strings); i++) {
         PyObject *text = PyUnicode_InternFromString(strings[i].text);
         if (!text) return -1;

@@ -1,0 +1,43 @@
+/* Loans: arrays that are read-only while members of a group read them; see zcactor/collectives/borrowing.py. The
+ * interpreter lock keeps each step whole. */
+#include "hot.h"
+
+/* lend(array) */
+PyObject *hot_lend(PyObject *module, PyObject *array) {
+    State *state = PyModule_GetState(module);
+    if (!PyArray_Check(array)) return PyErr_Format(PyExc_TypeError, "an array is lent, not %.80s", Py_TYPE(array)->tp_name);
+    PyObject *key = PyLong_FromVoidPtr(array), *entry = key ? PyDict_GetItemWithError(state->lent, key) : NULL;
+    int failed = !key || (!entry && PyErr_Occurred()), lent = entry || (!failed && PyArray_ISWRITEABLE((PyArrayObject *)array));
+    if (!failed && lent) {
+        long count = entry ? PyLong_AsLong(PyTuple_GET_ITEM(entry, 1)) + 1 : 1;
+        PyObject *made = Py_BuildValue("(Ol)", array, count);
+        failed = !made || PyDict_SetItem(state->lent, key, made) < 0;
+        Py_XDECREF(made);
+        if (!failed) PyArray_CLEARFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
+    }
+    Py_XDECREF(key);
+    return failed ? NULL : PyBool_FromLong(lent);
+}
+/* give_back(array) */
+PyObject *hot_give_back(PyObject *module, PyObject *array) {
+    State *state = PyModule_GetState(module);
+    PyObject *key = PyLong_FromVoidPtr(array), *entry = key ? PyDict_GetItemWithError(state->lent, key) : NULL;
+    if (key && !entry && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "this array was not lent");
+    int failed = !entry;
+    long count = entry ? PyLong_AsLong(PyTuple_GET_ITEM(entry, 1)) - 1 : 0;
+    if (!failed && count) {
+        PyObject *made = Py_BuildValue("(Ol)", array, count);
+        failed = !made || PyDict_SetItem(state->lent, key, made) < 0;
+        Py_XDECREF(made);
+    } else if (!failed) {
+        failed = PyDict_DelItem(state->lent, key) < 0;
+        PyObject *done = failed ? NULL : PyObject_CallMethodOneArg(array, state->str_setflags, Py_True);
+        if (!done && !failed && PyErr_ExceptionMatches(PyExc_ValueError))
+            PyErr_Clear(); /* NumPy refuses where the memory was sealed meanwhile: it was passed to an actor as well */
+        else failed = !done;
+        Py_XDECREF(done);
+    }
+    Py_XDECREF(key);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
