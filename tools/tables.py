@@ -49,7 +49,8 @@ GROUPS: Final[Mapping[str, str]] = {
     "Groups": "group Group GroupPlan Reducer",
     "Gradients": "hooks",
     "Networks": "topology",
-    "Look inside": "stats Stats explain PeerPath nodes NodeInfo actors ActorInfo cluster_resources available_resources",
+    "Look inside": "stats Stats explain PeerPath DevicePath nodes NodeInfo actors ActorInfo cluster_resources "
+    "available_resources",
     "Errors": "errors ZcactorError ActorDied ActorUnavailable GroupBroken GroupMismatch GroupTimeout MailboxFull "
     "NameTaken NoSuchActor InsufficientResources RemoteError DeadlineExceeded ObjectLost OutOfMemory ConnectionLost "
     "ProtocolError VersionMismatch AuthenticationError DeviceUnavailable DeviceError NotInitialized "

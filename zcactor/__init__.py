@@ -76,6 +76,7 @@ from zcactor.process.loops import run
 if TYPE_CHECKING:
     from zcactor import hooks, topology
     from zcactor.api.binding import GraphNode
+    from zcactor.api.device_paths import DevicePath
     from zcactor.api.gpus import GpuInfo, gpu_allocator, gpu_stream, gpus, to_device, to_host
     from zcactor.api.inspection import (
         ActorInfo,
@@ -121,6 +122,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceArray",
     "DeviceError",
+    "DevicePath",
     "DeviceUnavailable",
     "GpuInfo",
     "GpuStream",
@@ -205,6 +207,7 @@ _LATER = {
     "GpuStream": "zcactor.device.streams",
     "GpuInfo": _GPUS,
     "DeviceArray": "zcactor.device.array",
+    "DevicePath": "zcactor.api.device_paths",
     "CompiledGraph": "zcactor.graphs.compiled",
     "Graph": "zcactor.graphs.graph",
     "GraphNode": "zcactor.api.binding",

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
+from zcactor.api.device_paths import DevicePath, device_path
 from zcactor.api.handle import ActorHandle
 from zcactor.config import TRANSPORTS
 from zcactor.errors import DeadlineExceeded
@@ -93,6 +94,8 @@ class PeerPath:
     """Protection of the bytes of arrays: ``"arrays"`` (each pull is authenticated), ``"frames"`` (the data of pickles
     is authenticated, plain arrays are not), ``"none"``, ``"tls"`` (encrypted, too) or ``"mapped"`` (they do not
     travel)."""
+    device: DevicePath | None = None
+    """The way that arrays on GPUs take; None where this process has no GPU."""
 
 
 async def nodes() -> list[NodeInfo]:
@@ -188,6 +191,8 @@ async def _stats_at(handle: ActorHandle) -> Stats:
 async def explain(handle: object) -> PeerPath:
     """Describe the way that calls and arrays take to an actor, and why.
 
+    Where this process has a GPU, 64 KiB on it are sent to find out. The actor's process opens its GPUs for that.
+
     Args:
         handle: handle of the actor.
 
@@ -210,7 +215,7 @@ async def explain(handle: object) -> PeerPath:
     rejected = _not_tried(connection.kind, process.config.transports.split(",")) | connection.rejected
     return PeerPath(
         connection.kind, _why(connection), rejected, sorted(times)[len(times) // 2], connection.eager_limit,
-        connection.sealed, connection.integrity,
+        connection.sealed, connection.integrity, await device_path(process, session),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from zcactor.execution.actor_runner import current_call
 from zcactor.interface import MARK, Interface
 from zcactor.marshal.packed import Packed
 from zcactor.objects.broadcast import Copy
+from zcactor.objects.device_proof import proof_of
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from zcactor.ids import ActorId
     from zcactor.objects.adoption import Adoptions
     from zcactor.objects.broadcast_directory import BroadcastDirectory
+    from zcactor.objects.device_proof import Proof
     from zcactor.objects.device_reach import DeviceReach
     from zcactor.objects.promises import Promises
     from zcactor.objectstore.copies import CopyCounter
@@ -117,6 +119,10 @@ class SystemActor:
         """Copy bytes of GPU memory to the host for the caller, which cannot map them; see
         `zcactor.objects.device_reach.DeviceReach.bytes_of`."""
         return await self._devices.bytes_of(current_call.get().session, object_id, offset, nbytes, self._copies)
+
+    async def device_proof(self, x: Any, uuid: str, exporting: str) -> Proof:
+        """The proof that an array on the caller's GPU has come here; see `zcactor.objects.device_proof.proof_of`."""
+        return await proof_of(x, uuid, exporting, current_call.get().session, self._store)
 
     async def hold(self, ended: list[int], held: list[int]) -> None:
         """Note the objects that the caller still holds of those leased by connections which have ended at its side.

@@ -1,0 +1,54 @@
+"""The receiver's half of a proof: arrays of NumPy and on GPUs, and the reasons against mapping."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zcactor.errors import DeviceUnavailable
+from zcactor.objects.device_proof import proof_of
+
+
+class Store:
+    """A store of a process that sees these GPUs; None for one without a driver."""
+
+    process = b"me"
+
+    def __init__(self, *uuids: str | None) -> None:
+        self._uuids = uuids
+
+    def devices(self) -> Any:
+        if None in self._uuids:
+            raise DeviceUnavailable("GPUs are switched off")
+        return SimpleNamespace(gpus=[SimpleNamespace(uuid=uuid) for uuid in self._uuids])
+
+
+def session(peer: bytes = b"peer", *, maps: bool = True) -> Any:
+    return SimpleNamespace(peer_process=peer, connection=SimpleNamespace(fetch_extents=print if maps else None))
+
+
+@pytest.mark.parametrize(
+    ("store", "exporting", "maps", "against"),
+    [
+        (Store(None), "vmm", True, "the actor's process has no GPU: GPUs are switched off"),
+        (Store(), "vmm", True, "does not see the GPU GPU-0 (it sees: none)"),
+        (Store("GPU-1", "GPU-2"), "vmm", True, "does not see the GPU GPU-0 (it sees: GPU-1, GPU-2)"),
+        (Store("GPU-0"), "vmm", True, "the driver of the actor's process refused to map it"),
+        (Store("GPU-0"), "none", True, "lets no memory of GPUs out"),
+        (Store("GPU-0"), "vmm", False, "of one host only"),
+    ],
+)
+async def test_reasons(store: Any, exporting: str, maps: bool, against: str) -> None:
+    x = np.arange(10, dtype=np.uint8)
+    path, rejected, values = await proof_of(x, "GPU-0", exporting, session(maps=maps), store)
+    assert (path, values) == ("host", x.tobytes())
+    assert against in rejected["mapped"]
+
+
+async def test_the_own_process() -> None:
+    x, store = np.arange(10, dtype=np.uint8), Store("GPU-0")
+    found: Any = store
+    assert await proof_of(x, "GPU-0", "vmm", session(b"me"), found) == ("mapped", {}, x.tobytes())

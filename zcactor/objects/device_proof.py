@@ -1,0 +1,58 @@
+"""The receiver's half of a proof that arrays on GPUs reach this process: the way that one took, and its bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zcactor.errors import DeviceUnavailable
+
+if TYPE_CHECKING:
+    from zcactor.objectstore.store import Store
+    from zcactor.rpc.session import Session
+
+__all__ = ["Proof", "proof_of"]
+
+Proof = tuple[str, dict[str, str], bytes]
+"""The way that an array took, better ways with the reason against each, and the array's bytes."""
+
+
+async def proof_of(x: Any, uuid: str, exporting: str, session: Session, store: Store) -> Proof:
+    """The proof for an array that a peer has sent.
+
+    Args:
+        x: the array.
+        uuid: of the GPU on which the peer has it.
+        exporting: as in `zcactor.device.driver.GpuDriver`, of the peer's driver.
+        session: with the peer.
+        store: of this process.
+
+    Raises:
+        ObjectLost: the peer has ended.
+        DeviceError: the driver refuses.
+    """
+    if isinstance(x, np.ndarray):
+        values = x
+    else:
+        values = np.empty(x.shape, x.dtype)
+        await asyncio.to_thread(x.copy_to_host, values)
+    if getattr(getattr(x, "holder", None), "extent", None) is not None or session.peer_process == store.process:
+        return "mapped", {}, values.tobytes()
+    return "host", {"mapped": _against(uuid, exporting, session, store)}, values.tobytes()
+
+
+def _against(uuid: str, exporting: str, session: Session, store: Store) -> str:
+    """The reason why the memory of a peer's GPU is not mapped here."""
+    if session.connection.fetch_extents is None:
+        return "memory of GPUs is mapped between processes of one host only"
+    if exporting == "none":
+        return "its driver lets no memory of GPUs out of a process"
+    try:
+        seen = [gpu.uuid for gpu in store.devices().gpus]
+    except DeviceUnavailable as error:
+        return f"the actor's process has no GPU: {error}"
+    if uuid not in seen:
+        return f"the actor's process does not see the GPU {uuid} (it sees: {', '.join(seen) or 'none'})"
+    return "the driver of the actor's process refused to map it"
