@@ -1,0 +1,316 @@
+"""A head's log in a folder of its host: an SQLite database, and a lock, which the head holds as long as it leads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from zcactor.control.head_log import (
+    Candidate,
+    Deposed,
+    LastingTerm,
+    LeaderAt,
+    LogInUse,
+    LogUnavailable,
+    LogUnusable,
+    check_batch,
+)
+from zcactor.control.leading import Leading
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from zcactor.control.head_log import Change, HeadState, Term
+
+__all__ = ["FileLog", "file_system_of"]
+
+T = TypeVar("T")
+APPLICATION: Final = 0x7A636861
+"""The database's application_id: ``zcha``."""
+VERSION: Final = 1
+"""The database's user_version."""
+_REMOTE: Final = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "gpfs", "lustre", "nfs", "nfs4", "pvfs2",
+        "smb3", "smbfs",
+    }
+)  # fmt: skip
+"""File systems of other hosts. A write-ahead log needs memory that all users of the database share (sqlite.org/wal)."""
+_SCHEMA: Final = """
+CREATE TABLE entries (kind TEXT, key TEXT, value BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
+CREATE TABLE terms (epoch INTEGER NOT NULL);
+INSERT INTO terms VALUES (0);
+"""
+_FRESH: Final = "start with --fresh to move it aside and begin a new cluster, or with --state DIR for another folder"
+
+
+class FileLog:
+    """The log of the only head of a host; see `zcactor.control.head_log.HeadLog`.
+
+    Every statement runs in one thread, so the loop goes on. Batches of one turn of the loop are one transaction.
+
+    Args:
+        folder: the folder, made where it is missing.
+        fresh: whether a database that is there is moved aside.
+        mounts: the text of ``/proc/self/mountinfo``; None reads it.
+    """
+
+    def __init__(self, folder: Path, *, fresh: bool = False, mounts: str | None = None) -> None:
+        self.path = folder / "log.db"
+        self._folder = folder
+        self._fresh = fresh
+        self._mounts = mounts
+        self._leading = Leading()
+        self._term: LastingTerm | None = None
+        self._epoch = 0
+        self._lock_fd = -1
+        self._database: sqlite3.Connection | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: list[tuple[Sequence[Change], asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    # ---------------------------------------------------------------- terms
+
+    async def campaign(self, me: Candidate) -> Term:
+        if self._term is not None:
+            raise LogInUse(str(self._folder), me)
+        self._thread = ThreadPoolExecutor(1, "zcactor-log")
+        try:
+            self._epoch = await asyncio.shield(self._in_thread(lambda: self._open(me)))
+        except BaseException:
+            await self._close()
+            raise
+        self._term = LastingTerm(self._epoch)
+        self._leading.lead(LeaderAt(self._epoch, me.address))
+        return self._term
+
+    def leaders(self) -> AsyncIterator[LeaderAt | None]:
+        return self._leading.changes()
+
+    async def resign(self, term: Term) -> None:
+        if self._term is not None and self._term.epoch == term.epoch:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        self._term = None
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        await self._close()
+        if self._leading.leader is not None:
+            self._leading.lead(None)
+
+    async def _close(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(thread, self._let_go))
+            thread.shutdown(wait=False)
+
+    def _let_go(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _check(self, term: Term) -> None:
+        if self._term is None or self._term.epoch != term.epoch:
+            raise Deposed(term.epoch, self._epoch)
+
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        assert self._thread is not None
+        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    # ---------------------------------------------------------------- entries
+
+    async def load(self, term: Term) -> HeadState:
+        self._check(term)
+        try:
+            return await self._in_thread(self._load)
+        except sqlite3.Error as error:
+            raise LogUnavailable(str(self.path), f"it cannot be read: {error}") from error
+
+    def _load(self) -> HeadState:
+        state: dict[str, dict[str, bytes]] = {}
+        assert self._database is not None
+        for kind, key, value in self._database.execute("SELECT kind, key, value FROM entries"):
+            state.setdefault(kind, {})[key] = value
+        return state
+
+    async def record(self, term: Term, changes: Sequence[Change]) -> None:
+        check_batch(changes)
+        self._check(term)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((tuple(changes), done))
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_all())
+        await done
+
+    async def _write_all(self) -> None:
+        """Write what is pending, and what becomes so meanwhile: each time all in one transaction."""
+        while self._pending:
+            batches, self._pending = self._pending, []
+            failure: LogUnavailable | None = None
+            try:
+                await self._in_thread(partial(self._write, [change for each, _ in batches for change in each]))
+            except sqlite3.Error as error:
+                failure = LogUnavailable(str(self.path), f"it cannot be written: {error}")
+            for _, done in batches:
+                if not done.done():
+                    done.set_result(None) if failure is None else done.set_exception(failure)
+        self._writing = None
+
+    def _write(self, changes: Sequence[Change]) -> None:
+        database = self._database
+        assert database is not None
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            for kind, key, value in changes:
+                if value is None:
+                    database.execute("DELETE FROM entries WHERE kind = ? AND key = ?", (kind, key))
+                else:
+                    database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (kind, key, value))
+            database.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # a full disk has rolled it back already
+                database.execute("ROLLBACK")
+            raise
+
+    # ---------------------------------------------------------------- opening
+
+    def _open(self, me: Candidate) -> int:
+        """Lock the folder, open the database and begin a term. Returns its epoch."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._refuse_remote()
+            self._lock(me)
+            if self._fresh:
+                self._move_aside()
+        except OSError as error:
+            raise LogUnusable(
+                f"{self._folder} cannot hold a log: {error.strerror}; give another folder with --state DIR"
+            ) from error
+        try:
+            if not self.path.exists():
+                self._make()
+            self._database = database = self._connect(self.path)
+            self._examine(database)
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("UPDATE terms SET epoch = epoch + 1")
+            (epoch,) = database.execute("SELECT epoch FROM terms").fetchone()
+            database.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            raise LogUnusable(f"the log {self.path} is damaged, or cannot be written: {error}; {_FRESH}") from error
+        return int(epoch)
+
+    def _refuse_remote(self) -> None:
+        mounts = self._mounts
+        if mounts is None:
+            mounts = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
+        kind = file_system_of(self._folder.resolve(), mounts)
+        if kind in _REMOTE:
+            raise LogUnusable(
+                f"{self._folder} is on a file system of another host ({kind}), where the log is not safe; give a "
+                "folder on this host with --state DIR"
+            )
+
+    def _lock(self, me: Candidate) -> None:
+        fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with open(fd, "rb") as file:
+                try:
+                    holder = msgspec.json.decode(file.read(4096), type=Candidate)
+                except msgspec.DecodeError:  # it has just taken the lock
+                    holder = None
+            raise LogInUse(str(self._folder), holder) from None
+        self._lock_fd = fd
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, msgspec.json.encode(me), 0)
+
+    def _move_aside(self) -> None:
+        aside = f".old-{secrets.token_hex(4)}"
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(f"{self.path}{suffix}", f"{self.path}{aside}{suffix}")
+
+    @staticmethod
+    def _connect(path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+    def _make(self) -> None:
+        """Make an empty database beside its place, and move it there when it is whole: an empty file is a damaged log
+        then, and not a new one.
+
+        Raises:
+            LogUnusable: there is a write-ahead log of a database that is gone.
+            sqlite3.Error: the database cannot be made.
+        """
+        writes = self.path.with_name(f"{self.path.name}-wal")
+        if writes.exists():
+            raise LogUnusable(f"the log {self.path} is missing beside {writes}; {_FRESH}")
+        part = self.path.with_name(f"{self.path.name}.part")
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with contextlib.closing(self._connect(part)) as database:
+            database.executescript(
+                f"BEGIN; {_SCHEMA} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
+            )
+        part.rename(self.path)
+
+    def _examine(self, database: sqlite3.Connection) -> None:
+        """Check that the database is ours and whole.
+
+        Raises:
+            LogUnusable: it is another program's, a newer zcactor's, or damaged.
+            sqlite3.Error: it is no database.
+        """
+        if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise LogUnusable(f"the log {self.path} is damaged: it is empty; {_FRESH}")
+        if _pragma(database, "application_id") != APPLICATION:
+            raise LogUnusable(f"{self.path} is another program's database; give another folder with --state DIR")
+        version = _pragma(database, "user_version")
+        if version != VERSION:
+            raise LogUnusable(
+                f"the log {self.path} has version {version}, and this zcactor knows version {VERSION}: start the head "
+                f"with the zcactor that wrote it; or {_FRESH}"
+            )
+        found = _pragma(database, "quick_check")
+        if found != "ok":
+            raise LogUnusable(f"the log {self.path} is damaged: {found}; {_FRESH}")
+
+
+def _pragma(database: sqlite3.Connection, name: str) -> Any:
+    return database.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """The type of the file system on which `path` is, such as ``ext4``; empty where that is unknown.
+
+    Args:
+        path: an absolute path without links.
+        mounts: the text of ``/proc/self/mountinfo`` (proc(5)).
+    """
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        left, dash, right = line.partition(" - ")
+        fields = left.split(" ")
+        if not dash or len(fields) < 5:
+            continue
+        point = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape")  # blanks are \040
+        if len(point) >= best and path.is_relative_to(point):
+            best, kind = len(point), right.split(" ")[0]
+    return kind
