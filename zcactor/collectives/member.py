@@ -13,7 +13,7 @@ import numpy as np
 from zcactor.collectives.operations import Collective, Publication
 from zcactor.collectives.rails import Rails
 from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
-from zcactor.marshal.arrays import root_of
+from zcactor.marshal.arrays import dtype_code, dtype_from_code, root_of
 from zcactor.native import hot
 from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.lease import Lease
@@ -40,6 +40,9 @@ _HEAD_NBYTES: Final = 256
 _RANK_BITS: Final = 20
 """Bits of a PUSH frame's key for the rank that has sent it, the lowest; those above hold the operation, from 1 on."""
 _RANK: Final = (1 << _RANK_BITS) - 1
+
+
+dtype_from_code(dtype_code(np.dtype(np.uint8)))  # known to the native part: it is that of the memory for results
 
 
 def word_of(key: bytes, rank: int) -> int:

@@ -19,6 +19,7 @@ from zcactor.collectives.folding import native_kind
 from zcactor.collectives.operations import Barrier, Collective, Publication
 from zcactor.collectives.reductions import Eager, signature_of
 from zcactor.collectives.starting import start
+from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.native import hot
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call
@@ -201,6 +202,7 @@ def remember(member: Member, array: Array, op: str) -> None:
     kind = native_kind(array.dtype, op)
     if kind is None or array.dtype.kind == "c" or not member.rails.flat or len(member.recipes) >= _MOST:
         return
+    dtype_from_code(dtype_code(array.dtype))  # the native part sends and takes arrays of dtypes that are known
     signature = signature_of("allreduce", array.dtype, array.shape, op, "")
     divisor = member.size if op == "mean" else 0
     member.recipes[array.dtype, array.shape, op] = Recipe(
