@@ -74,7 +74,7 @@ class Graphs:
         runs = self._founded.get(key)
         if founder == own and runs is None:
             raise LookupError("the graph was given up")
-        sink = (frozenset(runs.layout.outputs), runs.arrived) if runs is not None else None
+        sink = (frozenset(runs.layout.outputs), runs.arrived, runs.arrived_plain) if runs is not None else None
         share = Share(
             self.process, key, founder, duties, {int(number): to for number, to in targets.items()}, names, sink,
             Spinner(self.process.loop, spin_us * 1e-6) if spin_us else None,

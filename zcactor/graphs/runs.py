@@ -66,7 +66,7 @@ class _Run:
     """One run: its inputs until it starts, its outputs until all have come. It stands in the place of the session of
     its promise, which asks it to cancel."""
 
-    __slots__ = ("blockers", "call", "inputs", "number", "outputs", "runs")
+    __slots__ = ("blockers", "call", "inputs", "number", "outputs", "plain", "runs")
 
     wire = None
     closed = "a run of a graph has no session"
@@ -75,7 +75,10 @@ class _Run:
         self.runs = runs
         self.call = call
         self.inputs = inputs
+        self.plain: dict[int, Any] = {}
+        """Outputs that came as plain values."""
         self.outputs: dict[int, Outcome] = {}
+        """The other outputs."""
         self.number = 0
         """Its number once it has started; 0: it waits."""
         self.blockers = 0
@@ -249,7 +252,8 @@ class Runs:
                 self._waiting.append(run)
             else:
                 self._start(run)  # an input that cannot be packed raises at the call
-        self._go_on()
+        if self._waiting:
+            self._go_on()
         if seconds is not None and not call.done:
             call.timer = self.process.loop.call_later(seconds, self._expire, run, seconds)
 
@@ -322,9 +326,30 @@ class Runs:
         if run is None:
             return  # it was cancelled
         run.outputs[number] = outcome
-        if len(run.outputs) == len(self.layout.outputs):
-            del self._active[run_number]
+        run.plain.pop(number, None)
+        if len(run.outputs) + len(run.plain) == len(self.layout.outputs):
+            self._came(run, run_number)
+
+    def arrived_plain(self, number: int, run_number: int, value: Any) -> None:
+        """Take an output of a run that is a plain value."""
+        run = self._active.get(run_number)
+        if run is None:
+            return
+        run.plain[number] = value
+        run.outputs.pop(number, None)
+        if len(run.outputs) + len(run.plain) == len(self.layout.outputs):
+            self._came(run, run_number)
+
+    def _came(self, run: _Run, number: int) -> None:
+        """End a run that has all its outputs, and go on with those that wait for its place."""
+        del self._active[number]
+        plain, wanted = run.plain, self.layout.outputs
+        if not run.outputs:
+            run.call.complete_plain(plain[wanted[0]] if len(wanted) == 1 else tuple([plain[each] for each in wanted]))
+        else:
+            run.outputs.update({each: Outcome(Status.OK, value) for each, value in plain.items()})
             self._finish(run.call, run.outputs)
+        if self._waiting:
             self._go_on()
 
     def _finish(self, call: Call, outputs: Mapping[int, Outcome]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from zcactor.errors import ProtocolError
+from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.graphs.layout import RUN_BITS
 from zcactor.graphs.values import PLAIN, Courier, Outcome, argument
 from zcactor.marshal.packed import Packed
@@ -145,14 +145,16 @@ class Share:
         duties: the methods here.
         targets: the processes that take the value of each node made here.
         peers: the names of the other processes that exchange values with this one.
-        sink: takes the values of outputs, in the founder: ``sink(node, run, outcome)``.
+        sink: the outputs, in the founder, and the functions that take their outcomes: ``(node, run, outcome)``, or
+            ``(node, run, value)`` for a plain value.
         spinner: keeps the loop awake for a while; None lets it sleep.
     """
 
     def __init__(
         self, process: LocalProcess, key: bytes, founder: bytes, duties: Sequence[Duty],
         targets: Mapping[int, Sequence[bytes]], peers: Mapping[bytes, str],
-        sink: tuple[frozenset[int], Callable[[int, int, Outcome], None]] | None = None, spinner: Spinner | None = None,
+        sink: tuple[frozenset[int], Callable[[int, int, Outcome], None], Callable[[int, int, Any], None]] | None = None,
+        spinner: Spinner | None = None,
     ) -> None:  # fmt: skip
         self.process, self.key, self.founder, self.peers, self.targets = process, key, founder, peers, targets
         self.word = owner_word(key)
@@ -162,6 +164,7 @@ class Share:
         self.broken = False
         self._outputs: frozenset[int] = frozenset() if sink is None else sink[0]
         self._sink = None if sink is None else sink[1]
+        self._sink_plain = None if sink is None else sink[2]
         self._takers: dict[int, list[Duty]] = {number: [] for number in self._outputs}
         for duty in duties:
             for number in duty.needs:
@@ -177,6 +180,9 @@ class Share:
         """Outputs that no method here takes."""
         self._served: dict[int, list[bytes]] = {}
         """The processes that have got the value of a run whose method then failed, by key."""
+        self._used = process.sessions.used
+        self._single = {number: to[0] for number, to in targets.items() if len(to) == 1 and to[0] != process.process}
+        """The only process that takes the value of a node, by node."""
         self._courier = Courier(process, self.word, self.arrived)
         self._caller = _Caller(self, process.config.eager_limit)
 
@@ -201,10 +207,10 @@ class Share:
             duty.host.receive_plain(self._caller, duty.number << RUN_BITS | run, duty.code, 0, args)
             if duty.gathered:
                 self._start_next(duty)
-        elif self._sink is not None and number in self._ends and key & _RUN:
+        elif self._sink_plain is not None and flags == PLAIN and number in self._ends and key & _RUN:
             if self.spinner is not None:
                 self.spinner.touch()
-            self._sink(number, key & _RUN, Outcome(_OK, payload, parts, flags))
+            self._sink_plain(number, key & _RUN, payload)
         else:
             self.take(key, Outcome(_OK, payload, parts, flags))
 
@@ -278,12 +284,21 @@ class Share:
         if self.broken:
             return True
         number = key >> RUN_BITS
-        served: list[bytes] = []
-        try:
-            self._courier.send(key, value, self.targets[number], served)
-        except BaseException:
-            self._served[key] = served
-            raise
+        sent, target = False, self._single.get(number)
+        if target is not None:  # as the courier does, with fewer steps
+            session = self._used.get(target)
+            if session is not None and session.closed is None and session.wire is not None:
+                try:
+                    sent = session.wire.push(key, self.word, value, False)
+                except ConnectionLost:  # its end breaks the graph
+                    sent = True
+        if not sent:
+            served: list[bytes] = []
+            try:
+                self._courier.send(key, value, self.targets[number], served)
+            except BaseException:
+                self._served[key] = served
+                raise
         self.open.pop(key, None)
         if type(value) is np.ndarray and value.nbytes > self._duties[number].nbytes:
             self._duties[number].nbytes = value.nbytes
