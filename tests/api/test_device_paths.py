@@ -19,6 +19,12 @@ PATIENCE = 60.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
 
 
+@pytest.fixture(autouse=True)
+def all_gpus_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take this machine's own choice of GPUs away."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 @zc.actor
 class Own:
     """An actor that explains the way to itself."""

@@ -15,6 +15,12 @@ from zcactor.device.driver import GpuFacts
 from zcactor.device.fake import host_uuids
 
 
+@pytest.fixture(autouse=True)
+def all_gpus_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take this machine's own choice of GPUs away."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 def looked(options: str = "", **settings: Any) -> Gpus:
     """The findings with fake GPUs of these options."""
     return look_at_gpus(Config(gpu="fake", gpu_fake=options, **settings))

@@ -145,7 +145,10 @@ def test_one_that_does_not_end_in_time_is_killed(hosts: Hosts, monkeypatch: pyte
 def test_settings_and_resources_reach_the_node(hosts: Hosts) -> None:
     with a_port_that_is_taken() as taken:
         port = taken.getsockname()[1]
-    node = hosts.start(port=port, num_cpus=7, num_gpus=3, resources={"tape": 1.5}, host="127.0.0.2", own_host=True)
+    node = hosts.start(
+        port=port, num_cpus=7, num_gpus=3, resources={"tape": 1.5}, host="127.0.0.2", own_host=True,
+        environ={"CUDA_VISIBLE_DEVICES": ""},  # GPUs that the node does not know are counted
+    )  # fmt: skip
     assert node.record.address == f"127.0.0.2:{port}"
     with hosts.program(
         """

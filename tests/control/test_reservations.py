@@ -21,6 +21,12 @@ PATIENCE = 60.0
 """Seconds after which a test stops waiting: a watchdog, no statement about speed."""
 
 
+@pytest.fixture(autouse=True)
+def all_gpus_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take this machine's own choice of GPUs away."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 def fake(devices: int, **settings: Any) -> zc.Config:
     return zc.Config(gpu="fake", gpu_fake=f"devices={devices}", **settings)
 
