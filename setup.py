@@ -10,6 +10,7 @@ _FLAGS = [
     "-O2", "-fno-plt", "-fno-semantic-interposition", "-std=gnu11",
     "-Wall", "-Wextra", "-Wno-missing-field-initializers",
 ]  # fmt: skip
+_ALLOCATOR = ["blocks", "extents", "ids", "mapping", "pins"]
 _HOT = [
     "module", "credits", "counters", "records", "send_buffer", "msgpack_plain", "wire", "frame_write", "frame_read",
     "reader", "fold", "loans", "seat",
@@ -23,6 +24,13 @@ setup(
             include_dirs=[numpy.get_include()],
             depends=[*sorted(glob("zcactor/objectstore/heap/*.h")), "zcactor/native/_living.h"],
             extra_compile_args=[*_FLAGS, "-pthread"],
+            extra_link_args=["-pthread"],
+        ),
+        Extension(
+            "zcactor.device._torch",
+            ["zcactor/device/_torch.c", *[f"zcactor/objectstore/heap/{name}.c" for name in _ALLOCATOR]],
+            depends=sorted(glob("zcactor/objectstore/heap/*.h")),
+            extra_compile_args=[*_FLAGS, "-fvisibility=hidden", "-pthread"],
             extra_link_args=["-pthread"],
         ),
         Extension(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -82,6 +83,7 @@ def test_extents_that_overlap(stores: tuple[DeviceStore, DeviceStore]) -> None:
         (extent,), _ = theirs.supply([])
         assert isinstance(extent.what, int)
         behind = extent._replace(offset=block.offset + (1 << 30), what=os.dup(extent.what))
+        gc.collect()  # drivers of other tests
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ProtocolError, match="overlaps"):
             ours.imports.add(OWNER, [extent._replace(offset=block.offset + shift), behind], [])
@@ -104,6 +106,7 @@ def test_a_failure_leaves_nothing_mapped(call: str) -> None:
     with opened(f"fail={call}") as ours, opened() as theirs:
         block = DeviceBlock(theirs.gpu(0), 100)
         (extent,), _ = theirs.supply([])
+        gc.collect()  # drivers of other tests
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(DeviceError):
             ImportedExtent(ours.gpu(0), extent)

@@ -184,28 +184,35 @@ def gpu_stream(device: str = "cuda") -> AbstractContextManager[GpuStream]:
     return _on_stream(_memory(device))
 
 
-def gpu_allocator(library: Literal["cupy"] = "cupy") -> AbstractContextManager[None]:
+def gpu_allocator(library: Literal["cupy", "torch"] = "cupy") -> AbstractContextManager[None]:
     """Let a library for GPUs allocate in the store within the block. Its arrays need no copy on their way then.
 
-    The setting belongs to the context (PEP 567): it holds for this thread or task and for the tasks made inside the
-    block, and for the GPU that is current in CuPy. Outside of such blocks CuPy allocates as before.
+    For CuPy the setting belongs to the context (PEP 567): it holds for this thread or task and for the tasks made
+    inside the block. For PyTorch it belongs to the thread, as of ``torch.cuda.use_mem_pool``. Both are for the GPU that
+    is current in the library. Outside of such blocks the library allocates as before.
 
     Args:
-        library: ``"cupy"``, the only library with an allocator so far.
+        library: ``"cupy"``, or ``"torch"`` for PyTorch 2.5 or later.
 
     Raises:
         NotInitialized: no runtime is running.
         DeviceUnavailable: this process sees no GPU.
-        ImportError: CuPy is not installed.
+        ImportError: the library is not installed.
+        OutOfMemory: at the beginning of the block, the GPU has no room for PyTorch's first memory.
         ValueError: there is no allocator for `library`; or, at the beginning of the block, an allocator of
             ``cupy.cuda.using_allocator`` is in force in this thread.
     """
-    if library != "cupy":
-        raise ValueError(f"there is no allocator for {library!r}: zc.gpu_allocator takes 'cupy'")
+    if library not in {"cupy", "torch"}:
+        raise ValueError(f"there is no allocator for {library!r}: zc.gpu_allocator takes 'cupy' or 'torch'")
     _memory("cuda")
+    devices = current().store.devices()
+    if library == "torch":
+        from zcactor.device.torch_memory import allocates_for_torch
+
+        return allocates_for_torch(devices.torch_memory(), devices.gpus)
     from zcactor.device.allocator import allocates_for_cupy
 
-    return allocates_for_cupy(current().store.devices().gpus)
+    return allocates_for_cupy(devices.gpus)
 
 
 @contextmanager

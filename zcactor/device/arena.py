@@ -211,6 +211,27 @@ class DeviceArena:
         self._extents.append(extent)
         return extent
 
+    def adopt(self, address: int, nbytes: int, fd: int) -> int:
+        """Take over an extent that was made and mapped elsewhere, for as long as the process lives: all of it is in
+        use. Peers import it like any other.
+
+        Args:
+            address: its address.
+            nbytes: its bytes.
+            fd: the descriptor by which it is exported, which becomes the arena's.
+
+        Returns:
+            Its offset in the arena.
+        """
+        heap = Heap(-1, 0)
+        heap.grow(0, nbytes)
+        heap.allocate(nbytes, ALIGNMENT)
+        with self._lock:
+            extent = _Extent(self._next, nbytes, 0, address, heap, (address, nbytes), fd)
+            self._next += nbytes
+            self._extents.append(extent)
+            return extent.offset
+
     def _room(self, nbytes: int) -> tuple[int, int]:
         """Addresses of a reservation that no extent has: the first that are enough."""
         taken = sorted(extent.room for extent in self._extents)

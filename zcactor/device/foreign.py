@@ -93,8 +93,7 @@ def known_array(devices: DeviceStore, value: Any) -> Known | None:
     high += found.dtype.itemsize
     if 0 in found.shape:
         return Known(empty_array(devices.gpus[0], found.shape, found.dtype), found.library)
-    blocks = (gpu.block_at(low, high) for gpu in devices.gpus)
-    holder: Any = next((each for each in blocks if each is not None), None) or devices.imports.lease_at(low, high)
+    holder: Any = devices.block_at(low, high, value) or devices.imports.lease_at(low, high)
     if holder is None:
         owner = devices.driver.owner_of(low)
         if owner is None or owner[0] < 0:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from zcactor.device.driver import GpuDriver
+    from zcactor.device.torch_memory import TorchMemory
 
 __all__ = ["DeviceStore", "open_store"]
 
@@ -37,8 +38,12 @@ class DeviceStore:
         self.tending: Final = Tending(loop)
         self.gpus: Final = [GpuMemory(driver, facts, capacity, keep_nbytes, self.tending) for facts in driver.devices()]
         self.imports: Final = Imports(self.gpus)
+        self._limits: Final = capacity, keep_nbytes, loop
+        self._torch: TorchMemory | None = None
         self.bytes_mapped = 0
         """Bytes of arrays received by importing their owner's memory."""
+        self.bytes_pulled = 0
+        """Bytes of arrays copied here from GPUs that this process does not see."""
         self.syncs = 0
         """Number of times that a thread waited for a GPU, because events are not shared between processes."""
 
@@ -55,6 +60,31 @@ class DeviceStore:
                 "CUDA_VISIBLE_DEVICES limits them"
             )
         return self.gpus[index]
+
+    def torch_memory(self) -> TorchMemory:
+        """PyTorch's memory in the store, which is made when it is first needed."""
+        if self._torch is None:
+            from zcactor.device.torch_memory import TorchMemory
+
+            self._torch = TorchMemory(self.gpus, *self._limits)
+        return self._torch
+
+    def block_at(self, low: int, high: int, value: Any) -> DeviceBlock | None:
+        """The object of ours whose bytes contain the addresses ``[low, high)``, or None.
+
+        Args:
+            low: the lowest address.
+            high: the address after the highest.
+            value: the library's array that lies there.
+        """
+        blocks = (gpu.block_at(low, high) for gpu in self.gpus)
+        found = next((each for each in blocks if each is not None), None)
+        return self._torch.block_at(low, high, value) if found is None and self._torch is not None else found
+
+    def close(self) -> None:
+        """Make nothing ahead any more. Arrays stay valid. Idempotent."""
+        if self._torch is not None:
+            self._torch.close()
 
     def supply(self, known: Collection[int]) -> tuple[list[RemoteExtent], list[int]]:
         """The extents that a peer lacks, and the known ones that are no more; see `zcactor.transport.local.extents`.
