@@ -10,8 +10,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 import zcactor as zc
 from benchmarks.harness import Measurement, Sample, Scale, at_most, exactly, interleave, medians
+from zcactor.process.context import current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +24,10 @@ __all__ = ["GROUP", "measure"]
 GROUP: Final = "gpu"
 MIB: Final = 1 << 20
 CALLS: Final = 300
-LIMIT, SIZE_LIMIT, QUEUED_LIMIT = 3.0, 1.3, 5.0
-"""Times the call with a NumPy array, times that with 64 KiB, and milliseconds."""
+LIMIT, SIZE_LIMIT, QUEUED_LIMIT, HOST_LIMIT = 3.0, 1.3, 5.0, 1.5
+"""Times the call with a NumPy array, times that with 64 KiB, milliseconds, and times two copies in memory."""
+STAGING_LIMIT: Final = 16
+"""MiB of either process's store."""
 QUEUED: Final = 0.3
 """Seconds of work that is queued before a call."""
 
@@ -34,6 +39,10 @@ class Reader:
     async def take(self, x: Any) -> int:
         """Take an array."""
         return len(x)
+
+    async def used_of_store(self) -> int:
+        """The highest byte that the store has ever used."""
+        return int(current().store.heap.high)
 
 
 async def _calls(reader: Any, array: Any, calls: int) -> float:
@@ -89,8 +98,43 @@ async def _not_waiting(scale: Scale) -> Measurement:
     return Measurement(GROUP, name, longer, "ms", None, "", at_most(QUEUED_LIMIT, "value"), scale.runs)
 
 
+async def _through_host(scale: Scale) -> list[Measurement]:
+    """The time of an array's way where memory cannot be mapped, and what it takes of the stores."""
+    nbytes = 256 * MIB
+    config = zc.Config(gpu="fake", gpu_fake="export=none", device_keep_nbytes=2 * nbytes)
+    async with zc.init(config=config):
+        reader: Any = await Reader.spawn()
+        array = zc.zeros(nbytes, "u1", device="cuda")
+        source, target = np.ones(nbytes, "u1"), np.zeros(nbytes, "u1")
+        store, before = current().store, await reader.used_of_store()
+        here = store.heap.high
+
+        async def copies() -> float:
+            begun = time.perf_counter()
+            for _ in range(2):
+                np.copyto(target, source)
+            return (time.perf_counter() - begun) * 1e3
+
+        async def through() -> float:
+            return await _calls(reader, array, 1) / 1e3
+
+        await through()  # memory is taken from the system
+        times = medians(await interleave(scale.runs, {"copies": copies, "through": through}))
+        grown = max(store.heap.high - here, await reader.used_of_store() - before) / MIB
+    return [
+        Measurement(
+            GROUP, "256 MiB through host memory", times["through"], "ms", times["copies"], "two copies in memory",
+            at_most(HOST_LIMIT), scale.runs,
+        ),
+        Measurement(
+            GROUP, "of either store for that, at most", grown, "MiB", None, "", at_most(STAGING_LIMIT, "value"), 1
+        ),
+    ]  # fmt: skip
+
+
 def measure(scale: Scale) -> Iterator[Measurement]:
     """Measure passing arrays on the fake GPU."""
     print("the GPU is the fake one: no figure says anything about a real GPU")
     yield from zc.run(_by_reference(scale))
     yield zc.run(_not_waiting(scale))
+    yield from zc.run(_through_host(scale))

@@ -13,7 +13,13 @@ import zcactor as zc
 from tests.device.helpers import settle
 from zcactor.process.context import current
 
-__all__ = ["Box", "Gpus"]
+__all__ = ["Box", "Gpus", "Shelf", "hold_pieces"]
+
+
+def hold_pieces(process: Any, gate: threading.Event) -> None:
+    """Hold back the copies of pieces of a process on its first GPU until a gate is opened."""
+    devices, pieces = process.store.devices(), process.resolver.devices.pieces
+    devices.driver.hold(0, pieces.stream(devices.gpus[0]), gate.is_set)
 
 
 @dataclass
@@ -80,6 +86,22 @@ class Gpus:
         """The value that was kept."""
         return self._kept
 
+    def kept_seen(self) -> list[Any]:
+        """The values of the arrays that were kept."""
+        return [np.array(zc.to_host(each)) for each in self._kept]
+
+    async def relay_kept(self, other: Any) -> Any:
+        """Pass the first array that was kept on."""
+        return await other.seen(self._kept[0])
+
+    def total(self, x: Any) -> tuple[str, int]:
+        """The type of an array, and the sum of its elements."""
+        return type(x).__name__, int(np.sum(zc.to_host(x), dtype="u8"))
+
+    def fill_store(self, left: int) -> None:
+        """Leave the store so many bytes in one piece."""
+        self._filling = zc.empty(current().store.stats().largest_free - left, "u1")
+
     def filled(self, x: Any, value: Any) -> Any:
         """The values of an array that was written to here."""
         x.fill(value)
@@ -120,6 +142,59 @@ class Gpus:
     def let_go(self) -> None:
         """Let the work of the default stream go on."""
         self._gate.set()
+
+    def arena(self) -> tuple[int, int, int]:
+        """The highest byte that the store has ever used, the bytes kept for pieces, and those of them in use."""
+        process: Any = current()
+        pieces = process.resolver.devices.pieces
+        return process.store.heap.high, pieces.nbytes, pieces.nbytes - pieces.idle_nbytes
+
+    def hold_pieces(self) -> None:
+        """Hold back the copies of pieces."""
+        self._gate = threading.Event()
+        hold_pieces(current(), self._gate)
+
+    def stats(self) -> zc.Stats:
+        """The figures of this process."""
+        return zc.stats()
+
+
+@zc.actor
+class Shelf:
+    """An actor that keeps arrays by numbers."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, Any] = {}
+
+    def keep_as(self, number: int, x: Any) -> None:
+        """Keep an array."""
+        self._arrays[number] = x
+
+    def make(self, number: int, size: int, value: int) -> None:
+        """Make an array, and do not wait for its elements."""
+        x = self._arrays[number] = zc.empty(size, "u1", device="cuda")
+        with zc.gpu_stream():
+            x.fill(value)
+
+    def get(self, number: int) -> Any:
+        """Give an array."""
+        return self._arrays[number]
+
+    async def give(self, number: int, other: Any, under: int) -> None:
+        """Pass an array on."""
+        await other.keep_as(under, self._arrays[number])
+
+    def look(self, number: int) -> Any:
+        """The elements of an array."""
+        return np.array(zc.to_host(self._arrays[number]))
+
+    def drop(self, number: int) -> None:
+        """Forget an array."""
+        del self._arrays[number]
+
+    def clear(self) -> None:
+        """Forget all arrays."""
+        self._arrays.clear()
 
     def stats(self) -> zc.Stats:
         """The figures of this process."""

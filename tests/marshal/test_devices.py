@@ -309,7 +309,7 @@ async def test_a_process_without_a_gpu_gets_a_numpy_array() -> None:
 
 
 async def test_a_gpu_that_the_receiver_does_not_see() -> None:
-    async with running("devices=2"):
+    async with running("devices=2,peer=none"):
         actor = await spawned({"CUDA_VISIBLE_DEVICES": "1"})
         there = zc.full(1000, 3, "u1", device="cuda:1")
         hidden = zc.full(1000, 4, "u1", device="cuda:0")

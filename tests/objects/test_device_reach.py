@@ -1,4 +1,4 @@
-"""Regions of GPU memory that name nothing, and bytes that a peer may not have."""
+"""Regions of GPU memory that name nothing."""
 
 from __future__ import annotations
 
@@ -43,21 +43,3 @@ async def test_regions_of_our_own() -> None:
         assert later is None
         with pytest.raises(ObjectLost, match="was freed before"):
             part.holder.raise_error()
-
-
-async def test_bytes_need_a_lease() -> None:
-    async with zc.init(config=zc.Config(gpu="fake")):
-        actor: Any = await Gpus.spawn()
-        x = zc.full(1000, 3, "u1", device="cuda")
-        process: Any = current()
-        reach: DeviceReach = process.resolver.devices
-        block: Any = x.holder
-        for session in process.sessions.all():
-            with pytest.raises(ObjectLost, match="is leased to the process"):
-                await reach.bytes_of(session, block.id, block.offset, 1000, process.copies)
-        await actor.keep(x)
-        (session,) = [each for each in process.sessions.all() if each.leases.get(block.id) is not None]
-        with pytest.raises(ObjectLost, match="with these bytes"):
-            await reach.bytes_of(session, block.id, block.offset, 1001, process.copies)
-        values = await reach.bytes_of(session, block.id, block.offset + 10, 5, process.copies)
-        assert bytes(values) == b"\3" * 5

@@ -16,6 +16,7 @@ SAMPLE = Stats(
     bytes_copied=30, copies={"a": CopyCount(1, 10), "b": CopyCount(2, 20)}, store_used=8, store_capacity=9, leases=10,
     registrations=11, objects_adopted=3, placements=13, connections=12, pushes=14, collectives=15, bytes_reduced=16,
     bytes_device_mapped=17, device_used=18, device_leases=19, device_extents=20, device_syncs=21,
+    bytes_device_pulled=22,
 )  # fmt: skip
 
 

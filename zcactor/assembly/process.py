@@ -98,8 +98,7 @@ class Process:
         self.placements = Placements(store, max(config.store_keep_nbytes, store.capacity // 8))
         self.registrar: Registrar | None = None
         """The registration of memory with the network card ahead of need, once a peer is reached by RDMA."""
-        self.tasks = Tasks(loop)
-        self.threads = Threads("shared actors")
+        self.tasks, self.threads = Tasks(loop), Threads("shared actors")
         self.unseen = Unseen(loop, failure_of)
         self.hosts = Hosts(self)
         hello = Hello(PROTOCOL_VERSION, process, self.place.pid, self.place.host, sys.version.split()[0], role)
@@ -123,7 +122,7 @@ class Process:
         self.pushes = Pushes(self.tasks, self.sessions, self.connections, self.marshaller, self.promises)
         self.resolver = Resolver(
             self.tasks, self.sessions, self.connections, self.requests, self.head, store, self.promises.exports,
-            self.locations, self.pushes.expectations,
+            self.locations, self.pushes.expectations, self.copies,
         )  # fmt: skip
         self.adoptions = Adoptions(self.tasks, self.connections, self.requests, store, self.copies, self.locations)
         self.origins = BroadcastDirectory()
@@ -189,7 +188,8 @@ class Process:
         self.threads.close()
         await self.tasks.settled(1.0)
         self.adoptions.close()
-        for part in (self.groups, self.graphs, self.pushes.expectations, self.parting, self.vigil, self.registrar):
+        devices, expectations = self.resolver.devices, self.pushes.expectations
+        for part in (self.groups, self.graphs, expectations, self.parting, self.vigil, self.registrar, devices):
             if part is not None:
                 part.close()
         self.endpoint.dispose()

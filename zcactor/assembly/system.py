@@ -116,9 +116,21 @@ class SystemActor:
         return True
 
     async def device_bytes(self, object_id: int, offset: int, nbytes: int) -> Any:
-        """Copy bytes of GPU memory to the host for the caller, which cannot map them; see
-        `zcactor.objects.device_reach.DeviceReach.bytes_of`."""
-        return await self._devices.bytes_of(current_call.get().session, object_id, offset, nbytes, self._copies)
+        """Copy bytes of GPU memory to the host for the caller, which sees no GPU; see
+        `zcactor.objects.device_pieces.DevicePieces.whole`."""
+        session = current_call.get().session
+        return await self._devices.pieces.whole(session, object_id, offset, nbytes, self._copies)
+
+    async def device_computed(self, object_id: int) -> None:
+        """Return when an object in GPU memory is computed; see
+        `zcactor.objects.device_pieces.DevicePieces.computed`."""
+        await self._devices.pieces.computed(current_call.get().session, object_id)
+
+    async def stage(self, object_id: int, offset: int, nbytes: int, begins: bool) -> tuple[int, int]:
+        """Copy a piece of GPU memory to the host for the caller, which cannot map it; see
+        `zcactor.objects.device_pieces.DevicePieces.stage`."""
+        session = current_call.get().session
+        return await self._devices.pieces.stage(session, object_id, offset, nbytes, begins, self._copies)
 
     async def device_proof(self, x: Any, uuid: str, exporting: str) -> Proof:
         """The proof that an array on the caller's GPU has come here; see `zcactor.objects.device_proof.proof_of`."""

@@ -27,18 +27,22 @@ class ImportedExtent:
     lease in it is gone and its owner's process, or the extent there, is gone too.
 
     Args:
-        gpu: the GPU by which it is reached.
+        gpu: the GPU by which it is reached: its own or, where this process does not see that, another with access.
         remote: the extent, with what the owner has exported, which stays the caller's.
 
     Raises:
         DeviceError: the driver refuses. Nothing is left mapped.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_room", "address", "gpu", "leases", "nbytes", "offset", "readonly")
+    __slots__ = (
+        "__weakref__", "_handle", "_room", "address", "gpu", "is_hidden", "leases", "nbytes", "offset", "readonly",
+    )  # fmt: skip
 
     def __init__(self, gpu: GpuMemory, remote: RemoteExtent) -> None:
         driver, device, nbytes = gpu.driver, gpu.index, remote.nbytes
         self.gpu: Final = gpu
+        self.is_hidden: Final = gpu.uuid != remote.uuid
+        """Whether this process does not see the GPU: arrays in it are copied to `gpu`."""
         self.offset: Final = remote.offset
         self.nbytes: Final = nbytes
         self.leases: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
@@ -171,13 +175,14 @@ class Imports:
             remote.offset + remote.nbytes > each.offset for each in after
         ):
             raise ProtocolError(f"the peer names an extent at {remote.offset} that overlaps another of its extents")
-        gpu = self._gpus.get(remote.uuid)
+        gpu = self._gpus.get(remote.uuid) or next(iter(self._gpus.values()), None)
         if gpu is None:
-            return f"this process does not see the GPU {remote.uuid}"
+            return "this process sees no GPU"
         try:
             extent = ImportedExtent(gpu, remote)
         except DeviceError as error:
-            return str(error)
+            hidden = f"this process does not see the GPU {remote.uuid}: " if gpu.uuid != remote.uuid else ""
+            return f"{hidden}{error}"
         extents.insert(place, extent)
         self._living[extent.address] = extent
         return ""

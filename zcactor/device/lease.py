@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from zcactor.device.array import DeviceArray
     from zcactor.device.imports import ImportedExtent
-    from zcactor.device.memory import GpuMemory
+    from zcactor.device.memory import DeviceBlock, GpuMemory
 
-__all__ = ["DeviceLease", "HostCopy"]
+__all__ = ["DeviceCopy", "DeviceLease", "HostCopy"]
 
 
 class DeviceLease:
@@ -83,8 +83,25 @@ def _give_back(release: Callable[[int], None], number: int, extent: ImportedExte
     release(number)
 
 
+class DeviceCopy:
+    """The bytes of an array on another GPU, in GPU memory of this process, which passes them on in its own name.
+
+    Args:
+        block: the copy.
+    """
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: DeviceBlock) -> None:
+        self.block: Final = block
+
+    def grant(self, session: Any) -> tuple[bytes, int, int]:
+        """Grant the peer a lease; see `zcactor.rpc.parts.Holder`."""
+        return self.block.grant(session)
+
+
 class HostCopy:
-    """The bytes of an array on a GPU, in host memory, where the GPU cannot be reached.
+    """The bytes of an array on a GPU, in host memory, in a process that sees no GPU.
 
     Args:
         values: the bytes, read-only.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zcactor.device.tending import Tending
     from zcactor.objectstore.store import Store
 
-__all__ = ["DeviceBlock", "GpuMemory", "wait_on_host"]
+__all__ = ["DeviceBlock", "GpuMemory", "gpu_number", "wait_on_host"]
 
 _GPU_SHIFT: Final = 48
 """Bits of the offset in one GPU's memory; the GPU's index is above them. 256 TiB are never used up, as each offset is
@@ -29,6 +29,11 @@ used for one extent only."""
 _FIRST_PAUSE: Final = 20e-6
 """Seconds: about the time of a copy of a few KiB."""
 _LAST_PAUSE: Final = 1e-3
+
+
+def gpu_number(offset: int) -> int:
+    """The index, in the owner's process, of the GPU with an offset among all extents."""
+    return offset >> _GPU_SHIFT
 
 
 def wait_on_host(moments: Iterable[Moment]) -> None:

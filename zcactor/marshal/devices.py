@@ -19,14 +19,13 @@ import numpy as np
 from zcactor.device.array import DeviceArray, array_over, empty_array
 from zcactor.device.driver import EVENT_NBYTES
 from zcactor.device.foreign import Outside, known_array
-from zcactor.device.lease import DeviceLease, HostCopy
+from zcactor.device.lease import DeviceCopy, DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.device.recognise import TORCH_ONLY
 from zcactor.errors import DeviceUnavailable, ObjectLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 from zcactor.marshal.move import NOT_OURS, OTHER_VIEWS
 from zcactor.marshal.values import Code, decode_small, register
-from zcactor.objectstore.copies import THROUGH_HOST
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
 
@@ -244,13 +243,18 @@ def _unpacked(unpacking: Any, known: _Encoded) -> Any:
     holder = part.holder
     if part.kind != RegionKind.DEVICE:
         raise ProtocolError(f"part {known.number} of a message is no array on a GPU")
-    if not isinstance(holder, DeviceBlock | DeviceLease | HostCopy):
+    if not isinstance(holder, DeviceBlock | DeviceCopy | DeviceLease | HostCopy):
         _ = getattr(holder, "__array_interface__", None)  # the holder of a lost object raises here
         raise ProtocolError(f"an array on a GPU has a {type(holder).__name__} in the place of its bytes")
     if not 0 <= known.low <= known.high <= part.nbytes:
         raise ProtocolError(f"an array on a GPU takes up bytes {known.low} to {known.high} of {part.nbytes}")
     if isinstance(holder, HostCopy):
         return _from_host(unpacking, known, holder)
+    if isinstance(holder, DeviceCopy):
+        block = holder.block
+        if moved:
+            block.open_again()
+        return array_over(block, block.address + known.inner, known.shape, known.dtype, known.strides)
     if isinstance(holder, DeviceBlock):
         address = holder.address + part.offset - holder.offset
     else:
@@ -265,25 +269,14 @@ def _unpacked(unpacking: Any, known: _Encoded) -> Any:
 
 
 def _from_host(unpacking: Any, known: _Encoded, holder: HostCopy) -> Any:
-    """The array over a copy of its bytes, which came through host memory."""
+    """The array over a copy of its bytes in host memory, as this process sees no GPU."""
     array: np.ndarray[Any, Any] = np.ndarray(known.shape, known.dtype, holder.values, known.inner, known.strides)
-    try:
-        gpus = unpacking.store.devices().gpus
-    except DeviceUnavailable:  # switched off here
-        gpus = []
-    if not gpus and known.moved:
+    if known.moved:
         own = unpacking.store.empty(array.shape, array.dtype)
         own[...] = array
         unpacking.copies.count(_MOVED, array.nbytes)
         return own
-    if not gpus:
-        return array
-    made = empty_array(gpus[0], array.shape, array.dtype)
-    made.copy_from(array)
-    unpacking.copies.count(THROUGH_HOST, array.nbytes)
-    if not known.moved:
-        made.holder.share(unpacking.store)  # type: ignore[attr-defined] # a block of ours
-    return made
+    return array
 
 
 def _own(unpacking: Any, array: DeviceArray) -> DeviceArray:

@@ -1,4 +1,4 @@
-"""Arrays in GPU memory of other processes: their extents are imported, or their bytes come through host memory.
+"""Arrays in GPU memory of other processes: their extents are imported, or their bytes are copied.
 
 The modules of `zcactor.device` are imported when the first such array comes.
 """
@@ -6,12 +6,16 @@ The modules of `zcactor.device` are imported when the first such array comes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from zcactor.errors import (
     ConnectionLost,
+    DeviceError,
     DeviceUnavailable,
     ObjectLost,
     OutOfMemory,
@@ -20,16 +24,14 @@ from zcactor.errors import (
     ZcactorError,
 )
 from zcactor.marshal.values import Code, unpackers
+from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objects.locations import LostPart, outcome
-from zcactor.objectstore.copies import THROUGH_HOST
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from zcactor.device.events import Moment
     from zcactor.device.lease import DeviceLease
+    from zcactor.objects.locations import Locations
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.ref import Region
     from zcactor.objectstore.store import Store
@@ -41,9 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["DeviceReach"]
 
 _KIND: Final = int(RegionKind.DEVICE)
-_FIRST_PAUSE: Final = 0.0002
-_LAST_PAUSE: Final = 0.005
-"""Seconds between looks at work of a GPU that the loop waits for."""
+_Key = tuple[bytes, int, int, int]
+"""Key of some bytes: owner, object, offset and number of bytes."""
 
 
 class DeviceReach:
@@ -55,17 +56,28 @@ class DeviceReach:
         connections: connect to third processes.
         requests: ask other processes for leases and bytes.
         store: the store of this process.
+        locations: bring bytes that cannot be mapped.
+        copies: counts copies.
     """
 
     def __init__(
-        self, process: bytes, tasks: Tasks, connections: Connections, requests: Requests, store: Store
-    ) -> None:
+        self, process: bytes, tasks: Tasks, connections: Connections, requests: Requests, store: Store,
+        locations: Locations, copies: CopyCounter,
+    ) -> None:  # fmt: skip
         self._process = process
         self._tasks = tasks
         self._connections = connections
         self._requests = requests
         self._store = store
+        self._copies = copies
+        self.pieces = DevicePieces(process, tasks, requests, locations, store)
+        """The copies of arrays that cannot be mapped."""
+        self.rejected: dict[tuple[bytes, int], str] = {}
+        """The reasons why the memory of a peer's GPU cannot be mapped here, by the peer and its number of the GPU."""
         self._fetching: dict[bytes, asyncio.Lock] = {}
+        self._here: WeakValueDictionary[_Key, Any] = WeakValueDictionary()
+        """Copies that are here: blocks in our GPU memory, or arrays of NumPy."""
+        self._coming: dict[_Key, asyncio.Task[Any]] = {}
         connections.on_left.append(self._left)
         unpackers.setdefault(Code.DEVICE_ARRAY, _unpack_first)
 
@@ -91,6 +103,9 @@ class DeviceReach:
         lease = _lease(session, region)
         if self._place(lease):
             return Part(_KIND, lease, offset, nbytes), None
+        copy = self._copy_here(lease)
+        if copy is not None:
+            return copy, None
         return coming, self._tasks.begin(outcome(_KIND, self._reach, session, lease))
 
     async def _adopt(self, session: Session, region: Region) -> Part:
@@ -109,104 +124,146 @@ class DeviceReach:
                 session.release(region.pin)
 
     def _place(self, lease: DeviceLease) -> bool:
-        """Place a lease in an imported extent; False where that is not here."""
-        devices = self._store.devices_in_use
-        extent = None if devices is None else devices.imports.find(lease.owner, lease.offset, max(lease.nbytes, 1))
-        if extent is None:
+        """Place a lease in an imported extent of a GPU that this process sees; False where that is not here."""
+        extent = self._extent(lease)
+        if extent is None or extent.is_hidden:
             return False
         lease.place(extent)
         return True
 
-    async def _reach(self, owner: Session, lease: DeviceLease) -> Part:
-        """Import the extent of a lease or, where that is impossible, bring the bytes through host memory."""
-        part = Part(_KIND, lease, lease.offset, lease.nbytes)
-        owner = owner.in_use
-        if self._place(lease):
-            return part
-        if owner.connection.fetch_extents is not None:
-            try:
-                devices = self._store.devices()
-            except DeviceUnavailable:  # switched off here
-                devices = None
-            if devices is not None and devices.gpus:
-                await self._import(owner, devices.imports, lease)
-                if self._place(lease):
-                    return part
+    def _extent(self, lease: DeviceLease) -> Any:
+        """The imported extent in which the bytes of a lease lie, or None."""
+        devices = self._store.devices_in_use
+        return None if devices is None else devices.imports.find(lease.owner, lease.offset, max(lease.nbytes, 1))
+
+    def _gpus(self) -> list[Any]:
+        """The memory of this process on the GPUs that it sees."""
         try:
-            values = await self._requests.ask(owner, "device_bytes", lease.id, lease.offset, lease.nbytes)
+            return self._store.devices().gpus  # type: ignore[no-any-return]
+        except DeviceUnavailable:  # switched off here
+            return []
+
+    async def _reach(self, owner: Session, lease: DeviceLease) -> Part:
+        """Import the extent of a lease or, where that is impossible, copy the bytes. Requests that come at once share
+        one copy, and later ones get it as long as somebody has it."""
+        if self._place(lease):
+            return Part(_KIND, lease, lease.offset, lease.nbytes)
+        owner = owner.in_use
+        if owner.connection.fetch_extents is not None and _gpu_of(lease) not in self.rejected and self._gpus():
+            await self._import(owner, lease)
+            if self._place(lease):
+                return Part(_KIND, lease, lease.offset, lease.nbytes)
+        copy = self._copy_here(lease)
+        if copy is not None:
+            return copy
+        key = _key(lease)
+        task = self._coming.get(key)
+        if task is None:
+            task = self._coming[key] = self._tasks.begin(self._copied(owner, lease))
+            task.add_done_callback(partial(self._arrived, key))
+        return self._part_of(await asyncio.shield(task), lease)
+
+    def _arrived(self, key: _Key, task: asyncio.Task[Any]) -> None:
+        del self._coming[key]
+        if not task.cancelled() and task.exception() is None:
+            holder = task.result()
+            if type(holder) is not LostPart:
+                self._here[key] = holder
+
+    def _copy_here(self, lease: DeviceLease) -> Part | None:
+        """The part for a copy that has come before; None where nobody has it any more."""
+        holder = self._here.get(_key(lease))
+        # The receiver of a moved array writes to its copy.
+        return None if holder is None or not getattr(holder, "sealed", True) else self._part_of(holder, lease)
+
+    def _part_of(self, copy: Any, lease: DeviceLease) -> Part:
+        from zcactor.device.lease import DeviceCopy, HostCopy
+
+        if type(copy) is LostPart:
+            return Part(_KIND, copy, 0, 0)
+        if isinstance(copy, np.ndarray):
+            return Part(_KIND, HostCopy(copy, lease), lease.offset, lease.nbytes)
+        return Part(_KIND, DeviceCopy(copy), copy.offset, lease.nbytes)
+
+    async def _copied(self, owner: Session, lease: DeviceLease) -> Any:
+        """Copy the bytes of a lease: a block of our GPU memory, an array of NumPy where this process sees no GPU, or a
+        `LostPart`."""
+        gpus, extent = self._gpus(), self._extent(lease)
+        try:
+            block: Any = None
+            if extent is not None:
+                with contextlib.suppress(DeviceError):
+                    block = await self.pieces.pull(owner, lease, extent)
+            if block is None and gpus:
+                block = await self.pieces.to_gpu(owner, lease, gpus[0], self._copies)
+            if block is None:
+                return await self._to_host(owner, lease)
+            block.share(self._store)
+            return block
         except (ZcactorError, OSError) as error:
-            found = error.original if isinstance(error, RemoteError) else error
-            full = found.with_traceback(None) if isinstance(found, OutOfMemory) else None
-            return part._replace(holder=LostPart(f"an array on a GPU did not come through host memory: {found}", full))
-        if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.shape != (lease.nbytes,):
-            raise ProtocolError("the owner of an array on a GPU gave other bytes than it was asked for")
-        from zcactor.device.lease import HostCopy
+            return _lost(error)
 
-        return part._replace(holder=HostCopy(values, lease))
+    async def _to_host(self, owner: Session, lease: DeviceLease) -> Any:
+        """Bring the bytes of a lease to host memory: the owner's, as far as that is mapped here and has room."""
+        if owner.connection.maps:
+            try:
+                values = await self._requests.ask(owner, "device_bytes", lease.id, lease.offset, lease.nbytes)
+            except RemoteError as error:
+                if not isinstance(error.original, OutOfMemory):
+                    raise
+            else:
+                if isinstance(values, np.ndarray) and values.dtype == np.uint8 and values.shape == (lease.nbytes,):
+                    return values
+                raise ProtocolError("the owner of an array on a GPU gave other bytes than it was asked for")
+        return await self.pieces.to_store(owner, lease, self._copies)
 
-    async def _import(self, owner: Session, imports: Any, lease: DeviceLease) -> None:
+    async def _import(self, owner: Session, lease: DeviceLease) -> None:
         """Import the extents of an owner that are missing here. Several arrays that come together wait for one
         import."""
+        imports = self._store.devices().imports
         lock = self._fetching.setdefault(lease.owner, asyncio.Lock())
         async with lock:
-            if imports.find(lease.owner, lease.offset, max(lease.nbytes, 1)) is None:
+            if self._extent(lease) is None:
                 try:
                     extents, gone = await owner.connection.fetch_extents(imports.known(lease.owner))
                 except (ConnectionLost, OSError):  # the bytes may still come through host memory
                     return
-                await asyncio.to_thread(imports.add, lease.owner, extents, gone)
+                reason = await asyncio.to_thread(imports.add, lease.owner, extents, gone)
+                if self._extent(lease) is None:
+                    self.rejected[_gpu_of(lease)] = reason or "the owner does not export its memory"
 
     def _left(self, session: Session, another: Session | None) -> None:
         devices = self._store.devices_in_use
         if another is None:
             self._fetching.pop(session.peer_process, None)
+            for key in [key for key in self.rejected if key[0] == session.peer_process]:
+                del self.rejected[key]
             if devices is not None:
                 devices.imports.forget(session.peer_process)
 
-    async def bytes_of(self, session: Session, object_id: int, offset: int, nbytes: int, copies: CopyCounter) -> Any:
-        """Copy bytes of an object in our GPU memory to the store, for a peer that cannot map them.
-
-        Args:
-            session: the session with the peer, which has a lease on the object.
-            object_id: id of the object.
-            offset: the place of the bytes among our extents.
-            nbytes: their number.
-            copies: counts the copy.
-
-        Raises:
-            ObjectLost: the peer has no lease on such an object.
-            OutOfMemory: the store has no room.
-            DeviceError: the driver refuses.
-        """
-        block = session.leases.get(object_id)
-        if block is None or not hasattr(block, "gpu") or not 0 <= offset - block.offset <= block.nbytes - nbytes:
-            raise ObjectLost(f"no object {object_id:x} in GPU memory with these bytes is leased to the process")
-        values = self._store.empty(nbytes, np.uint8)
-        gpu, address = block.gpu, block.address + offset - block.offset
-        if nbytes:
-            await _done(block.work.writes())
-            target = values.__array_interface__["data"][0]
-            gpu.driver.copy(gpu.index, target, address, 1, nbytes, (nbytes, nbytes), 0)
-            moment = gpu.events.record(0)
-            block.work.has_read(moment)
-            await asyncio.shield(self._tasks.begin(_done_with([moment], values)))  # the GPU writes there until then
-        copies.count(THROUGH_HOST, nbytes)
-        return values
+    def close(self) -> None:
+        """Give up what is kept for copies, and what is made ahead. Idempotent."""
+        self.pieces.close()
+        if self._store.devices_in_use is not None:
+            self._store.devices_in_use.close()
 
 
-async def _done(moments: Iterable[Moment]) -> None:
-    """Wait for work of a GPU, while the loop goes on."""
-    for moment in moments:
-        pause = _FIRST_PAUSE
-        while not moment.done():
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE)
+def _lost(error: Exception) -> LostPart:
+    """The part of an array that could not be copied. The error is dropped, with the memory that its traceback keeps."""
+    found = error.original if isinstance(error, RemoteError) else error
+    full = found.with_traceback(None) if isinstance(found, OutOfMemory) else None
+    return LostPart(f"an array on a GPU could not be copied here: {found}", full)
 
 
-async def _done_with(moments: Iterable[Moment], kept: object) -> None:
-    """Wait for work that uses memory of `kept`."""
-    await _done(moments)
-    del kept
+def _key(lease: DeviceLease) -> _Key:
+    return lease.owner, lease.id, lease.offset, lease.nbytes
+
+
+def _gpu_of(lease: DeviceLease) -> tuple[bytes, int]:
+    """The owner of a lease, and its number of the GPU."""
+    from zcactor.device.memory import gpu_number
+
+    return lease.owner, gpu_number(lease.offset)
 
 
 def _lease(session: Session, region: Region) -> DeviceLease:

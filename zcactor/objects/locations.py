@@ -154,15 +154,20 @@ class Locations:
         self._here: WeakValueDictionary[_Key, Any] = WeakValueDictionary()
         self._coming: dict[_Key, asyncio.Task[Part]] = {}
 
-    def remote(self, session: Session, region: Region) -> Part:
+    def remote(self, session: Session, region: Region, *, soon: bool = False) -> Part:
         """Make the part for an object on which the peer of `session` has granted us a lease. Its bytes can be read, or
         the part passed on unread.
+
+        Args:
+            session: the session with the owner.
+            region: the object.
+            soon: whether the owner waits for the end of the lease.
 
         Raises:
             ProtocolError: the bytes do not lie in the peer's arena.
         """
         kind, owner, object_id, offset, nbytes, _, seal, rkey, authenticate = region
-        lease = RemoteLease(owner, object_id, offset, nbytes, session, seal, rkey)  # gives it back if we raise
+        lease = RemoteLease(owner, object_id, offset, nbytes, session, seal, rkey, soon)  # gives it back if we raise
         check_bounds(region, session.connection.peer.arena_nbytes)
         return Part(kind, lease, offset, nbytes, authenticate)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from zcactor.objects.expectations import Expectations
     from zcactor.objects.locations import Locations
+    from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.lease import Lease
     from zcactor.objectstore.store import Store
     from zcactor.peers.connections import Connections
@@ -63,11 +64,13 @@ class Resolver:
         exports: the promises and actors of this process that peers hold, by object id.
         locations: bring bytes that cannot be mapped.
         expectations: the outcomes that will be pushed here.
+        copies: counts copies.
     """
 
     def __init__(
         self, tasks: Tasks, sessions: Sessions, connections: Connections, requests: Requests, head: HeadLink,
         store: Store, exports: Mapping[int, Any], locations: Locations, expectations: Expectations,
+        copies: CopyCounter,
     ) -> None:  # fmt: skip
         self._tasks = tasks
         self._sessions = sessions
@@ -79,7 +82,7 @@ class Resolver:
         self._locations = locations
         self._expectations = expectations
         self._process = sessions.process
-        self.devices = DeviceReach(sessions.process, tasks, connections, requests, store)
+        self.devices = DeviceReach(sessions.process, tasks, connections, requests, store, locations, copies)
 
     def import_region(
         self, session: Session, region: Region, unread: bool, sealed: bool

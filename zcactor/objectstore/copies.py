@@ -139,15 +139,18 @@ class CopyCounter:
             return None
         return entry[1]()
 
-    def count(self, reason: str, nbytes: int) -> None:
-        """Count a copy that a library made while it encrypted, decrypted, or took values out of a payload."""
+    def count(self, reason: str, nbytes: int, *, begins: bool = True) -> None:
+        """Count a copy that a library made while it encrypted, decrypted, or took values out of a payload; or a GPU.
+
+        Args:
+            reason: the purpose of the copy, which is the key in `snapshot`.
+            nbytes: bytes that were copied.
+            begins: False for a further piece of a copy that has been counted.
+        """
         with self._lock:
-            counts = self._counts.get(reason)
-            if counts is None:
-                self._counts[reason] = [1, nbytes]
-            else:
-                counts[0] += 1
-                counts[1] += nbytes
+            counts = self._counts.setdefault(reason, [0, 0])
+            counts[0] += begins
+            counts[1] += nbytes
 
 
 def _same_layout(destination: NDArray[Any], source: NDArray[Any]) -> bool:

@@ -57,14 +57,16 @@ class RemoteLease(_Granted):
     Args:
         session: the session with the owner, through which the bytes are read.
         seal, rkey: as in the reference that granted the lease.
+        soon: whether the owner waits for the end of the lease.
     """
 
     __slots__ = ("rkey", "seal", "session")
 
     def __init__(
-        self, owner: bytes, object_id: int, offset: int, nbytes: int, session: Any, seal: int, rkey: int
-    ) -> None:
-        super().__init__(owner, object_id, offset, nbytes, session.release_later)
+        self, owner: bytes, object_id: int, offset: int, nbytes: int, session: Any, seal: int, rkey: int,
+        soon: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(owner, object_id, offset, nbytes, session.release if soon else session.release_later)
         self.session = session
         self.seal = seal
         self.rkey = rkey

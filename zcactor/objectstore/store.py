@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import threading
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, SupportsIndex
 from weakref import WeakMethod, ref
@@ -137,6 +138,15 @@ class Exportable(Protocol):
         """Id of the block, as `Block.id`."""
 
 
+def _given_up(givers: Sequence[WeakMethod[Callable[[], bool]]]) -> bool:
+    """Call all functions that give memory up. Returns whether one did."""
+    found = False
+    for giver in givers:
+        method = giver()
+        found = (method is not None and method()) or found
+    return found
+
+
 class _Entry(ref[Any]):
     """A weak reference to a block, with its keys in the store's tables; a block outside the arena has the offset -1.
 
@@ -185,7 +195,8 @@ class Store:
         """The blocks that peers may read after their connections have ended."""
         self._lock = threading.Lock()
         self._closed = False
-        self._give_up: Callable[[], bool] = bool  # no function to give memory up yet: bool() is False
+        self._givers: list[WeakMethod[Callable[[], bool]]] = []
+        """Functions that give memory up."""
         self._blocks: Final[dict[int, _Entry]] = {}  # by offset
         self._exported: Final[dict[int, _Entry]] = {}  # by id
         self._forget: Final = _forgetting(self._blocks, self._exported)
@@ -220,7 +231,7 @@ class Store:
         try:
             return self._allocate(nbytes, alignment)
         except OutOfMemory:
-            if not self._give_up():
+            if not _given_up(self._givers):
                 raise
         return self._allocate(nbytes, alignment)
 
@@ -264,17 +275,11 @@ class Store:
         return ([], list(known)) if devices is None else devices.supply(known)
 
     def when_full(self, give_up: Callable[[], bool]) -> None:
-        """Call `give_up`, a bound method, when an allocation does not fit. The function frees memory that is kept for
-        later, and returns whether there was any. It is called on any thread, also for NumPy's own arrays. The store
+        """Call `give_up`, a bound method, too, when an allocation does not fit. The function frees memory that is kept
+        for later, and returns whether there was any. It is called on any thread, also for NumPy's own arrays. The store
         does not keep its object alive."""
-        found = WeakMethod(give_up)
-
-        def ask() -> bool:
-            method = found()
-            return method is not None and method()
-
-        self._give_up = ask
-        self.heap.when_full(ask)
+        self._givers.append(WeakMethod(give_up))
+        self.heap.when_full(partial(_given_up, self._givers))
 
     def empty(
         self,

@@ -66,6 +66,8 @@ class Stats:
     """Bytes of inputs that sums and other reductions of groups have read here."""
     bytes_device_mapped: int
     """Bytes of arrays on GPUs received by mapping their owner's GPU memory."""
+    bytes_device_pulled: int
+    """Bytes of arrays on GPUs that were copied from a GPU that this process does not see to one of its own."""
     device_used: int
     """Bytes of living objects in this process's GPU memory."""
     device_leases: int
@@ -97,6 +99,7 @@ class Measured(Protocol):
     counters: Counters
     store: Store
     placements: Placements
+    resolver: Any
     registrar: Any
     adoptions: Any
     sessions: Any
@@ -125,7 +128,7 @@ def stats_of(process: Measured) -> Stats:
         bytes_authenticated=counters.bytes_authenticated,
         bytes_copied=sum(count.nbytes for count in copies.values()),
         copies=copies,
-        store_used=store.used - process.placements.idle_nbytes,
+        store_used=store.used - process.placements.idle_nbytes - process.resolver.devices.pieces.idle_nbytes,
         store_capacity=store.capacity,
         leases=sum(session.leases.total for session in sessions) + process.store.parking.total,
         registrations=0 if process.registrar is None else process.registrar.registrations,
@@ -136,6 +139,7 @@ def stats_of(process: Measured) -> Stats:
         collectives=process.groups.figures[0],
         bytes_reduced=process.groups.figures[1],
         bytes_device_mapped=0 if devices is None else devices.bytes_mapped,
+        bytes_device_pulled=0 if devices is None else devices.bytes_pulled,
         device_used=0 if devices is None else devices.used,
         device_leases=0 if devices is None else sum(session.leases.count(_is_on_a_gpu) for session in sessions),
         device_extents=0 if devices is None else len(devices.imports),
