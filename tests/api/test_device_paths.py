@@ -65,6 +65,14 @@ async def test_bytes_go_through_the_host(options: str, visible: str | None, agai
 
 
 @pytest.mark.slow
+async def test_memory_of_a_hidden_gpu_is_copied_by_another() -> None:
+    path = await explained("devices=2", env={"CUDA_VISIBLE_DEVICES": "1"})
+    assert path is not None
+    assert (path.path, path.proven, set(path.rejected)) == ("pulled", True, {"mapped"})
+    assert "from one that the actor's process does not see" in path.reason
+
+
+@pytest.mark.slow
 async def test_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZCACTOR_TRANSPORTS", "tcp")
     config = zc.Config(gpu="fake", transports="tcp")

@@ -118,6 +118,7 @@ class StandIn(SimpleNamespace):
         super().__init__()
         self.in_use: list[Pool] = []
         self.made = 0
+        self.__spec__ = None
         self.strided, self.Tensor = "strided", Tensor
         self.cuda = SimpleNamespace(
             current_device=lambda: 0,

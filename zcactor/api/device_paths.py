@@ -25,6 +25,7 @@ _PATIENCE: Final = 30.0
 """Seconds for the transfer: both ends may have to start their driver first."""
 _REASONS: Final = {
     "mapped": "same host: the GPU memory is mapped in place",
+    "pulled": "same host: copied by the GPU, from one that the actor's process does not see",
     "host": "copied through host memory",
 }
 
@@ -34,7 +35,7 @@ class DevicePath:
     """The way that arrays on the first GPU of this process take to an actor."""
 
     path: str
-    """``"mapped"`` or ``"host"``; empty where no array gets there."""
+    """``"mapped"``, ``"pulled"`` or ``"host"``; empty where no array gets there."""
     reason: str
     """The reason for this way, or the error."""
     rejected: Mapping[str, str] = field(default_factory=dict)

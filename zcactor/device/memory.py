@@ -83,7 +83,9 @@ class DeviceBlock:
         DeviceError: the driver fails in another way.
     """
 
-    __slots__ = ("__weakref__", "address", "exported", "gpu", "hold", "id", "nbytes", "sealed", "store", "told")
+    __slots__ = (
+        "__weakref__", "address", "exported", "gpu", "hold", "id", "is_pulled", "nbytes", "sealed", "store", "told",
+    )  # fmt: skip
 
     read_in_place: Final = True
     """As for `zcactor.objectstore.store.Block`: peers may read the bytes after their connections have ended."""
@@ -100,6 +102,8 @@ class DeviceBlock:
         self.sealed = False
         """Whether the object was shared, so that nobody may write to it."""
         self.exported = False
+        self.is_pulled = False
+        """Whether it is a copy, made by the GPU, of an array on a GPU that this process does not see."""
         self.store: Store | None = None
         """The store of the runtime by which the object was shared."""
         self.told: Moment | None = None

@@ -238,6 +238,7 @@ class DevicePieces:
             block.work.before_writing(gpu.index, self.stream(gpu))
             source = extent.address + lease.offset - extent.offset
             await self._copied(gpu, block.address, source, nbytes, (block, extent, lease))
+        block.is_pulled = True
         self._store.devices().bytes_pulled += nbytes
         return block
 

@@ -40,7 +40,8 @@ async def proof_of(x: Any, uuid: str, exporting: str, session: Session, store: S
         await asyncio.to_thread(x.copy_to_host, values)
     if getattr(getattr(x, "holder", None), "extent", None) is not None or session.peer_process == store.process:
         return "mapped", {}, values.tobytes()
-    return "host", {"mapped": _against(uuid, exporting, session, store)}, values.tobytes()
+    way = "pulled" if getattr(getattr(x, "holder", None), "is_pulled", False) else "host"
+    return way, {"mapped": _against(uuid, exporting, session, store)}, values.tobytes()
 
 
 def _against(uuid: str, exporting: str, session: Session, store: Store) -> str:
