@@ -130,6 +130,14 @@ async def torch_chain(kind: str) -> tuple[str, dict[str, Any]]:
     return await _chain(torch, "torch", lambda torch: torch.arange(1 << 20, device="cuda", dtype=torch.int64))
 
 
+async def jax_chain(kind: str) -> tuple[str, dict[str, Any]]:
+    """Arrays of JAX through two actors that compute."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # else the first process takes most of the GPU
+    _library("jax", kind)
+    jnp = importlib.import_module("jax.numpy")
+    return await _chain(jnp, "jaxlib", lambda jnp: jnp.arange(1 << 20, dtype="i4"))
+
+
 async def _chain(library: Any, name: str, make: Callable[[Any], Any]) -> tuple[str, dict[str, Any]]:
     one: Any = await Worker.spawn()
     two: Any = await Worker.spawn()
@@ -461,7 +469,7 @@ CHECKS: Final[dict[str, Check]] = {
     **{
         each.__name__: _run(each)
         for each in (
-            cupy_chain, torch_chain, foreign, move, views, small_types, hidden_gpu, owner_exits, kill_owner,
+            cupy_chain, torch_chain, jax_chain, foreign, move, views, small_types, hidden_gpu, owner_exits, kill_owner,
             kill_reader, kill_both, unfinished_owner, passes, allocator_cupy, allocator_torch,
         )
     },

@@ -15,7 +15,7 @@ from zcactor.device.interchange import tensor_of
 from zcactor.device.memory import GpuMemory
 from zcactor.testing.device_peer import mapped
 
-__all__ = ["Interfaced", "Packed", "Tensor", "library", "outside", "torch_like"]
+__all__ = ["Array", "Interfaced", "Packed", "Tensor", "jax_like", "library", "outside", "torch_like"]
 
 
 def library(name: str) -> Any:
@@ -137,3 +137,28 @@ def torch_like(monkeypatch: pytest.MonkeyPatch) -> None:
 def ramp(count: int) -> Any:
     """The numbers 0, 1, 2, ... as int32."""
     return np.arange(count, dtype="i4")
+
+
+class Array(Packed):
+    """An array with DLPack alone, as one of JAX's."""
+
+    def __init__(self, array: DeviceArray) -> None:
+        super().__init__(array)
+        self.capsule: Any = None
+
+
+Array.__module__ = "jaxlib._jax"
+
+
+def jax_like(monkeypatch: pytest.MonkeyPatch, stream: int) -> None:
+    """Put a module with such arrays in the place of JAX, which takes capsules for a stream of its own."""
+
+    def from_dlpack(value: Any) -> Array:
+        assert value.__dlpack_device__() == (2, 0)
+        made = Array(value._array)
+        made.capsule = value.__dlpack__(stream=stream)
+        return made
+
+    module: Any = ModuleType("jax")
+    module.dlpack = SimpleNamespace(from_dlpack=from_dlpack)
+    monkeypatch.setitem(sys.modules, "jax", module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ import pytest
 
 import zcactor as zc
 from tests.actors_gpu import Box, Gpus
-from tests.device.foreigners import Interfaced, Packed, Tensor, library, outside, torch_like
+from tests.device.foreigners import Array, Interfaced, Packed, Tensor, jax_like, library, outside, torch_like
 from tests.device.helpers import array_on, held, opened, seen
 from tests.marshal.wire import Wire
 from zcactor.device.array import DeviceArray
+from zcactor.device.interchange import tensor_of
 from zcactor.device.store import DeviceStore
+from zcactor.device.streams import GpuStream
 from zcactor.errors import DeviceUnavailable
 from zcactor.marshal.foreign import array_over_foreign, pack_foreign
 from zcactor.marshal.packing import Packing
@@ -115,6 +118,21 @@ def test_tensors(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("zcactor.device.interchange.imported", missing)
         got = wire.send(narrow)
         assert type(got) is DeviceArray and got.dtype == np.dtype(library("ml_dtypes").bfloat16)
+
+
+def test_arrays_of_jax(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened() as devices:
+        array = on(wire, devices)
+        stream = GpuStream(devices.gpu(0))
+        jax_like(monkeypatch, stream.ptr)
+        got = wire.send([Array(array)])[0]
+        tensor = tensor_of(got.capsule)
+        assert type(got) is Array and tensor.data == array.address and tuple(tensor.shape[:2]) == (20, 30)
+        assert [part.kind for part in wire.parts] == [RegionKind.DEVICE]
+        assert array.holder.work.is_given, "later work is ordered after that of JAX"
+        monkeypatch.setitem(sys.modules, "jax", None)
+        assert type(wire.send(Array(array))) is DeviceArray
+        assert wire.left.bytes_copied == 0
 
 
 def missing(name: str) -> None:

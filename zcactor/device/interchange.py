@@ -32,6 +32,7 @@ __all__ = [
     "note_given",
     "tensor_of",
     "to_cupy",
+    "to_jax",
     "to_torch",
 ]
 
@@ -252,3 +253,32 @@ def to_torch(array: Any) -> Any:
     capsule = _capsule(array, False, versioned=False)
     note_given(array.holder, "torch")
     return torch.from_dlpack(capsule)
+
+
+class _ForJax:
+    """An array as JAX takes it. JAX's own arrays are read-only, and it says so of no capsule that it takes.
+
+    Args:
+        array: the array.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return KDL_CUDA, self._array.holder.gpu.index
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        capsule = _capsule(self._array, False, versioned=False)
+        _give(self._array.holder, 0 if stream in {None, 1} else stream)
+        return capsule
+
+
+def to_jax(array: Any) -> Any:
+    """The array as one of JAX's, over the same bytes, whose work is ordered after that which is queued here.
+
+    Raises:
+        ImportError: JAX is not installed.
+        DeviceError: the driver refuses.
+    """
+    return imported("jax").dlpack.from_dlpack(_ForJax(array))

@@ -29,7 +29,7 @@ class Foreign(NamedTuple):
     """An array of another library."""
 
     library: str
-    """The library whose type the receiver gets: ``"cupy"``, ``"torch"``, with more behind colons, or none."""
+    """The library whose type the receiver gets: ``"cupy"``, ``"jax"``, ``"torch"`` with more behind colons, or none."""
     address: int
     """The address of the first element."""
     shape: tuple[int, ...]
@@ -122,7 +122,8 @@ def _dlpack(value: Any, gpus: Sequence[GpuMemory]) -> Foreign | None:
     strides = _packed(shape, dtype.itemsize) if known is None else known
     address = (tensor.data or 0) + tensor.byte_offset
     # The capsules of some versions do not say whether the bytes may be written to.
-    return Foreign("", address, shape, strides, dtype, stream, (value, capsule), None, True)
+    library = "jax" if type(value).__module__.partition(".")[0] in {"jax", "jaxlib"} else ""
+    return Foreign(library, address, shape, strides, dtype, stream, (value, capsule), None, True)
 
 
 def _dl_dtype(code: int, bits: int) -> np.dtype[Any] | None:

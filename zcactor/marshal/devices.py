@@ -19,6 +19,7 @@ import numpy as np
 from zcactor.device.array import DeviceArray, array_over, empty_array
 from zcactor.device.driver import EVENT_NBYTES
 from zcactor.device.foreign import Outside, known_array
+from zcactor.device.interchange import to_jax
 from zcactor.device.lease import DeviceCopy, DeviceLease, HostCopy
 from zcactor.device.memory import DeviceBlock, wait_on_host
 from zcactor.device.recognise import TORCH_ONLY
@@ -295,13 +296,16 @@ def _of_library(array: DeviceArray | np.ndarray[Any, Any], described: str) -> An
         ProtocolError: the library is unknown.
     """
     library, *more = described.split(":")
-    if library not in {"", "cupy", "torch"} or any(each != "grad" and not each.startswith(TORCH_ONLY) for each in more):
+    known = all(each == "grad" or each.startswith(TORCH_ONLY) for each in more)
+    if not known or library not in {"", "cupy", "jax", "torch"}:
         raise ProtocolError(f"an array on a GPU is to be of the library {described[:40]!r}, which is unknown")
     name = next((each for each in more if each != "grad"), "")
-    if library in {"cupy", "torch"} and isinstance(array, DeviceArray):
+    if library and isinstance(array, DeviceArray):
         with contextlib.suppress(ImportError):
             if library == "cupy":
                 return array.as_cupy()
+            if library == "jax":
+                return to_jax(array)
             tensor = array.as_torch()
             dtype = getattr(importlib.import_module("torch"), name, None) if name else None
             tensor = tensor if dtype is None else tensor.view(dtype)  # an older PyTorch has the bytes alone
