@@ -191,8 +191,9 @@ async def test_another_version() -> None:
     assert address in str(refused.value)
 
 
-@pytest.mark.slow
-async def test_one_that_is_busy_has_said_so() -> None:
+async def test_one_that_is_busy_has_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake_io, "ADMITTED_WITHIN", 0.1)
+
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(refusal(HandshakeStatus.FULL))
 
