@@ -60,6 +60,7 @@ def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     ]
 
 
+@functools.cache  # first asked by a test: each process of a run imports this module, and few run its tests
 def contracts() -> set[str]:
     """The methods whose contract is in a Protocol of the package: implementations need not repeat it."""
     found: set[str] = set()
@@ -68,9 +69,6 @@ def contracts() -> set[str]:
             if isinstance(node, ast.ClassDef) and any(ast.unparse(base).startswith("Protocol") for base in node.bases):
                 found.update(item.name for item in methods(node) if ast.get_docstring(item))
     return found
-
-
-CONTRACTS = contracts()
 
 
 def test_each_module_has_its_tests() -> None:
@@ -122,5 +120,5 @@ def test_public_names_are_documented() -> None:
             missing += [] if overload or ast.get_docstring(node) else [f"{name}: {node.name}"]
             if isinstance(node, ast.ClassDef):
                 undocumented = [item.name for item in methods(node) if not ast.get_docstring(item)]
-                missing += [f"{name}: {node.name}.{item}" for item in undocumented if item not in CONTRACTS]
+                missing += [f"{name}: {node.name}.{item}" for item in undocumented if item not in contracts()]
     assert not missing, f"no docstring: {', '.join(missing)}"
