@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,6 +30,13 @@ from zcactor.transport.credits import Credits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SEEDS = 40
+
+
+def seeds(first: int) -> Iterator[int]:
+    """All seeds, of which one has to find the defect. `first` is the one that did when this was written: where it still
+    does, the others are not played."""
+    yield first
+    yield from (seed for seed in range(1, SEEDS + 1) if seed != first)
 
 
 def drop_a_release(patch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -81,9 +88,10 @@ def _but_one(calls: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("plant", "invariant"), [(drop_a_release, "I8"), (start_the_second_first, "I6"), (forget_a_call, "I1")]
+    ("plant", "invariant", "first"),
+    [(drop_a_release, "I8", 1), (start_the_second_first, "I6", 2), (forget_a_call, "I1", 5)],
 )
-def test_it_is_found(plant: Callable[[pytest.MonkeyPatch], Callable[[], None]], invariant: str,
+def test_it_is_found(plant: Callable[[pytest.MonkeyPatch], Callable[[], None]], invariant: str, first: int,
                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     anew = plant(monkeypatch)
 
@@ -96,12 +104,12 @@ def test_it_is_found(plant: Callable[[pytest.MonkeyPatch], Callable[[], None]], 
     def breaks(schedule: Schedule) -> bool:
         return any(broken.invariant == invariant for broken in play(schedule).record.broken)
 
-    schedules = (draw(seed, 4, 8.0, ("calls",), ("calls",)) for seed in range(1, SEEDS + 1))
+    schedules = (draw(seed, 4, 8.0, ("calls",), ("calls",)) for seed in seeds(first))
     found = next((schedule for schedule in schedules if breaks(schedule)), None)
     assert found is not None
-    first, second = play(found), play(found)
-    assert first.trace.digest == second.trace.digest
-    assert [broken.plain() for broken in first.record.broken] == [broken.plain() for broken in second.record.broken]
+    one, again = play(found), play(found)
+    assert one.trace.digest == again.trace.digest
+    assert [broken.plain() for broken in one.record.broken] == [broken.plain() for broken in again.record.broken]
     small = shrink(found, breaks, runs=25)
     assert len(small.faults) <= 4
     assert small.seed == found.seed
@@ -282,39 +290,39 @@ def second_connection_stays(patch: pytest.MonkeyPatch) -> None:
     "ignore::pytest.PytestUnraisableExceptionWarning",
 )
 @pytest.mark.parametrize(
-    ("plant", "workloads"),
+    ("plant", "workloads", "first"),
     [
-        (lease_keeps_nothing, "moves"),
-        (pin_keeps_nothing, "calls"),
-        (release_comes_twice, "calls"),
-        (node_outlives_its_head, "calls,restarts"),
-        (credits_are_doubled, "calls"),
-        (credits_are_lost, "calls"),
-        (one_call_too_many_runs, "calls"),
-        (held_call_is_forgotten, "calls"),
-        (resources_are_lost, "restarts"),
-        (small_request_overtakes, "resources"),
-        (promise_of_a_dead_process_has_no_end, "promises"),
-        (two_promises_have_one_id, "promises"),
-        (name_is_free_too_early, "names"),
-        (name_of_a_dead_actor_is_kept, "names"),
-        (restart_is_forgotten, "restarts"),
-        (discarded_actor_lives_on, "storms,calls"),
-        (second_connection_stays, "calls,handles"),
+        (lease_keeps_nothing, "moves", 13),
+        (pin_keeps_nothing, "calls", 1),
+        (release_comes_twice, "calls", 1),
+        (node_outlives_its_head, "calls,restarts", 13),
+        (credits_are_doubled, "calls", 1),
+        (credits_are_lost, "calls", 1),
+        (one_call_too_many_runs, "calls", 2),
+        (held_call_is_forgotten, "calls", 2),
+        (resources_are_lost, "restarts", 1),
+        (small_request_overtakes, "resources", 2),
+        (promise_of_a_dead_process_has_no_end, "promises", 26),
+        (two_promises_have_one_id, "promises", 17),
+        (name_is_free_too_early, "names", 9),
+        (name_of_a_dead_actor_is_kept, "names", 1),
+        (restart_is_forgotten, "restarts", 1),
+        (discarded_actor_lives_on, "storms,calls", 2),
+        (second_connection_stays, "calls,handles", 2),
     ],
 )
 def test_further_defects_are_found(
-    plant: Callable[[pytest.MonkeyPatch], None], workloads: str, monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None], workloads: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    schedules = (draw(seed, 4, 8.0, workloads.split(","), list(WORKLOADS)) for seed in range(1, SEEDS + 1))
+    schedules = (draw(seed, 4, 8.0, workloads.split(","), list(WORKLOADS)) for seed in seeds(first))
     assert not all(Run(schedule).play() for schedule in schedules), "no seed finds it"
 
 
 def test_a_fence_that_is_too_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """In longer runs than other defects: a node is missed after five seconds, so the cut has to last for longer."""
     fence_is_short(monkeypatch)
-    for seed in range(1, SEEDS + 1):
+    for seed in seeds(27):
         run = Run(draw(seed, 4, 25.0, ("calls",), list(WORKLOADS)))
         if not run.play():
             assert {broken.invariant for broken in run.record.broken} == {"I4"}
