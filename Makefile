@@ -6,6 +6,7 @@
 #   make sanitize   of these what exercises the native parts, built with sanitizers, and changed frames for a minute
 #   make simulate SEEDS=1:200   runs of a simulated cluster under faults, each decided by one number
 #   make bench   the benchmarks
+#   make test-engines   runs under real launchers: Open MPI, MPICH, Slurm
 #   make test-rdma   of these the ones that need an RDMA device, in virtual machines that have one (Debian on x86-64)
 # PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
 
@@ -28,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := check
 SEEDS ?= 1:200
 
-.PHONY: demo docs test test-rdma sanitize simulate seeds check quick bench lint setup system clean
+.PHONY: demo docs test test-engines engines test-rdma sanitize simulate seeds check quick bench lint setup system clean
 
 setup: $(STAMP)
 
@@ -114,7 +115,7 @@ test: system
 	    (nice -n 19 $(BIN)/python -m pytest --collect-only -q >/dev/null & collected=$$!; \
 	    $(MAKE) --no-print-directory sanitize; sane=$$?; wait $$collected || true; exit $$sane); status=$$?; \
 	wait $$prepared || true; exit $$status
-	$(BIN)/python -m pytest -n 3 $(SPREAD) $(addprefix --ignore ,$(ALONE)) $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 3 $(SPREAD) $(addprefix --ignore ,$(ALONE) tests/engines) $(ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest $(ALONE) -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 
 # Both extensions, built anew with the address and the undefined-behaviour sanitizer: tests/native, the paths of a session,
@@ -131,6 +132,25 @@ simulate: $(STAMP)
 
 seeds: $(STAMP)
 	$(BIN)/python tools/seeds.py $(ARGS)
+
+test-engines: $(STAMP) engines
+	$(BIN)/python -m pytest tests/engines $(ARGS)
+
+# As root on Debian the launchers are installed, without starting their services: tests start daemons of their own, and
+# are skipped where one is missing.
+engines:
+	@missing=(); \
+	for each in mpirun.openmpi:openmpi-bin mpiexec.hydra:mpich munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client; do \
+	    PATH="$$PATH:/usr/sbin" command -v "$${each%%:*}" >/dev/null || missing+=("$${each##*:}"); \
+	done; \
+	if [ $${#missing[@]} -gt 0 ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    policy=/usr/sbin/policy-rc.d; made=; \
+	    [ -e $$policy ] || { printf '#!/bin/sh\nexit 101\n' > $$policy && chmod +x $$policy && made=yes; }; \
+	    { apt-get update -qq && \
+	      DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$${missing[@]}"; } || \
+	        echo "$${missing[*]} could not be installed; tests under them are skipped" >&2; \
+	    [ -z "$$made" ] || rm -f $$policy; \
+	fi
 
 test-rdma: $(STAMP)
 	$(BIN)/python tools/vm.py prepare

@@ -277,3 +277,13 @@ def test_without_a_head_or_a_token(ranks: Ranks, tmp_path: Path) -> None:
     lone = ranks.start("", environ={**place, "ZCACTOR_RANK": "1", "ZCACTOR_HEAD": "no host"}, options=soon)
     assert lone.status(PATIENCE) == 1
     assert "rank 0 (at no host) did not answer" in lone.stderr() and "no host is called" in lone.stderr()
+
+
+@pytest.mark.slow
+def test_another_token(ranks: Ranks) -> None:
+    head = ranks.hosts.start().record.address
+    place = {"ZCACTOR_SIZE": "2", "ZCACTOR_HEAD": head, "ZCACTOR_RANK": "1", "ZCACTOR_TOKEN": "5c" * 32}
+    lone = ranks.start("", environ=place)
+    assert lone.status(PATIENCE) == 1
+    assert f"zcactor: {head}: " in lone.stderr() and "token" in lone.stderr()
+    assert place["ZCACTOR_TOKEN"] not in lone.stderr()
