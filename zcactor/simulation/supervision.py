@@ -72,6 +72,7 @@ class Supervision:
         """
         ledger, actors = self._head._ledger, self._head._actors
         taken: dict[str, dict[str, float]] = {}
+        shares: dict[tuple[str, int], float] = {}
         count: dict[str, int] = {}
         named: dict[tuple[str, str], Any] = {}
         for actor in actors.all():  # nearly all of them are dead
@@ -83,6 +84,8 @@ class Supervision:
                     used = taken.setdefault(node, {})
                     for name, amount in actor.request.items():
                         used[name] = used.get(name, 0.0) + amount
+                for gpu in actor.gpus:
+                    shares[node, gpu] = shares.get((node, gpu), 0.0) + min(actor.request["GPU"], 1.0)
                 if dead and not actor.gpus:  # GPUs are in use until its process has ended
                     self._record.break_("I9", f"{actor.label} is dead and has resources of {actor.node.label}")
             if not dead:
@@ -101,6 +104,10 @@ class Supervision:
                 free, has = amounts.free[name], used.get(name, 0.0)
                 if abs(free + has - total) > _TOLERANCE:
                     self._record.break_("I9", f"of {total:g} {name} {free:g} are free, and actors have {has:g}")
+            for gpu, free in enumerate(amounts.gpus.free):
+                has = shares.get((node, gpu), 0.0)
+                if abs(free + has - 1.0) > _TOLERANCE:
+                    self._record.break_("I9", f"of a GPU {free:g} is free, and actors have {has:g}")
         if ledger._waiting:
             self._waiting(ledger)
 

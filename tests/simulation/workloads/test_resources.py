@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from zcactor.control.gpu_shares import GpuShares
 from zcactor.control.scheduler import Amounts, Ledger
 from zcactor.simulation.run import Run
-from zcactor.simulation.schedule import draw
+from zcactor.simulation.schedule import Schedule, draw
+from zcactor.simulation.workloads import resources
 
 SCHEDULE = replace(draw(3, 3, 20.0, ("resources",), ("resources",)), faults=())
 
@@ -45,3 +47,27 @@ def test_more_than_there_is_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Amounts, "now", generous)
     run = Run(replace(SCHEDULE, duration=4.0))
     assert not run.play()
+
+
+def with_gpus(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run whose nodes have three GPUs each, for which the actors ask."""
+    monkeypatch.setattr(resources, "GPUS", (0, 0.5, 0, 0.7, 1, 0, 0.3, 2))
+    run = Run(schedule)
+    run.cluster.resources["GPU"] = 3.0
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [4, 9])
+def test_gpus_under_faults(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = with_gpus(draw(seed, 3, 20.0, ("resources",), ("resources",)), monkeypatch)
+    assert run.play(), [broken.plain() for broken in run.record.broken]
+    assert run.record.outcomes["ok"] > 5
+
+
+@pytest.mark.slow
+def test_gpus_that_are_granted_and_not_taken_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GpuShares, "_change", lambda *_: None)
+    run = with_gpus(SCHEDULE, monkeypatch)
+    assert not run.play()
+    assert run.record.broken[0].invariant == "I9" and "of a GPU" in run.record.broken[0].text

@@ -16,6 +16,8 @@ __all__ = ["Consumer", "Resources"]
 
 NODE_CPUS = 64
 """CPUs of each node of a run, see `zcactor.simulation.run.Run`."""
+GPUS: tuple[float, ...] = ()
+"""The numbers of GPUs that the actors ask for, one after the other. The nodes of most runs have none."""
 PATIENCE = 200.0
 """Virtual seconds after which a request waits in vain: the run itself is over by then, and all that was in its way."""
 
@@ -78,6 +80,8 @@ class Resources:
             "num_cpus": rng.choice((8, 24, 33, 48, NODE_CPUS)),
             "node": rng.choice(("spread", "pack", None)),
         }
+        if GPUS:
+            options["num_gpus"] = GPUS[self._count % len(GPUS)]
         if rng.random() < 0.3:
             options["max_restarts"] = 1
         return f"u{self._count}", options
