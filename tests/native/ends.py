@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
 from collections.abc import Callable
@@ -24,6 +25,15 @@ __all__ = ["MAX_FRAME", "PEER", "US", "End", "Waiting"]
 
 MAX_FRAME = 32768
 US, PEER = b"u" * 16, b"p" * 16
+
+
+@functools.cache
+def arena_of(nbytes: int) -> np.ndarray[Any, Any]:
+    """The arena of each end of that size. Nothing writes to it: tests make thousands of ends, and one of a MiB costs
+    as much as all else of them."""
+    memory = np.arange(nbytes, dtype=np.uint8)
+    memory.setflags(write=False)
+    return memory
 
 
 class Waiting:
@@ -71,7 +81,7 @@ class End:
         self.takers: dict[int, Any] = {}
         self.leased: list[tuple[int, int, int]] = []
         self.released: list[int] = []
-        self.memory = np.arange(arena, dtype=np.uint8)
+        self.memory = arena_of(arena)
         self.granting = LockedLeases(self.leases, threading.Lock())
         self.on_forward: Callable[..., None] = lambda *a: self.forwards.append(a)
         self.on_share: Callable[[], None] = lambda: None

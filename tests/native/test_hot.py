@@ -294,6 +294,7 @@ def test_small_arrays_ride_in_the_frame_as_the_marshaller_writes_them(end: End, 
 
 def test_an_array_as_a_result_arrives_in_place(end: End) -> None:
     known_dtypes["<f8"] = np.dtype("<f8")
+    end.memory = end.memory.copy()
     end.memory[4096 : 4096 + 32768].view("f8")[:] = 5
     array = bytes([0xC7, 14, 3, 0x93, 0, 0xA3]) + b"<f8" + bytes([0x91, 0xCF]) + (4096).to_bytes(8, "big")
     array = array[:1] + bytes([len(array) - 3]) + array[2:]
