@@ -67,7 +67,7 @@ class Operand(NamedTuple):
 
 def operand_of(array: Array) -> Operand:
     """Return the operand for an array of this process."""
-    return Operand(array.ctypes.data, None if array.flags.c_contiguous else array, array)
+    return Operand(hot.address(array), None if array.flags.c_contiguous else array, array)
 
 
 def array_at(address: int, count: int, dtype: np.dtype[Any], keep: object, *, writable: bool = False) -> Array:
@@ -93,8 +93,11 @@ def wide_dtype(dtype: np.dtype[Any], op: str) -> np.dtype[Any]:
 def swift_nbytes(op: str, dtype: np.dtype[Any], operands: Sequence[Operand], count: int) -> int | None:
     """Bytes that `fold` reads for `count` elements of all `operands`, where it takes no longer than memory does; None
     where it converts floats, gathers elements or uses NumPy."""
-    if native_kind(dtype, op) is None or is_narrow_float(dtype) or any(x.array is not None for x in operands):
+    if native_kind(dtype, op) is None or is_narrow_float(dtype):
         return None
+    for operand in operands:
+        if operand.array is not None:
+            return None
     return count * dtype.itemsize * len(operands)
 
 
@@ -122,15 +125,17 @@ def fold(
     kind = native_kind(dtype, op)
     divisor = (len(operands) if ranks is None else ranks) if op == "mean" else 0
     alignment = dtype.alignment
-    if (
-        kind is not None
-        and (into is None or into == dtype)
-        and not out % alignment
-        and all(x.dtype is None or x.dtype == dtype for x in operands)
-        and not any(x.array is None and x.address % alignment for x in operands)
-    ):
+    native, straight = kind is not None and (into is None or into == dtype) and not out % alignment, True
+    for operand in operands:
+        if operand.array is not None:
+            straight = False
+        elif operand.address % alignment:
+            native = False
+        if operand.dtype is not None and operand.dtype != dtype:
+            native = False
+    if native:
         numbers = 2 if dtype.kind == "c" else 1
-        if all(x.array is None for x in operands):
+        if straight:
             addresses = tuple([x.address + start * itemsize for x in operands])
             hot.fold(kind, addresses, out, count * numbers, divisor)
             return

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zcactor.errors import ProtocolError
+from zcactor.native import hot
 
 __all__ = [
     "array_address",
@@ -176,13 +177,13 @@ def innermost(array: Array) -> Array:
 
 def array_address(array: Array) -> int:
     """Virtual address of the first element (``[0, 0, ...]``). With a negative stride this is not the lowest address."""
-    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+    return hot.address(array)  # type: ignore[no-any-return]
 
 
 def byte_bounds(array: Array) -> tuple[int, int]:
     """The lowest address that the elements of a non-empty `array` touch, and the address after the highest."""
-    low = array_address(array)
-    if array.flags.c_contiguous or array.flags.f_contiguous:
+    low: int = hot.address(array)
+    if array.flags.forc:  # contiguous in either order
         return low, low + array.nbytes
     high = low
     for count, stride in zip(array.shape, array.strides, strict=True):

@@ -274,8 +274,9 @@ PyObject *hot_fold(PyObject *module, PyObject *args);
     "folded(kind, inputs, like, divisor): as fold, into a new array of the dtype and shape of `like`, read-only"
 PyObject *hot_folded(PyObject *module, PyObject *args);
 
-/* ---- loans.c */
+/* ---- arrays.c */
 
+PyObject *hot_address(PyObject *module, PyObject *array);
 PyObject *hot_lend(PyObject *module, PyObject *array);
 PyObject *hot_give_back(PyObject *module, PyObject *array);
 

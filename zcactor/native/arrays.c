@@ -1,7 +1,12 @@
-/* Loans: arrays that are read-only while members of a group read them; see zcactor/collectives/borrowing.py. The
- * interpreter lock keeps each step whole. */
+/* Arrays of NumPy: their addresses, and loans, for which they are read-only while members of a group read them; see
+ * zcactor/collectives/borrowing.py. The interpreter lock keeps each step whole. */
 #include "hot.h"
 
+/* address(array) */
+PyObject *hot_address(PyObject *Py_UNUSED(module), PyObject *array) {
+    if (!PyArray_Check(array)) return PyErr_Format(PyExc_TypeError, "an array is needed, not %.80s", Py_TYPE(array)->tp_name);
+    return PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array));
+}
 /* lend(array) */
 PyObject *hot_lend(PyObject *module, PyObject *array) {
     State *state = PyModule_GetState(module);
