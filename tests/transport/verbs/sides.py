@@ -30,6 +30,9 @@ from zcactor.transport.verbs.driver.fake import FakeDevice, FakeFabric
 from zcactor.transport.verbs.endpoint import VerbsEndpoint
 from zcactor.transport.verbs.peer.connection import VerbsConnection
 
+EAGER_LIMIT = 16384
+"""The eager limit of sides, which their engines then do not have to measure: that is a third of the time of a short
+test, and a second in a guest."""
 MADV_POPULATE_WRITE = 23
 """Since Linux 5.14; not among mmap's constants."""
 
@@ -80,7 +83,8 @@ def verbs_side(
 def fake_sides(
     fabric: FakeFabric | None = None, *, sealing: bool = False, **settings: Any
 ) -> Iterator[tuple[Side, Side]]:
-    """Two hosts with an adapter each."""
+    """Two hosts with an adapter each. With ``verbs_eager_limit=None`` their engines measure it."""
+    settings.setdefault("verbs_eager_limit", EAGER_LIMIT)
     fabric = fabric or FakeFabric()
     for name in ("fake0", "fake1"):
         fabric.add_nic(name)
@@ -169,8 +173,7 @@ def device_sides(name: str, *, sealing: bool = False) -> Iterator[tuple[Side, Si
     binding = bindings(name)
     if isinstance(binding, Absent):
         pytest.skip(str(binding))
-    # The limit is given, because measuring it takes a second in a guest, for each of hundreds of endpoints.
-    settings = {"verbs_eager_limit": 16384, "sealing": sealing}
+    settings = {"verbs_eager_limit": EAGER_LIMIT, "sealing": sealing}
     with verbs_side(lambda: binding, **settings) as left, verbs_side(lambda: binding, **settings) as right:
         yield left, right
 
