@@ -8,6 +8,8 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.control.agents import FakePool, FakeProcess
 from zcactor.control.head import Head
 from zcactor.control.node_agent import NodeAgent
@@ -22,12 +24,15 @@ class Talk:
 
     def __init__(self, agent: Any) -> None:
         self.ended: asyncio.Queue[float] = asyncio.Queue()
-        self._sock, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        self._serving = asyncio.create_task(LauncherLine(agent, self.ended.put_nowait).serve(theirs))
+        self._sock, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+        self.line = LauncherLine(agent, self.ended.put_nowait)
 
     async def start(self) -> None:
+        self.line.ready(self._theirs, "n@host:1")
+        self._serving = asyncio.create_task(self.line.serve(self._theirs))
         self._reader, self._writer = await asyncio.open_connection(sock=self._sock)
+        assert await self._reader.readline() == b"rn@host:1\n"
 
     def say(self, **what: Any) -> None:
         self._writer.write(json.dumps(what).encode() + b"\n")
@@ -36,10 +41,19 @@ class Talk:
         async with asyncio.timeout(PATIENCE):
             return json.loads(await self._reader.readline())
 
+    @staticmethod
+    def gone() -> socket.socket:
+        """The agent's end of a socket whose other end is closed."""
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        ours.setblocking(False)
+        return ours
+
     async def close(self) -> None:
         self._writer.close()
         await self._serving
         await self._writer.wait_closed()
+        self._theirs.close()
 
 
 def a_head() -> Head:
@@ -72,17 +86,28 @@ async def test_the_head_tells_ranks_and_is_told_the_end() -> None:
     assert talk.ended.get_nowait() == 0.0
 
 
-async def test_a_member_tells_the_end() -> None:
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_member_tells_the_end(early: bool) -> None:
+    """A run may be over before the node knows that it has joined."""
     member = NodeAgent(FakeProcess(), FakePool())  # type: ignore[arg-type]
-    await member.run_over(1, "nobody listens yet")
     talk = Talk(member)
+    if early:
+        await member.run_over(143, "it was told to end")
     await talk.start()
-    talk.say(watch=False)  # answered by nothing; it shows that the agent listens
-    talk.say(end=[3, "", 5.0])
-    while member.over.__qualname__ == "NodeAgent.__init__.<locals>.<lambda>":
-        await asyncio.sleep(0)
-    await member.run_over(143, "it was told to end")
+    if not early:
+        talk.say(end=[3, "", 5.0])  # which is for heads only
+        await member.run_over(143, "it was told to end")
     assert await talk.told() == {"over": [143, "it was told to end"]}
     await talk.close()
     assert talk.ended.get_nowait() == 0.0
     assert talk.ended.empty()
+
+
+async def test_a_launcher_that_is_gone() -> None:
+    member = NodeAgent(FakeProcess(), FakePool())  # type: ignore[arg-type]
+    talk = Talk(member)
+    await talk.start()
+    await talk.close()
+    with talk.gone() as control:
+        talk.line.ready(control, "n@host:1")
+        await member.run_over(1, "nobody listens")

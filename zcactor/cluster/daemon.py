@@ -56,6 +56,8 @@ class StartedNode(msgspec.Struct, frozen=True):
     """The process of the node's agent."""
     control: socket.socket
     """The end of the control socket; a node that does not stay ends when this is closed."""
+    told: bytes = b""
+    """Lines that the agent has sent after its address; see `zcactor.node.launcher`."""
 
 
 def log_directory(environ: Mapping[str, str]) -> Path:
@@ -130,7 +132,7 @@ def start_node(
                 },
             },
         )  # fmt: skip
-        address = _until_ready(control, agent, config.spawn_timeout, log if stays else None)
+        address, _, told = _until_ready(control, agent, config.spawn_timeout, log if stays else None).partition("\n")
         record = NodeFile(
             node.hex(), agent.pid, started_at(agent.pid) or 0, "head" if head is None else "member",
             address.partition("@")[2], address.partition("@")[2] if head is None else head,
@@ -141,7 +143,7 @@ def start_node(
         directory.forget()  # the agent holds it
         if output is not None:
             output.close()
-    return StartedNode(record, source, agent, control)
+    return StartedNode(record, source, agent, control, told.encode())
 
 
 def token_for(config: Config, head: str | None) -> tuple[bytes, str]:
@@ -190,7 +192,7 @@ def _an_address() -> str:
 
 
 def _until_ready(control: socket.socket, agent: Agent, timeout: float, log: Path | None) -> str:
-    """The address of the node, once it has reported it.
+    """The address of the node, once it has reported it, and the lines behind that.
 
     Raises:
         ConnectionLost: it has not in time, or has reported why it cannot start.

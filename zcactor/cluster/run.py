@@ -391,6 +391,7 @@ class _Line:
         self.ended = False
         """Whether the agent has closed the socket."""
         node.control.settimeout(_AGENT_WORK)
+        self._take(node.told)
 
     def send(self, key: str, *, value: Any) -> None:
         """Send the agent a line; without effect where it has ended."""
@@ -427,6 +428,9 @@ class _Line:
         except ConnectionResetError:
             data = b""
         self.ended = not data
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             told = msgspec.json.decode(line)

@@ -69,7 +69,8 @@ class NodeAgent:
         self._holds: WeakValueDictionary[int, _ActorHold] = WeakValueDictionary()
         """The objects that workers have leased, by the actors' object ids at the head."""
         self.over: Callable[[int, str], None] = lambda _status, _text: None
-        """Called when the head says that the run is over."""
+        """Called when the head says that the run is over, which it may do before it has answered that this node has
+        joined."""
         self.finished: asyncio.Future[None] = process.loop.create_future()
 
     async def run_over(self, status: int, text: str) -> None:

@@ -302,17 +302,22 @@ async def _serve(
         loop.add_reader(control.fileno(), launcher_gone)
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, told_to_end, 0.0 if setup["driver"] else config.shutdown_timeout)
+    line = None
+    if rank is not None:
+        from zcactor.node.launcher import LauncherLine  # other nodes do without it
+
+        line = LauncherLine(node, told_to_end)
     try:
         if isinstance(node, NodeAgent):
             await process.head.ask_members("join_node", facts, setup["resources"])
     except ZcactorError as error:
         _tell(control, b"e" + f"cannot join: {error}".encode())
     else:
-        _tell(control, b"r" + address.encode())
-        if rank is not None:
-            from zcactor.node.launcher import LauncherLine  # other nodes do without it
-
-            process.tasks.start(LauncherLine(node, told_to_end).serve(control))
+        if line is None:
+            _tell(control, b"r" + address.encode())
+        else:
+            line.ready(control, address)
+            process.tasks.start(line.serve(control))
         await node.finished
     await process.close()
     pool.close()

@@ -9,6 +9,7 @@ the head has said that the run is over.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,14 +37,29 @@ class LauncherLine:
         self._agent = agent
         self._end = end
         self._writer: asyncio.StreamWriter | None = None
+        self._control: socket.socket | None = None
+        self._over = b""
+        """The line with the end of the run, until it is sent."""
+        if not isinstance(agent, Head):
+            agent.over = self._tell_over
+
+    def ready(self, control: socket.socket, address: str) -> None:
+        """Tell over `control` that the node is ready, and the end of the run if that has come already."""
+        self._control = control
+        self._send(b"r" + address.encode() + b"\n" + self._over)
+
+    def _send(self, data: bytes) -> None:
+        # At once, and not by the loop, which may be about to end: a few hundred bytes, for which the socket has room.
+        assert self._control is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the launcher is gone, which `serve` notices
+            self._control.send(data)
 
     async def serve(self, control: socket.socket) -> None:
         """Talk over `control` until the launcher is gone, and then end the node. Cancelling ends the talk."""
-        reader, self._writer = await asyncio.open_connection(sock=control)
+        self._control = control
+        reader, self._writer = await asyncio.open_connection(sock=control.dup())  # which the loop closes
         if isinstance(self._agent, Head):
             self._agent.members.ranks.changed = self._tell_ranks
-        else:
-            self._agent.over = self._tell_over
         try:
             while line := await reader.readline():
                 told = msgspec.json.decode(line)
@@ -66,7 +82,9 @@ class LauncherLine:
         self._tell("ranks", self._agent.members.ranks.joined())
 
     def _tell_over(self, status: int, text: str) -> None:
-        self._tell("over", [status, text])
+        self._over = msgspec.json.encode({"over": [status, text]}) + b"\n"
+        if self._control is not None:
+            self._send(self._over)
 
     def _tell(self, key: str, value: Any) -> None:
         if self._writer is not None and not self._writer.is_closing():
