@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DevicePieces"]
 
+_NBYTES_PER_SECOND: Final = 10e9
+"""About the speed of copies between a GPU and the host: nobody looks at a copy before it may be done."""
 _FIRST_PAUSE: Final = 0.0002
 _LAST_PAUSE: Final = 0.005
 """Seconds between looks at work of a GPU that the loop waits for."""
@@ -207,7 +209,7 @@ class DevicePieces:
         """
         stream = self.stream(gpu)
         gpu.driver.copy(gpu.index, destination, source, 1, nbytes, (nbytes, nbytes), stream)
-        failure = await asyncio.shield(self._tasks.begin(_outcome(gpu, stream, kept)))
+        failure = await asyncio.shield(self._tasks.begin(_outcome(gpu, stream, nbytes, kept)))
         try:
             if failure is not None:
                 raise failure
@@ -376,11 +378,14 @@ async def _done(moments: Iterable[Moment]) -> None:
             pause = min(2 * pause, _LAST_PAUSE)
 
 
-async def _outcome(gpu: GpuMemory, stream: int, kept: object) -> DeviceError | None:
-    """Wait for all work of a stream, which uses memory of `kept`. Returns the error of the driver, if any."""
+async def _outcome(gpu: GpuMemory, stream: int, nbytes: int, kept: object) -> DeviceError | None:
+    """Wait for all work of a stream, the last of which copies `nbytes` bytes and uses memory of `kept`. Returns the
+    error of the driver, if any."""
     failure = None
     try:
-        await _done([gpu.events.record(stream)])
+        moment = gpu.events.record(stream)
+        await asyncio.sleep(nbytes / _NBYTES_PER_SECOND)
+        await _done([moment])
     except DeviceError as error:
         failure = error.with_traceback(None)
     pause = _FIRST_PAUSE
