@@ -258,11 +258,14 @@ class DeviceArena:
             Whether there is more to give back, once work is done that still uses it.
 
         Raises:
-            DeviceError: the driver fails.
+            DeviceError: the driver fails, or the GPU's context is broken.
         """
         with self._lock:
             self._settle()
-            return self._trim(self._keep_nbytes)
+            more = self._trim(self._keep_nbytes)
+        # Work that broke the context may have left no event to ask.
+        self._driver.idle(self._device, 0)
+        return more
 
     def _trim(self, keep: int) -> bool:
         idle = [extent for extent in self._extents if not extent.heap.used]
