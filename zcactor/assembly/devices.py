@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 from zcactor.errors import DeviceUnavailable
 from zcactor.process.nvidia import may_have_gpus
@@ -28,10 +29,18 @@ def device_opener(
     Args:
         config: the settings; `Config.gpu` and the further ones for GPUs decide.
         loop: the loop of the process.
-        broken: called, on the loop, with errors by which a GPU's context turns out to be broken after a call.
+        broken: a bound method, called on the loop with errors by which a GPU's context turns out to be broken after a
+            call. It is not kept alive: an array keeps the store, and no collection sees a ring that leads through an
+            array, as one over the actor that has it would.
     """
 
     unavailable = ""
+    found = None if broken is None else WeakMethod(broken)
+
+    def note(error: DeviceError) -> None:
+        method = None if found is None else found()
+        if method is not None:
+            method(error)
 
     def open_devices() -> Any:
         nonlocal unavailable
@@ -46,8 +55,7 @@ def device_opener(
         except DeviceUnavailable as error:
             unavailable = str(error)
             raise
-        if broken is not None:
-            store.tending.on_broken = broken
+        store.tending.on_broken = note
         return store
 
     return open_devices
