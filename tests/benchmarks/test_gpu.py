@@ -12,7 +12,7 @@ from benchmarks.harness import Scale
 def test_the_smallest_run(capsys: pytest.CaptureFixture[str]) -> None:
     found = {each.name: each for each in gpu.measure(Scale(1, 0.01))}
     assert "the fake one" in capsys.readouterr().out and "fake" in ITEMS["gpu"][1]
-    assert len(found) == 4 and all(each.budget is not None for each in found.values())
+    assert len(found) == 6 and all(each.budget is not None for each in found.values())
     copied = found["all of these: copied"]
     assert copied.value == 0
     queued = next(each for name, each in found.items() if "queued" in name)

@@ -58,7 +58,7 @@ def test_nothing_is_lost(writes: list[bytes]) -> None:
     lines = whole.split("\n")
     if lines[-1] == "":
         lines.pop()
-    assert [line.removesuffix("\r") for line in lines_of(*writes)] == [line.removesuffix("\r") for line in lines]
+    assert lines_of(*writes) == [line.removesuffix("\r") for line in lines]
 
 
 class Driver:
