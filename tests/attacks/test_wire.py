@@ -71,6 +71,9 @@ def test_a_bit_is_flipped(guarded: Attacked, kind: str, place: str) -> None:
     marker = mark()
     hosts.between.ask("watch", marker=marker, bit=secrets.randbelow(256))
     outcome = program.ask(kind, mark=marker, place=PLACES[place])
+    if outcome == "ActorUnavailable" and not hosts.between.ask("told")[1]:
+        # The call was on its way when the other host ended the connection because of the bit before.
+        outcome = program.ask(kind, mark=marker, place=PLACES[place])
     assert hosts.between.ask("told")[1] == 1
     assert outcome not in {"right", "changed", "TimeoutError"}
     hosts.between.ask("watch", marker="")
