@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import os
 import signal
-import socket
 import subprocess
 import time
 from contextlib import ExitStack, suppress
@@ -20,6 +19,7 @@ from zcactor import ids
 from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.endpoints import tls_of
 from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at, write_record
+from zcactor.cluster.rendezvous import outward
 from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.agent_main import launch, send_setup
@@ -30,6 +30,7 @@ from zcactor.workers.run_directory import RunDirectory, base_directory
 from zcactor.workers.zygote import wait_for_end
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
     from typing import IO
 
@@ -96,7 +97,7 @@ def start_node(
     if ipaddress.ip_address(config.host).is_unspecified:
         raise ValueError(
             f"{config.host} is no place where others find this host; give one of its addresses, for instance "
-            f"--host {_an_address()}"
+            f"--host {outward()}"
         )
     token, source = token_for(config, head)
     tls = tls_of(config)
@@ -179,16 +180,6 @@ def token_for(config: Config, head: str | None) -> tuple[bytes, str]:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _an_address() -> str:
-    """An address of this host that others may reach: the source address of packets that leave it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737); nothing is sent
-        except OSError:
-            return "127.0.0.1"
-        return str(sock.getsockname()[0])
 
 
 def _until_ready(control: socket.socket, agent: Agent, timeout: float, log: Path | None) -> str:
