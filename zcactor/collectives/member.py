@@ -183,16 +183,7 @@ class Member:
         operation.member, operation.seq = self, seq
         self.operations[seq] = operation
         self.meetings[seq] = meeting
-        values, whole, key, used = (signature, data), operation.whole, (seq + 1) << _RANK_BITS | self.rank, self._used
-        for rank, process, word in self._peers:  # as `_publish_to_all` does
-            session = used.get(process)
-            if session is not None and session.wire is not None and session.closed is None:
-                try:
-                    if session.wire.publish(key, word, values, whole):
-                        continue
-                except ConnectionLost:  # its end breaks the group
-                    continue
-            self._publish(rank, seq, operation, Publication(*values))
+        self._publish_to_all(seq, operation, data)
         early = self._early.pop(seq, None)
         if early is not None:
             for rank, each in early.items():
