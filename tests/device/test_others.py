@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from zcactor.device.fake import system
-from zcactor.device.others import Other, started
+from zcactor.device.others import Other
 
 
 def test_another_process() -> None:
@@ -32,12 +32,3 @@ def test_another_process() -> None:
     os.close(fd)
     with pytest.raises(ProcessLookupError):
         Other(child.pid)
-
-
-def test_when_a_process_began() -> None:
-    assert started(os.getpid()) == started(os.getpid()) > 0
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
-        assert started(child.pid) >= started(os.getpid())
-        child.communicate()
-    with pytest.raises(FileNotFoundError):
-        started(child.pid)

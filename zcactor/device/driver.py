@@ -21,8 +21,7 @@ __all__ = ["EVENT_NBYTES", "HANDLE_NBYTES", "PATTERNS", "CudaCode", "GpuDriver",
 HANDLE_NBYTES: Final = 64
 """Bytes of memory that is exported without a descriptor: CU_IPC_HANDLE_SIZE."""
 EVENT_NBYTES: Final = 80
-"""Bytes of an exported event: CU_IPC_HANDLE_SIZE, and 16 that say which process does the work, as CUDA does not say
-whether that process has ended."""
+"""Bytes of an exported event, which name the process that does the work and the place of the event there."""
 PATTERNS: Final = (1, 2, 4, 8, 16)
 """Bytes that the pattern of a fill may have: those of all plain dtypes."""
 

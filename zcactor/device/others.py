@@ -7,19 +7,7 @@ import select
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Other", "started"]
-
-_START: Final = 19
-"""The place of the start among the fields of ``/proc/PID/stat`` behind the name: field 22 of proc(5)."""
-
-
-def started(pid: int) -> int:
-    """The start of a process, in ticks since that of the host: two processes of one pid differ in it.
-
-    Raises:
-        OSError: there is no such process.
-    """
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START])
+__all__ = ["Other"]
 
 
 class Other:
