@@ -44,7 +44,7 @@ def test_no_row_fails_on_a_gpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_each_kind_of_row(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reports_of_checks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(kind: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"not on {kind}")
 
@@ -53,12 +53,21 @@ def test_each_kind_of_row(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
     for name, check in (("failing", failing), ("skipping", skipping), ("passing", lambda kind: (kind, {"GB/s": 1}))):
         monkeypatch.setitem(gpu_check.CHECKS, name, check)
-        gpu_check.child(name, "fake")
+    with pytest.raises(ValueError, match="not on fake"):
+        gpu_check.child("failing", "fake")
+    gpu_check.child("skipping", "fake")
+    gpu_check.child("passing", "fake")
     printed = capsys.readouterr().out.splitlines()
     found = [json.loads(line.removeprefix(gpu_check.MARK)) for line in printed]
-    assert [each["status"] for each in found] == ["fail", "skip", "pass"]
-    assert "ValueError: not on fake" in found[0]["detail"] and found[1]["detail"] == "no room"
-    assert found[2] == {"status": "pass", "detail": "fake", "figures": {"GB/s": 1}}
+    assert found[0] == {"status": "skip", "detail": "no room", "figures": {}}
+    assert found[1] == {"status": "pass", "detail": "fake", "figures": {"GB/s": 1}}
+
+
+@pytest.mark.slow
+def test_a_check_that_fails() -> None:
+    found = gpu_check.row("no such check", "fake", 300)
+    assert found["status"] == "fail" and found["detail"].startswith("ended with 1: ")
+    assert "KeyError: 'no such check'" in found["detail"]
 
 
 def test_a_check_that_takes_too_long() -> None:
