@@ -34,7 +34,7 @@ THROUGH_HOST: Final = "through host memory"
 PASSES: Final = 10_000
 FOREIGN: Final = 4096 * MIB
 """Bytes of an array outside the store."""
-PATIENCE: Final = 5.0
+PATIENCE: Final = 15.0
 """Seconds in which leases go back, and processes end."""
 
 
