@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from tests.descriptors import opened
+from tests.kubelet import GROUP, VERSION, mounting
 from zcactor.errors import AuthenticationError
 from zcactor.token import TOKEN_NBYTES, default_file, find_token, make_token_file, parse_token, read_token_file
 
@@ -197,6 +201,101 @@ def test_descriptors_are_closed(file: Path, tmp_path: Path) -> None:
     file.chmod(0o644)
     with pytest.raises(AuthenticationError):
         read_token_file(file)
+    assert opened() <= before
+
+
+# ---- Secrets that Kubernetes has mounted
+
+READING = """
+import json, os, sys
+from zcactor.errors import AuthenticationError
+from zcactor.token import find_token
+uid, *groups = map(int, sys.argv[2:])
+os.setgroups(groups)
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+try:
+    token, place = find_token(None, {"ZCACTOR_TOKEN_FILE": sys.argv[1]})
+except AuthenticationError as error:
+    print(json.dumps({"refused": str(error)}))
+else:
+    print(json.dumps({"token": token.hex(), "place": place}))
+"""
+
+
+def mounted(
+    *, uid: int = 0, groups: tuple[int, ...] = (), then: str = ":", mode: int = 0o440, owner: int = 0,
+    read_only: bool = True,
+) -> dict[str, str]:  # fmt: skip
+    """The token that a process of some user finds in a Secret's volume, or its refusal.
+
+    Others than root may not search the folders of tests, so it is mounted on ``/mnt``.
+    """
+    command = [sys.executable, "-c", READING, "/mnt/token", *map(str, (uid, *groups))]
+    mounts = mounting("/mnt", ONE, mode=mode, owner=owner, read_only=read_only)
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f'{mounts}; {then}; exec "$@"', "sh", *command],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("uid", "groups", "mode"), [(0, (), 0o440), (0, (), 0o400), (1000, (GROUP,), 0o440), (1000, (5, GROUP), 0o440)]
+)
+def test_a_mounted_secret(uid: int, groups: tuple[int, ...], mode: int) -> None:
+    assert mounted(uid=uid, groups=groups, mode=mode) == {"token": ONE, "place": "/mnt/token"}
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("uid", "mode", "owner", "words"),
+    [
+        (0, 0o444, 0, "has mode 0444: every user of the container can get at it; mount the Secret with"),
+        (0, 0o644, 0, "has mode 0644: every user"),
+        (0, 0o460, 0, "has mode 0460"),
+        (1000, 0o440, 0, "cannot be read by uid 1000; mount the Secret with defaultMode 0440"),
+        (0, 0o440, 1000, "cannot be read: Too many levels of symbolic links"),
+    ],
+)
+def test_a_mounted_secret_that_is_refused(uid: int, mode: int, owner: int, words: str) -> None:
+    found = mounted(uid=uid, mode=mode, owner=owner)
+    assert list(found) == ["refused"] and words in found["refused"]
+    assert ONE[:8] not in found["refused"]
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        'mount -o remount,bind,rw DIR; exec "$@"',
+        "ln -sfn ../mnt/VERSION DIR/..data",
+        "ln -sf VERSION/token DIR/token",
+        "chown 1000 DIR",
+        "mount -t tmpfs tmpfs DIR/VERSION; echo TOKEN >DIR/VERSION/token; chmod 440 DIR/VERSION/token",
+    ],
+)
+def test_what_only_looks_like_a_mounted_secret(change: str) -> None:
+    for word, text in {"DIR": "/mnt", "VERSION": VERSION, "TOKEN": ONE}.items():
+        change = change.replace(word, text)
+    found = mounted(read_only=False, then=f"{change}; mount -o remount,bind,ro /mnt")
+    assert "cannot be read: Too many levels of symbolic links" in found["refused"]
+
+
+def test_links_like_a_secret_s_where_no_secret_is_mounted(file: Path, tmp_path: Path) -> None:
+    (tmp_path / VERSION).mkdir()
+    file.rename(tmp_path / VERSION / "token")
+    (tmp_path / "..data").symlink_to(VERSION)
+    file.symlink_to("..data/token")
+    before = opened()
+    with pytest.raises(AuthenticationError, match=f"the token file {file} cannot be read: "):
+        find_token(None, {"ZCACTOR_TOKEN_FILE": str(file)})
     assert opened() <= before
 
 

@@ -5,7 +5,8 @@ variable ``ZCACTOR_TOKEN``, the file ``token`` beside the user's ``zcactor.toml`
 digits. The token is never taken from a command line and never logged: every user of a host can read command lines.
 
 A holder of the token can run code in every process of the cluster. So a file that others can read is refused, not
-warned about.
+warned about. One place has a rule of its own: where ``ZCACTOR_TOKEN_FILE`` names a file of a Secret that Kubernetes has
+mounted, see `read_mounted_secret`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ from zcactor.errors import AuthenticationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TOKEN_NBYTES", "default_file", "find_token", "make_token_file", "parse_token", "read_token_file"]
+__all__ = [
+    "TOKEN_NBYTES", "default_file", "find_token", "make_token_file", "parse_token", "read_mounted_secret",
+    "read_token_file",
+]  # fmt: skip
 
 TOKEN_NBYTES: Final = 32
 """Bytes of a token: as many as the digest of the HMAC that proves it, beyond which a key adds no strength (RFC 2104,
 3)."""
+
+_MOUNTED: Final = "mount the Secret with defaultMode 0440, and give the pod's securityContext an fsGroup"
+"""The remedy where the mode of a mounted Secret is wrong."""
 
 
 def default_file(environ: Mapping[str, str]) -> Path:
@@ -72,6 +79,52 @@ def read_token_file(path: Path) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise AuthenticationError(f"the token file {path} is no file")
         check_private("the token file", path, status, f"make a new one (rm {path}; zcactor token)")
+        text = os.read(fd, 4 * TOKEN_NBYTES)
+    finally:
+        os.close(fd)
+    return parse_token(text.decode("ascii", "replace"), str(path))
+
+
+def read_mounted_secret(path: Path) -> bytes | None:
+    """Read the token in a file of a Secret, as the kubelet of Kubernetes mounts it into a container.
+
+    There the file is root's, and a link: ``token`` leads to ``..data/token``, and ``..data`` to a folder with one
+    version of the Secret. Only root can have made that: the mount is read-only, and everything in it belongs to root.
+    The file's group may read it, which is the group of the pod's volumes (``fsGroup``).
+
+    Returns:
+        The token; None where `path` is no such file, to which `read_token_file` applies.
+
+    Raises:
+        AuthenticationError: it is one, and others than root and the file's group can get at it, this process cannot
+            read it, or it holds no token.
+    """
+    try:
+        top = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        version = os.readlink("..data", dir_fd=top)
+        if os.readlink(path.name, dir_fd=top) != f"..data/{path.name}" or "/" in version or version == "..":
+            return None
+        fd = os.open(f"{version}/{path.name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=top)
+    except PermissionError:
+        raise AuthenticationError(f"the token file {path} cannot be read by uid {os.geteuid()}; {_MOUNTED}") from None
+    except OSError:  # there are no links, or they lead nowhere
+        return None
+    finally:
+        folder = os.fstat(top)
+        os.close(top)
+    try:
+        status = os.fstat(fd)
+        read_only = bool(os.fstatvfs(fd).f_flag & os.ST_RDONLY) and status.st_dev == folder.st_dev
+        if not read_only or not stat.S_ISREG(status.st_mode) or (status.st_uid, folder.st_uid) != (0, 0):
+            return None
+        if status.st_mode & 0o037:
+            raise AuthenticationError(
+                f"the token file {path} has mode {stat.S_IMODE(status.st_mode):04o}: every user of the container can "
+                f"get at it; {_MOUNTED}"
+            )
         text = os.read(fd, 4 * TOKEN_NBYTES)
     finally:
         os.close(fd)
@@ -139,6 +192,9 @@ def find_token(argument: str | None, environ: Mapping[str, str]) -> tuple[bytes,
         return parse_token(argument, "the argument token"), "the argument token"
     named = environ.get("ZCACTOR_TOKEN_FILE")
     if named:
+        mounted = read_mounted_secret(Path(named))
+        if mounted is not None:
+            return mounted, named
         try:
             return read_token_file(Path(named)), named
         except FileNotFoundError:
