@@ -1,4 +1,4 @@
-"""The commands: ``zcactor run``, ``start``, ``stop``, ``status``, ``token``, ``doctor``, ``topology``."""
+"""The commands: ``zcactor run``, ``start``, ``stop``, ``status``, ``token``, ``doctor``, ``topology``, ``k8s``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 import zcactor
-from zcactor.cli import nodes, topology
+from zcactor.cli import k8s, nodes, topology
 from zcactor.cli.run import run
 from zcactor.config import load_config
 
@@ -53,5 +53,5 @@ def doctor(as_json: bool) -> None:
     raise click.exceptions.Exit(0 if report.usable else 1)
 
 
-for command in (run, nodes.start, nodes.stop, nodes.status, nodes.token, topology.topology):
+for command in (run, nodes.start, nodes.stop, nodes.status, nodes.token, topology.topology, k8s.k8s):
     app.add_command(command)

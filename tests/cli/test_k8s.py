@@ -1,0 +1,81 @@
+"""``zcactor k8s render``: its text, and that nothing is printed where something is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from zcactor.cli.main import app
+
+GOOD = ("--name", "train", "--image", "me/train:1", "--nodes", "2")
+
+
+def render(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["k8s", "render", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_the_text() -> None:
+    done = render(*GOOD, "--rdma", "rdma/hca=2", "--", "python", "train.py", "--kind", "x y")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith("# The Secret holds a new token")
+    secret, service, job = yaml.safe_load_all(done.stdout)
+    assert (secret["kind"], service["kind"], job["kind"]) == ("Secret", "Service", "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-4:] == ["python", "train.py", "--kind", "x y"]
+    assert container["resources"]["limits"] == {"rdma/hca": "2"}
+
+
+def test_each_token_is_new() -> None:
+    tokens = [next(yaml.safe_load_all(render(*GOOD, "true").stdout))["stringData"]["token"] for _ in range(2)]
+    assert len(set(tokens)) == 2
+    assert all(len(bytes.fromhex(token)) == 32 for token in tokens)
+
+
+def test_a_secret_that_exists() -> None:
+    done = render(*GOOD, "--secret", "mine", "--kind", "lws", "true")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("---\n")
+    (found,) = yaml.safe_load_all(done.stdout)
+    assert found["kind"] == "LeaderWorkerSet"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (GOOD, "give a program: zcactor k8s render ... -- python program.py"),
+        ((*GOOD[:1], "Train", *GOOD[2:], "true"), "--name is 'Train'"),
+        ((*GOOD, "--rdma", "rdma/hca", "true"), "--rdma is 'rdma/hca': it must be RESOURCE=N"),
+        ((*GOOD, "--rdma", "rdma/hca=two", "true"), "--rdma is 'rdma/hca=two'"),
+        ((*GOOD, "--rdma", "rdma/hca=" + "9" * 5000, "true"), "it must be RESOURCE=N"),
+        ((*GOOD, "--rdma", "=1", "true"), "--rdma names the resource ''"),
+        ((*GOOD, "--memory", "8gb", "true"), "--memory is '8gb'"),
+    ],
+)
+def test_mistakes(arguments: tuple[str, ...], message: str) -> None:
+    done = render(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [GOOD[:4], GOOD[2:], (*GOOD, "--kind", "Pod", "true"), (*GOOD, "--nodes", "two", "true"), (*GOOD, "--cpus", "x")],
+)
+def test_options_that_are_wrong(arguments: tuple[str, ...]) -> None:
+    done = render(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+
+
+@pytest.mark.slow
+def test_an_argument_that_is_no_text() -> None:
+    command: list[str | bytes] = [sys.executable, "-m", "zcactor", "k8s", "render", *GOOD, "--", "a", b"\xff"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"is no UTF-8" in done.stderr

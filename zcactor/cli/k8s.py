@@ -1,0 +1,75 @@
+"""``zcactor k8s render``: the Kubernetes manifests of a cluster for one program."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal
+
+import click
+
+from zcactor.cli.nodes import fail
+from zcactor.token import TOKEN_NBYTES
+
+__all__ = ["k8s"]
+
+
+@click.group()
+def k8s() -> None:
+    """Run on Kubernetes."""
+
+
+@k8s.command(context_settings={"allow_interspersed_args": False})
+@click.option("--name", required=True, help="Name of all objects, and beginning of the pods' host names.")
+@click.option("--image", required=True, help="Image with zcactor and the program.")
+@click.option("--nodes", required=True, type=int, help="Number of pods, each of which is a node.")
+@click.option(
+    "--kind", type=click.Choice(["job", "lws"]), default="job", show_default=True,
+    help="An Indexed Job, which ends with the program, or a LeaderWorkerSet, which starts it again.",
+)  # fmt: skip
+@click.option("--namespace", help="Namespace of all objects.  [that of kubectl]")
+@click.option("--cpus", type=int, help="CPUs of each pod.")
+@click.option("--memory", metavar="QUANTITY", help="Memory of each pod, 8Gi for instance; arrays are part of it.")
+@click.option("--gpus", type=int, default=0, help="NVIDIA GPUs of each pod.")
+@click.option("--rdma", metavar="RESOURCE=N", help="RDMA devices of each pod, by their device plugin's resource.")
+@click.option("--secret", help="Secret that exists, with the token under the key 'token'.  [a new one]")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+def render(
+    name: str,
+    image: str,
+    nodes: int,
+    kind: Literal["job", "lws"],
+    namespace: str | None,
+    cpus: int | None,
+    memory: str | None,
+    gpus: int,
+    rdma: str | None,
+    secret: str | None,
+    program: tuple[str, ...],
+) -> None:
+    """Print the manifests of a cluster for one program, for kubectl apply -f -.
+
+    They are a Secret with a new token, and a headless Service with an Indexed Job or a LeaderWorkerSet. Each pod runs
+    zcactor run, and the program runs in the first one, where a plain zc.init() joins. Nothing is printed where
+    Kubernetes would refuse a name or an amount: the exit status is 2.
+    """
+    from zcactor.cluster.kubernetes import Deployment, manifests
+    from zcactor.cluster.yaml_text import yaml_text
+
+    if not program:
+        raise fail("give a program: zcactor k8s render ... -- python program.py", 2)
+    devices = None
+    if rdma is not None:
+        resource, sign, amount = rdma.rpartition("=")
+        if not sign or not (amount.isascii() and amount.isdecimal() and len(amount) < 20):
+            raise fail(f"--rdma is {rdma!r}: it must be RESOURCE=N, for instance rdma/hca_shared_devices_a=1", 2)
+        devices = resource, int(amount)
+    try:
+        wanted = Deployment(
+            name, image, nodes, program, kind, namespace, cpus, memory, gpus, devices, secret
+        )  # fmt: skip
+    except ValueError as error:
+        raise fail(error, 2) from error
+    text = yaml_text(manifests(wanted, secrets.token_bytes(TOKEN_NBYTES).hex()))
+    if secret is None:
+        click.echo("# The Secret holds a new token, which opens the whole cluster: let nobody else read this.")
+    click.echo(text, nl=False)
