@@ -19,6 +19,7 @@ import msgspec
 
 from zcactor.workers.orphans import MARK, keep_orphans
 from zcactor.workers.run_directory import RunDirectory
+from zcactor.workers.zygote import set_death_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SECRETS", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
 
-_BOOTSTRAP = "import sys; sys.path[:] = {path!r}; from zcactor.node.agent_main import main; main({fd}, {lock_fd})"
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = {path!r}; from zcactor.node.agent_main import main; main({fd}, {lock_fd}, {parent})"
+)
 SECRETS = ("ZCACTOR_TOKEN",)
 """Variables that actors must not see: other processes of the same user can read the environment of a process."""
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
@@ -41,7 +44,7 @@ _ZYGOTE_END = 2.0
 
 
 def launch(
-    lock_fd: int, output: IO[bytes] | None = None, node: str = ""
+    lock_fd: int, output: IO[bytes] | None = None, node: str = "", *, bound: bool = False
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a node agent as a child. It waits for `send_setup`, and ends when the returned socket closes.
 
@@ -54,6 +57,8 @@ def launch(
         output: the file for its output; None shares our standard output and error.
         node: the mark of its processes, and of those they start, in their environment; see `zcactor.workers.orphans`.
             Empty for no mark.
+        bound: whether the child also gets SIGTERM when the calling thread ends. The socket alone does not end it where
+            forks of this process hold the socket open. Call it from the main thread then.
 
     Raises:
         OSError: the process could not be started.
@@ -64,7 +69,8 @@ def launch(
     mark = {MARK: node} if node else {}
     ours, theirs = socket.socketpair()
     with theirs:
-        code = _BOOTSTRAP.format(path=search_path(), fd=theirs.fileno(), lock_fd=lock_fd)
+        parent = os.getpid() if bound else 0
+        code = _BOOTSTRAP.format(path=search_path(), fd=theirs.fileno(), lock_fd=lock_fd, parent=parent)
         try:
             child = subprocess.Popen(
                 [sys.executable, *_interpreter_flags(), "-c", code],
@@ -129,8 +135,18 @@ def _receive_setup(sock: socket.socket) -> dict[str, Any] | None:
     return msgspec.msgpack.decode(b"".join(chunks))  # type: ignore[no-any-return]
 
 
-def main(fd: int, lock_fd: int) -> None:
-    """Run the agent. Called in the process that `launch` started; does not return."""
+def main(fd: int, lock_fd: int, parent: int = 0) -> None:
+    """Run the agent. Called in the process that `launch` started; does not return.
+
+    Args:
+        fd: descriptor of the socket to the launcher.
+        lock_fd: descriptor of the run directory's lock.
+        parent: pid of the launcher, with which the agent ends; 0 where only the socket says so.
+    """
+    if parent:
+        set_death_signal(signal.SIGTERM)
+        if os.getppid() != parent:  # it had ended before
+            return
     control = socket.socket(fileno=fd)
     os.set_inheritable(lock_fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -56,9 +56,9 @@ def set_name(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode(errors="replace")[:15], 0, 0, 0)
 
 
-def set_death_signal() -> None:
-    """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def set_death_signal(sig: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that forked it ends (prctl(2), PR_SET_PDEATHSIG)."""
+    _prctl(_PR_SET_PDEATHSIG, sig, 0, 0, 0)
 
 
 _outlives = 0
