@@ -6,7 +6,7 @@
 #   make sanitize   of these what exercises the native parts, built with sanitizers, and changed frames for a minute
 #   make simulate SEEDS=1:200   runs of a simulated cluster under faults, each decided by one number
 #   make bench   the benchmarks
-#   make test-engines   runs under real launchers (Open MPI, MPICH, Slurm), and manifests before Kubernetes's schemas
+#   make test-engines   runs under real launchers (Open MPI, MPICH, Slurm, Ray), and manifests before Kubernetes's schemas
 #   make test-rdma   of these the ones that need an RDMA device, in virtual machines that have one (Debian on x86-64)
 # PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
 
@@ -140,8 +140,8 @@ test-engines: $(STAMP) engines
 	$(BIN)/python -m pytest tests/engines $(ARGS)
 
 # As root on Debian the launchers are installed, without starting their services: tests start daemons of their own, and
-# are skipped where one is missing.
-engines:
+# are skipped where one is missing. Ray is a wheel, of 280 MB installed.
+engines: $(STAMP)
 	@missing=(); \
 	for each in mpirun.openmpi:openmpi-bin mpiexec.hydra:mpich munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client kubectl:kubernetes-client; do \
 	    PATH="$$PATH:/usr/sbin" command -v "$${each%%:*}" >/dev/null || missing+=("$${each##*:}"); \
@@ -154,6 +154,9 @@ engines:
 	        echo "$${missing[*]} could not be installed; tests under them are skipped" >&2; \
 	    [ -z "$$made" ] || rm -f $$policy; \
 	fi
+	@$(BIN)/python -c 'import ray' 2>/dev/null || \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray]' || \
+	    echo "ray could not be installed; tests on it are skipped" >&2
 
 test-rdma: $(STAMP)
 	$(BIN)/python tools/vm.py prepare

@@ -57,7 +57,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(asyncio|collections|concurrent|contextlib|numpy|np|npt|os|pathlib|types|typing)\..*"),
     (
         "py:class",
-        r"(zcactor\.[\w.]+\.)?(AbstractContextManager|ActorClass|ActorDecorator|ActorOptions|ActorT|Array|Broken|CopyCount|DeviceHolder|Fault"
+        r"(zcactor\.[\w.]+\.)?(AbstractAsyncContextManager|AbstractContextManager|ActorClass|ActorDecorator|ActorOptions|ActorT|Array|Broken|CopyCount|DeviceHolder|Fault"
         r"|GraphEdge|Init|Method|MethodDecorator|NDArray|Op|P|Plan|Progress|R|S|Shape|StreamMethod|T|T_co)",
     ),
 ]

@@ -49,6 +49,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "Groups": "group Group GroupPlan Reducer",
     "Gradients": "hooks",
     "Networks": "topology",
+    "Other engines": "cluster",
     "Look inside": "stats Stats explain PeerPath DevicePath nodes NodeInfo actors ActorInfo cluster_resources "
     "available_resources",
     "Errors": "errors ZcactorError ActorDied ActorUnavailable GroupBroken GroupMismatch GroupTimeout MailboxFull "
@@ -59,6 +60,7 @@ GROUPS: Final[Mapping[str, str]] = {
 }
 """The public names by headings of the page of names, in its order."""
 _VALUES: Final = {
+    "cluster": "Clusters whose nodes another engine runs: on Ray, and what they are to the program.",
     "errors": "Every exception that zcactor raises, in one tree, with two that have no name in `zcactor` itself.",
     "hooks": "Gradient compression for reducers: `BF16`, `Int8`, `FP8`, `TopK`, `PowerSGD`, and their protocol `Hook`.",
     "topology": "Networks as graphs: their shapes, orders of ranks, and the time of an allreduce in them.",

@@ -74,7 +74,7 @@ from zcactor.marshal import move
 from zcactor.process.loops import run
 
 if TYPE_CHECKING:
-    from zcactor import hooks, topology
+    from zcactor import cluster, hooks, topology
     from zcactor.api.binding import GraphNode
     from zcactor.api.device_paths import DevicePath
     from zcactor.api.gpus import GpuInfo, gpu_allocator, gpu_stream, gpus, to_device, to_host
@@ -157,6 +157,7 @@ __all__ = [
     "actors",
     "asarray",
     "available_resources",
+    "cluster",
     "cluster_resources",
     "current_actor",
     "empty",
@@ -234,7 +235,7 @@ _LATER = {
 }
 """Names whose modules are imported at first use: these take a fifth of the import time, and an actor never needs
 them."""
-_SUBMODULES = {"hooks", "topology"}
+_SUBMODULES = {"cluster", "hooks", "topology"}
 """Public modules, imported at first use too."""
 
 

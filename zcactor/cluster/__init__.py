@@ -1,3 +1,33 @@
-"""Nodes that outlive the command that starts them: their start, their end, and the files that list them."""
+"""Nodes that outlive the command that starts them, those that other engines run, and the files that list them.
 
-__all__: list[str] = []
+Public are the functions by which a program starts a cluster on another engine, imported at first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zcactor.cluster.placed import EngineCluster
+    from zcactor.cluster.ray import on_ray, sweep_ray
+
+__all__ = ["EngineCluster", "on_ray", "sweep_ray"]
+
+_LATER = {
+    "EngineCluster": "zcactor.cluster.placed",
+    "on_ray": "zcactor.cluster.ray",
+    "sweep_ray": "zcactor.cluster.ray",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module 'zcactor.cluster' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -70,7 +70,7 @@ def log_directory(environ: Mapping[str, str]) -> Path:
 def start_node(
     config: Config, *, own_host: bool, head: str | None, port: int, resources: Mapping[str, float], stays: bool,
     launch: Callable[[int, IO[bytes] | None], tuple[Agent, socket.socket]] = launch,
-    rank: int | None = None, process: ids.ProcessId | None = None,
+    rank: int | None = None, process: ids.ProcessId | None = None, token: bytes | None = None,
 ) -> StartedNode:  # fmt: skip
     """Start a node on this host and wait until it is ready.
 
@@ -86,6 +86,7 @@ def start_node(
             `zcactor.cluster.child.fork_agent`.
         rank: of a node of a run, which SIGTERM does not end; see `zcactor.node.launcher`.
         process: the node's process id; None makes a new one.
+        token: the cluster's token; None looks for it, see `token_for`.
 
     Raises:
         AuthenticationError: the token is missing where one is needed, is not safe, or is not the head's; likewise the
@@ -99,7 +100,7 @@ def start_node(
             f"{config.host} is no place where others find this host; give one of its addresses, for instance "
             f"--host {outward()}"
         )
-    token, source = token_for(config, head)
+    token, source = token_for(config, head) if token is None else (token, "the caller")
     tls = tls_of(config)
     node = process or ids.new_process()
     with ExitStack() as undo:

@@ -1,0 +1,62 @@
+"""The cluster whose nodes another engine has placed, and a wait for that engine which does not hold up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import msgspec
+
+from zcactor.token import default_file, find_token, make_token_file, read_token_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["EngineCluster", "aside", "token_of_user"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EngineCluster(msgspec.Struct, frozen=True):
+    """A cluster whose nodes another engine runs, as `zcactor.cluster.on_ray` and `zcactor.cluster.submit` give it."""
+
+    address: str
+    """The head's address, ``host:port``, for `zc.init` in other programs of the same user."""
+    nodes: int
+    """The number of nodes that had joined when the cluster was given."""
+    job_id: str = ""
+    """The id of Slurm's job; empty under Ray."""
+
+
+async def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a blocking function in a thread.
+
+    Cancelling waits until the function has returned. So the things that it has made are known when they are cleaned up.
+    """
+    call = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        if not call.cancelled():
+            call.exception()  # it is of no interest any more, and counts as seen
+        raise
+
+
+def token_of_user() -> bytes:
+    """The token of this user, which is made where there is none.
+
+    Raises:
+        AuthenticationError: the one that was found is not safe.
+        OSError: the file cannot be made.
+    """
+    found = find_token(None, os.environ)
+    if found is not None:
+        return found[0]
+    path = default_file(os.environ)
+    try:
+        return make_token_file(path)
+    except FileExistsError:  # another program has made it at the same moment
+        return read_token_file(path)
