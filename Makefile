@@ -6,7 +6,8 @@
 #   make sanitize   of these what exercises the native parts, built with sanitizers, and changed frames for a minute
 #   make simulate SEEDS=1:200   runs of a simulated cluster under faults, each decided by one number
 #   make bench   the benchmarks
-#   make test-engines   runs under real launchers (Open MPI, MPICH, Slurm, Ray), and manifests before Kubernetes's schemas
+#   make test-engines   runs under real launchers (Open MPI, MPICH, Slurm, Ray), heads' logs in a real etcd, and
+#                manifests before Kubernetes's schemas
 #   make test-rdma   of these the ones that need an RDMA device, in virtual machines that have one (Debian on x86-64)
 # PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
 
@@ -139,11 +140,12 @@ test-engines: $(STAMP) engines
 	    echo "kubernetes-validate and kmock could not be installed; tests of manifests are skipped" >&2
 	$(BIN)/python -m pytest tests/engines $(ARGS)
 
-# As root on Debian the launchers are installed, without starting their services: tests start daemons of their own, and
+# As root on Debian the engines are installed, without starting their services: tests start daemons of their own, and
 # are skipped where one is missing. Ray is a wheel, of 280 MB installed.
 engines: $(STAMP)
 	@missing=(); \
-	for each in mpirun.openmpi:openmpi-bin mpiexec.hydra:mpich munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client kubectl:kubernetes-client; do \
+	for each in mpirun.openmpi:openmpi-bin mpiexec.hydra:mpich munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client \
+	    kubectl:kubernetes-client etcd:etcd-server; do \
 	    PATH="$$PATH:/usr/sbin" command -v "$${each%%:*}" >/dev/null || missing+=("$${each##*:}"); \
 	done; \
 	if [ $${#missing[@]} -gt 0 ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

@@ -32,6 +32,11 @@ NOT_BY_TLS = "tls is set, and bytes by RDMA cannot be encrypted"
 
 RESERVED: Mapping[str, str] = MappingProxyType(
     {
+        "ZCACTOR_ETCD_CA": "`--directory etcd://`: the authorities that vouch for etcd; TLS is used where it is set",
+        "ZCACTOR_ETCD_CERT": "`--directory etcd://`: the file with the certificate that etcd is shown",
+        "ZCACTOR_ETCD_KEY": "`--directory etcd://`: the file with the key of that certificate",
+        "ZCACTOR_ETCD_PASSWORD_FILE": "`--directory etcd://`: the file with the password of the user at etcd",
+        "ZCACTOR_ETCD_USER": "`--directory etcd://`: the user at etcd",
         "ZCACTOR_FAIL": "fault injection of zcactor's own tests; programs do not set it",
         "ZCACTOR_HEAD": "`zcactor run`: where rank 0 is, `host` or `host:port`",
         "ZCACTOR_NODE": "mark of a node's processes, by which a later start finds what a killed node has left",

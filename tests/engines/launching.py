@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -64,6 +65,13 @@ async def main():
 zc.run(main())
 """
 """A program that waits until a node is lost. Its actors leave files when they are closed in order."""
+
+
+def unused_ports(count: int) -> list[int]:
+    """Ports of the loopback address at which nobody listens."""
+    with contextlib.ExitStack() as undo:
+        servers = [undo.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
 
 
 class User:

@@ -7,15 +7,13 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
 from tests.driver.programs import until
-from tests.engines.launching import PATIENCE, RUN, User
+from tests.engines.launching import PATIENCE, RUN, User, unused_ports
 from zcactor.token import default_file, make_token_file
 
 pytestmark = pytest.mark.slow
@@ -47,12 +45,6 @@ SwitchType=switch/none
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-
-
-def unused_ports(count: int) -> list[int]:
-    with ExitStack() as undo:
-        servers = [undo.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from zcactor.control.head_log import (
+    MAX_NBYTES,
     Candidate,
     Deposed,
     LastingTerm,
@@ -64,6 +65,8 @@ class FileLog:
         fresh: whether a database that is there is moved aside.
         mounts: the text of ``/proc/self/mountinfo``; None reads it.
     """
+
+    recipe_nbytes: int = MAX_NBYTES - (64 << 10)  # the rest is for keys, and for other entries of the batch
 
     def __init__(self, folder: Path, *, fresh: bool = False, mounts: str | None = None) -> None:
         self.path = folder / "log.db"

@@ -132,6 +132,9 @@ class LastingTerm:
 class HeadLog(Protocol):
     """The log of the heads of one cluster."""
 
+    recipe_nbytes: int
+    """Bytes of the largest recipe that this log keeps. Larger recipes are held by agents, and the log names these."""
+
     async def campaign(self, me: Candidate) -> Term:
         """Wait until this process leads.
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from zcactor.control.head_log import Deposed, LastingTerm, LeaderAt, applied, check_batch
+from zcactor.control.head_log import MAX_NBYTES, Deposed, LastingTerm, LeaderAt, applied, check_batch
 from zcactor.control.leading import Leading
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class MemoryLog:
     Args:
         book: the memory that it shares with the logs of other heads; None where there are no others.
     """
+
+    recipe_nbytes: int = MAX_NBYTES - (64 << 10)  # the rest is for keys, and for other entries of the batch
 
     def __init__(self, book: MemoryBook | None = None) -> None:
         self._book = book or MemoryBook()

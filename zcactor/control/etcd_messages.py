@@ -1,0 +1,294 @@
+"""The requests to etcd by its JSON gateway, and the meaning of its answers.
+
+In the gateway's JSON 64-bit numbers are strings, bytes are base64, and a field that is false, 0 or empty is absent.
+
+The keys of a cluster begin with ``/zcactor/NAME/``: ``head`` is the leader's, under its lease; ``token`` tells clusters
+of one name apart; ``entries/KIND/KEY`` are what is recorded.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from zcactor.control.head_log import MAX_CHANGES, MAX_NBYTES, Candidate, LeaderAt, LogUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from zcactor.control.head_log import Change
+
+__all__ = [
+    "PAGE", "EtcdKeys", "EtcdRefused", "EtcdSilent", "EtcdView", "Message", "answer_of", "as_epoch", "merged",
+    "text_of",
+]  # fmt: skip
+
+Message = dict[str, Any]
+PAGE: Final = 256
+"""Entries that are read at once: with recipes of 16 KiB at most, some 4 MiB."""
+_UNSURE: Final = frozenset({1, 2, 4, 13, 14})
+"""Codes of gRPC that say nothing about whether the request was carried out: cancelled, unknown, deadline exceeded,
+internal, unavailable (grpc/grpc, doc/statuscodes.md). A member that has lost its leader answers with the last."""
+_USER: Final = "ZCACTOR_ETCD_USER and ZCACTOR_ETCD_PASSWORD_FILE"
+
+
+class EtcdRefused(Exception):
+    """The answer of etcd that it does not carry a request out.
+
+    Args:
+        code: the code of gRPC.
+        message: etcd's words.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.stale = code == 16 or "revision of auth store is old" in message
+        """Whether the proof of the user has expired, so that authenticating again helps."""
+
+
+class EtcdSilent(Exception):
+    """No endpoint has answered.
+
+    Args:
+        why: the behaviour of each endpoint instead.
+        doubt: whether the request may have been carried out, or may still be.
+        unusable: whether asking again can help only after something was changed by a person.
+    """
+
+    def __init__(self, why: str, *, doubt: bool, unusable: bool = False) -> None:
+        super().__init__(why)
+        self.doubt = doubt
+        self.unusable = unusable
+
+
+class EtcdView(NamedTuple):
+    """The state of a cluster in etcd, at one moment."""
+
+    revision: int
+    """The revision of etcd's store."""
+    leader: LeaderAt | None
+    lease: int
+    """The leader's; 0 where there is none."""
+    token_revision: int
+    """The revision of the last change of ``token``; 0 where that is not there."""
+
+
+class EtcdKeys:
+    """The requests about one cluster's keys.
+
+    Args:
+        name: the cluster's name.
+        token: the cluster's token.
+    """
+
+    def __init__(self, name: str, token: bytes) -> None:
+        prefix = f"/zcactor/{name}/"
+        self.head = text_of(f"{prefix}head".encode())
+        self._token = text_of(f"{prefix}token".encode())
+        self._mark = text_of(hashlib.blake2b(name.encode(), key=token, digest_size=16).hexdigest().encode())
+        self._entries = f"{prefix}entries/".encode()
+        self._name = name
+
+    # ---------------------------------------------------------------- who leads
+
+    def view(self) -> Message:
+        """The request for what `seen` reads."""
+        ranges: list[Message] = [
+            {"key": self.head},
+            {"key": self._token},
+            {**self._range(self._entries), "limit": "1", "keys_only": True},
+        ]
+        return {"success": [{"request_range": each} for each in ranges]}
+
+    def seen(self, answer: Message) -> EtcdView:
+        """The meaning of the answer to `view`.
+
+        Raises:
+            LogUnusable: the cluster of that name has another token, or another program uses its keys.
+        """
+        head, token, entries = (_kvs(each) for each in answer["responses"])
+        if token and token[0].get("value") != self._mark and (head or entries):
+            raise LogUnusable(
+                f"etcd has a cluster named {self._name!r} with another token: use that cluster's token, or another "
+                "name at the end of the URL"
+            )
+        leader = self.leader(head[0]) if head else None
+        return EtcdView(
+            int(answer["header"]["revision"]), leader, int(head[0].get("lease", 0)) if head else 0,
+            int(token[0]["mod_revision"]) if token else 0,
+        )  # fmt: skip
+
+    def leader(self, kv: Message) -> LeaderAt:
+        """The leader that an entry for ``head`` names.
+
+        Raises:
+            LogUnusable: another program has written it.
+        """
+        try:
+            me = msgspec.json.decode(base64.b64decode(kv.get("value", "")), type=Candidate)
+        except (ValueError, msgspec.DecodeError) as error:
+            raise LogUnusable(
+                f"another program has written the key /zcactor/{self._name}/head: use another name at the end of the "
+                "URL"
+            ) from error
+        return LeaderAt(int(kv["create_revision"]), me.address)
+
+    def lead(self, me: Candidate, lease: int, token_revision: int) -> Message:
+        """The transaction that makes a candidate the leader, where there is none, and where ``token`` was not changed
+        since `token_revision`."""
+        return {
+            "compare": [
+                {"key": self.head, "target": "CREATE", "result": "EQUAL", "create_revision": "0"},
+                {"key": self._token, "target": "MOD", "result": "EQUAL", "mod_revision": str(token_revision)},
+            ],
+            "success": [
+                {"request_put": {"key": self.head, "value": text_of(msgspec.json.encode(me)), "lease": str(lease)}},
+                {"request_put": {"key": self._token, "value": self._mark}},
+            ],
+            "failure": self._head_range(),
+        }
+
+    def watch(self, revision: int) -> Message:
+        """The request for changes of ``head`` from a revision on."""
+        return {"create_request": {"key": self.head, "start_revision": str(revision)}}
+
+    # ---------------------------------------------------------------- entries
+
+    def record(self, epoch: int, version: int, changes: Mapping[tuple[str, str], bytes | None]) -> Message:
+        """The transaction that makes changes, where the term lasts and nothing has touched ``head`` since `version`."""
+        success: list[Message] = []
+        for (kind, key), value in changes.items():
+            named = {"key": text_of(self._entries + f"{kind}/{key}".encode())}
+            put = {"request_put": {**named, "value": text_of(value)}} if value is not None else None
+            success.append(put or {"request_delete_range": named})
+        compare = [
+            self._in_term(epoch), {"key": self.head, "target": "VERSION", "result": "EQUAL", "version": str(version)}
+        ]  # fmt: skip
+        return {"compare": compare, "success": success, "failure": self._head_range()}
+
+    def touch(self, epoch: int) -> Message:
+        """The transaction that gives ``head`` its next version, where the term lasts: earlier `record` requests that
+        are still under way come to nothing."""
+        put = {"request_put": {"key": self.head, "ignore_value": True, "ignore_lease": True}}
+        return {
+            "compare": [self._in_term(epoch)], "success": [put, *self._head_range()], "failure": self._head_range()
+        }  # fmt: skip
+
+    def page(self, epoch: int, after: bytes | None, revision: int) -> Message:
+        """The transaction that reads `PAGE` entries, where the term lasts.
+
+        Args:
+            epoch: of the term.
+            after: the last key of the page before; None for the first page.
+            revision: of the first page, from its answer; 0 for the first page.
+        """
+        wanted = self._range(self._entries, after)
+        wanted |= {"limit": str(PAGE), "revision": str(revision)}
+        return {
+            "compare": [self._in_term(epoch)], "success": [{"request_range": wanted}], "failure": self._head_range()
+        }  # fmt: skip
+
+    def entries(self, answer: Message, state: dict[str, dict[str, bytes]]) -> bytes | None:
+        """Add a page's entries to `state`. Returns its last key where there are more."""
+        found = answer["responses"][0]["response_range"]
+        last = b""
+        for kv in found.get("kvs", ()):
+            last = base64.b64decode(kv["key"])
+            kind, _, key = last.removeprefix(self._entries).decode().partition("/")
+            state.setdefault(kind, {})[key] = base64.b64decode(kv.get("value", ""))
+        return last if found.get("more") else None
+
+    # ---------------------------------------------------------------- parts
+
+    def _in_term(self, epoch: int) -> Message:
+        return {"key": self.head, "target": "CREATE", "result": "EQUAL", "create_revision": str(epoch)}
+
+    def _head_range(self) -> list[Message]:
+        return [{"request_range": {"key": self.head}}]
+
+    @staticmethod
+    def _range(prefix: bytes, after: bytes | None = None) -> Message:
+        end = prefix[:-1] + bytes([prefix[-1] + 1])
+        return {"key": text_of(prefix if after is None else after + b"\0"), "range_end": text_of(end)}
+
+
+def text_of(value: bytes) -> str:
+    """Bytes as the gateway's JSON has them."""
+    return base64.b64encode(value).decode()
+
+
+def as_epoch(answer: Message) -> tuple[int, int]:
+    """The epoch and the version of ``head`` in the last part of a transaction's answer; zeros where it is not there."""
+    kvs = _kvs(answer["responses"][-1])
+    return (int(kvs[0]["create_revision"]), int(kvs[0]["version"])) if kvs else (0, 0)
+
+
+def _kvs(response: Message) -> list[Message]:
+    found: list[Message] = response["response_range"].get("kvs", [])
+    return found
+
+
+def merged(batches: Sequence[Sequence[Change]]) -> tuple[int, dict[tuple[str, str], bytes | None]]:
+    """As many of the first batches as fit into one transaction, and the changes that are left of them: etcd takes each
+    key once.
+
+    Returns:
+        The number of batches, at least one, and the last value of each entry.
+    """
+    changes: dict[tuple[str, str], bytes | None] = {}
+    for count, batch in enumerate(batches):
+        more = changes | {(kind, key): value for kind, key, value in batch}
+        nbytes = sum(len(key.encode()) + len(value or b"") for (_, key), value in more.items())
+        if count and (len(more) > MAX_CHANGES or nbytes > MAX_NBYTES):
+            return count, changes
+        changes = more
+    return len(batches), changes
+
+
+def answer_of(endpoint: str, status: int, body: bytes, user: str) -> Message:
+    """The meaning of an answer by HTTP.
+
+    Args:
+        endpoint: for the messages.
+        status: of HTTP.
+        body: the answer's.
+        user: the user at etcd that was named; empty for none.
+
+    Raises:
+        LogUnusable: etcd asks for another user.
+        EtcdRefused: etcd does not carry the request out.
+        EtcdSilent: there is no etcd, or it does not know whether it has carried the request out.
+    """
+    try:
+        answer = msgspec.json.decode(body, type=Message)
+    except msgspec.DecodeError:
+        if status >= 500:
+            raise EtcdSilent(f"{endpoint} answers with status {status}", doubt=True) from None
+        raise EtcdSilent(
+            f"{endpoint} does not speak the protocol of etcd's clients by JSON (status {status}): it needs the client "
+            "port of etcd 3.4 or newer",
+            doubt=False, unusable=True,
+        ) from None  # fmt: skip
+    if status == 200:
+        return answer
+    code, message = answer.get("code"), str(answer.get("message") or answer.get("error"))
+    if not isinstance(code, int):
+        raise EtcdSilent(f"{endpoint} answers with status {status}: {message}", doubt=True)
+    if "user name is empty" in message:
+        raise LogUnusable(f"etcd at {endpoint} asks for a user: set {_USER}")
+    if "invalid user ID or password" in message:
+        raise LogUnusable(f"etcd at {endpoint} refuses the password of user {user!r}: check {_USER}")
+    if "authentication is not enabled" in message:
+        raise LogUnusable(f"etcd at {endpoint} has no users, and {user!r} is to be one: unset {_USER}")
+    if code == 7:
+        raise LogUnusable(
+            f"etcd at {endpoint} does not let user {user!r} read and write the keys of this cluster: give the user a "
+            "role with read and write permission for the prefix /zcactor/"
+        )
+    if code in _UNSURE or "too many requests" in message:
+        raise EtcdSilent(f"{endpoint} answers: {message}", doubt=True)
+    raise EtcdRefused(code, message)
