@@ -26,3 +26,9 @@ def test_a_generator_decides_inside_its_block_alone() -> None:
     with pytest.raises(ZeroDivisionError), ids.drawn_from(random.Random(7)):
         raise ZeroDivisionError
     assert isinstance(ids._source, secrets.SystemRandom)
+
+
+def test_the_ids_of_a_spawn() -> None:
+    made = [ids.for_spawn() for _ in range(100)]
+    assert all(len(each.request) == len(each.actor) == 16 and 0 < each.object_id <= 1 << 62 for each in made)
+    assert len(set(made)) == 100

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from typing import TYPE_CHECKING, NewType, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ActorId", "ProcessId", "bits", "drawn_from", "new_actor", "new_process", "token"]
+__all__ = ["ActorId", "ProcessId", "SpawnIds", "bits", "drawn_from", "for_spawn", "new_actor", "new_process", "token"]
 
 ProcessId = NewType("ProcessId", bytes)
 """The 16 bytes that name a process to its peers."""
 ActorId = NewType("ActorId", bytes)
 """The 16 bytes that name an actor, the same in all of its lives."""
+
+
+class SpawnIds(NamedTuple):
+    """The ids of a spawn. The spawner makes them, so that the request for a place can be repeated."""
+
+    request: bytes
+    """The 16 bytes that name the request: one that is repeated has the same."""
+    actor: ActorId
+    object_id: int
+    """The id by which processes hold the new actor: 1 to 2**62."""
 
 
 class BitSource(Protocol):
@@ -44,6 +54,11 @@ def new_process() -> ProcessId:
 def new_actor() -> ActorId:
     """The id of a new actor."""
     return ActorId(token())
+
+
+def for_spawn() -> SpawnIds:
+    """The ids of a new spawn."""
+    return SpawnIds(token(), new_actor(), 1 + bits(62))
 
 
 def bits(count: int) -> int:

@@ -77,3 +77,48 @@ def test_the_dead_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) ->
         table.bury(actor)
     assert [table.get(actor.actor_id) for actor in actors] == [None, *actors[1:]]
     assert [each["cause"] for each in table.told()] == ["the test says so"] * 2
+
+
+def test_actors_of_several_makers_are_told_oldest_first() -> None:
+    table = ActorTable[ActorRecord]()
+    made = [record(9 - number, owner=(X, Y)[number % 2]) for number in range(6)]
+    for actor in made:
+        table.add(actor)
+    assert table.made_by(X, Y) == table.made_by(Y, X) == made
+    assert table.made_by(Y) == made[1::2]
+
+
+def test_who_asks_again_for_a_place() -> None:
+    table = ActorTable[ActorRecord]()
+    actor = record(7)
+    assert table.answered(actor.actor_id, 7, X) is None
+    table.add(actor)
+    assert table.answered(actor.actor_id, 7, X) is actor
+    other = ActorId(b"o" * 16)
+    for asked in ((actor.actor_id, 7, Y), (actor.actor_id, 8, X), (other, 7, X)):
+        with pytest.raises(ValueError, match="another one has them"):
+            table.answered(*asked)
+    for ids in ((ActorId(b"short"), 8), (other, 0), (other, (1 << 62) + 1)):
+        with pytest.raises(ValueError, match="are no ids of an actor"):
+            table.answered(*ids, X)
+    actor.set_state("dead", "the test says so")
+    table.bury(actor)
+    assert table.answered(actor.actor_id, 7, X) is actor, "an actor that has lived is not made again"
+
+
+def test_a_spawn_that_was_given_up_may_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_table, "_REMEMBERED", 1)
+    table = ActorTable[ActorRecord]()
+    given_up = record(7)
+    table.add(given_up)
+    given_up.withdrawn = True
+    given_up.set_state("dead", "its spawn was cancelled")
+    table.bury(given_up)
+    assert table.answered(given_up.actor_id, 7, X) is None
+    again = ActorRecord({"namespace": "default"}, "Shop", WIRE, X, 7, given_up.actor_id)
+    table.add(again)
+    for number in (8, 9):  # so many deaths that the first one would be forgotten
+        table.add(dead := record(number))
+        dead.set_state("dead", "the test says so")
+        table.bury(dead)
+    assert table.get(given_up.actor_id) is again

@@ -17,6 +17,7 @@ import zcactor as zc
 from zcactor.api.actor import ActorOptions
 from zcactor.control.node_table import SHARED_WORKERS
 from zcactor.driver import driver
+from zcactor.ids import for_spawn
 from zcactor.interface import Interface
 from zcactor.process.context import current
 
@@ -590,8 +591,8 @@ async def test_a_named_actor_whose_handle_nobody_got_is_no_more(node: zc.Runtime
     total = await free()
     process = current()
     options = {"namespace": process.namespace, "name": "lost", "num_cpus": 1}
-    call = process.head.ask_agent("reserve", options, "Raises", Interface.of(Raises).wire(), None)
-    handle, existed, _ = await call
+    call = process.head.ask_agent("reserve", options, "Raises", Interface.of(Raises).wire(), None, *for_spawn())
+    handle, existed = await call
     assert not existed and await free() != total
     del handle, call
     async with asyncio.timeout(PATIENCE):

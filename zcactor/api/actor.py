@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
 from zcactor.errors import ActorDied, ConnectionLost, NotInitialized, RemoteError
+from zcactor.ids import for_spawn
 from zcactor.interface import MARK, Interface, constructor_of, shown
 from zcactor.marshal.packed import Packed
 from zcactor.options import ActorDeclaration, MethodOptions, SpawnOptions, check_options, check_together
@@ -291,10 +292,9 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
     kept = recipe if merged.get("max_restarts") else None
+    made = for_spawn()
     with _telling(process, name):
-        handle, existed, object_id = await process.head.ask_agent(
-            "reserve", plain, name, Interface.of(cls).wire(), kept
-        )
+        handle, existed = await process.head.ask_agent("reserve", plain, name, Interface.of(cls).wire(), kept, *made)
     if existed:
         return handle
     remote = handle._remote
@@ -302,7 +302,7 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     failure = "its spawn was cancelled"
     try:
         session = await process.connections.connect(host_process)
-        await process.requests.ask(session, "create", index, remote.actor_id, object_id, 0, plain, recipe)
+        await process.requests.ask(session, "create", index, made.actor, made.object_id, 0, plain, recipe)
         await process.head.ask_agent("constructed", remote.actor_id, None)
         failure = ""
     except RemoteError as error:

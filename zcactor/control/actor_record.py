@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zcactor.control.node_table import NodeRecord
-    from zcactor.ids import ProcessId
+    from zcactor.ids import ActorId, ProcessId
     from zcactor.marshal.packed import Packed
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
@@ -65,12 +65,16 @@ class ActorRecord:
         interface: the result of `Interface.wire`.
         owner: process id of its spawner.
         object_id: the id by which peers hold it; unique at this head.
+        actor_id: its name among processes; by default a new one.
     """
 
     def __init__(
-        self, options: dict[str, Any], class_name: str, interface: Any, owner: ProcessId, object_id: int
-    ) -> None:
-        self.actor_id = ids.new_actor()
+        self, options: dict[str, Any], class_name: str, interface: Any, owner: ProcessId, object_id: int,
+        actor_id: ActorId | None = None,
+    ) -> None:  # fmt: skip
+        self.actor_id = actor_id or ids.new_actor()
+        self.number = 0
+        """Its number among the actors of a head, in the order of their spawns."""
         self.object_id = object_id
         self.options = options
         self.class_name = shown(class_name)
@@ -104,6 +108,10 @@ class ActorRecord:
         self.token: weakref.ref[HandleCount] | None = None
         self.ending: asyncio.Task[None] | None = None
         """The task that stops the actor, once a stop has begun."""
+        self.gone: asyncio.Future[str] | None = None
+        """Done when the process has ended that a dead actor had for itself."""
+        self.withdrawn = False
+        """Whether its spawn was given up before it was answered; a repeated request may make it anew."""
         self._last_pid = 0
         self._changed: asyncio.Event | None = None
         """Made for the first waiter."""
@@ -151,6 +159,7 @@ class ActorRecord:
     def strip(self) -> None:
         """Keep only the facts that inspection shows of dead actors: thousands of them are remembered."""
         self._last_pid = self.pid
+        self.gone = None if self.worker is None or self.worker.shared else self.worker.ended
         self.worker = self.recipe = self.interface = self.token = self.withdraw = None
         self.options = {}
 

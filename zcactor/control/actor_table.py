@@ -23,16 +23,20 @@ class Entry(Protocol):
 
     Attributes:
         owner: process id of its spawner.
+        number: its number in the table, in the order of spawns.
+        withdrawn: whether its spawn was given up before it was answered.
         object_id: the id by which handles hold it.
     """
 
     actor_id: ActorId
     object_id: int
     owner: ProcessId
+    number: int
     name: str | None
     namespace: str
     class_name: str
     state: str
+    withdrawn: bool
     node_id: str
     restarts: int
     cause: str
@@ -58,9 +62,14 @@ class ActorTable(Generic[Record]):
         self._by_maker: dict[ProcessId, dict[Record, None]] = {}
         """Without dead actors."""
         self._dead: deque[ActorId] = deque()
+        self._count = 0
 
     def add(self, actor: Record) -> None:
-        """Add an actor, which is not dead, and hold its name for it."""
+        """Add an actor, which is not dead, and hold its name for it. A dead one of the same id is forgotten."""
+        self._count += 1
+        actor.number = self._count
+        if actor.actor_id in self._by_id:
+            self._dead.remove(actor.actor_id)
         self._by_id[actor.actor_id] = actor
         self._by_object[actor.object_id] = actor
         self._by_maker.setdefault(actor.owner, {})[actor] = None
@@ -100,13 +109,30 @@ class ActorTable(Generic[Record]):
             raise NoSuchActor(f"actor {actor_id.hex()[:8]} is unknown to this node")
         return actor
 
+    def answered(self, actor_id: ActorId, object_id: int, owner: ProcessId) -> Record | None:
+        """The actor for whose place `owner` asks again; None where these ids are new, or the first request was given
+        up.
+
+        Raises:
+            ValueError: another actor has one of the ids, or they are no ids.
+        """
+        if len(actor_id) != 16 or not 0 < object_id <= 1 << 62:
+            raise ValueError(f"{actor_id.hex()} and {object_id:x} are no ids of an actor: 16 bytes, and 1 to 2**62")
+        actor = self._by_id.get(actor_id)
+        if actor is not None and (actor.object_id, actor.owner) == (object_id, owner):
+            return None if actor.withdrawn else actor
+        if actor is not None or object_id in self._by_object:
+            raise ValueError(f"an actor cannot have the ids {actor_id.hex()} and {object_id:x}: another one has them")
+        return None
+
     def of_object(self, object_id: int) -> Record | None:
         """The living actor that handles hold by that object id."""
         return self._by_object.get(object_id)
 
-    def made_by(self, process: ProcessId) -> list[Record]:
-        """The actors of a process that are not dead, oldest first."""
-        return list(self._by_maker.get(process, ()))
+    def made_by(self, *processes: ProcessId) -> list[Record]:
+        """The actors of these processes that are not dead, oldest first."""
+        made = [actor for process in processes for actor in self._by_maker.get(process, ())]
+        return sorted(made, key=lambda actor: actor.number)
 
     def named(self, namespace: str, name: str) -> Record:
         """The actor of that name.

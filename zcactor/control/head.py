@@ -19,19 +19,18 @@ from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
 from zcactor.control.console import Console
 from zcactor.control.drain import discard, end_workers
+from zcactor.control.first_answers import FirstAnswers
 from zcactor.control.handle_grants import HandleGrant, HandleGrants
 from zcactor.control.hanging import watch
 from zcactor.control.membership import Membership
 from zcactor.control.node_table import NodeRecord, NodeTable
+from zcactor.control.questions import Questions
 from zcactor.control.reservations import Reservations
-from zcactor.control.shortage import waits
 from zcactor.errors import (
     ActorDied,
-    AuthenticationError,
     ConnectionLost,
     InsufficientResources,
     NameTaken,
-    NoSuchActor,
     RemoteError,
     ZcactorError,
 )
@@ -53,7 +52,7 @@ __all__ = ["Head", "agent_interface"]
 logger = logging.getLogger("zcactor")
 
 
-class Head:
+class Head(Questions):
     """The actor that places actors. Its callers are drivers, workers and the agents of other nodes.
 
     Args:
@@ -70,10 +69,6 @@ class Head:
             cluster.
     """
 
-    end_report: float = 2.0
-    """Seconds to wait for the report on a worker whose connection a caller has lost. The kernel needs milliseconds,
-    and more for a process with much memory."""
-
     def __init__(
         self, process: LocalProcess, exports: MutableMapping[int, Any], pool: OwnWorkers, facts: Mapping[str, Any],
         total: Mapping[str, float], heartbeat: float = 1.0, hang_after: float = 10.0,
@@ -87,7 +82,7 @@ class Head:
         self.console = Console(process)
         self.members = Membership(self, self._nodes, self.console, heartbeat, hang_after)
         self.grants = HandleGrants(process, exports, self._nodes.addresses, self._actors, self._unheld)
-        self._next_object = 1
+        self._answers = FirstAnswers[tuple[ActorRecord, bool]](process.loop)
         self._heartbeat = heartbeat
         self._hang_after = hang_after
         self.closing, self.driver = False, b""
@@ -141,8 +136,7 @@ class Head:
         them."""
         ending = []
         makers = [driver, *(process for process in self._nodes.workers_for(driver) if self._nodes.worker(process))]
-        made = (actor for maker in makers for actor in self._actors.made_by(maker))
-        for actor in sorted(made, key=lambda actor: actor.object_id):
+        for actor in self._actors.made_by(*makers):
             if actor.state == "alive" and not actor.detached:
                 self._begin_stop(actor, "its program has ended")
                 if actor.ending is not None:
@@ -170,15 +164,43 @@ class Head:
     # ---------------------------------------------------------------- spawning
 
     async def reserve(
-        self, options: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, spawner: bytes = b""
-    ) -> tuple[Any, bool, int]:
-        """Reserve an actor's name, its resources and its process. `spawner` is the asking worker, when its node's agent
-        asks for it.
+        self, options: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, request: bytes,
+        actor_id: ActorId, object_id: int, spawner: bytes = b"",
+    ) -> tuple[Any, bool]:  # fmt: skip
+        """Reserve an actor's name, its resources and its process. A repeated request gets the first one's answer.
+
+        Args:
+            options: of the actor.
+            class_name: of its class.
+            interface: the result of `Interface.wire`.
+            recipe: its class and arguments, of an actor that may restart.
+            request, actor_id, object_id: the ids that the spawner has made; see `zcactor.ids.SpawnIds`.
+            spawner: the asking worker, when its node's agent asks for it.
 
         Returns:
-            The handle; whether the actor existed already (``get_if_exists``); its object id. The caller constructs a
-            new actor in the worker, and reports that by `constructed`.
+            The handle; whether the actor existed already (``get_if_exists``). The caller constructs a new actor in the
+            worker, and reports that by `constructed`.
+
+        Raises:
+            NameTaken: another actor has the name.
+            ActorDied: the actor has ended meanwhile.
+            InsufficientResources: the request fits into no node, or no process could be started.
+            ConnectionLost: the node is shutting down.
+            ValueError: the node is unknown, or another actor has one of the ids.
         """
+        asked = ids.SpawnIds(request, actor_id, object_id)
+        owner = self._asking(spawner)
+        reserve = functools.partial(self._reserve, options, class_name, interface, recipe, asked, owner)
+        actor, existed = await self._answers.once(owner + request, reserve)
+        return HandleGrant(self.grants, actor), existed
+
+    async def _reserve(
+        self, options: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, asked: ids.SpawnIds,
+        owner: ProcessId,
+    ) -> tuple[ActorRecord, bool]:  # fmt: skip
+        known = self._actors.answered(asked.actor, asked.object_id, owner)
+        if known is not None:
+            return known, False
         existing = self._actors.holder_of(options["namespace"], options.get("name"))
         if existing is not None:
             if not options.get("get_if_exists"):
@@ -188,15 +210,12 @@ class Head:
                 )
             await existing.settled()
             if existing.state == "alive":
-                return HandleGrant(self.grants, existing), True, existing.object_id
-            return await self.reserve(options, class_name, interface, recipe, spawner)
+                return existing, True
+            return await self._reserve(options, class_name, interface, recipe, asked, owner)
         if self.closing:
             raise ConnectionLost("the node is shutting down")
         self._nodes.check(options.get("node"), shown(class_name))
-        self._next_object += 1
-        object_id = self._next_object << 32 | ids.bits(32)
-        owner = self._asking(spawner)
-        actor = ActorRecord(options, class_name, interface, owner, object_id)
+        actor = ActorRecord(options, class_name, interface, owner, asked.object_id, asked.actor)
         actor.recipe = recipe
         self._actors.add(actor)
         try:
@@ -205,36 +224,10 @@ class Head:
             if actor.state == "dead":
                 raise ActorDied(actor.label, actor.cause, False)
         except BaseException as error:
+            actor.withdrawn = isinstance(error, asyncio.CancelledError)
             self._retire(actor, f"it could not be placed: {str(error) or type(error).__name__}")
             raise
-        return HandleGrant(self.grants, actor), False, object_id
-
-    def _asking(self, worker: bytes) -> ProcessId:
-        """The process for which the present call is made: the caller, or `worker`, when its node's agent is the caller.
-
-        Raises:
-            AuthenticationError: `worker` belongs to a node with another agent.
-        """
-        caller: ProcessId = current_call.get().session.peer_process
-        if not worker:
-            return caller
-        named = ids.ProcessId(worker)
-        node = self._nodes.host_of(named)
-        if node is None or node.process != caller:
-            raise AuthenticationError(f"process {worker.hex()} is no worker of the node whose agent has asked for it")
-        return named
-
-    async def waits(self, class_name: str, spawner: bytes = b"") -> str:
-        """The reasons why the caller's spawns of a class wait, as a line. Each spawn is counted in one line only: the
-        line is empty when no further spawn waits."""
-        owner, name = self._asking(spawner), shown(class_name)
-        pending = [
-            actor for actor in self._actors.made_by(owner)
-            if actor.state == "pending" and actor.class_name == name and not actor.told
-        ]  # fmt: skip
-        for actor in pending:
-            actor.told = True
-        return waits(pending, self._ledger, self._actors.all())
+        return actor, False
 
     def _root(self, actor: ActorRecord) -> ProcessId:
         """The program for which the actor was made, directly or through other actors."""
@@ -243,13 +236,14 @@ class Head:
 
     async def constructed(self, actor_id: ActorId, failure: str | None) -> None:
         """Note that the constructor has returned. `failure` is the cause where the actor could not be constructed,
-        empty when its process was lost."""
+        empty when its process was lost. A repeated report changes nothing."""
         await dawdle("constructed")
         actor = self._actors.get(actor_id)
         if actor is None or actor.state == "dead":
             return
         if failure is None:
-            self._alive(actor)
+            if actor.state == "pending":  # not so where the report is repeated, perhaps in the actor's next life
+                self._alive(actor)
             return
         if not failure and actor.worker is not None:
             await asyncio.wait([actor.worker.ended], timeout=self.end_report)
@@ -350,12 +344,11 @@ class Head:
         self._actors.bury(actor)
 
     async def kill(self, actor_id: ActorId) -> None:
-        """End an actor at once. Returns when its process has ended."""
+        """End an actor at once. Returns when its process has ended, also where the request is repeated."""
         actor = self._actors.known(actor_id)
-        worker = actor.worker
         self._retire(actor, "it was killed by zc.kill")
-        if worker is not None and not worker.shared:
-            await asyncio.shield(worker.ended)
+        if actor.gone is not None:
+            await asyncio.shield(actor.gone)
 
     async def stop(self, actor_id: ActorId) -> None:
         """End an actor after its queued calls. Returns when its process has ended; cancelling ends only the wait."""
@@ -390,48 +383,6 @@ class Head:
             self._retire(actor, "its spawn was cancelled")
         elif actor.name is None and not actor.detached:
             self._begin_stop(actor, "its last handle was dropped")
-
-    # ---------------------------------------------------------------- questions
-
-    async def locate(self, actor_id: ActorId, calls_wait: bool) -> tuple[str, bytes, int, str]:
-        """The place of an actor; see `zcactor.peers.head_link.HeadLink.locate`."""
-        actor = self._actors.get(actor_id)
-        if actor is None:
-            return "dead", b"", 0, "it is unknown to its node"
-        if calls_wait and actor.state == "alive" and actor.worker is not None:
-            # The caller lost its connection: most likely the process has just ended, and the zygote is about to report
-            # it.
-            await asyncio.wait([actor.worker.ended], timeout=self.end_report)
-        while actor.state == "pending" or (actor.state == "restarting" and not calls_wait):
-            await actor.changed()
-        return actor.state, *actor.location, actor.cause
-
-    async def get_actor(self, name: str, namespace: str) -> Any:
-        """The handle of a named actor."""
-        actor = self._actors.named(namespace, name)
-        await actor.settled()
-        if actor.state == "dead":
-            raise NoSuchActor(f"the actor named {name!r} in namespace {namespace!r} has just died: {actor.cause}")
-        return HandleGrant(self.grants, actor)
-
-    async def nodes(self) -> list[dict[str, Any]]:
-        """The facts of every node, as inspection shows them."""
-        return self._nodes.told()
-
-    async def actors(self) -> list[dict[str, Any]]:
-        """The facts of every actor that lives or whose death is remembered, as inspection shows them."""
-        return self._actors.told()
-
-    async def resources(self) -> tuple[dict[str, float], dict[str, float]]:
-        """The total and the free amounts of the cluster's resources, by name."""
-        return self._ledger.total(), self._ledger.free()
-
-    async def process_of(self, actor_id: ActorId) -> bytes:
-        """The process that hosts an actor."""
-        state, process, _, cause = await self.locate(actor_id, False)
-        if state == "dead":
-            raise NoSuchActor(f"actor {actor_id.hex()[:8]} is dead: {cause}")
-        return process
 
     # ---------------------------------------------------------------- the end
 

@@ -10,6 +10,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.buggify import buggify
 from zcactor.errors import ConnectionLost
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ RELAYED: Final = {
     **dict.fromkeys(("find", "silence"), MEMBERSHIP_INDEX),
 }  # fmt: skip
 """The requests that a worker may make through its node's agent, with the index of the head's actor for each."""
+_REPEATABLE: Final = ("constructed", "kill", "reserve", "stop")
+"""The requests that change something, and that may be repeated: the head gives the first answer again."""
 _ANSWER: Final = 1.0
 """Seconds that the head has for an answer; calls that are not answered wait for it."""
 
@@ -85,6 +88,19 @@ class HeadLink:
         return await self._ask(MEMBERSHIP_INDEX, self._members, method, args)
 
     async def _ask(self, index: int, interface: Callable[[], Interface], method: str, args: tuple[Any, ...]) -> Any:
+        if method in _REPEATABLE and buggify("ask again"):
+            # As if an answer had been lost. It is kept until the second one is there: without its lease the head would
+            # end an actor of which nobody has a handle.
+            asked = [self._ask_once(index, interface, method, args) for _ in range(2)]
+            lost = await asyncio.gather(*asked, return_exceptions=True)
+            answer = await self._ask_once(index, interface, method, args)
+            del lost
+            return answer
+        return await self._ask_once(index, interface, method, args)
+
+    async def _ask_once(
+        self, index: int, interface: Callable[[], Interface], method: str, args: tuple[Any, ...]
+    ) -> Any:
         if self.is_relayed:
             return await self._ask_node("relay", method, args)
         session = await self._connections.connect(self._sessions.head)

@@ -1,0 +1,86 @@
+"""The questions that the head answers from its tables."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.control.agents import DRIVER, FakePool, FakeSession
+from zcactor.control.actor_record import ActorRecord
+from zcactor.control.actor_table import ActorTable
+from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
+from zcactor.control.questions import Questions
+from zcactor.errors import AuthenticationError, NoSuchActor
+from zcactor.execution.actor_runner import current_call
+from zcactor.ids import ActorId, ProcessId
+from zcactor.interface import Interface
+
+NODE = ProcessId(b"n" * 16)
+
+
+class Asked(Questions):
+    """A head that only answers."""
+
+    def __init__(self) -> None:
+        self._nodes = NodeTable(NodeRecord(NODE, FakePool(), facts_of("n@host:1", (), "here")), {"CPU": 2.0})
+        self._ledger = self._nodes.ledger
+        self._actors = ActorTable[ActorRecord]()
+
+    def add(self, name: str) -> ActorRecord:
+        """A pending actor."""
+        options: dict[str, Any] = {"namespace": "shops", "name": name, "num_cpus": 1}
+        actor = ActorRecord(options, "Shop", Interface.of(object).wire(), DRIVER, 7)
+        self._actors.add(actor)
+        return actor
+
+
+async def test_the_place_of_an_actor_is_told_when_it_has_one() -> None:
+    head = Asked()
+    assert await head.locate(ActorId(b"a" * 16), False) == ("dead", b"", 0, "it is unknown to its node")
+    actor = head.add("till")
+    asked = asyncio.ensure_future(head.locate(actor.actor_id, False))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    actor.location = (b"w" * 16, 3)
+    actor.set_state("alive")
+    assert await asked == ("alive", b"w" * 16, 3, "")
+    assert await head.process_of(actor.actor_id) == b"w" * 16
+    actor.set_state("restarting", "it fell")
+    assert await head.locate(actor.actor_id, True) == ("restarting", b"w" * 16, 3, "it fell")
+    actor.set_state("dead", "it is closed")
+    with pytest.raises(NoSuchActor, match="is dead: it is closed"):
+        await head.process_of(actor.actor_id)
+
+
+async def test_a_name_whose_actor_dies_meanwhile() -> None:
+    head = Asked()
+    actor = head.add("till")
+    asked = asyncio.ensure_future(head.get_actor("till", "shops"))
+    await asyncio.sleep(0)
+    actor.set_state("dead", "it is closed")
+    with pytest.raises(NoSuchActor, match="'till' in namespace 'shops' has just died: it is closed"):
+        await asked
+
+
+async def test_the_facts_of_all() -> None:
+    head = Asked()
+    head.add("till")
+    assert [actor["name"] for actor in await head.actors()] == ["till"]
+    assert [node["node_id"] for node in await head.nodes()] == [NODE.hex()]
+    assert await head.resources() == ({"CPU": 2.0}, {"CPU": 2.0})
+
+
+async def test_each_spawn_that_waits_is_told_once() -> None:
+    head = Asked()
+    head.add("till")
+    token = current_call.set(SimpleNamespace(session=FakeSession(DRIVER)))
+    try:
+        assert (await head.waits("Shop")).startswith("Shop waits for 1 CPU")
+        assert await head.waits("Shop") == ""
+        with pytest.raises(AuthenticationError, match="is no worker of the node whose agent has asked"):
+            await head.waits("Shop", b"w" * 16)
+    finally:
+        current_call.reset(token)
