@@ -19,6 +19,7 @@ from benchmarks.harness import Measurement, Scale, at_most
 from tests.control.agents import FakePool, FakeProcess
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.head import Head
+from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import facts_of
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
@@ -162,7 +163,7 @@ def _head_of(actors: int) -> tuple[Head, list[Any]]:
     """A head with so many living actors, `ENDED` in each worker process; and the workers."""
     process: Any = FakeProcess()
     pool: Any = FakePool()
-    head = Head(process, {}, pool, facts_of("h@host:1", ("local",), "machine"), {"CPU": 1.0})
+    head = Head(process, {}, pool, facts_of("h@host:1", ("local",), "machine"), {"CPU": 1.0}, MemoryLog())
     interface, workers = Interface.of(Small).wire(), []
     for first in range(0, actors, ENDED):
         worker = pool.start("Small", {}, b"d" * 16, shared=True, process=b"%016d" % first)

@@ -19,12 +19,11 @@ from zcactor.errors import (
     GroupBroken,
     GroupMismatch,
     GroupTimeout,
+    HeadUnavailable,
     OutOfMemory,
     RemoteError,
     ZcactorError,
     make_remote_error,
-    put_together,
-    take_apart,
 )
 
 CLASSES = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]
@@ -57,6 +56,7 @@ def test_one_tree() -> None:
         GroupBroken(1, "A(b)", "killed", 2),
         GroupMismatch((0, 2), ("barrier()", "broadcast(root=0)")),
         GroupTimeout("Group.barrier", 0.5, (1, 2)),
+        HeadUnavailable("etcd://10.0.0.1:2379", 2.5),
         DeviceError("copy", 700, 1, True, "nothing is mapped"),
         *(
             cls("text")
@@ -71,6 +71,7 @@ def test_one_tree() -> None:
                 GroupBroken,
                 GroupMismatch,
                 GroupTimeout,
+                HeadUnavailable,
                 DeviceError,
             )
         ),
@@ -207,29 +208,6 @@ PLAIN: list[Exception] = [
 
 
 @pytest.mark.parametrize("error", PLAIN, ids=lambda error: type(error).__name__)
-def test_taken_apart_and_put_together(error: Exception) -> None:
-    again = put_together(pickle.loads(pickle.dumps(take_apart(error))))
-    assert type(again) is type(error)
-    assert repr(again.args) == repr(error.args)
-    assert str(again) == str(error)
-    assert again.__dict__ == error.__dict__
-    for name in (
-        "errno",
-        "strerror",
-        "filename",
-        "reason",
-        "start",
-        "object",
-        "lineno",
-        "text",
-        "name",
-        "path",
-        "message",
-    ):
-        assert repr(getattr(again, name, None)) == repr(getattr(error, name, None))
-
-
-@pytest.mark.parametrize("error", PLAIN, ids=lambda error: type(error).__name__)
 def test_two_types_at_once(error: Exception) -> None:
     remote = make_remote_error(error, FIELDS)
     for one in (remote, pickle.loads(pickle.dumps(remote))):
@@ -306,10 +284,3 @@ def test_groups_can_be_split() -> None:
     except* KeyError as group:
         caught.append(group.exceptions)  # type: ignore[arg-type]
     assert [type(error) for errors_ in caught for error in errors_] == [ValueError, KeyError]
-
-
-def test_parts_of_something_else() -> None:
-    with pytest.raises(TypeError):
-        put_together((int, (), {}, {}))
-    with pytest.raises(TypeError):
-        put_together(3)

@@ -60,6 +60,7 @@ FLOORS: Final = (
     "native",
     "buggify token",
     "config errors hooks ids sizes",
+    "apart",
 )
 """The rooms, from the top floor down."""
 LONGEST: Final = 500

@@ -52,8 +52,9 @@ GROUPS: Final[Mapping[str, str]] = {
     "Other engines": "cluster",
     "Look inside": "stats Stats explain PeerPath DevicePath nodes NodeInfo actors ActorInfo cluster_resources "
     "available_resources",
-    "Errors": "errors ZcactorError ActorDied ActorUnavailable GroupBroken GroupMismatch GroupTimeout MailboxFull "
-    "NameTaken NoSuchActor InsufficientResources RemoteError DeadlineExceeded ObjectLost OutOfMemory ConnectionLost "
+    "Errors": "errors ZcactorError ActorDied ActorUnavailable GroupBroken GroupMismatch GroupTimeout HeadUnavailable "
+    "MailboxFull NameTaken NoSuchActor InsufficientResources RemoteError DeadlineExceeded ObjectLost OutOfMemory "
+    "ConnectionLost "
     "ProtocolError VersionMismatch AuthenticationError DeviceUnavailable DeviceError NotInitialized "
     "AlreadyInitialized",
     "Version": "__version__",

@@ -18,6 +18,7 @@
     ├── ObjectLost
     ├── OutOfMemory(requested, used, capacity, largest_free)   also a MemoryError
     ├── ConnectionLost(maybe_executed)                         also a ConnectionError
+    ├── HeadUnavailable(log, since)
     ├── ProtocolError
     │   ├── VersionMismatch
     │   └── AuthenticationError
@@ -34,8 +35,9 @@ because they travel between actors.
 from __future__ import annotations
 
 import functools
-from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
+
+from zcactor.apart import native_state, put_together, take_apart
 
 __all__ = [
     "ActorDied",
@@ -51,6 +53,7 @@ __all__ = [
     "GroupBroken",
     "GroupMismatch",
     "GroupTimeout",
+    "HeadUnavailable",
     "InsufficientResources",
     "MailboxFull",
     "NameTaken",
@@ -63,8 +66,6 @@ __all__ = [
     "VersionMismatch",
     "ZcactorError",
     "make_remote_error",
-    "put_together",
-    "take_apart",
 ]
 
 
@@ -323,6 +324,28 @@ _TELLING = (_ActorGone, ConnectionLost)
 """Types whose text says whether a call may have run."""
 
 
+class HeadUnavailable(ZcactorError):
+    """The cluster's head cannot decide now: its log does not take what it would decide. Nothing of it was done.
+
+    Calls between living actors, arrays and streams go on. A later attempt may succeed.
+
+    Attributes:
+        log: the log that does not answer: a path, or an ``etcd://`` URL.
+        since: for how many seconds it has not answered.
+    """
+
+    def __init__(self, log: str, since: float) -> None:
+        super().__init__(log, since)
+        self.log = log
+        self.since = since
+
+    def __str__(self) -> str:
+        return (
+            f"the cluster's head cannot decide now: its log {self.log} has not answered for {self.since:.1f} s; "
+            "nothing was done, and calls between actors go on; look after the log, and try again"
+        )
+
+
 class ProtocolError(ZcactorError):
     """The peer sent invalid data; its connection is closed, and other connections are not affected."""
 
@@ -387,68 +410,8 @@ def _restore(parts: Any, fields: dict[str, Any]) -> RemoteError:
     return make_remote_error(None if parts is None else put_together(parts), fields)
 
 
-_HEAP_TYPE = 1 << 9
-"""Bit of ``type.__flags__`` that marks a class made at run time, unlike Python's own."""
-_REDUCTIONS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _PLAIN = (StopIteration, StopAsyncIteration)
 """Types that are not rebuilt, because raised at the caller they would end an iteration there."""
-_NOT_CARRIED = frozenset({"args", "obj", "characters_written"})
-"""Fields that are set in another way, refer to the object that lacked an attribute, or exist in some instances only."""
-
-
-def _own_bases(cls: type) -> list[type]:
-    """The base classes of `cls` that are Python's own exceptions, nearest first."""
-    return [base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE and issubclass(base, BaseException)]
-
-
-def _native_state(error: BaseException) -> dict[str, Any]:
-    """The fields that Python's own exceptions keep outside ``__dict__``, such as ``errno``, ``reason`` and
-    ``lineno``."""
-    return {
-        name: value
-        for base in _own_bases(type(error))
-        if base not in (BaseException, Exception)
-        for name, field in vars(base).items()
-        if isinstance(field, MemberDescriptorType | GetSetDescriptorType) and name not in _NOT_CARRIED
-        if (value := getattr(error, name, None)) is not None
-    }
-
-
-def take_apart(error: BaseException) -> Any:
-    """Take `error` apart into a form that can be pickled, with any signature of its constructor.
-
-    Returns:
-        Its class, arguments and state; or `error` itself when its class defines how it is pickled.
-    """
-    cls = type(error)
-    if any(name in vars(base) for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE for name in _REDUCTIONS):
-        return error
-    return cls, error.args, _native_state(error), error.__dict__
-
-
-def put_together(parts: Any) -> BaseException:
-    """Rebuild an exception from the result of `take_apart`. Neither ``__init__`` nor a ``__new__`` of its class runs.
-
-    Raises:
-        TypeError: `parts` has another form, or none of Python's own constructors accepts the class.
-    """
-    if isinstance(parts, BaseException):
-        return parts
-    cls, args, native, state = parts
-    for base in _own_bases(cls):
-        try:
-            error: BaseException = base.__new__(cls, *args)
-        except TypeError:  # another base decides the layout
-            continue
-        BaseException.__setattr__(error, "args", args)
-        for name, value in native.items():
-            try:
-                BaseException.__setattr__(error, name, value)  # its own __setattr__ may refuse
-            except (AttributeError, TypeError):  # read-only, and then given by args; or not set
-                continue
-        error.__dict__.update(state)
-        return error
-    raise TypeError(f"{cls!r} cannot be built from its parts")
 
 
 @functools.lru_cache(maxsize=256)
@@ -472,7 +435,7 @@ def make_remote_error(original: BaseException | None, fields: dict[str, Any]) ->
         try:
             cls: Any = type(original)
             dual = _dual_class(cls)
-            error = put_together((dual, original.args, _native_state(original), original.__dict__))
+            error = put_together((dual, original.args, native_state(original), original.__dict__))
         except Exception as failure:
             # Deriving from a foreign class runs its code (``__init_subclass__``, a metaclass), which may raise
             # anything. The call has failed with its own error, which must reach the caller: as a plain `RemoteError`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,15 @@ from tests.control.test_actor_table import record
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
 from zcactor.control.handle_grants import HandleGrants
+from zcactor.control.head_log import Candidate
+from zcactor.control.memory_log import MemoryLog
+from zcactor.control.recorder import HeadRecorder
 from zcactor.ids import ProcessId
+
+
+def recorder() -> HeadRecorder:
+    """A recorder that has nothing to record."""
+    return HeadRecorder(asyncio.get_running_loop(), MemoryLog(), Candidate("h@host:1", "h", 1))
 
 
 @pytest.mark.slow
@@ -22,7 +31,7 @@ async def test_one_token_for_all_and_its_end() -> None:
     unheld: list[Any] = []
     exports: dict[int, Any] = {}
     table = ActorTable[ActorRecord]()
-    grants = HandleGrants(process, exports, {ProcessId(b"w"): "h@host:1"}, table, unheld.append)
+    grants = HandleGrants(process, exports, {ProcessId(b"w"): "h@host:1"}, table, unheld.append, recorder())
     actor = record(7)
     table.add(actor)
     assert grants.revive(8) is None
@@ -39,7 +48,7 @@ async def test_one_token_for_all_and_its_end() -> None:
 
 async def test_holders_are_told_and_nobody_else() -> None:
     process: Any = FakeProcess()
-    grants = HandleGrants(process, {}, {}, ActorTable(), lambda _: None)
+    grants = HandleGrants(process, {}, {}, ActorTable(), lambda _: None, recorder())
     actor = record(7)
     sessions: list[Any] = [FakeSession(name * 16) for name in (b"a", b"b", b"c")]
     for session, held in zip(sessions, ({7: 1}, {}, {7: 1}), strict=True):

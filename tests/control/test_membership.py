@@ -12,8 +12,11 @@ import pytest
 
 from tests.control.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
 from zcactor.control import membership
+from zcactor.control.head_log import Candidate
 from zcactor.control.membership import Membership, membership_interface
+from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
+from zcactor.control.recorder import HeadRecorder
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
@@ -30,6 +33,8 @@ class Head:
         self.process = FakeProcess(answer)
         self.driver = b""
         self.closing = False
+        self.log = MemoryLog()
+        self.recorder = HeadRecorder(self.process.loop, self.log, Candidate("h@host:1", "h", 1))
         self.done: list[tuple[Any, ...]] = []
         self.stopping: list[asyncio.Task[None]] = []
         own = NodeRecord(HEAD, FakePool(), facts_of("h@host:1", ("local",), "machine h"))

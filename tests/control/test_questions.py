@@ -11,8 +11,11 @@ import pytest
 from tests.control.agents import DRIVER, FakePool, FakeSession
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
+from zcactor.control.head_log import Candidate
+from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
 from zcactor.control.questions import Questions
+from zcactor.control.recorder import HeadRecorder
 from zcactor.errors import AuthenticationError, NoSuchActor
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ActorId, ProcessId
@@ -28,6 +31,7 @@ class Asked(Questions):
         self._nodes = NodeTable(NodeRecord(NODE, FakePool(), facts_of("n@host:1", (), "here")), {"CPU": 2.0})
         self._ledger = self._nodes.ledger
         self._actors = ActorTable[ActorRecord]()
+        self.recorder = HeadRecorder(asyncio.get_running_loop(), MemoryLog(), Candidate("n@host:1", "n", 1))
 
     def add(self, name: str) -> ActorRecord:
         """A pending actor."""

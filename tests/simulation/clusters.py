@@ -11,6 +11,7 @@ import zcactor as zc
 from zcactor import ids
 from zcactor.assembly.process import Process
 from zcactor.config import Config
+from zcactor.control.head_log import HeadLog
 from zcactor.simulation import record as records
 from zcactor.simulation.cluster import Cluster
 from zcactor.simulation.loop import SimLoop
@@ -75,11 +76,13 @@ class Keeper:
 class Bench:
     """A cluster whose nodes have joined."""
 
-    def __init__(self, nodes: int, **settings: Any) -> None:
+    def __init__(self, nodes: int, log: HeadLog | None = None, **settings: Any) -> None:
         self.world = World(1, Trace())
         self.record = Record(self.world)
         settings = {"loop": "asyncio", "num_cpus": 8, "warn_after": 0, "store_capacity": 8 << 20, **settings}
         self.cluster = Cluster(Network(self.world), Config(**settings), {"CPU": 8.0})
+        if log is not None:
+            self.cluster.make_log = lambda: log
         for number in range(nodes):
             self.cluster.start_agent(f"h{number}")
             self.world.run(lambda number=number: self.cluster.joined > number, limit=60)  # type: ignore[misc]
@@ -109,12 +112,12 @@ class Bench:
 
 
 @contextmanager
-def bench(nodes: int = 2, **settings: Any) -> Iterator[Bench]:
-    """A cluster with drawn ids, as in a run."""
+def bench(nodes: int = 2, log: HeadLog | None = None, **settings: Any) -> Iterator[Bench]:
+    """A cluster with drawn ids, as in a run. `log` is its head's; by default one in memory."""
     import random
 
     with ids.drawn_from(random.Random(1)):
-        made = Bench(nodes, **settings)
+        made = Bench(nodes, log, **settings)
         records.current = made.record
         yield made
         del records.current

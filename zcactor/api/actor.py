@@ -268,6 +268,7 @@ async def spawn(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         InsufficientResources: the node can never satisfy the request, or no process could be started.
         ActorDied: the actor's process ended before the constructor had returned.
         ConnectionLost: the node agent has ended, or the node is shutting down.
+        HeadUnavailable: the head's log does not take the actor.
         Exception: the error of the constructor, as a `RemoteError` of its type, or of a reference among the arguments.
 
     Cancelling withdraws the request, and ends the actor if it exists.
@@ -398,6 +399,7 @@ async def stop(handle: object) -> None:
         TypeError: `handle` is not a handle.
         NoSuchActor: the node does not know the actor.
         ConnectionLost: the node agent has ended.
+        HeadUnavailable: the head's log does not take it; the actor lives on.
 
     Cancelling abandons the wait; the actor still stops.
     """
@@ -440,6 +442,7 @@ async def kill(handle: object) -> None:
         TypeError: `handle` is not a handle.
         NoSuchActor: the node does not know the actor.
         ConnectionLost: the node agent has ended.
+        HeadUnavailable: the head's log does not take it; the actor lives on.
 
     Cancelling abandons the wait once the agent has the request; the actor still ends.
     """
@@ -460,6 +463,7 @@ async def get_actor(name: str, *, namespace: str | None = None) -> Any:
         NotInitialized: no runtime is running.
         NoSuchActor: no living actor has that name; the message lists the names in use.
         ConnectionLost: the node agent has ended.
+        HeadUnavailable: the head's log has not taken earlier decisions.
 
     Cancelling has no effect on the actor.
     """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.control.head import Head
 from zcactor.control.membership import Membership
+from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_agent import NodeAgent
 from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zcactor.assembly.process import Process
+    from zcactor.control.head_log import HeadLog
     from zcactor.control.node_table import OwnWorkers
 
 __all__ = ["assemble_agent"]
@@ -26,7 +28,7 @@ _OPTIONS: Final = {"max_concurrency": 1 << 20}
 
 def assemble_agent(
     process: Process, workers: OwnWorkers, facts: Mapping[str, Any], resources: Mapping[str, float],
-    heartbeat: float, hang_after: float,
+    heartbeat: float, hang_after: float, log: HeadLog | None = None,
 ) -> Head | NodeAgent:  # fmt: skip
     """Give `process` the actors of a node agent: those of the head where the process is the head, else those of a node
     that is about to join.
@@ -37,9 +39,11 @@ def assemble_agent(
         facts: the facts about the head's node; see `zcactor.control.node_table.facts_of`.
         resources: of the head's node, amounts by name.
         heartbeat, hang_after: seconds; see `Head`.
+        log: the head's log; by default one in memory, which ends with the process.
     """
     if process.sessions.head == process.process:
-        head = Head(process, process.promises.exports, workers, facts, resources, heartbeat, hang_after)
+        log = log or MemoryLog()
+        head = Head(process, process.promises.exports, workers, facts, resources, log, heartbeat, hang_after)
         process.system.revive, process.connections.on_lost = head.grants.revive, head.session_lost
         process.hosts.add(AGENT_INDEX, Head, "node agent", _OPTIONS).adopt(head)
         process.hosts.add(MEMBERSHIP_INDEX, Membership, "membership", _OPTIONS).adopt(head.members)

@@ -110,6 +110,14 @@ class ActorRecord:
         """The task that stops the actor, once a stop has begun."""
         self.gone: asyncio.Future[str] | None = None
         """Done when the process has ended that a dead actor had for itself."""
+        self.asked = b""
+        """The id of the request for its place."""
+        self.recorded = False
+        """Whether the head's log has an entry of it, or is about to."""
+        self.recipe_holders: list[bytes] = []
+        """The processes that hold its recipe; empty where the log does."""
+        self.doomed = 0
+        """The number of decisions to end it that are being recorded; it is not restarted meanwhile."""
         self.withdrawn = False
         """Whether its spawn was given up before it was answered; a repeated request may make it anew."""
         self._last_pid = 0
@@ -162,6 +170,7 @@ class ActorRecord:
         self.gone = None if self.worker is None or self.worker.shared else self.worker.ended
         self.worker = self.recipe = self.interface = self.token = self.withdraw = None
         self.options = {}
+        self.recorded = False
 
     def may_restart(self) -> bool:
         """Whether the actor's options allow another start, now that its process has ended."""
@@ -169,6 +178,7 @@ class ActorRecord:
         return (
             self.recipe is not None
             and self.ending is None
+            and not self.doomed
             and self.state in ("alive", "restarting")
             and (limit < 0 or self.restarts < limit)
         )

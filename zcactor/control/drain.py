@@ -6,16 +6,23 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from zcactor.errors import ConnectionLost, ZcactorError
+from zcactor.control.head_log import Deposed
+from zcactor.errors import ConnectionLost, HeadUnavailable, ZcactorError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from zcactor.control.actor_record import ActorRecord
+    from zcactor.control.head_log import Change
     from zcactor.control.node_table import OwnWorkers
+    from zcactor.control.recorder import HeadRecorder
     from zcactor.process.context import Asking, LocalProcess
     from zcactor.process.sessions import Sessions
+    from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["discard", "end_workers"]
+__all__ = ["decide_end", "discard", "end_workers"]
 
 logger = logging.getLogger("zcactor")
 RESPONSE = 1.0
@@ -69,6 +76,33 @@ async def discard(process: LocalProcess, worker: WorkerRecord, index: int) -> No
             pause = min(2 * pause, _LAST_PAUSE)
         else:
             return
+
+
+async def decide_end(
+    recorder: HeadRecorder, tasks: Tasks, actor: ActorRecord, changes: Sequence[Change], end: Callable[[], None]
+) -> None:
+    """Record that an actor is to end, as somebody asks for it, and then call `end`: also where the asker has gone away.
+    The actor is not restarted meanwhile.
+
+    Raises:
+        HeadUnavailable: the log does not take it; `end` is not called.
+        Deposed: another head decides.
+    """
+
+    async def decide() -> ZcactorError | None:
+        actor.doomed += 1
+        try:
+            await recorder.record(*changes)
+        except (HeadUnavailable, Deposed) as error:
+            return error
+        finally:
+            actor.doomed -= 1
+        end()
+        return None
+
+    refusal = await asyncio.shield(tasks.begin(decide()))
+    if refusal is not None:
+        raise refusal
 
 
 async def _leave(requests: Asking, session: Session, grace: float) -> None:

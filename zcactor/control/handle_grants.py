@@ -11,6 +11,7 @@ from zcactor.api.handle import describe
 from zcactor.api.remote_actor import RemoteActor
 from zcactor.buggify import dawdle
 from zcactor.control.actor_record import HandleCount
+from zcactor.control.head_log import Deposed
 from zcactor.errors import ActorDied, ZcactorError
 from zcactor.ids import ProcessId
 from zcactor.marshal.values import Code, registered
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from zcactor.control.actor_record import ActorRecord
     from zcactor.control.actor_table import ActorTable
+    from zcactor.control.recorder import HeadRecorder
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
 
@@ -67,17 +69,20 @@ class HandleGrants:
         addresses: the addresses of workers, by process.
         actors: the table of actors.
         unheld: called with an actor that no process holds any more.
+        recorder: has the head's decisions on their way to its log. Holders learn a change when the log has it.
     """
 
     def __init__(
         self, process: LocalProcess, exports: MutableMapping[int, Any], addresses: Mapping[ProcessId, str],
         actors: ActorTable[ActorRecord], unheld: Callable[[ActorRecord], None],
+        recorder: HeadRecorder,
     ) -> None:  # fmt: skip
         self.process = process
         self._exports = exports
         self._addresses = addresses
         self._actors = actors
         self._unheld = unheld
+        self._recorder = recorder
 
     def token_of(self, actor: ActorRecord) -> HandleCount:
         """The object that leases on `actor` keep alive."""
@@ -104,6 +109,14 @@ class HandleGrants:
     def tell_holders(self, actor: ActorRecord) -> None:
         """Tell the holders of leases on an actor about its change: its node was lost, or it lives elsewhere now. Their
         connections to its old place may not end by themselves."""
+        self.process.tasks.start(self._tell_holders(actor))
+
+    async def _tell_holders(self, actor: ActorRecord) -> None:
+        try:
+            await self._recorder.noted()
+        except Deposed as error:
+            logger.debug("another head tells the holders of %s: %s", actor.label, error)
+            return
         for session in list(self.process.sessions.all()):
             if session.closed is None and session.leases.get(actor.object_id) is not None:
                 change = (actor.actor_id, actor.state, *actor.location, actor.cause)

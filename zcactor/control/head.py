@@ -18,17 +18,21 @@ from zcactor.buggify import dawdle
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
 from zcactor.control.console import Console
-from zcactor.control.drain import discard, end_workers
+from zcactor.control.drain import decide_end, discard, end_workers
+from zcactor.control.entries import actor_change, closed_change, gone_changes, reserved_changes, stopping_changes
 from zcactor.control.first_answers import FirstAnswers
 from zcactor.control.handle_grants import HandleGrant, HandleGrants
 from zcactor.control.hanging import watch
+from zcactor.control.head_log import Candidate, Deposed
 from zcactor.control.membership import Membership
 from zcactor.control.node_table import NodeRecord, NodeTable
 from zcactor.control.questions import Questions
+from zcactor.control.recorder import HeadRecorder
 from zcactor.control.reservations import Reservations
 from zcactor.errors import (
     ActorDied,
     ConnectionLost,
+    HeadUnavailable,
     InsufficientResources,
     NameTaken,
     RemoteError,
@@ -38,8 +42,9 @@ from zcactor.execution.actor_runner import current_call
 from zcactor.interface import Interface, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
+    from zcactor.control.head_log import Change, HeadLog
     from zcactor.control.node_table import OwnWorkers
     from zcactor.ids import ActorId, ProcessId
     from zcactor.marshal.packed import Packed
@@ -50,6 +55,8 @@ if TYPE_CHECKING:
 __all__ = ["Head", "agent_interface"]
 
 logger = logging.getLogger("zcactor")
+_LAST_RECORD = 1.0
+"""Seconds that the log has at the end to take in that the cluster has ended in order."""
 
 
 class Head(Questions):
@@ -61,6 +68,7 @@ class Head(Questions):
         pool: starts workers on its node.
         facts: the facts about its node; see `zcactor.control.node_table.facts_of`.
         total: its node's resources.
+        log: takes its decisions, before it acts on them.
         heartbeat: seconds between two pings of another node, and of an actor with ``on_hang="kill"``.
         hang_after: seconds without an answer after which either counts as hung.
 
@@ -71,17 +79,19 @@ class Head(Questions):
 
     def __init__(
         self, process: LocalProcess, exports: MutableMapping[int, Any], pool: OwnWorkers, facts: Mapping[str, Any],
-        total: Mapping[str, float], heartbeat: float = 1.0, hang_after: float = 10.0,
+        total: Mapping[str, float], log: HeadLog, heartbeat: float = 1.0, hang_after: float = 10.0,
     ) -> None:  # fmt: skip
         self.process = process
         self._pool = pool
         self._nodes = NodeTable(NodeRecord(ids.ProcessId(process.process), pool, facts), total)
         self._ledger = self._nodes.ledger
+        me = Candidate(facts["address"], facts["host"], facts["pid"])
+        self.recorder = HeadRecorder(process.loop, log, me)
         self._reservations = Reservations(process.loop, self._nodes)
         self._actors = ActorTable[ActorRecord]()
         self.console = Console(process)
         self.members = Membership(self, self._nodes, self.console, heartbeat, hang_after)
-        self.grants = HandleGrants(process, exports, self._nodes.addresses, self._actors, self._unheld)
+        self.grants = HandleGrants(process, exports, self._nodes.addresses, self._actors, self._unheld, self.recorder)
         self._answers = FirstAnswers[tuple[ActorRecord, bool]](process.loop)
         self._heartbeat = heartbeat
         self._hang_after = hang_after
@@ -186,6 +196,7 @@ class Head(Questions):
             ActorDied: the actor has ended meanwhile.
             InsufficientResources: the request fits into no node, or no process could be started.
             ConnectionLost: the node is shutting down.
+            HeadUnavailable: the head's log does not take the actor.
             ValueError: the node is unknown, or another actor has one of the ids.
         """
         asked = ids.SpawnIds(request, actor_id, object_id)
@@ -216,15 +227,20 @@ class Head(Questions):
             raise ConnectionLost("the node is shutting down")
         self._nodes.check(options.get("node"), shown(class_name))
         actor = ActorRecord(options, class_name, interface, owner, asked.object_id, asked.actor)
-        actor.recipe = recipe
+        actor.recipe, actor.asked = recipe, asked.request
         self._actors.add(actor)
         try:
             await self._reservations.acquire(actor)
-            await self._worker_for(actor)
+            actor.recorded = True
+            here = ids.ProcessId(self.process.process)
+            await self.recorder.record(*reserved_changes(actor, self.recorder.max_recipe, here))
+            if actor.state != "dead":
+                await self._worker_for(actor)
             if actor.state == "dead":
                 raise ActorDied(actor.label, actor.cause, False)
         except BaseException as error:
             actor.withdrawn = isinstance(error, asyncio.CancelledError)
+            actor.recorded = actor.recorded and not isinstance(error, HeadUnavailable)
             self._retire(actor, f"it could not be placed: {str(error) or type(error).__name__}")
             raise
         return actor, False
@@ -236,14 +252,20 @@ class Head(Questions):
 
     async def constructed(self, actor_id: ActorId, failure: str | None) -> None:
         """Note that the constructor has returned. `failure` is the cause where the actor could not be constructed,
-        empty when its process was lost. A repeated report changes nothing."""
+        empty when its process was lost. A repeated report changes nothing.
+
+        Raises:
+            HeadUnavailable: the head's log does not take that the actor lives. The spawner gives it up.
+        """
         await dawdle("constructed")
         actor = self._actors.get(actor_id)
         if actor is None or actor.state == "dead":
             return
         if failure is None:
             if actor.state == "pending":  # not so where the report is repeated, perhaps in the actor's next life
-                self._alive(actor)
+                await self.recorder.record(actor_change(actor, "alive"))
+                if actor.state == "pending":
+                    self._alive(actor)
             return
         if not failure and actor.worker is not None:
             await asyncio.wait([actor.worker.ended], timeout=self.end_report)
@@ -271,7 +293,8 @@ class Head(Questions):
             actor.worker.actors.pop(actor, None)
         actor.displaced = actor.node is not None and not self._nodes.has(actor.node)
         if self.closing or not actor.may_restart():
-            self._bury(actor, cause if actor.ending is None else f"{cause} while it was being stopped")
+            stopped = actor.ending is not None or actor.doomed
+            self._bury(actor, f"{cause} while it was being stopped" if stopped else cause)
             return
         delay = actor.note_death(self.process.loop.time())
         if delay is None:
@@ -281,6 +304,7 @@ class Head(Questions):
         cause = f"{cause}; it is being restarted, after a pause of {delay:g} s"
         logger.warning("%s: %s", actor.label, cause)
         actor.set_state("restarting", cause)
+        self.recorder.note(actor_change(actor, "restarting"))
         if actor.displaced:
             self.grants.tell_holders(actor)
         self.process.tasks.start(self._restart(actor, actor.restarts, delay))
@@ -289,18 +313,27 @@ class Head(Questions):
         """Start the actor again, for the `turn`-th time."""
         recipe = actor.recipe
         failure = None
-        await asyncio.sleep(delay)
         try:
+            await self.recorder.noted()
+            await asyncio.sleep(delay)
             if actor.restarts != turn or actor.state != "restarting":
                 return
             if not self._nodes.has(actor.node):
                 self._reservations.give_back(actor)
                 await self._reservations.acquire(actor)
+                if actor.state == "restarting":
+                    await self.recorder.noted(actor_change(actor, "restarting"))
+                if actor.restarts != turn or actor.state != "restarting":
+                    return
             worker = await self._worker_for(actor)
             session = await self.process.connections.connect(worker.process)
             await self.process.requests.ask(
                 session, "create", actor.index, actor.actor_id, actor.object_id, turn, actor.options, recipe
             )
+            if actor.restarts == turn and actor.state == "restarting":
+                await self.recorder.noted(actor_change(actor, "alive"))
+        except Deposed:
+            return
         except RemoteError as error:
             failure = f"its constructor raised {error.type_name} when it was restarted: {error.message}"
         except (ConnectionLost, InsufficientResources) as error:
@@ -335,6 +368,8 @@ class Head(Questions):
     def _bury(self, actor: ActorRecord, cause: str) -> None:
         if actor.state == "dead":
             return
+        if actor.recorded and not self.closing:
+            self.recorder.note(*gone_changes(actor))
         actor.set_state("dead", cause)
         if actor.displaced and not self.closing:
             self.grants.tell_holders(actor)
@@ -344,25 +379,49 @@ class Head(Questions):
         self._actors.bury(actor)
 
     async def kill(self, actor_id: ActorId) -> None:
-        """End an actor at once. Returns when its process has ended, also where the request is repeated."""
+        """End an actor at once. Returns when its process has ended, also where the request is repeated.
+
+        Raises:
+            NoSuchActor: the actor is unknown.
+            HeadUnavailable: the head's log does not take it, and the actor lives on.
+        """
         actor = self._actors.known(actor_id)
-        self._retire(actor, "it was killed by zc.kill")
+        await self._decide_end(actor, gone_changes(actor), lambda: self._retire(actor, "it was killed by zc.kill"))
         if actor.gone is not None:
             await asyncio.shield(actor.gone)
 
     async def stop(self, actor_id: ActorId) -> None:
-        """End an actor after its queued calls. Returns when its process has ended; cancelling ends only the wait."""
+        """End an actor after its queued calls. Returns when its process has ended; cancelling ends only the wait.
+
+        Raises:
+            NoSuchActor: the actor is unknown.
+            HeadUnavailable: the head's log does not take it, and the actor lives on.
+        """
         actor = self._actors.known(actor_id)
-        self._begin_stop(actor, "it was stopped by zc.stop")
+        if actor.ending is None:
+            stop = functools.partial(self._begin_stop, actor, "it was stopped by zc.stop", decided=True)
+            await self._decide_end(actor, stopping_changes(actor), stop)
         if actor.ending is not None:
             await asyncio.shield(actor.ending)
 
-    def _begin_stop(self, actor: ActorRecord, cause: str) -> None:
-        """Stop an actor in a task of its own, because the caller may go away meanwhile."""
-        if actor.state != "dead" and actor.ending is None:
-            actor.ending = self.process.loop.create_task(self._stop(actor, cause))
+    async def _decide_end(self, actor: ActorRecord, changes: Sequence[Change], end: Callable[[], None]) -> None:
+        if actor.recorded and not self.closing:
+            await decide_end(self.recorder, self.process.tasks, actor, changes, end)
+        else:
+            end()
 
-    async def _stop(self, actor: ActorRecord, cause: str) -> None:
+    def _begin_stop(self, actor: ActorRecord, cause: str, *, decided: bool = False) -> None:
+        """Stop an actor in a task of its own, because the caller may go away meanwhile; `decided` where that is
+        recorded."""
+        if actor.state != "dead" and actor.ending is None:
+            actor.ending = self.process.loop.create_task(self._stop(actor, cause, decided=decided))
+
+    async def _stop(self, actor: ActorRecord, cause: str, *, decided: bool) -> None:
+        if not decided and actor.recorded and not self.closing:
+            try:
+                await self.recorder.noted(*stopping_changes(actor))
+            except Deposed:
+                return
         worker = actor.worker
         if worker is not None and actor.state == "alive":
             try:
@@ -372,8 +431,8 @@ class Head(Questions):
             except (ConnectionLost, RemoteError) as error:
                 logger.debug("%s ended while it was being stopped: %s", actor.label, error)
         self._retire(actor, cause)
-        if worker is not None and not worker.shared:
-            await asyncio.shield(worker.ended)
+        if actor.gone is not None:
+            await asyncio.shield(actor.gone)
 
     def _unheld(self, actor: ActorRecord) -> None:
         """Stop an actor whose last handle was dropped."""
@@ -401,6 +460,11 @@ class Head(Questions):
         await asyncio.shield(self._ending)
 
     async def _shutdown(self, grace: float) -> None:
+        try:
+            async with asyncio.timeout(_LAST_RECORD):
+                await self.recorder.record(closed_change())
+        except (TimeoutError, HeadUnavailable, Deposed) as error:
+            logger.warning("the head's log was not told that the cluster has ended: %s", str(error) or "it is silent")
         await asyncio.gather(
             self.members.end(grace),
             end_workers(self.process.sessions, self.process.requests, self._pool, grace, "the node was shut down"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS", "MAX_CHANGES", "MAX_NBYTES", "Candidate", "Change", "Deposed", "HeadLog", "HeadState", "LastingTerm",
-    "LeaderAt", "LogInUse", "LogUnavailable", "LogUnusable", "Term", "applied", "check_batch",
+    "LeaderAt", "LogInUse", "LogUnavailable", "LogUnusable", "Term", "applied", "check_batch", "nbytes_of",
 ]  # fmt: skip
 
 KINDS: Final = ("cluster", "member", "candidate", "driver", "name", "actor", "recipe")
@@ -70,9 +70,12 @@ class Deposed(ZcactorError):
     """
 
     def __init__(self, epoch: int, known: int) -> None:
-        super().__init__(f"the term with epoch {epoch} is over: the log is at epoch {known}")
+        super().__init__(epoch, known)
         self.epoch = epoch
         self.known = known
+
+    def __str__(self) -> str:
+        return f"the term with epoch {self.epoch} is over: the log is at epoch {self.known}"
 
 
 class LogUnavailable(ZcactorError):
@@ -182,6 +185,11 @@ class HeadLog(Protocol):
         ...
 
 
+def nbytes_of(change: Change) -> int:
+    """The bytes of a change's key and value."""
+    return len(change.key.encode()) + len(change.value or b"")
+
+
 def check_batch(changes: Sequence[Change]) -> None:
     """Check that a log may take `changes` as one batch.
 
@@ -193,7 +201,7 @@ def check_batch(changes: Sequence[Change]) -> None:
     for change in changes:
         if change.kind not in KINDS:
             raise ValueError(f"there is no kind {change.kind!r} of entries; kinds: {', '.join(KINDS)}")
-    nbytes = sum(len(change.key.encode()) + len(change.value or b"") for change in changes)
+    nbytes = sum(map(nbytes_of, changes))
     if nbytes > MAX_NBYTES:
         raise ValueError(f"a batch has at most {MAX_NBYTES} bytes of keys and values, and this has {nbytes}")
 

@@ -7,6 +7,8 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+from zcactor.control.entries import driver_change, member_change
+from zcactor.control.head_log import Change
 from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, RemotePool
 from zcactor.control.ranks import Ranks
@@ -17,6 +19,7 @@ from zcactor.interface import Interface
 from zcactor.peers.head_link import AGENT_INDEX
 
 if TYPE_CHECKING:
+    from zcactor.control.recorder import HeadRecorder
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
@@ -38,6 +41,7 @@ class HeadAgent(Protocol):
     process: LocalProcess
     driver: ProcessId
     closing: bool
+    recorder: HeadRecorder
 
     async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
         """Note that a worker of another node serves."""
@@ -104,11 +108,22 @@ class Membership:
 
         Raises:
             ConnectionLost: the cluster takes no nodes, or has a node of that rank.
+            HeadUnavailable: the head's log does not take the node.
         """
         self._refuse_if_embedded()
         session = current_call.get().session
+        process = ProcessId(session.peer_process)
+        try:
+            await self._agent.recorder.record(member_change(process, facts, resources))
+            self._refuse_if_embedded(session)
+            self._join(session, facts, resources)
+        except (ConnectionLost, asyncio.CancelledError):  # cancelled with the connection, perhaps after it was recorded
+            self._forget("member", process)
+            raise
+
+    def _join(self, session: Session, facts: dict[str, Any], resources: dict[str, float]) -> None:
         pool = RemotePool(self._process.loop, functools.partial(self._tell, session), self._agent.worker_ended)
-        node = NodeRecord(session.peer_process, pool, facts)
+        node = NodeRecord(ProcessId(session.peer_process), pool, facts)
         self.ranks.join(node.id, facts)
         node.heard = self._process.loop.time()
         self._remote[node] = pool, session
@@ -118,11 +133,18 @@ class Membership:
         logger.info("%s has joined at %s", node.label, facts["address"])
         self._process.tasks.start(self._watch(node, session))
 
-    def _refuse_if_embedded(self) -> None:
+    def _forget(self, kind: str, process: ProcessId) -> None:
+        """Note that a node or a program is gone."""
+        if not self._agent.closing:
+            self._agent.recorder.note(Change(kind, process.hex(), None))
+
+    def _refuse_if_embedded(self, session: Session | None = None) -> None:
         if self._agent.driver:
             raise ConnectionLost("this node is embedded in a program and takes no others; use zcactor start --head")
         if self._agent.closing:
             raise ConnectionLost("the cluster is shutting down")
+        if session is not None and session.closed is not None:
+            raise ConnectionLost("the connection ended before the head's log had taken that it joins")
 
     def _tell(self, session: Session, method: str, *args: Any) -> None:
         self._process.tasks.start(self._ask(session, method, *args))
@@ -179,6 +201,7 @@ class Membership:
         pool, _ = self._remote.pop(node, (None, None))
         if pool is None:
             return
+        self._forget("member", node.process)
         if self._agents.get(node.process) is node:
             del self._agents[node.process]
         if not self._agent.closing:
@@ -216,9 +239,20 @@ class Membership:
         Args:
             address: the address at which it listens for peers of other hosts.
             machine: see `zcactor.control.node_table.machine_of`.
+
+        Raises:
+            ConnectionLost: the cluster takes no programs.
+            HeadUnavailable: the head's log does not take the program.
         """
         self._refuse_if_embedded()
-        process = current_call.get().session.peer_process
+        session = current_call.get().session
+        process = ProcessId(session.peer_process)
+        try:
+            await self._agent.recorder.record(driver_change(process, address, machine))
+            self._refuse_if_embedded(session)
+        except (ConnectionLost, asyncio.CancelledError):
+            self._forget("driver", process)
+            raise
         self._nodes.drivers[process] = DriverRecord(process, machine)
         self._nodes.addresses[process] = address
 
@@ -254,6 +288,7 @@ class Membership:
         peer = ProcessId(session.peer_process)
         if self._nodes.drivers.pop(peer, None) is not None:
             self._nodes.addresses.pop(peer, None)
+            self._forget("driver", peer)
             self._agent.end_owned(peer)
         node = self._agents.get(peer)
         if node is not None and node not in self._fenced:

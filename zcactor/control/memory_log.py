@@ -21,7 +21,7 @@ class MemoryBook:
     """The memory that the logs of one cluster's heads share."""
 
     def __init__(self) -> None:
-        self.state: HeadState = {}
+        self.state: dict[str, dict[str, bytes]] = {}
         self.epoch = 0
         self.leading = Leading()
         self.waiting: deque[asyncio.Future[None]] = deque()
@@ -81,7 +81,14 @@ class MemoryLog:
     async def record(self, term: Term, changes: Sequence[Change]) -> None:
         check_batch(changes)
         self._check(term)
-        self._book.state = applied(self._book.state, changes)
+        state = self._book.state
+        for kind, key, value in changes:  # in place: a head with many actors records each of them several times
+            if value is not None:
+                state.setdefault(kind, {})[key] = value
+            elif kind in state:
+                state[kind].pop(key, None)
+                if not state[kind]:
+                    del state[kind]
 
     def leaders(self) -> AsyncIterator[LeaderAt | None]:
         return self._book.leading.changes()

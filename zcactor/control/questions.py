@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zcactor.control.actor_table import ActorTable
     from zcactor.control.handle_grants import HandleGrants
     from zcactor.control.node_table import NodeTable
+    from zcactor.control.recorder import HeadRecorder
     from zcactor.control.scheduler import Ledger
     from zcactor.ids import ActorId, ProcessId
 
@@ -28,6 +29,7 @@ class Questions:
 
     Attributes:
         grants: gives handles out.
+        recorder: has the head's decisions on their way to its log; no answer tells of one that is not there yet.
     """
 
     end_report: float = 2.0
@@ -35,6 +37,7 @@ class Questions:
     and more for a process with much memory."""
 
     grants: HandleGrants
+    recorder: HeadRecorder
     _actors: ActorTable[ActorRecord]
     _nodes: NodeTable
     _ledger: Ledger
@@ -50,10 +53,18 @@ class Questions:
             await asyncio.wait([actor.worker.ended], timeout=self.end_report)
         while actor.state == "pending" or (actor.state == "restarting" and not calls_wait):
             await actor.changed()
+        if actor.state == "dead":
+            await self.recorder.noted()
         return actor.state, *actor.location, actor.cause
 
     async def get_actor(self, name: str, namespace: str) -> Any:
-        """The handle of a named actor."""
+        """The handle of a named actor.
+
+        Raises:
+            NoSuchActor: no living actor has the name.
+            HeadUnavailable: the head's log does not take what was decided before, such as the end of an actor.
+        """
+        await self.recorder.settled()
         actor = self._actors.named(namespace, name)
         await actor.settled()
         if actor.state == "dead":

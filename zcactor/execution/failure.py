@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.msgpack import Ext
 
 from zcactor import errors
-from zcactor.errors import ProtocolError, RemoteError, ZcactorError, make_remote_error, put_together, take_apart
+from zcactor.apart import put_together, take_apart
+from zcactor.errors import ProtocolError, RemoteError, ZcactorError, make_remote_error
 from zcactor.interface import shown
 from zcactor.marshal import pickling
 from zcactor.marshal.values import SCALARS, Code, decode_small, encode, register

@@ -303,6 +303,7 @@ async def _serve(
     if isinstance(node, Head):
         node.driver = setup["driver"]
         node.console.has_log = not node.driver
+        await node.recorder.lead()
     end = node.shutdown if isinstance(node, Head) else node.end
 
     def told_to_end(grace: float = 0.0) -> None:
@@ -335,6 +336,8 @@ async def _serve(
             line.ready(control, address)
             process.tasks.start(line.serve(control))
         await node.finished
+        if isinstance(node, Head):
+            await node.recorder.aclose()
     await process.close()
     pool.close()
 

@@ -13,6 +13,7 @@ from zcactor import ids
 from zcactor.assembly.agents import assemble_agent
 from zcactor.assembly.endpoints import find_through, may_read
 from zcactor.assembly.process import Process
+from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import facts_of
 from zcactor.errors import ZcactorError
 from zcactor.node.worker_main import serve
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from zcactor.config import Config
     from zcactor.control.head import Head
+    from zcactor.control.head_log import HeadLog
     from zcactor.control.node_agent import NodeAgent
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.network import Network
@@ -87,6 +89,8 @@ class Cluster:
         """Nodes that have ever joined."""
         self.on_process: Callable[[Process, SimLoop], None] = lambda *_: None
         """Called with each process as it is made."""
+        self.make_log: Callable[[], HeadLog] = MemoryLog
+        """The maker of the head's log."""
         self._pids = 100
         self._workers = 0
 
@@ -171,8 +175,12 @@ class Cluster:
             lambda record: node.worker_ended(record),
         )  # fmt: skip
         facts = facts_of(process.address, ["local", "tcp"], host.machine, process.place)
-        node = host.node = assemble_agent(process, workers, facts, self.resources, self.heartbeat, self.hang_after)
-        if not is_head:
+        log = self.make_log() if is_head else None
+        node = host.node = assemble_agent(process, workers, facts, self.resources, self.heartbeat, self.hang_after, log)
+        if is_head:
+            head: Any = node
+            await head.recorder.lead()
+        else:
             try:
                 await process.head.ask_members("join_node", facts, self.resources)
             except ZcactorError as error:

@@ -1,0 +1,40 @@
+"""Exceptions that are taken apart and put together again."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from tests.test_errors import PLAIN
+from zcactor.apart import put_together, take_apart
+
+
+@pytest.mark.parametrize("error", PLAIN, ids=lambda error: type(error).__name__)
+def test_taken_apart_and_put_together(error: Exception) -> None:
+    again = put_together(pickle.loads(pickle.dumps(take_apart(error))))
+    assert type(again) is type(error)
+    assert repr(again.args) == repr(error.args)
+    assert str(again) == str(error)
+    assert again.__dict__ == error.__dict__
+    for name in (
+        "errno",
+        "strerror",
+        "filename",
+        "reason",
+        "start",
+        "object",
+        "lineno",
+        "text",
+        "name",
+        "path",
+        "message",
+    ):
+        assert repr(getattr(again, name, None)) == repr(getattr(error, name, None))
+
+
+def test_parts_of_something_else() -> None:
+    with pytest.raises(TypeError):
+        put_together((int, (), {}, {}))
+    with pytest.raises(TypeError):
+        put_together(3)

@@ -1,0 +1,231 @@
+"""The entries of the head's log, of each kind, as a later head reads them.
+
+| kind | key | value |
+|---|---|---|
+| ``cluster`` | ``state`` | `ClusterEntry` |
+| ``member`` | the process id of a node's agent, hex | `MemberEntry` |
+| ``driver`` | the process id of a program that has joined, hex | `DriverEntry` |
+| ``actor`` | actor id, hex | `ActorEntry` |
+| ``name`` | `name_key` | the actor id, 16 bytes |
+| ``recipe`` | actor id, hex | the packed class and arguments, as they came |
+
+Not recorded, because members report it again: the addresses of workers, whether a recorded actor's process still runs,
+the resources in use and the output of workers. A new head makes its table of actors from the entries, and the ledger
+from the nodes, requests and GPUs that they name, as far as the members report those actors.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from zcactor.control.head_log import MAX_NBYTES, Change, nbytes_of
+
+if TYPE_CHECKING:
+    from zcactor.control.actor_record import ActorRecord
+    from zcactor.control.head_log import HeadState
+    from zcactor.ids import ProcessId
+
+__all__ = [
+    "ActorEntry", "ClusterEntry", "DriverEntry", "Entries", "MemberEntry", "RecipeAt", "actor_change", "closed_change",
+    "driver_change", "gone_changes", "member_change", "name_key", "read", "reserved_changes",
+    "stopping_changes",
+]  # fmt: skip
+
+_STATE: Final = "state"
+
+
+class ClusterEntry(msgspec.Struct, frozen=True):
+    """The cluster itself."""
+
+    closed: bool
+    """Whether it has ended in order, so that a head which starts later begins a new one."""
+
+
+class MemberEntry(msgspec.Struct, frozen=True):
+    """A node that has joined and is not given up."""
+
+    facts: dict[str, Any]
+    """See `zcactor.control.node_table.facts_of`."""
+    resources: dict[str, float]
+
+
+class DriverEntry(msgspec.Struct, frozen=True):
+    """A program that has joined and whose connection has not ended."""
+
+    address: str
+    machine: str
+
+
+class RecipeAt(msgspec.Struct, frozen=True):
+    """The place of a recipe: in the log, or with processes, where it is large or has arrays in it."""
+
+    flags: int
+    """The flags of its payload."""
+    holders: list[bytes]
+    """The process ids of those that hold it; empty where the log has it."""
+
+
+class ActorEntry(msgspec.Struct, frozen=True):
+    """An actor that is not dead.
+
+    Attributes:
+        state: ``"pending"`` from its reservation on, ``"alive"`` once its constructor has returned, ``"restarting"``
+            between two lives, ``"stopping"`` once its end has been decided: it is not restarted then.
+        request: id of the spawner's request, which is answered alike when it is repeated.
+        object_id: the id by which processes hold it.
+        owner: process id of its spawner.
+        number: its number among the actors of the cluster, in the order of their spawns.
+        options: as its spawner gave them; name, namespace and resources are among them.
+        interface: the result of `zcactor.interface.Interface.wire`.
+        restarts: how often it was started again.
+        node: the id of its node; its resources are taken there.
+        gpus: the numbers of its GPUs there.
+        worker: process id of its worker; empty before it has one.
+        index: its number in that worker.
+        recipe: where its class and arguments are; None for an actor that is never started again.
+    """
+
+    state: str
+    request: bytes
+    object_id: int
+    owner: bytes
+    number: int
+    options: dict[str, Any]
+    class_name: str
+    interface: bytes
+    restarts: int
+    node: str
+    gpus: tuple[int, ...]
+    worker: bytes
+    index: int
+    recipe: RecipeAt | None
+
+
+class Entries(NamedTuple):
+    """All entries of a log."""
+
+    closed: bool
+    members: dict[str, MemberEntry]
+    drivers: dict[str, DriverEntry]
+    actors: dict[str, ActorEntry]
+    names: dict[str, bytes]
+    recipes: dict[str, bytes]
+
+
+def _plain(value: Any) -> Any:
+    """A value of an option as a plain one: numbers of NumPy, for instance, and mappings of other types."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"an option has a value of type {type(value).__name__}, which cannot be recorded")
+
+
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_actor: Final = msgspec.msgpack.Decoder(ActorEntry).decode
+
+
+def name_key(namespace: str, name: str) -> str:
+    """The key of a name's entry: no two names in any namespaces have the same."""
+    return f"{len(namespace)}:{namespace}{name}"
+
+
+def member_change(process: ProcessId, facts: Mapping[str, Any], resources: Mapping[str, float]) -> Change:
+    """The change that a node has joined, by the process id of its agent."""
+    return Change("member", process.hex(), _encode(MemberEntry(dict(facts), dict(resources))))
+
+
+def driver_change(process: ProcessId, address: str, machine: str) -> Change:
+    """The change that a program has joined."""
+    return Change("driver", process.hex(), _encode(DriverEntry(address, machine)))
+
+
+def closed_change() -> Change:
+    """The change that the cluster has ended in order."""
+    return Change("cluster", _STATE, _encode(ClusterEntry(closed=True)))
+
+
+def actor_change(actor: ActorRecord, state: str) -> Change:
+    """The change that an actor is in `state`."""
+    worker, recipe = actor.worker, actor.recipe
+    entry = ActorEntry(
+        state, actor.asked, actor.object_id, actor.owner, actor.number, actor.options, actor.class_name,
+        b"" if actor.interface is None else actor.interface.wire(), actor.restarts, actor.node_id, actor.gpus,
+        b"" if worker is None else worker.process, actor.index,
+        None if recipe is None else RecipeAt(recipe.flags, list(actor.recipe_holders)),
+    )  # fmt: skip
+    return Change("actor", actor.actor_id.hex(), _encode(entry))
+
+
+def reserved_changes(actor: ActorRecord, max_recipe: int, here: ProcessId) -> list[Change]:
+    """The changes that an actor has a place: its entry, its name, and its recipe where the log takes it.
+
+    Args:
+        actor: its record, of which this notes who holds the recipe.
+        max_recipe: bytes of a recipe that the log takes, as far as one batch has room for it.
+        here: process id of the head, which holds any other one.
+
+    Raises:
+        ValueError: the options are larger than what a log takes.
+    """
+    key, recipe = actor.actor_id.hex(), actor.recipe
+    actor.recipe_holders = [here]
+    changes = [actor_change(actor, "pending")]
+    if actor.name is not None:
+        changes.append(Change("name", name_key(actor.namespace, actor.name), actor.actor_id))
+    nbytes = sum(map(nbytes_of, changes))
+    if nbytes > MAX_NBYTES:
+        size = sum(len(name) + len(value) for name, value in (actor.options.get("env") or {}).items())
+        raise ValueError(
+            f"the environment of an actor has {size} bytes; all of its options and its interface have {nbytes}, and at "
+            f"most {MAX_NBYTES} are possible"
+        )
+    if recipe is not None and not recipe.parts:
+        most = min(max_recipe, MAX_NBYTES - nbytes - len(key))
+        if len(recipe.payload) <= most:
+            actor.recipe_holders = []
+            changes[0] = actor_change(actor, "pending")  # a shorter entry
+            changes.append(Change("recipe", key, recipe.payload))
+    return changes
+
+
+def stopping_changes(actor: ActorRecord) -> list[Change]:
+    """The changes that an actor is about to be stopped: it is not restarted from now on."""
+    return [actor_change(actor, "stopping")]
+
+
+def gone_changes(actor: ActorRecord) -> list[Change]:
+    """The changes that an actor is dead: its name is free."""
+    key = actor.actor_id.hex()
+    changes = [Change("actor", key, None)]
+    if actor.name is not None:
+        changes.append(Change("name", name_key(actor.namespace, actor.name), None))
+    if actor.recipe is not None and not actor.recipe_holders:
+        changes.append(Change("recipe", key, None))
+    return changes
+
+
+def read(state: HeadState) -> Entries:
+    """The entries of a log.
+
+    Raises:
+        msgspec.DecodeError: an entry is not in the form that this version writes.
+    """
+    decode = msgspec.msgpack.decode
+    cluster = state.get("cluster", {}).get(_STATE)
+    return Entries(
+        cluster is not None and decode(cluster, type=ClusterEntry).closed,
+        {key: decode(value, type=MemberEntry) for key, value in state.get("member", {}).items()},
+        {key: decode(value, type=DriverEntry) for key, value in state.get("driver", {}).items()},
+        {key: _actor(value) for key, value in state.get("actor", {}).items()},
+        dict(state.get("name", {})),
+        dict(state.get("recipe", {})),
+    )
