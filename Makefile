@@ -6,7 +6,7 @@
 #   make sanitize   of these what exercises the native parts, built with sanitizers, and changed frames for a minute
 #   make simulate SEEDS=1:200   runs of a simulated cluster under faults, each decided by one number
 #   make bench   the benchmarks
-#   make test-engines   runs under real launchers (Open MPI, MPICH, Slurm, Ray), heads' logs in a real etcd, and
+#   make test-engines   runs under real launchers (Open MPI, MPICH, Slurm, Ray, ssh), heads' logs in a real etcd, and
 #                manifests before Kubernetes's schemas
 #   make test-rdma   of these the ones that need an RDMA device, in virtual machines that have one (Debian on x86-64)
 # PY=python3.12 chooses the interpreter, VENV=dir the environment, ARGS='-k name' goes to pytest or the program.
@@ -145,7 +145,7 @@ test-engines: $(STAMP) engines
 engines: $(STAMP)
 	@missing=(); \
 	for each in mpirun.openmpi:openmpi-bin mpiexec.hydra:mpich munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client \
-	    kubectl:kubernetes-client etcd:etcd-server; do \
+	    kubectl:kubernetes-client etcd:etcd-server sshd:openssh-server ssh:openssh-client; do \
 	    PATH="$$PATH:/usr/sbin" command -v "$${each%%:*}" >/dev/null || missing+=("$${each##*:}"); \
 	done; \
 	if [ $${#missing[@]} -gt 0 ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

@@ -44,6 +44,7 @@ RESERVED: Mapping[str, str] = MappingProxyType(
         "ZCACTOR_RENDEZVOUS": "`zcactor run`: a folder that all hosts share, where ranks find each other",
         "ZCACTOR_RUN": "`zcactor run`: the name of the run, which no other run has at the same time",
         "ZCACTOR_SIZE": "`zcactor run`: the number of ranks",
+        "ZCACTOR_SSH": "`zcactor up` and `down`: the command for ssh, with its options",
         "ZCACTOR_TOKEN": "the cluster's token as 64 hexadecimal digits; readers of the environment have it",
         "ZCACTOR_TOKEN_FILE": "path of the file with the cluster's token; it is looked at before `ZCACTOR_TOKEN`",
     }

@@ -1,4 +1,5 @@
-"""The commands: ``zcactor run``, ``start``, ``stop``, ``status``, ``token``, ``doctor``, ``topology``, ``k8s``."""
+"""The commands: ``zcactor run``, ``start``, ``stop``, ``status``, ``token``, ``doctor``, ``topology``, ``k8s``, ``up``,
+``down``."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Final
 import click
 
 import zcactor
-from zcactor.cli import k8s, nodes, topology
+from zcactor.cli import k8s, nodes, topology, up
 from zcactor.cli.run import run
 from zcactor.config import load_config
 
@@ -53,5 +54,5 @@ def doctor(as_json: bool) -> None:
     raise click.exceptions.Exit(0 if report.usable else 1)
 
 
-for command in (run, nodes.start, nodes.stop, nodes.status, nodes.token, topology.topology, k8s.k8s):
+for command in (run, nodes.start, nodes.stop, nodes.status, nodes.token, topology.topology, k8s.k8s, up.up, up.down):
     app.add_command(command)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zcactor.cluster.daemon import StartedNode
     from zcactor.config import Config
 
-__all__ = ["fail", "settings", "start", "status", "stop", "token"]
+__all__ = ["custom_resources", "fail", "settings", "start", "status", "stop", "token"]
 
 _AMOUNT = click.IntRange(min=0)
 
@@ -48,7 +48,8 @@ def settings(**given: Any) -> tuple[Config, bool]:
     return config, sources["host"] != "default"
 
 
-def _resources(text: str | None) -> dict[str, float]:
+def custom_resources(text: str | None) -> dict[str, float]:
+    """The amounts of the option ``--resources``, by name."""
     if text is None:
         return {}
     try:
@@ -96,7 +97,7 @@ def start(
     """
     if head == (address is not None):
         raise fail("give either --head, to start a cluster, or --address HOST:PORT, to join one", 2)
-    custom = _resources(resources)
+    custom = custom_resources(resources)
     config, own_host = settings(host=host, num_cpus=num_cpus, num_gpus=num_gpus, store_capacity=store_capacity)
     if port is None:
         port = DEFAULT_PORT if head else 0

@@ -220,18 +220,23 @@ def _kill(agent: Agent) -> None:
         agent.wait()
 
 
-def stop_nodes(grace: float, base: Path | None = None) -> list[tuple[NodeFile, bool]]:
+def stop_nodes(
+    grace: float, base: Path | None = None, *, which: Callable[[NodeFile], bool] = lambda record: True
+) -> list[tuple[NodeFile, bool]]:  # fmt: skip
     """End every node of this user on this host that was started from the command line, and wait until they are gone.
 
     Args:
         grace: seconds in which idle actors are closed in order.
         base: the folder of run directories; default `zcactor.workers.run_directory.base_directory`.
+        which: whether a node is to end; by default all are.
 
     Returns:
         Each node, and whether it ended by itself; otherwise it was killed.
     """
     ending: list[tuple[NodeFile, int]] = []
     for record in list_nodes(base or base_directory()):
+        if not which(record):
+            continue
         try:
             pidfd = os.pidfd_open(record.pid)
         except ProcessLookupError:
