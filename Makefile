@@ -156,9 +156,9 @@ engines: $(STAMP)
 	        echo "$${missing[*]} could not be installed; tests under them are skipped" >&2; \
 	    [ -z "$$made" ] || rm -f $$policy; \
 	fi
-	@$(BIN)/python -c 'import ray' 2>/dev/null || \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray]' || \
-	    echo "ray could not be installed; tests on it are skipped" >&2
+	@$(BIN)/python -c 'import ray, submitit' 2>/dev/null || \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray,slurm]' || \
+	    echo "ray and submitit could not be installed; tests with them are skipped" >&2
 
 test-rdma: $(STAMP)
 	$(BIN)/python tools/vm.py prepare

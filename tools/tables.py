@@ -61,13 +61,15 @@ GROUPS: Final[Mapping[str, str]] = {
 }
 """The public names by headings of the page of names, in its order."""
 _VALUES: Final = {
-    "cluster": "Clusters whose nodes another engine runs: on Ray, and what they are to the program.",
+    "cluster": "Clusters whose nodes another engine runs: `submit` asks Slurm for them, and `on_ray` a Ray cluster.",
     "errors": "Every exception that zcactor raises, in one tree, with two that have no name in `zcactor` itself.",
     "hooks": "Gradient compression for reducers: `BF16`, `Int8`, `FP8`, `TopK`, `PowerSGD`, and their protocol `Hook`.",
     "topology": "Networks as graphs: their shapes, orders of ranks, and the time of an allreduce in them.",
     "__version__": "The version of the package, a string such as `0.1.0`.",
 }
 """The texts of names that have no docstring of their own."""
+_WITH_FUNCTIONS: Final = frozenset({"cluster"})
+"""Modules whose functions are on the page of names, too; others have a page of their own for them."""
 
 
 class Undocumented(Exception):
@@ -167,7 +169,7 @@ def _directive(name: str, value: Any) -> Iterator[str]:
         yield f".. py:module:: zcactor.{name}"
         yield ""
         for each in sorted(set(value.__all__) - set(zcactor.__all__)):
-            if inspect.isclass(getattr(value, each)):
+            if inspect.isclass(getattr(value, each)) or name in _WITH_FUNCTIONS:
                 yield from _directive(f"{name}.{each}", getattr(value, each))
         return
     if isinstance(value, str):

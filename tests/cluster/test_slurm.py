@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zcactor.cluster.slurm import address_in_slurm, hosts_of
+from zcactor.cluster.slurm import address_in_slurm, hosts_of, job_state
 from zcactor.errors import ConnectionLost
 
 SCRIPT = """#!/bin/sh
@@ -14,6 +14,7 @@ case "$*" in
     "show hostnames n[1-3]") printf 'n1\\nn2\\nn3\\n';;
     "show node -o n1") echo "NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=n1 Comment=a=b";;
     "show node -o n2") echo "NodeName=n2 Arch=x86_64";;
+    "show job -o 7") echo "JobId=7 JobName=x=y JobState=PENDING Reason=Resources Dependency=(null) ExitCode=0:0";;
     *) echo "Node $4 not found" >&2; exit 1;;
 esac
 """
@@ -41,6 +42,13 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> 
         address_in_slurm("n2", environ)
     with pytest.raises(ConnectionLost, match="failed: Node n9 not found"):
         address_in_slurm("n9", environ)
+
+
+def test_the_state_of_a_job(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
+    monkeypatch.setenv("PATH", environ["PATH"])
+    assert job_state("7", environ) == ("PENDING", "Resources")
+    with pytest.raises(ConnectionLost, match="scontrol show job -o 8 failed"):
+        job_state("8", environ)
 
 
 def test_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

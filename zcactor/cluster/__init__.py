@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zcactor.cluster.placed import EngineCluster
     from zcactor.cluster.ray import on_ray, sweep_ray
+    from zcactor.cluster.slurm_job import submit
 
-__all__ = ["EngineCluster", "on_ray", "sweep_ray"]
+__all__ = ["EngineCluster", "on_ray", "submit", "sweep_ray"]
 
 _LATER = {
     "EngineCluster": "zcactor.cluster.placed",
     "on_ray": "zcactor.cluster.ray",
+    "submit": "zcactor.cluster.slurm_job",
     "sweep_ray": "zcactor.cluster.ray",
 }
 

@@ -1,4 +1,4 @@
-"""Questions to Slurm by its command ``scontrol``: the hosts in a list of nodes, and where a node is."""
+"""Questions to Slurm by its command ``scontrol``: the hosts in a list of nodes, where a node is, and how a job is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zcactor.errors import ConnectionLost
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["address_in_slurm", "hosts_of"]
+__all__ = ["address_in_slurm", "hosts_of", "job_state"]
 
 _PATIENCE: Final = 30.0
 """Seconds that ``scontrol`` may take: three times the MessageTimeout that Slurm has by default."""
@@ -38,6 +38,22 @@ def address_in_slurm(node: str, environ: Mapping[str, str]) -> str:
         if name == "NodeAddr" and value:
             return value
     raise ConnectionLost(f"Slurm does not say at which address {node} is: scontrol show node {node}")
+
+
+def job_state(job: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The state of a job in Slurm's word, such as ``PENDING`` or ``FAILED``, and the reason for it, or ``None``.
+
+    ``scontrol`` knows it without accounting, for some minutes after the job's end.
+
+    Raises:
+        ConnectionLost: Slurm's commands are missing or fail, or the job is unknown.
+    """
+    found = dict.fromkeys(("JobState", "Reason"), "")
+    for field in _scontrol(environ, "show", "job", "-o", job).split():
+        name, _, value = field.partition("=")
+        if name in found:
+            found[name] = value
+    return found["JobState"], found["Reason"]
 
 
 def _scontrol(environ: Mapping[str, str], *arguments: str) -> str:
