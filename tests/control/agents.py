@@ -9,6 +9,7 @@ from typing import Any
 
 from zcactor.errors import ConnectionLost
 from zcactor.ids import ProcessId, new_process
+from zcactor.process.epochs import KnownEpoch
 from zcactor.workers.worker_table import WorkerRecord
 
 DRIVER = ProcessId(b"d" * 16)
@@ -36,7 +37,7 @@ class FakeProcess:
         used: dict[bytes, FakeSession] = {}
         self.sessions = SimpleNamespace(used=used, head=HEAD)
         self.tasks = SimpleNamespace(closing=False, start=self.start, begin=self.loop.create_task)
-        self.system = SimpleNamespace(revive=None)
+        self.system = SimpleNamespace(revive=None, known=KnownEpoch())
         self.requests = self.head = self
         self.begun: list[asyncio.Task[Any]] = []
         self._answer = answer

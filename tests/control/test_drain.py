@@ -11,6 +11,9 @@ import pytest
 from tests.control.agents import DRIVER, FakePool, FakeProcess, FakeSession
 from zcactor.control import drain
 from zcactor.control.drain import discard, end_workers
+from zcactor.control.head_log import Candidate
+from zcactor.control.memory_log import MemoryLog
+from zcactor.control.recorder import HeadRecorder
 from zcactor.errors import ConnectionLost
 from zcactor.ids import ProcessId
 from zcactor.workers.worker_table import WorkerRecord
@@ -74,14 +77,15 @@ async def test_an_actor_of_a_process_that_is_not_reached_is_discarded_later(monk
     pool = FakePool()
     pool.start("Shard", {}, DRIVER, shared=True, process=WILLING)
     worker = pool.by_process[WILLING]
-    await discard(process, worker, 5)
-    assert process.asked == [(WILLING, "discard", 5)] * 3
+    recorder = HeadRecorder(process.loop, MemoryLog(), Candidate("h@host:1", "h", 1))
+    await discard(process, recorder, worker, 5)
+    assert process.asked == [(WILLING, "discard", 5, 0)] * 3
 
     async def end(*_: Any) -> None:
         pool.end(worker, "it was killed")
         raise ConnectionLost("it has ended")
 
     process._answer = end
-    await discard(process, worker, 6)
-    await discard(process, worker, 7)
-    assert process.asked[3:] == [(WILLING, "discard", 6)]
+    await discard(process, recorder, worker, 6)
+    await discard(process, recorder, worker, 7)
+    assert process.asked[3:] == [(WILLING, "discard", 6, 0)]

@@ -58,4 +58,4 @@ async def test_holders_are_told_and_nobody_else() -> None:
     actor.set_state("restarting", "its node was lost")
     grants.tell_holders(actor)
     await process.settle()
-    assert process.asked == [(b"a" * 16, "actor_changed", actor.actor_id, "restarting", b"", 0, "its node was lost")]
+    assert process.asked == [(b"a" * 16, "actor_changed", actor.actor_id, "restarting", b"", 0, "its node was lost", 0)]

@@ -20,6 +20,7 @@ from zcactor.control.recorder import HeadRecorder
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
+from zcactor.process.epochs import Deposed
 from zcactor.workers.worker_table import WorkerRecord
 
 NODE, WORKER = ProcessId(b"n" * 16), ProcessId(b"w" * 16)
@@ -102,12 +103,12 @@ async def test_a_node_that_joins_and_is_lost(caplog: pytest.LogCaptureFixture) -
     assert await head.members.find(NODE) == "n@host:1"
     record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
     await head.process.settle()
-    assert (NODE, "start_worker", record.process, "Shard", {}, DRIVER, False) in head.process.asked
-    await head.by(session, head.members.worker_ready(record.process, 7, "w@host:2"))
-    await head.by(session, head.members.worker_said(DRIVER, "stdout", "one\ntwo\n"))
+    assert (NODE, "start_worker", 1, record.process, "Shard", {}, DRIVER, False) in head.process.asked
+    await head.by(session, head.members.worker_ready(1, record.process, 7, "w@host:2"))
+    await head.by(session, head.members.worker_said(1, DRIVER, "stdout", "one\ntwo\n"))
     assert head.done == [("ready", record.process, 7, "w@host:2"), ("show", DRIVER, "stdout", "", ["one", "two"])]
     other = head.nodes.worker_for(node, "Shard", {}, DRIVER)
-    await head.by(session, head.members.worker_ended(other.process, "killed by signal 9"))
+    await head.by(session, head.members.worker_ended(1, other.process, "killed by signal 9"))
     assert head.done[2:] == [("ended", other.process, "killed by signal 9")]
     session.closed = ConnectionLost("cut")
     head.members.session_lost(session)  # type: ignore[arg-type]
@@ -127,7 +128,7 @@ async def test_how_long_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> Non
     session, node = await head.join()
     record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
     await head.process.settle()
-    await head.by(session, head.members.worker_ready(record.process, 7, "w@host:2"))
+    await head.by(session, head.members.worker_ready(1, record.process, 7, "w@host:2"))
     head.nodes.addresses[record.process] = "w@host:2"
     now = head.process.loop.time()
     node.heard = now - 100.0
@@ -212,7 +213,7 @@ async def test_a_node_that_does_not_respond_is_lost(monkeypatch: pytest.MonkeyPa
 
 async def test_only_nodes_may_tell_of_workers() -> None:
     head = Head()
-    for call in (head.members.worker_ended(WORKER, "x"), head.members.worker_ended(WORKER, "y")):
+    for call in (head.members.worker_ended(0, WORKER, "x"), head.members.worker_ended(0, WORKER, "y")):
         with pytest.raises(AuthenticationError, match="the agent of no node"):
             await head.by(FakeSession(NODE), call)
     await head.end()
@@ -267,7 +268,7 @@ async def test_the_end_waits_for_the_other_nodes(caplog: pytest.LogCaptureFixtur
     head.closing = True
     ending = asyncio.ensure_future(head.members.end(20.0))
     await head.process.settle()
-    assert (NODE, "end", 20.0) in head.process.asked
+    assert (NODE, "end", 1, 20.0) in head.process.asked
     assert not ending.done()
     head.members.session_lost(session)  # type: ignore[arg-type]
     async with asyncio.timeout(20):
@@ -278,3 +279,35 @@ async def test_the_end_waits_for_the_other_nodes(caplog: pytest.LogCaptureFixtur
 
 def test_the_interface() -> None:
     assert {"join_node", "join_driver", "leave_driver", "find", "worker_ended"} <= set(membership_interface().by_name)
+
+
+async def test_a_report_with_another_epoch_is_refused() -> None:
+    head = Head()
+    session, _ = await head.join()
+    with pytest.raises(Deposed) as caught:
+        await head.by(session, head.members.worker_ended(0, WORKER, "x"))
+    assert (caught.value.epoch, caught.value.known) == (0, 1)
+    is_deposed = head.recorder.is_deposed
+    assert not is_deposed, "the node does not know this head yet"
+    with pytest.raises(Deposed) as caught:
+        await head.by(session, head.members.leave_node(2))
+    assert (caught.value.epoch, caught.value.known) == (1, 2)
+    assert NODE.hex() in head.nodes.by_id and head.recorder.is_deposed
+    with pytest.raises(Deposed):
+        await head.join()
+    await head.end()
+
+
+async def test_a_head_that_is_deposed_gives_no_order(caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(_: bytes, method: str, *args: Any) -> None:
+        if method == "start_worker":
+            raise Deposed(args[0], 9)
+
+    head = Head(answer)
+    _, node = await head.join()
+    for _ in range(2):
+        head.nodes.worker_for(node, "Shard", {}, DRIVER)
+        await head.process.settle()
+    assert [what[1] for what in head.process.asked].count("start_worker") == 1
+    assert "this head decides no more: the term with epoch 1 is over: the log is at epoch 9" in caplog.text
+    await head.end()

@@ -21,6 +21,7 @@ from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.objectstore.table import LeaseTable
 from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX, RELAYED
+from zcactor.process.epochs import Deposed, KnownEpoch
 
 WORKER, OTHER = ProcessId(b"w" * 16), ProcessId(b"o" * 16)
 
@@ -31,7 +32,7 @@ class Bench:
     def __init__(self, answer: Any = None) -> None:
         self.process = FakeProcess(answer)
         self.pool = FakePool(lambda record: self.member.worker_ended(record))
-        self.member = NodeAgent(self.process, self.pool)  # type: ignore[arg-type]
+        self.member = NodeAgent(self.process, self.pool, KnownEpoch())  # type: ignore[arg-type]
 
     @property
     def told(self) -> list[tuple[Any, ...]]:
@@ -45,41 +46,41 @@ class Bench:
 
 async def test_a_worker_from_start_to_end() -> None:
     bench = Bench()
-    await bench.member.start_worker(WORKER, "Shard", {"A": "1"}, DRIVER, False)
+    await bench.member.start_worker(1, WORKER, "Shard", {"A": "1"}, DRIVER, False)
     assert (bench.pool.by_process[WORKER].label, bench.pool.by_process[WORKER].driver) == ("Shard", DRIVER)
     await bench.member.worker_ready(WORKER, 7, "w@host:1")
     await bench.member.worker_ready(WORKER, 7, "w@host:1")
-    assert bench.told == [("worker_ready", WORKER, 7, "w@host:1")]
+    assert bench.told == [("worker_ready", 1, WORKER, 7, "w@host:1")]
     bench.member.output("stdout", bench.pool.by_process[WORKER], ["a line"])
     await bench.process.settle()
-    assert bench.told[1:] == [("worker_said", DRIVER, "stdout", "(Shard pid=0) a line\n")]
-    await bench.member.kill_worker(WORKER, "for a reason")
-    await bench.member.kill_worker(OTHER, None)
+    assert bench.told[1:] == [("worker_said", 1, DRIVER, "stdout", "(Shard pid=0) a line\n")]
+    await bench.member.kill_worker(1, WORKER, "for a reason")
+    await bench.member.kill_worker(1, OTHER, None)
     await bench.process.settle()
-    assert bench.told[2:] == [("worker_ended", WORKER, "for a reason")]
+    assert bench.told[2:] == [("worker_ended", 1, WORKER, "for a reason")]
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ValueError("the environment is too large")])
 async def test_a_worker_that_cannot_be_started(error: Exception) -> None:
     bench = Bench()
     bench.pool.refuse = error
-    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
+    await bench.member.start_worker(1, WORKER, "Shard", {}, DRIVER, False)
     await bench.process.settle()
-    ((method, worker, cause),) = bench.told
-    assert (method, worker) == ("worker_ended", WORKER)
+    ((method, epoch, worker, cause),) = bench.told
+    assert (method, epoch, worker) == ("worker_ended", 1, WORKER)
     assert "no process could be started for Shard" in cause
     assert str(error) in cause
 
 
 async def test_the_end_of_a_node() -> None:
     bench = Bench()
-    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
-    await bench.member.end(0.0)
-    await bench.member.start_worker(OTHER, "Shard", {}, DRIVER, False)
+    await bench.member.start_worker(1, WORKER, "Shard", {}, DRIVER, False)
+    await bench.member.end(1, 0.0)
+    await bench.member.start_worker(1, OTHER, "Shard", {}, DRIVER, False)
     async with asyncio.timeout(20):
         await bench.member.finished
-    assert ("worker_ended", WORKER, "the node was shut down") in bench.told
-    assert ("worker_ended", OTHER, "its node is shutting down") in bench.told
+    assert ("worker_ended", 1, WORKER, "the node was shut down") in bench.told
+    assert ("worker_ended", 1, OTHER, "its node is shutting down") in bench.told
     assert not bench.pool.by_process
 
 
@@ -88,7 +89,7 @@ async def test_without_its_head_a_node_ends(caplog: pytest.LogCaptureFixture) ->
         raise ConnectionLost("the head is gone")
 
     bench = Bench(gone)
-    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
+    await bench.member.start_worker(1, WORKER, "Shard", {}, DRIVER, False)
     bench.lose(OTHER)  # the peer is not the head
     await bench.process.settle()
     assert not bench.member.finished.done()
@@ -109,15 +110,15 @@ async def test_a_head_that_has_given_the_node_up_does_not_keep_it_from_ending() 
         raise AuthenticationError("this process is the agent of no node of this cluster")
 
     bench = Bench(strange)
-    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
-    await bench.member.end(0.0)
+    await bench.member.start_worker(1, WORKER, "Shard", {}, DRIVER, False)
+    await bench.member.end(1, 0.0)
     async with asyncio.timeout(20):
         await bench.member.finished
 
 
 async def test_a_worker_that_cannot_be_reached_is_killed() -> None:
     bench = Bench()
-    await bench.member.start_worker(WORKER, "Shard", {}, DRIVER, False)
+    await bench.member.start_worker(1, WORKER, "Shard", {}, DRIVER, False)
     bench.process.tasks.closing = True
     bench.lose(WORKER)  # the agent itself is ending: every session is lost
     assert WORKER in bench.pool.by_process
@@ -239,10 +240,51 @@ async def test_workers_are_told_what_has_become_of_an_actor() -> None:
 
     bench = Bench(gone)
     for worker in (WORKER, OTHER, b"n" * 16):
-        await bench.member.start_worker(ProcessId(worker), "Shard", {}, DRIVER, False)
+        await bench.member.start_worker(1, ProcessId(worker), "Shard", {}, DRIVER, False)
     bench.process.sessions.used |= {worker: FakeSession(worker) for worker in (WORKER, OTHER)}
     bench.process.sessions.used[OTHER].closed = ConnectionLost("cut")
-    change = (b"a" * 16, "restarting", b"p" * 16, 2, "its node was lost")
+    change = (b"a" * 16, "restarting", b"p" * 16, 2, "its node was lost", 1)
     bench.member.actor_changed(*change)
     await bench.process.settle()
     assert bench.process.asked == [(WORKER, "actor_changed", *change)]
+
+
+async def test_orders_of_an_earlier_head_are_refused() -> None:
+    bench = Bench()
+    await bench.member.start_worker(7, WORKER, "Shard", {}, DRIVER, False)
+    for order in (
+        bench.member.start_worker(6, OTHER, "Shard", {}, DRIVER, False), bench.member.kill_worker(6, WORKER, "no"),
+        bench.member.end(6, 0.0), bench.member.run_over(6, 0, ""),
+    ):  # fmt: skip
+        with pytest.raises(Deposed) as caught:
+            await order
+        assert (caught.value.epoch, caught.value.known) == (6, 7)
+    assert list(bench.pool.by_process) == [WORKER] and not bench.member.finished.done()
+    await bench.member.kill_worker(8, WORKER, "yes")
+    assert not bench.pool.by_process
+    with pytest.raises(Deposed, match="epoch 7 is over: the log is at epoch 8"):
+        await bench.member.start_worker(7, WORKER, "Shard", {}, DRIVER, False)
+
+
+async def test_a_report_is_made_again_where_the_head_is_a_later_one() -> None:
+    async def answer(_: bytes, method: str, epoch: int, *args: Any) -> None:
+        if epoch < 5:
+            raise Deposed(epoch, 5)
+
+    bench = Bench(answer)
+    await bench.member.start_worker(3, WORKER, "Shard", {}, DRIVER, False)
+    await bench.member.worker_ready(WORKER, 7, "w@host:1")
+    assert bench.told == [("worker_ready", 3, WORKER, 7, "w@host:1"), ("worker_ready", 5, WORKER, 7, "w@host:1")]
+    with pytest.raises(Deposed):
+        await bench.member.kill_worker(4, WORKER, None)
+
+
+async def test_a_report_to_an_earlier_head_is_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(_: bytes, method: str, epoch: int, *args: Any) -> None:
+        raise Deposed(2, epoch)
+
+    bench = Bench(answer)
+    await bench.member.start_worker(3, WORKER, "Shard", {}, DRIVER, False)
+    with pytest.raises(Deposed):
+        await bench.member.worker_ready(WORKER, 7, "w@host:1")
+    assert len(bench.told) == 1

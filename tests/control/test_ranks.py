@@ -58,7 +58,7 @@ async def test_a_node_that_leaves_gives_its_rank_back() -> None:
     head = Head()
     session = FakeSession(NODE)
     await head.by(session, head.members.join_node({**FACTS, "rank": 3}, {"CPU": 1}))
-    await head.by(session, head.members.leave_node())
+    await head.by(session, head.members.leave_node(1))
     assert head.members.ranks.joined() == []
     await head.end()
 
@@ -77,7 +77,8 @@ async def test_the_end_of_a_run_is_told_before_the_nodes_end() -> None:
     ending = asyncio.create_task(head.members.end(60.0))
     await head.process.settle()
     assert asked == [
-        (NODE, "run_over", 3, "because"), (OTHER, "run_over", 3, "because"), (NODE, "end", 60.0), (OTHER, "end", 60.0),
+        (NODE, "run_over", 1, 3, "because"), (OTHER, "run_over", 1, 3, "because"),
+        (NODE, "end", 1, 60.0), (OTHER, "end", 1, 60.0),
     ]  # fmt: skip
     ending.cancel()
     await head.end()

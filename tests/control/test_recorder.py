@@ -547,3 +547,33 @@ def test_a_kill_whose_caller_goes_away_is_carried_out() -> None:
             assert await workers() == 0
 
         made.run(program)
+
+
+def test_a_worker_refuses_an_earlier_head_which_decides_no_more() -> None:
+    """As if another head had led for a while: the worker has carried out its order."""
+    with played() as (made, _):
+
+        async def program(process: Process) -> None:
+            shop: Any = await Shop.options(max_restarts=1).spawn()
+            session = await process.connections.connect(shop._remote.location[0])
+            later = (shop._remote.actor_id, "alive", *shop._remote.location, "", 9)
+            await process.requests.ask(session, "actor_changed", *later)
+            for method, args in (
+                ("stop", (0, 8)), ("discard", (0, 8)), ("actor_changed", (*later[:-1], 8)),
+                ("create", (1, b"a" * 16, 1, 0, {}, None, 8)),
+            ):  # fmt: skip
+                with pytest.raises(zc.RemoteError) as caught:
+                    await process.requests.ask(session, method, *args)
+                assert isinstance(caught.value.original, Deposed)
+                assert (caught.value.original.epoch, caught.value.original.known) == (8, 9)
+            head: Any = made.cluster.hosts["h0"].node
+            assert head.recorder.epoch == 1 and not head.recorder.is_deposed
+            await zc.stop(shop)
+            assert head.recorder.is_deposed
+            assert await shop.keep("abc") == 3, "it was not stopped"
+            for ask in (lambda: zc.kill(shop), lambda: zc.get_actor("till"), Shop.spawn):
+                with pytest.raises(Deposed, match="epoch 1 is over: the log is at epoch 9"):
+                    await ask()
+            assert await shop.size() == 3
+
+        made.run(program)

@@ -15,6 +15,7 @@ from zcactor.control.head import Head
 from zcactor.control.node_agent import NodeAgent
 from zcactor.control.ranks import Ranks
 from zcactor.node.launcher import LauncherLine
+from zcactor.process.epochs import KnownEpoch
 
 PATIENCE = 60.0
 
@@ -89,14 +90,14 @@ async def test_the_head_tells_ranks_and_is_told_the_end() -> None:
 @pytest.mark.parametrize("early", [True, False])
 async def test_a_member_tells_the_end(early: bool) -> None:
     """A run may be over before the node knows that it has joined."""
-    member = NodeAgent(FakeProcess(), FakePool())  # type: ignore[arg-type]
+    member = NodeAgent(FakeProcess(), FakePool(), KnownEpoch())  # type: ignore[arg-type]
     talk = Talk(member)
     if early:
-        await member.run_over(143, "it was told to end")
+        await member.run_over(1, 143, "it was told to end")
     await talk.start()
     if not early:
         talk.say(end=[3, "", 5.0])  # which is for heads only
-        await member.run_over(143, "it was told to end")
+        await member.run_over(1, 143, "it was told to end")
     assert await talk.told() == {"over": [143, "it was told to end"]}
     await talk.close()
     assert talk.ended.get_nowait() == 0.0
@@ -104,10 +105,10 @@ async def test_a_member_tells_the_end(early: bool) -> None:
 
 
 async def test_a_launcher_that_is_gone() -> None:
-    member = NodeAgent(FakeProcess(), FakePool())  # type: ignore[arg-type]
+    member = NodeAgent(FakeProcess(), FakePool(), KnownEpoch())  # type: ignore[arg-type]
     talk = Talk(member)
     await talk.start()
     await talk.close()
     with talk.gone() as control:
         talk.line.ready(control, "n@host:1")
-        await member.run_over(1, "nobody listens")
+        await member.run_over(1, 1, "nobody listens")

@@ -48,7 +48,7 @@ def assemble_agent(
         process.hosts.add(AGENT_INDEX, Head, "node agent", _OPTIONS).adopt(head)
         process.hosts.add(MEMBERSHIP_INDEX, Membership, "membership", _OPTIONS).adopt(head.members)
         return head
-    member = NodeAgent(process, workers)
+    member = NodeAgent(process, workers, process.system.known)
     process.connections.on_lost, process.system.on_actor_changed = member.session_lost, member.actor_changed
     process.hosts.add(AGENT_INDEX, NodeAgent, "node agent", _OPTIONS).adopt(member)
     return member

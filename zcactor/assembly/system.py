@@ -18,6 +18,7 @@ from zcactor.objects.device_proof import proof_of
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block
+from zcactor.process.epochs import KnownEpoch
 from zcactor.rpc.call import Call
 from zcactor.rpc.incoming import NO_ANSWER
 
@@ -97,6 +98,8 @@ class SystemActor:
         """The function of a node's agent that passes on the head's report of an actor."""
         self.worker: Any = None
         """The `zcactor.node.worker_main.Worker` in a worker process."""
+        self.known = KnownEpoch()
+        """The epoch of the head whose orders this process carries out."""
         self.print_log: Any = None
         """The function by which a driver shows the output of actors."""
 
@@ -360,17 +363,38 @@ class SystemActor:
         return self._stats().plain()
 
     async def create(
-        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], recipe: Packed
-    ) -> None:
-        """Make an actor, in a worker; see `zcactor.node.worker_main.Worker.create`."""
+        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], recipe: Packed,
+        epoch: int | None = None,
+    ) -> None:  # fmt: skip
+        """Make an actor, in a worker; see `zcactor.node.worker_main.Worker.create`.
+
+        Args:
+            epoch: of the head that orders it; None where the spawner asks for it, at the place that a head has recorded
+                for it.
+
+        Raises:
+            Deposed: a later head is known.
+        """
+        if epoch is not None:
+            self.known.check(epoch)
         await self.worker.create(index, actor_id, object_id, restarts, options, recipe)
 
-    async def stop(self, index: int) -> None:
-        """End an actor after its queued calls, in a worker."""
+    async def stop(self, index: int, epoch: int) -> None:
+        """End an actor after its queued calls, in a worker, at the word of the head of `epoch`.
+
+        Raises:
+            Deposed: a later head is known.
+        """
+        self.known.check(epoch)
         await self.worker.stop(index)
 
-    async def discard(self, index: int) -> None:
-        """End an actor at once, in a worker."""
+    async def discard(self, index: int, epoch: int) -> None:
+        """End an actor at once, in a worker, at the word of the head of `epoch`.
+
+        Raises:
+            Deposed: a later head is known.
+        """
+        self.known.check(epoch)
         await self.worker.discard(index)
 
     async def leave(self, grace: float) -> None:
@@ -378,7 +402,9 @@ class SystemActor:
         await self.worker.leave(grace)
 
     @inline
-    def actor_changed(self, actor_id: ActorId, state: str, process: bytes, index: int, cause: str) -> None:
+    def actor_changed(
+        self, actor_id: ActorId, state: str, process: bytes, index: int, cause: str, epoch: int
+    ) -> None:  # fmt: skip
         """Take the head's report on an actor of which this process holds a handle: its node was lost, or it lives
         elsewhere now.
 
@@ -388,12 +414,17 @@ class SystemActor:
             process: its process, or its last one.
             index: its number in that process.
             cause: why it has left its former place.
+            epoch: of the head.
+
+        Raises:
+            Deposed: a later head is known.
         """
+        self.known.check(epoch)
         remote = self._sessions.remotes.get(actor_id)
         if remote is not None:
             remote.changed(state, (process, index), cause)
         if self.on_actor_changed is not None:
-            self.on_actor_changed(actor_id, state, process, index, cause)
+            self.on_actor_changed(actor_id, state, process, index, cause, epoch)
 
     @inline
     def log(self, stream: str, text: str) -> None:

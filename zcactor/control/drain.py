@@ -57,19 +57,24 @@ async def end_workers(sessions: Sessions, requests: Asking, pool: OwnWorkers, gr
     pool.drain_output()
 
 
-async def discard(process: LocalProcess, worker: WorkerRecord, index: int) -> None:
+async def discard(process: LocalProcess, recorder: HeadRecorder, worker: WorkerRecord, index: int) -> None:
     """End one actor of a shared process at once. A process that cannot be reached is asked again until it ends: the
     actor would live on there.
 
     Args:
         process: the head's process.
+        recorder: gives the order.
         worker: the shared process.
         index: index of the actor in that process.
     """
     pause = _FIRST_PAUSE
     while not worker.ended.done():
         try:
-            await process.requests.ask(await process.connections.connect(worker.process), "discard", index)
+            session = await process.connections.connect(worker.process)
+            await recorder.order(process.requests, session, "discard", index)
+        except Deposed as error:
+            logger.debug("a later head decides about an actor: %s", error)
+            return
         except ConnectionLost as error:
             logger.debug("an actor of worker %d is not discarded yet: %s", worker.pid, error)
             await asyncio.wait([worker.ended], timeout=pause)

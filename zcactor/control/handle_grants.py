@@ -125,6 +125,6 @@ class HandleGrants:
     async def _tell_holder(self, session: Session, *change: Any) -> None:
         await dawdle("tell holder")
         try:
-            await self.process.requests.ask(session, "actor_changed", *change)
-        except ZcactorError as error:  # the holder has ended, and its handles with it
+            await self._recorder.order(self.process.requests, session, "actor_changed", *change)
+        except ZcactorError as error:  # the holder has ended, or knows a later head
             logger.debug("a holder was not told where an actor is: %s", error)

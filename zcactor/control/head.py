@@ -327,9 +327,8 @@ class Head(Questions):
                     return
             worker = await self._worker_for(actor)
             session = await self.process.connections.connect(worker.process)
-            await self.process.requests.ask(
-                session, "create", actor.index, actor.actor_id, actor.object_id, turn, actor.options, recipe
-            )
+            made = (actor.index, actor.actor_id, actor.object_id, turn, actor.options, recipe)
+            await self.recorder.order(self.process.requests, session, "create", *made)
             if actor.restarts == turn and actor.state == "restarting":
                 await self.recorder.noted(actor_change(actor, "alive"))
         except Deposed:
@@ -363,7 +362,7 @@ class Head(Questions):
             self._nodes.unshare(worker)
             worker.kill()
         elif worker.shared:
-            self.process.tasks.start(discard(self.process, worker, actor.index))
+            self.process.tasks.start(discard(self.process, self.recorder, worker, actor.index))
 
     def _bury(self, actor: ActorRecord, cause: str) -> None:
         if actor.state == "dead":
@@ -425,9 +424,10 @@ class Head(Questions):
         worker = actor.worker
         if worker is not None and actor.state == "alive":
             try:
-                await self.process.requests.ask(
-                    await self.process.connections.connect(worker.process), "stop", actor.index
-                )
+                session = await self.process.connections.connect(worker.process)
+                await self.recorder.order(self.process.requests, session, "stop", actor.index)
+            except Deposed:
+                return
             except (ConnectionLost, RemoteError) as error:
                 logger.debug("%s ended while it was being stopped: %s", actor.label, error)
         self._retire(actor, cause)

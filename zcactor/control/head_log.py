@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from zcactor.errors import ZcactorError
+from zcactor.process.epochs import Deposed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -59,23 +60,6 @@ class LeaderAt(NamedTuple):
 
     epoch: int
     address: str
-
-
-class Deposed(ZcactorError):
-    """A term is over: another head decides, or this one has resigned.
-
-    Args:
-        epoch: of the term that was used.
-        known: the greatest epoch that the log knows.
-    """
-
-    def __init__(self, epoch: int, known: int) -> None:
-        super().__init__(epoch, known)
-        self.epoch = epoch
-        self.known = known
-
-    def __str__(self) -> str:
-        return f"the term with epoch {self.epoch} is over: the log is at epoch {self.known}"
 
 
 class LogUnavailable(ZcactorError):

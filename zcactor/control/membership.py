@@ -17,6 +17,7 @@ from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
 from zcactor.peers.head_link import AGENT_INDEX
+from zcactor.process.epochs import Deposed
 
 if TYPE_CHECKING:
     from zcactor.control.recorder import HeadRecorder
@@ -150,8 +151,14 @@ class Membership:
         self._process.tasks.start(self._ask(session, method, *args))
 
     async def _ask(self, session: Session, method: str, *args: Any) -> None:
+        recorder = self._agent.recorder
+        if recorder.is_deposed:
+            return
+        order = (recorder.epoch, *args)
         try:
-            await self._process.requests.ask_of(session, AGENT_INDEX, member_interface(), method, args)
+            await self._process.requests.ask_of(session, AGENT_INDEX, member_interface(), method, order)
+        except Deposed as error:
+            recorder.depose(error.known)
         except ConnectionLost as error:  # the node is about to be taken for lost, so the request has lost its purpose
             logger.debug("a node was not told to %s: %s", method, error)
 
@@ -170,8 +177,27 @@ class Membership:
             node.heard = self._process.loop.time()
             await asyncio.sleep(self._heartbeat)
 
-    async def leave_node(self) -> None:
-        """Take the calling node out of the table: it is about to end its workers, and takes no more."""
+    def _take(self, epoch: int) -> None:
+        """Check the epoch of a report: this head's own is the only one that it takes.
+
+        Raises:
+            Deposed: the node knows a later head; or an earlier one, and has to learn this one's epoch first.
+        """
+        recorder = self._agent.recorder
+        if epoch > recorder.epoch:
+            recorder.depose(epoch)
+        if epoch != recorder.epoch:
+            raise Deposed(min(epoch, recorder.epoch), max(epoch, recorder.epoch))
+
+    async def leave_node(self, epoch: int) -> None:
+        """Take the calling node out of the table: it is about to end its workers, and takes no more.
+
+        Here and below, `epoch` is the greatest one that the node knows.
+
+        Raises:
+            Deposed: that is not this head's, here and below.
+        """
+        self._take(epoch)
         peer = current_call.get().session.peer_process
         node = self._agents.get(peer)
         if node is not None and self._nodes.has(node):
@@ -212,16 +238,19 @@ class Membership:
         if not self._remote:
             self._none_left.set()
 
-    async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
+    async def worker_ready(self, epoch: int, process: ProcessId, pid: int, address: str) -> None:
         """Note that a worker of the calling node has started."""
+        self._take(epoch)
         await self._agent.worker_ready(process, pid, address)
 
-    async def worker_ended(self, process: ProcessId, cause: str) -> None:
+    async def worker_ended(self, epoch: int, process: ProcessId, cause: str) -> None:
         """Note that a worker of the calling node has ended, or could not be started."""
+        self._take(epoch)
         self._pool_of_caller().worker_ended(process, cause)
 
-    async def worker_said(self, driver: ProcessId, stream: str, text: str) -> None:
+    async def worker_said(self, epoch: int, driver: ProcessId, stream: str, text: str) -> None:
         """Show the output of a worker on the calling node at its program, `driver`."""
+        self._take(epoch)
         self._console.show(driver, stream, "", text.splitlines())
 
     def _pool_of_caller(self) -> RemotePool:

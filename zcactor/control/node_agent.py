@@ -20,6 +20,7 @@ from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
 from zcactor.peers.head_link import AGENT_INDEX, RELAYED
+from zcactor.process.epochs import Deposed
 from zcactor.workers.output import Printers
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from zcactor.control.node_table import OwnWorkers
     from zcactor.process.context import LocalProcess
+    from zcactor.process.epochs import KnownEpoch
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
 
@@ -58,11 +60,13 @@ class NodeAgent:
     Args:
         process: the agent's own.
         pool: starts workers here.
+        known: the epoch of the head whose orders this process carries out.
     """
 
-    def __init__(self, process: LocalProcess, pool: OwnWorkers) -> None:
+    def __init__(self, process: LocalProcess, pool: OwnWorkers, known: KnownEpoch) -> None:
         self._process = process
         self._pool = pool
+        self._known = known
         self._ending: asyncio.Task[None] | None = None
         self._reports: dict[asyncio.Task[None], None] = {}
         self._printers = Printers(self._show, process.tasks.start)
@@ -73,14 +77,22 @@ class NodeAgent:
         joined."""
         self.finished: asyncio.Future[None] = process.loop.create_future()
 
-    async def run_over(self, status: int, text: str) -> None:
-        """Note that the run to which this node belongs is over: the program's exit status, and a line for people."""
+    async def run_over(self, epoch: int, status: int, text: str) -> None:
+        """Note that the run to which this node belongs is over: the program's exit status, and a line for people.
+
+        Here and below, `epoch` is that of the head which orders it.
+
+        Raises:
+            Deposed: a later head is known, here and below.
+        """
+        self._known.check(epoch)
         self.over(status, text)
 
     async def start_worker(
-        self, worker: ProcessId, label: str, env: dict[str, str], driver: ProcessId, shared: bool
+        self, epoch: int, worker: ProcessId, label: str, env: dict[str, str], driver: ProcessId, shared: bool
     ) -> None:
         """Start a worker with the process id `worker`, and report its start and its end."""
+        self._known.check(epoch)
         if self._ending is not None:
             self._report("worker_ended", worker, "its node is shutting down")
             return
@@ -89,22 +101,26 @@ class NodeAgent:
         except (OSError, ValueError) as error:
             self._report("worker_ended", worker, f"no process could be started for {label}: {error}; see ulimit -n")
 
-    async def kill_worker(self, worker: ProcessId, cause: str | None) -> None:
+    async def kill_worker(self, epoch: int, worker: ProcessId, cause: str | None) -> None:
         """Send SIGKILL to a worker and to all processes that it has started."""
+        self._known.check(epoch)
+        self._kill(worker, cause)
+
+    def _kill(self, worker: ProcessId, cause: str | None) -> None:
         record = self._pool.by_process.get(worker)
         if record is not None:
             record.kill(cause)
 
     async def worker_broken(self, cause: str) -> None:
         """End the calling worker, as `zcactor.control.head.Head.worker_broken` does."""
-        await self.kill_worker(current_call.get().session.peer_process, cause)
+        self._kill(current_call.get().session.peer_process, cause)
 
     async def worker_ready(self, worker: ProcessId, pid: int, address: str) -> None:
         """Note that a worker of this node has started and listens."""
         record = self._pool.by_process.get(worker)
         if record is not None and not record.ready.done():
             record.ready.set_result(None)
-            await self._process.head.ask_members("worker_ready", worker, pid, address)
+            await self._say("worker_ready", worker, pid, address)
 
     # ---------------------------------------------------------------- requests of workers to the head
 
@@ -162,8 +178,13 @@ class NodeAgent:
 
     # ---------------------------------------------------------------- the end
 
-    async def end(self, grace: float) -> None:
+    async def end(self, epoch: int, grace: float) -> None:
         """End every worker and then this node. Returns before that."""
+        self._known.check(epoch)
+        await self.end_itself(grace)
+
+    async def end_itself(self, grace: float) -> None:
+        """See `end`, at this node's own wish."""
         if self._ending is None:
             self._ending = self._process.loop.create_task(self._end(grace))
         elif grace <= 0:
@@ -194,7 +215,7 @@ class NodeAgent:
         self._printers.write(record.driver, stream, f"({record.label} pid={record.pid}) ", lines)
 
     async def _show(self, driver: ProcessId, stream: str, text: str) -> None:
-        await self._process.head.ask_members("worker_said", driver, stream, text)
+        await self._say("worker_said", driver, stream, text)
 
     def zygote_lost(self) -> None:
         """End the node: its workers have ended with the zygote, and no further worker can be started."""
@@ -207,10 +228,22 @@ class NodeAgent:
         if peer == self._process.sessions.head and self._process.sessions.used.get(peer) is None:
             if self._ending is None:
                 logger.warning("the cluster's head is lost (%s); this node ends", session.closed)
-            self._process.tasks.start(self.end(0.0))
+            self._process.tasks.start(self.end_itself(0.0))
         worker = self._pool.by_process.get(peer)
         if worker is not None and not worker.leaving:
             worker.kill()
+
+    async def _say(self, method: str, *args: Any) -> None:
+        """Report something to the head, with the epoch that is known here. A head of a later one refuses that, so that
+        this node knows its term from then on."""
+        ask = self._process.head.ask_members
+        try:
+            await ask(method, self._known.epoch, *args)
+        except Deposed as error:
+            if error.known <= self._known.epoch:
+                raise  # this head's own term is over
+            self._known.check(error.known)
+            await ask(method, self._known.epoch, *args)
 
     def _report(self, method: str, *args: Any) -> None:
         task = self._process.loop.create_task(self._tell_head(method, args))
@@ -219,7 +252,7 @@ class NodeAgent:
 
     async def _tell_head(self, method: str, args: tuple[Any, ...]) -> None:
         try:
-            await self._process.head.ask_members(method, *args)
+            await self._say(method, *args)
         except ZcactorError as error:  # the head is gone, or has given us up, and has no use for the report
             logger.debug("the head was not told of %s: %s", method, error)
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zcactor.control.head_log import MAX_CHANGES, MAX_NBYTES, Deposed, LogUnavailable, check_batch, nbytes_of
-from zcactor.errors import HeadUnavailable
+from zcactor.errors import HeadUnavailable, RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zcactor.control.head_log import Candidate, Change, HeadLog, Term
+    from zcactor.process.context import Asking
+    from zcactor.rpc.session import Session
 
 __all__ = ["HeadRecorder"]
 
@@ -60,6 +62,7 @@ class HeadRecorder:
         self._queue: deque[_Batch] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._deposed: Deposed | None = None
+        """The error of every decision from the moment on when a later head is known."""
         self._silent_since: float | None = None
         """The loop's time at which the first attempt began that the log has refused since it took the last batch."""
         self.max_recipe = MAX_NBYTES
@@ -68,6 +71,17 @@ class HeadRecorder:
     def epoch(self) -> int:
         """The epoch of the head's term; 0 before it leads."""
         return 0 if self._term is None else self._term.epoch
+
+    @property
+    def is_deposed(self) -> bool:
+        """Whether a later head is known, so that this one gives no order."""
+        return self._deposed is not None
+
+    def depose(self, known: int) -> None:
+        """Decide no more, because a process has heard of the head of epoch `known`, or the log has. Idempotent."""
+        if self._deposed is None:
+            self._deposed = Deposed(self.epoch, known)
+            logger.warning("this head decides no more: %s", self._deposed)
 
     async def lead(self) -> None:
         """Wait until this head leads. Idempotent.
@@ -109,7 +123,7 @@ class HeadRecorder:
 
         Cancelling ends the wait only.
         """
-        if changes or self._queue or self._writing is not None:
+        if changes or self._queue or self._writing is not None or self._deposed is not None:
             await self._add(changes, refusable=False)
 
     async def settled(self) -> None:
@@ -119,7 +133,7 @@ class HeadRecorder:
             HeadUnavailable: the log does not take them now.
             Deposed: another head decides now.
         """
-        if self._queue or self._writing is not None:
+        if self._queue or self._writing is not None or self._deposed is not None:
             await self._add((), refusable=True)
 
     async def aclose(self) -> None:
@@ -145,6 +159,24 @@ class HeadRecorder:
         if self._writing is None:
             self._writing = self._loop.create_task(self._write())  # it begins after this turn, whose batches it takes
 
+    async def order(self, requests: Asking, session: Session, method: str, *args: Any) -> None:
+        """Order something of the system actor of the session's peer, with the epoch of this head as the last argument.
+
+        Raises:
+            Deposed: a later head is known, here or to the peer, which has not done it.
+            ConnectionLost: the connection has ended.
+            RemoteError: the order has failed there.
+        """
+        if self._deposed is not None:
+            raise Deposed(self._deposed.epoch, self._deposed.known)
+        try:
+            await requests.ask(session, method, *args, self.epoch)
+        except RemoteError as error:
+            if not isinstance(error.original, Deposed):
+                raise
+            self.depose(error.original.known)
+            raise error.original from None
+
     # ---------------------------------------------------------------- the log
 
     async def _write(self) -> None:
@@ -167,8 +199,7 @@ class HeadRecorder:
                 self._taken(batches)
                 pause = _FIRST_PAUSE
         except Deposed as error:
-            logger.warning("this head decides no more: %s", error)
-            self._deposed = error
+            self.depose(error.known)
             self._fail(batches, error)
         except BaseException as error:
             self._fail(batches, error if isinstance(error, Exception) else None)

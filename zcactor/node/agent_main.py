@@ -304,7 +304,7 @@ async def _serve(
         node.driver = setup["driver"]
         node.console.has_log = not node.driver
         await node.recorder.lead()
-    end = node.shutdown if isinstance(node, Head) else node.end
+    end = node.shutdown if isinstance(node, Head) else node.end_itself
 
     def told_to_end(grace: float = 0.0) -> None:
         process.tasks.start(end(grace))
