@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.descriptors import opened
+from tests.hosts.netns import missing
 from tests.kubelet import GROUP, VERSION, mounting
 from zcactor.errors import AuthenticationError
 from zcactor.token import TOKEN_NBYTES, default_file, find_token, make_token_file, parse_token, read_token_file
@@ -206,6 +207,9 @@ def test_descriptors_are_closed(file: Path, tmp_path: Path) -> None:
 
 # ---- Secrets that Kubernetes has mounted
 
+
+CAN_MOUNT = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
 READING = """
 import json, os, sys
 from zcactor.errors import AuthenticationError
@@ -244,6 +248,7 @@ def mounted(
 
 @pytest.mark.root
 @pytest.mark.slow
+@CAN_MOUNT
 @pytest.mark.parametrize(
     ("uid", "groups", "mode"), [(0, (), 0o440), (0, (), 0o400), (1000, (GROUP,), 0o440), (1000, (5, GROUP), 0o440)]
 )
@@ -253,6 +258,7 @@ def test_a_mounted_secret(uid: int, groups: tuple[int, ...], mode: int) -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
+@CAN_MOUNT
 @pytest.mark.parametrize(
     ("uid", "mode", "owner", "words"),
     [
@@ -271,6 +277,7 @@ def test_a_mounted_secret_that_is_refused(uid: int, mode: int, owner: int, words
 
 @pytest.mark.root
 @pytest.mark.slow
+@CAN_MOUNT
 @pytest.mark.parametrize(
     "change",
     [

@@ -81,6 +81,15 @@ def test_the_command_for_ssh_is_a_variable(fails: str) -> None:
     assert "no way to a" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_no_ssh(command: str) -> None:
+    done = run(command, "--hosts", "a,b", PATH="/nowhere", ZCACTOR_SSH="")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == (
+        "zcactor: there is no ssh: install openssh-client, or name a command by --ssh or ZCACTOR_SSH\n"
+    )
+
+
 def test_a_token_that_is_wrong(fails: str) -> None:
     done = run("up", "--hosts", "a", "--ssh", fails, ZCACTOR_TOKEN="short", ZCACTOR_TOKEN_FILE="")
     assert (done.exit_code, done.stdout) == (1, "")

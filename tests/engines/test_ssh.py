@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import subprocess
@@ -122,8 +123,9 @@ class Site:
         """Whether no process of zcactor is left on ``a`` and ``b``, and no run directory."""
         for host in (self.a, self.b):
             for pid in host.pids().values():
-                if b"zcactor" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return False
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                    if b"zcactor" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        return False
             if any((host.directory / "run").iterdir()):
                 return False
         return True
@@ -174,7 +176,7 @@ def test_a_host_key_that_has_changed(site: Site) -> None:
     assert "zcactor: b: ssh failed\n" in output
     assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in output
     assert "zcactor: a: " not in output
-    assert site.quiet()
+    until(site.quiet, "all processes to end", PATIENCE)
 
 
 def test_a_key_that_is_not_taken(site: Site) -> None:
@@ -191,7 +193,7 @@ def test_a_host_that_refuses(site: Site) -> None:
         assert (
             f"zcactor: {host.name}: ssh failed\n  ssh: connect to host {host.address} port 9: Connection ref" in output
         )
-    assert site.quiet()
+    until(site.quiet, "all processes to end", PATIENCE)
 
 
 def test_a_host_that_is_not_there(site: Site) -> None:
@@ -202,7 +204,7 @@ def test_a_host_that_is_not_there(site: Site) -> None:
         status, output = site.zcactor("down", "--hosts", "a,b")
         assert status == 1
         assert "zcactor: b: ssh failed" in output and "zcactor: a: no node of yours runs there" in output
-    assert site.quiet()
+    until(site.quiet, "all processes to end", PATIENCE)
 
 
 SILENT = "import socket, sys; s = socket.create_server((sys.argv[1], 2222)); print('up', flush=True); sys.stdin.read()"
