@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.driver.programs import ROOT, processes, until
-from tests.engines.launching import PATIENCE, User
+from tests.engines.launching import User
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+PATIENCE = 600.0
+"""Seconds after which a test stops waiting: each process that Ray starts imports Ray, a second of CPU time."""
 
 PRELUDE = """
 import asyncio, functools, os
@@ -72,6 +75,10 @@ class RayUser(User):
         """Start a program of this text, after `PRELUDE`."""
         (self.folder / "program.py").write_text(PRELUDE + source)
         return self.start(sys.executable, "program.py", **environ)
+
+    def says(self, words: str) -> None:
+        """Wait until the program's output has these words."""
+        until(lambda: words in self.text(), f"the words {words!r}", PATIENCE)
 
     def succeeds(self, source: str) -> str:
         """Run a program to its end. Returns its output."""
@@ -288,6 +295,7 @@ def test_an_agent_that_is_killed(user: RayUser) -> None:
 
 def test_the_example(user: RayUser) -> None:
     example = str(ROOT / "examples" / "ray_arrays.py")
-    status, text = user.done(sys.executable, example, "--size", "4MiB", "--rounds", "3")
+    status = user.start(sys.executable, example, "--size", "4MiB", "--rounds", "3").wait(PATIENCE)
+    text = user.text()
     assert status == 0, text
     assert re.search(r"median of 3:\nby Ray +[\d.]+ ms\nby zcactor +[\d.]+ ms, [\d.]+ times as fast", text)
