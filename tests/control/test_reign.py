@@ -202,6 +202,10 @@ class Frame:
     seen: int = 0
 
 
+ALL_OF = frozenset(range(5))
+FEW = st.sets(st.integers(0, 4), max_size=2)
+
+
 class Reigns(RuleBasedStateMachine):
     """Heads, members and a log, each with a clock of its own, and a network that delays and loses as it likes."""
 
@@ -221,7 +225,7 @@ class Reigns(RuleBasedStateMachine):
         self.reigns: dict[int, Head] = {}
         self.number = 0
 
-    @initialize(count=st.integers(1, 5))
+    @initialize(count=st.integers(2, 5))
     def start(self, count: int) -> None:
         self.heads = [Head(f"h{number}", 1000.0 * number, Reign(PATIENCE)) for number in range(3)]
         self.members = [
@@ -245,17 +249,14 @@ class Reigns(RuleBasedStateMachine):
                 member.ended = True
                 member.actors.clear()
 
-    @rule(tenths=st.integers(1, 30))
+    @rule(tenths=st.integers(1, 10))
     def wait(self, tenths: int) -> None:
         self.pass_time(tenths / 10)
 
     @rule(which=st.integers(0, 2))
     def stop(self, which: int) -> None:
-        self.heads[which].stopped = True
-
-    @rule(which=st.integers(0, 2))
-    def resume(self, which: int) -> None:
-        self.heads[which].stopped = False
+        """Stop a head, or let it go on."""
+        self.heads[which].stopped = not self.heads[which].stopped
 
     @rule(which=st.integers(0, 2), away=st.booleans())
     def reach(self, which: int, away: bool) -> None:
@@ -263,7 +264,7 @@ class Reigns(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 4))
     def lose(self, which: int) -> None:
-        if which < len(self.members):
+        if which < len(self.members) and sum(member.ended for member in self.members) < 2:
             self.members[which].ended = True
             self.members[which].actors.clear()
 
@@ -281,6 +282,44 @@ class Reigns(RuleBasedStateMachine):
         at = self.now + head.skew
         head.reign.begin(self.epoch, at + TTL - MARGIN, self.recorded, at)
 
+    @rule(which=st.integers(0, 2), without=FEW)
+    def take_over(self, which: int, without: set[int]) -> None:
+        """Campaign once the lease has ended, and ask members."""
+        if self.reaches(self.heads[which]):
+            for end, _, head in self.leases:
+                if head is not self.heads[which]:
+                    self.pass_time(end - self.now)
+            self.campaign(which)
+            for number in ALL_OF - without:
+                self.talk(which, number)
+
+    @rule(seconds=st.sampled_from((2, 4, 10)), without=FEW, leads=st.booleans())
+    def live(self, seconds: int, without: set[int], leads: bool) -> None:
+        """Let time pass, with renewals, and questions of some of the members."""
+        for _ in range(seconds):
+            self.pass_time(1.0)
+            for number in range(3):
+                if leads:
+                    self.extend(number, 0)
+            self.questions(without)
+
+    @rule(which=st.integers(0, 2), to=st.integers(0, 4))
+    def act(self, which: int, to: int) -> None:
+        """Settle, and construct elsewhere at once what is gone."""
+        self.settle_one(which)
+        while self.replace(which, to):
+            pass
+
+    def replace(self, which: int, to: int) -> bool:
+        frame = self.construct(which, to)
+        self.deliver(frame)
+        return frame is not None
+
+    @rule(which=st.integers(0, 2), to=st.integers(0, 4))
+    def spawn(self, which: int, to: int) -> None:
+        """Spawn an actor without a delay."""
+        self.deliver(self.begin_spawn(which, to))
+
     @rule(which=st.integers(0, 2))
     def campaign(self, which: int) -> None:
         head = self.heads[which]
@@ -294,6 +333,10 @@ class Reigns(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2), late=st.integers(0, 5))
     def renew(self, which: int, late: int) -> None:
+        """Renew a term, and hear of it a moment later."""
+        self.extend(which, late)
+
+    def extend(self, which: int, late: int) -> None:
         head = self.heads[which]
         asked = self.now + head.skew
         if not self.reaches(head) or head.reign.state(asked) is ReignState.FOLLOWING:
@@ -314,6 +357,9 @@ class Reigns(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2), to=st.integers(0, 4), target=frames)
     def order(self, which: int, to: int) -> Frame | None:
         """Spawn an actor: recorded first, then ordered."""
+        return self.begin_spawn(which, to)
+
+    def begin_spawn(self, which: int, to: int) -> Frame | None:
         head = self.heads[which]
         if to >= len(self.members) or head.stopped or not head.reign.acts(self.now + head.skew):
             return None
@@ -342,6 +388,9 @@ class Reigns(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2), to=st.integers(0, 4), target=frames)
     def restart(self, which: int, to: int) -> Frame | None:
         """Construct elsewhere what was at a lost member, or what its member has not reported."""
+        return self.construct(which, to)
+
+    def construct(self, which: int, to: int) -> Frame | None:
         head = self.heads[which]
         if to >= len(self.members) or not head.reign.acts(self.now + head.skew) or not self.commits(head):
             return None
@@ -352,11 +401,11 @@ class Reigns(RuleBasedStateMachine):
             if place not in self.recorded
             or (place in head.reports and actor not in head.reports[place] and actor <= head.before)
         }
-        if not gone or member.name not in self.recorded:
+        if not gone or member.name not in self.recorded or member.name not in head.reports:
             return None
         actor = min(gone)
         self.places[actor] = member.name
-        head.reports.setdefault(member.name, set()).add(actor)
+        head.reports[member.name].add(actor)
         return Frame("order", head, member, head.reign.epoch, actors=frozenset([actor]))
 
     @rule(which=st.integers(0, 2), answered=st.booleans())
@@ -378,6 +427,10 @@ class Reigns(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2), to=st.integers(0, 4), target=frames)
     def ask(self, which: int, to: int) -> Frame | None:
+        """Ask a member for its report."""
+        return self.inquiry(which, to)
+
+    def inquiry(self, which: int, to: int) -> Frame | None:
         head = self.heads[which]
         state = head.reign.state(self.now + head.skew)
         if to >= len(self.members) or head.stopped or state is ReignState.FOLLOWING:
@@ -399,20 +452,26 @@ class Reigns(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2), to=st.integers(0, 4))
     def talk(self, which: int, to: int) -> None:
         """Ask and answer without a delay."""
-        self.arrive(self.arrive(self.ask(which, to)))
+        self.deliver(self.deliver(self.inquiry(which, to)))
 
-    @rule(of=st.sets(st.integers(0, 4)))
-    def breathe(self, of: set[int]) -> None:
+    @rule(without=FEW)
+    def breathe(self, without: set[int]) -> None:
         """Let members ask without a delay whether they may stay, and their heads hear of them."""
-        for number in sorted(of):
+        self.questions(without)
+
+    def questions(self, without: set[int]) -> None:
+        for number in ALL_OF - without:
             question = self.question(number)
             if question is not None:
                 self.talk(self.heads.index(question.head), number)
-                self.arrive(self.arrive(question))
+                self.deliver(self.deliver(question))
 
     @rule(frame=frames, target=frames)
     def arrive(self, frame: Frame | None) -> Frame | None:
         """A frame arrives, perhaps once more."""
+        return self.deliver(frame)
+
+    def deliver(self, frame: Frame | None) -> Frame | None:
         if frame is None:
             return None
         head, member = frame.head, frame.member
@@ -462,3 +521,76 @@ class Reigns(RuleBasedStateMachine):
 
 TestReigns = pytest.mark.slow(Reigns.TestCase)
 TestReigns.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+def scene(count: int) -> Reigns:
+    """Members of which the first has an actor, and the first head leads."""
+    made = Reigns()
+    made.start(count)
+    made.spawn(0, 0)
+    assert made.members[0].actors == {1}
+    return made
+
+
+def holds(made: Reigns) -> None:
+    made.one_head_acts()
+    made.one_instance_lives()
+
+
+def test_an_order_that_was_held_up() -> None:
+    made = scene(2)
+    order = made.begin_spawn(0, 0)
+    made.live(2, set(), False)
+    made.take_over(1, set())
+    made.act(1, 1)
+    assert made.members[1].actors == {2}
+    made.deliver(order)
+    assert made.members[0].actors == {1}
+    holds(made)
+
+
+def test_half_of_the_members_do_not_stay_with_an_adrift_head() -> None:
+    made = scene(4)
+    made.cut.add("h0")
+    made.live(2, {2, 3}, False)
+    made.take_over(1, {0, 1})
+    made.live(10, set(), True)
+    made.act(1, 2)
+    assert made.heads[1].reign.acts(made.now + 1000.0)
+    assert [member.ended for member in made.members] == [True, True, False, False]
+    assert made.members[2].actors == {1}
+    holds(made)
+
+
+@pytest.mark.parametrize("joining", [False, True])
+def test_members_that_leave_an_adrift_head_late(joining: bool) -> None:
+    made = scene(4)
+    made.cut.add("h0")
+    made.live(2, {3}, False)
+    made.take_over(1, {0, 1, 2})
+    if joining:
+        made.join(1, True)
+    for _ in range(3):
+        made.live(4, set(), True)
+        made.act(1, 3)
+        assert made.members[0].actors == {1} and not made.heads[1].reign.acts(made.now + 1000.0)
+        holds(made)
+    made.talk(1, 2)
+    made.act(1, 3)
+    holds(made)
+    made.live(10, set(), True)
+    made.act(1, 3)
+    assert made.heads[1].reign.acts(made.now + 1000.0)
+    assert [member.ended for member in made.members][:4] == [True, True, False, False]
+    assert made.members[3].actors == {1}
+    holds(made)
+
+
+def test_an_outage_of_the_log_ends_nothing() -> None:
+    made = scene(3)
+    made.cut |= {"h0", "h1", "h2"}
+    for _ in range(10):
+        made.live(10, {2}, True)
+    assert made.heads[0].reign.state(made.now) is ReignState.ADRIFT
+    assert [member.ended for member in made.members] == [False, False, True]
+    assert made.members[0].actors == {1}
