@@ -18,6 +18,7 @@ from zcactor.cluster.records import list_nodes
 from zcactor.config import load_config
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.interface import shown
+from zcactor.node.agent_main import AGAIN
 from zcactor.process.loops import run
 from zcactor.token import default_file, make_token_file
 from zcactor.workers.run_directory import base_directory
@@ -101,18 +102,20 @@ def start(
     config, own_host = settings(host=host, num_cpus=num_cpus, num_gpus=num_gpus, store_capacity=store_capacity)
     if port is None:
         port = DEFAULT_PORT if head else 0
-    try:
-        node = start_node(
-            replace(config, address=None), own_host=own_host, head=address, port=port, resources=custom,
-            stays=not block, launch=fork_agent,
-        )  # fmt: skip
-    except (ZcactorError, OSError, ValueError) as error:
-        raise fail(error) from error
-    if block:
-        _end_by_signals(node)  # before the line that names Ctrl-C is printed
-    _tell(node, block)
-    if block:
-        raise click.exceptions.Exit(node.process.wait())
+    status, follows = AGAIN, ""
+    while status == AGAIN:
+        try:
+            node = start_node(
+                replace(config, address=None), own_host=own_host, head=address, port=port, resources=custom,
+                stays=not block, launch=fork_agent, follows=follows,
+            )  # fmt: skip
+        except (ZcactorError, OSError, ValueError) as error:
+            raise fail(error) from error
+        if block:
+            _end_by_signals(node)  # before the line that names Ctrl-C is printed
+        _tell(node, block)
+        status, follows = node.process.wait() if block else 0, node.record.node
+    raise click.exceptions.Exit(status)
 
 
 def _tell(node: StartedNode, block: bool) -> None:
