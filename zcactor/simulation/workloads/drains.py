@@ -105,7 +105,7 @@ class Drains:
             options: dict[str, Any] = {"node": "spread", "max_restarts": -1}
             if rng.random() < 0.3:
                 options["process"] = "shared"
-            self._handles.append(await Mover.options(name=f"m{number}", **options).spawn(f"m{number}"))
+            self._handles.append(await Mover.options(name=f"drained{number}", **options).spawn(f"drained{number}"))
 
     async def run(self) -> None:
         """See `Workload.run`."""
@@ -142,7 +142,7 @@ class Drains:
         other = rng.choice(self._handles)
         order, calm = None, record.calm
         if kind == "plain":
-            line = f"driver to m{which}"
+            line = f"driver to drained{which}"
             self._placed[line] = self._placed.get(line, 0) + 1
             order = line, self._placed[line]
         operation = record.begin(f"drained {kind}", 1, order)
