@@ -95,6 +95,7 @@ async def test_a_renewal_tells_that_the_lease_has_ended(etcd: FakeEtcd, make: Ca
     assert etcd.count("keepalive") > 0
 
 
+@pytest.mark.slow
 async def test_a_renewal_that_fails_is_tried_again(etcd: FakeEtcd, make: Callable[..., EtcdLog]) -> None:
     refused = (503, 14, "etcdserver: request timed out"), (400, 3, "etcdserver: strange")
     etcd.fail("keepalive", "lost", *refused)
@@ -117,8 +118,8 @@ async def test_the_changes_of_one_turn_are_one_transaction(etcd: FakeEtcd, make:
 async def test_more_entries_than_a_page_has(make: Callable[..., EtcdLog]) -> None:
     log = make()
     term = await log.campaign(ONE)
-    for number in range(600):
-        await log.record(term, [Change("actor", f"{number}/x", b"%d" % number)])
+    changes = [Change("actor", f"{number}/x", b"%d" % number) for number in range(600)]
+    await asyncio.gather(*(log.record(term, [change]) for change in changes))
     assert await log.load(term) == {"actor": {f"{number}/x": b"%d" % number for number in range(600)}}
 
 
@@ -206,6 +207,7 @@ async def test_a_candidate_that_gives_up(etcd: FakeEtcd, make: Callable[..., Etc
     assert not etcd.leases
 
 
+@pytest.mark.slow
 async def test_etcd_is_away_while_a_candidate_waits(etcd: FakeEtcd, make: Callable[..., EtcdLog]) -> None:
     first, second = make(), make()
     term = await first.campaign(ONE)
@@ -336,6 +338,7 @@ async def test_another_program_uses_the_key(etcd: FakeEtcd, make: Callable[..., 
         await make().campaign(ONE)
 
 
+@pytest.mark.slow
 async def test_following_over_an_outage(etcd: FakeEtcd, make: Callable[..., EtcdLog]) -> None:
     following, leading = make(), make()
     leaders = following.leaders()
