@@ -56,7 +56,7 @@ def test_one_tree() -> None:
         GroupBroken(1, "A(b)", "killed", 2),
         GroupMismatch((0, 2), ("barrier()", "broadcast(root=0)")),
         GroupTimeout("Group.barrier", 0.5, (1, 2)),
-        HeadUnavailable("etcd://10.0.0.1:2379", 2.5),
+        HeadUnavailable("/state/log.db", 10.0, "head"),
         DeviceError("copy", 700, 1, True, "nothing is mapped"),
         *(
             cls("text")
@@ -98,6 +98,14 @@ def test_messages_of_groups() -> None:
     assert str(DeviceError("pin", 1, -1)) == "pin failed with error 1: the driver gives no reason"
     assert "missing ranks: 1, 2;" in str(GroupTimeout("Group.barrier", 0.5, (1, 2)))
     assert "only bytes are on their way" in str(GroupTimeout("Group.barrier", 0.5, ()))
+
+
+def test_messages_of_a_head_that_is_away() -> None:
+    away = str(HeadUnavailable("/state/log.db", 10.04, "head"))
+    assert away.startswith("the cluster's head has not answered for 10.0 s; calls between actors go on")
+    assert "'zcactor start --head'" in away
+    silent = str(HeadUnavailable("/state/log.db", 1.0))
+    assert "its log /state/log.db has not answered for 1.0 s; nothing was done" in silent
 
 
 def test_messages() -> None:

@@ -114,6 +114,11 @@ class Config:
             works.
         verbs_port: number of the only port of the device to use; None tries all ports.
         verbs_gid_index: index of the entry of the port's GID table to use; None takes the entry that stands for `host`.
+        head_timeout: seconds that a request to the cluster's head waits while the head is away; then it raises
+            `HeadUnavailable`. A head that is started again needs two or three.
+        head_patience: seconds that a node goes on after it has lost its head, as the head's setting says. Then it ends
+            its actors and itself. Only a head that keeps its log in a file is waited for. Longer than a start of the
+            head takes, and short, because names of a lost node's actors are free only two seconds after this.
         idle_timeout: seconds after which an unused connection is closed, because it takes descriptors at both ends; the
             next call opens it again. The connection to the agent of the own node stays open. 0 keeps all connections.
         verbs_idle_timeout: like `idle_timeout`, for connections by RDMA: cards slow down with thousands of connections.
@@ -161,6 +166,8 @@ class Config:
     verbs_eager_limit: int | None = None
     verbs_idle_timeout: float = 300.0
     idle_timeout: float = 300.0
+    head_timeout: float = 10.0
+    head_patience: float = 6.0
     gpu: Literal["auto", "cuda", "fake", "off"] = "auto"
     gpu_fake: str = ""
     device_capacity: int | None = None
@@ -227,6 +234,8 @@ MINIMUM: Mapping[str, float] = {
     "verbs_eager_limit": 64,
     "verbs_idle_timeout": 0,
     "idle_timeout": 0,
+    "head_timeout": 0,
+    "head_patience": 0,
     "device_capacity": 2 << 20,  # one granule of the driver
     "device_keep_nbytes": 0,
 }

@@ -325,21 +325,28 @@ _TELLING = (_ActorGone, ConnectionLost)
 
 
 class HeadUnavailable(ZcactorError):
-    """The cluster's head cannot decide now: its log does not take what it would decide. Nothing of it was done.
+    """The cluster's head is away, or cannot decide because its log takes nothing. Nothing was done.
 
     Calls between living actors, arrays and streams go on. A later attempt may succeed.
 
     Attributes:
-        log: the log that does not answer: a path, or an ``etcd://`` URL.
-        since: for how many seconds it has not answered.
+        log: the log of the cluster's heads: a path, or an ``etcd://`` URL.
+        since: for how many seconds there has been no answer.
+        silent: ``"log"`` or ``"head"``, the one that does not answer.
     """
 
-    def __init__(self, log: str, since: float) -> None:
-        super().__init__(log, since)
+    def __init__(self, log: str, since: float, silent: str = "log") -> None:
+        super().__init__(log, since, silent)
         self.log = log
         self.since = since
+        self.silent = silent
 
     def __str__(self) -> str:
+        if self.silent == "head":
+            return (
+                f"the cluster's head has not answered for {self.since:.1f} s; calls between actors go on; start it "
+                f"again by 'zcactor start --head' on its host, where its log is {self.log}, and try again"
+            )
         return (
             f"the cluster's head cannot decide now: its log {self.log} has not answered for {self.since:.1f} s; "
             "nothing was done, and calls between actors go on; look after the log, and try again"

@@ -9,6 +9,7 @@ from typing import Any
 
 from zcactor.errors import ConnectionLost
 from zcactor.ids import ProcessId, new_process
+from zcactor.process.absence import Absence
 from zcactor.process.epochs import KnownEpoch
 from zcactor.workers.worker_table import WorkerRecord
 
@@ -35,10 +36,11 @@ class FakeProcess:
         self.process = self.agent = HEAD
         self.asked: list[tuple[Any, ...]] = []
         used: dict[bytes, FakeSession] = {}
-        self.sessions = SimpleNamespace(used=used, head=HEAD)
+        self.sessions = SimpleNamespace(used=used, head=HEAD, living=lambda peer: used.get(peer))
         self.tasks = SimpleNamespace(closing=False, start=self.start, begin=self.loop.create_task)
         self.system = SimpleNamespace(revive=None, known=KnownEpoch())
         self.requests = self.head = self
+        self.absence = Absence(self.loop, 20.0)
         self.begun: list[asyncio.Task[Any]] = []
         self._answer = answer
 
@@ -60,6 +62,9 @@ class FakeProcess:
         return await self._asked(self.agent, method, *args)
 
     ask_agent = ask_members
+
+    async def rejoin(self, method: str, *args: Any) -> tuple[FakeSession, Any]:
+        return FakeSession(self.agent), await self._asked(self.agent, method, *args)
 
     async def settle(self) -> None:
         """Let every ready task run."""

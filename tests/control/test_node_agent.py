@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.control.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
+from zcactor.control import node_agent
 from zcactor.control.head import agent_interface
 from zcactor.control.membership import membership_interface
 from zcactor.control.node_agent import NodeAgent, member_interface
@@ -21,6 +22,7 @@ from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.objectstore.table import LeaseTable
 from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX, RELAYED
+from zcactor.process import absence
 from zcactor.process.epochs import Deposed, KnownEpoch
 
 WORKER, OTHER = ProcessId(b"w" * 16), ProcessId(b"o" * 16)
@@ -288,3 +290,109 @@ async def test_a_report_to_an_earlier_head_is_not_repeated(caplog: pytest.LogCap
     with pytest.raises(Deposed):
         await bench.member.worker_ready(WORKER, 7, "w@host:1")
     assert len(bench.told) == 1
+
+
+# ---------------------------------------------------------------- a head that is away
+
+
+class Away(Bench):
+    """A node whose head has a log, and is away until it is back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(self._told)
+        monkeypatch.setattr(absence, "_FIRST_PAUSE", 0.0)
+        self.patience = 20.0
+        self.returning: Any = ConnectionLost("refused")
+        self.tried = asyncio.Event()
+
+    async def _told(self, peer: bytes, method: str, *args: Any) -> Any:
+        if method == "join_node":
+            return self.patience, "/state/log.db"
+        if method == "return_node":
+            self.tried.set()
+            if isinstance(self.returning, Exception):
+                raise self.returning
+            self.process.sessions.used[HEAD] = FakeSession(HEAD)
+            return self.returning
+        return 9 if method == "lease" else None
+
+    async def join_and_lose(self) -> None:
+        await self.member.join({"host": "n"}, {"CPU": 1.0})
+        await self.member.start_worker(1, WORKER, "Shard", {}, DRIVER, False)
+        await self.member.worker_ready(WORKER, 7, "w@host:1")
+        self.pool.by_process[WORKER].pid = 7
+        await self.member.start_worker(1, OTHER, "Late", {}, DRIVER, True)
+        self.pool.by_process[OTHER].pid = 8
+        self.lose(HEAD)
+
+
+async def test_a_node_returns_to_a_head_that_is_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Away(monkeypatch)
+    released: list[int] = []
+    kept, gone = (node_agent._ActorHold(own, partial(released.append, own)) for own in (1, 2))
+    bench.member._holds.update({51: kept, 52: gone})
+    monkeypatch.setattr(FakeSession, "release", lambda _, each: released.append(100 + each), raising=False)
+    await bench.join_and_lose()
+    seeking = bench.member._seeking
+    assert bench.process.absence.going_on, "from this moment on, requests wait"
+    async with asyncio.timeout(20):
+        await bench.tried.wait()
+        bench.returning = [51]
+        assert seeking is not None
+        await bench.process.absence.end()
+        await seeking
+    workers = [(WORKER, 7, "w@host:1", "Shard", DRIVER, False), (OTHER, 0, "", "Late", DRIVER, True)]
+    assert bench.told[-1] == ("return_node", {"host": "n"}, {"CPU": 1.0}, workers, [51, 52])
+    assert WORKER in bench.pool.by_process
+    assert not bench.member.finished.done()
+    assert "looking for it for 20 s" in caplog.text
+    assert "is back" in caplog.text
+    bench.member._holds.clear()
+    del kept, gone
+    gc.collect()
+    assert sorted(released) == [2, 151], "the lease at the new head goes back there"
+
+
+@pytest.mark.parametrize("returning", [None, AuthenticationError("another token")])
+async def test_a_node_that_its_head_does_not_take_back_ends(monkeypatch: pytest.MonkeyPatch, returning: Any) -> None:
+    bench = Away(monkeypatch)
+    bench.returning = returning
+    await bench.join_and_lose()
+    async with asyncio.timeout(20):
+        await bench.member.finished
+    assert not bench.pool.by_process
+
+
+async def test_patience_begins_with_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that no packet comes through ends after five seconds, in which the head may have lost the node."""
+    bench = Away(monkeypatch)
+    bench.patience = node_agent._NOTICE
+    await bench.member.join({"host": "n"}, {"CPU": 1.0})
+    session = FakeSession(HEAD)
+    session.closed = ConnectionLost("silent")
+    session.closed.__cause__ = TimeoutError(110, "timed out")
+    bench.member.session_lost(session)  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        await bench.member.finished
+    assert not bench.tried.is_set()
+
+
+async def test_patience_ends(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Away(monkeypatch)
+    bench.patience = 0.01
+    await bench.join_and_lose()
+    async with asyncio.timeout(20):
+        await bench.member.finished
+    assert "has not come back in 0.01 s; this node ends" in caplog.text
+
+
+async def test_a_node_that_is_ending_does_not_look_for_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Away(monkeypatch)
+    await bench.member.join({"host": "n"}, {"CPU": 1.0})
+    await bench.member.end(1, 0.0)
+    bench.lose(HEAD)
+    assert bench.member._seeking is None
+    async with asyncio.timeout(20):
+        await bench.member.finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ class Link(HeadLink):
     """A link to a head that answers with `answer`."""
 
     def __init__(self, answer: Any) -> None:
-        super().__init__(Sessions(b"u" * 16), None, None, *[lambda: None] * 3)  # type: ignore[arg-type]
+        tasks: Any = SimpleNamespace(loop=asyncio.get_running_loop())
+        super().__init__(Sessions(b"u" * 16), None, None, tasks, 20.0, *[lambda: None] * 3)  # type: ignore[arg-type]
         self._answer = answer
 
     async def ask_agent(self, method: str, *args: Any) -> Any:

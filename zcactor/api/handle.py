@@ -91,6 +91,10 @@ class ActorHold:
             return self.owner, self.id, 0
         return self.owner, self.id, session.pin(self)
 
+    def renew(self, release: Any) -> None:
+        """Take another lease instead, which ``release(id)`` gives back: the one of before has ended with the head."""
+        self._release = release
+
     def release(self) -> None:
         """Give the lease back."""
         if self._release is not None:

@@ -17,6 +17,7 @@ from zcactor.errors import (
     ActorUnavailable,
     ConnectionLost,
     DeadlineExceeded,
+    HeadUnavailable,
     MailboxFull,
     ObjectLost,
     OutOfMemory,
@@ -226,6 +227,18 @@ class RemoteActor:
 
     async def _open(self) -> None:
         """Connect to the actor's current process, then send the calls that waited."""
+        try:
+            await self._reach()
+        except HeadUnavailable as error:  # where the actor is now, only the head knows
+            text = str(error)
+            self._give_up(lambda maybe: ActorUnavailable(self.label, text, maybe))
+
+    async def _reach(self) -> None:
+        """Connect to the actor, and send the calls that waited or fail them.
+
+        Raises:
+            HeadUnavailable: the head is away.
+        """
         loop = self.process.loop
         cause, begun, pause, attempt = "it could not be reached", loop.time(), _FIRST_PAUSE, 0
         while True:
@@ -445,7 +458,11 @@ class RemoteActor:
     async def lost(self, calls: Sequence[Call], cause: str) -> None:
         """Find out the actor's state after the connection to its process ended with `calls` open."""
         self.session = None
-        state, location, why = await self.process.head.locate(self.actor_id, calls_wait=True)
+        location: tuple[bytes, int] | None
+        try:
+            state, location, why = await self.process.head.locate(self.actor_id, calls_wait=True)
+        except HeadUnavailable as away:
+            state, location, why = "restarting", None, f"{cause}; {away}"
         if state == "dead":
             self.die(why or cause)
             for call in calls:

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zcactor.errors import AuthenticationError
+from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
 from zcactor.objectstore.store import Block
 from zcactor.transport.local.endpoint import LocalEndpoint
 from zcactor.transport.stream.record_layer import REMEDY, Integrity, can_seal
@@ -102,10 +102,17 @@ def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_addres
         claimed = places.try_(wanted)
         if claimed:
             return claimed
-        found: str = await head.ask_members("find", wanted)
+        try:
+            found: str = await head.ask_members("find", wanted)
+        except HeadUnavailable as error:
+            raise ConnectionLost(f"process {name} is not found: {error}") from error
         return found
 
+    from zcactor.transport.selector import SelectingEndpoint
+
     endpoint.find_by(find)
+    if isinstance(endpoint, SelectingEndpoint):
+        endpoint.is_urgent = lambda address: address == head_address and head.absence.going_on
 
 
 def problem_of(endpoint: Endpoint) -> str:

@@ -112,8 +112,8 @@ class Process:
             self.hub, self.sessions, self.twins, self.places, self.tasks, endpoint, store, config, self.place.pid
         )
         self.head = HeadLink(
-            self.sessions, self.connections, self.requests, interfaces.of_head, interfaces.of_membership,
-            interfaces.of_node,
+            self.sessions, self.connections, self.requests, self.tasks, config.head_timeout, interfaces.of_head,
+            interfaces.of_membership, interfaces.of_node,
         )  # fmt: skip
         self.locations = Locations(
             self.tasks, self.sessions, self.connections, self.requests, store, self.placements, self.counters

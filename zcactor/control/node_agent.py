@@ -1,7 +1,8 @@
 """The agent of a node that has joined a cluster: it starts and ends workers at the head's word.
 
-It holds no names of actors and decides nothing. When it loses the head, it ends its workers and itself: the head has
-given up their actors by then, or is about to, and may start them elsewhere. So no actor lives twice.
+It holds no names of actors and decides nothing. When it loses the head, it looks for the head as long as the cluster's
+patience lasts, and reports what lives here to a head that is back. Otherwise it ends its workers and itself: the head
+has given up their actors by then, or is about to, and may start them elsewhere. So no actor lives twice.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
 from zcactor.peers.head_link import AGENT_INDEX, RELAYED
+from zcactor.peers.losses import ended_there
 from zcactor.process.epochs import Deposed
 from zcactor.workers.output import Printers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from zcactor.control.node_table import OwnWorkers
     from zcactor.process.context import LocalProcess
@@ -37,6 +39,9 @@ __all__ = ["NodeAgent", "member_interface"]
 logger = logging.getLogger("zcactor")
 _FOR_SPAWNERS = ("reserve", "waits")
 """Methods of the head to which the agent adds the worker for which it asks."""
+_NOTICE = 5.0
+"""Seconds of silence after which a connection ends that no packet comes through; see `zcactor.transport.tcp.liveness`.
+The head's fence begins with the silence, and so does this node's patience."""
 _LAST_REPORT = 1.0
 """Seconds that the head gets at the end to take in the last reports."""
 
@@ -44,14 +49,14 @@ _LAST_REPORT = 1.0
 class _ActorHold:
     """A lease on an actor at the head, which lasts as long as a worker has a lease on this object."""
 
-    __slots__ = ("__weakref__", "_release", "id")
+    __slots__ = ("__weakref__", "id", "release")
 
     def __init__(self, own: int, release: Callable[[], None]) -> None:
         self.id = own
-        self._release = release
+        self.release = release
 
     def __del__(self) -> None:
-        self._release()
+        self.release()
 
 
 class NodeAgent:
@@ -72,12 +77,30 @@ class NodeAgent:
         self._printers = Printers(self._show, process.tasks.start)
         self._holds: WeakValueDictionary[int, _ActorHold] = WeakValueDictionary()
         """The objects that workers have leased, by the actors' object ids at the head."""
+        self._joined: tuple[Mapping[str, Any], Mapping[str, float]] | None = None
+        """The facts and the resources with which this node has joined."""
+        self._seeking: asyncio.Task[None] | None = None
+        self._addresses: dict[ProcessId, str] = {}
+        """The addresses of the workers that have reported."""
         self.over: Callable[[int, str], None] = lambda _status, _text: None
         """Called when the head says that the run is over, which it may do before it has answered that this node has
         joined."""
         self.again = False
         """Whether the node starts again when it has ended."""
         self.finished: asyncio.Future[None] = process.loop.create_future()
+
+    async def join(self, facts: Mapping[str, Any], resources: Mapping[str, float]) -> None:
+        """Join the cluster.
+
+        Args:
+            facts, resources: see `zcactor.control.membership.Membership.join_node`.
+
+        Raises:
+            ConnectionLost: the head does not answer, or takes this node not in.
+        """
+        head = self._process.head
+        head.absence.joined(*await head.ask_members("join_node", facts, resources))
+        self._joined = facts, resources
 
     async def run_over(self, epoch: int, status: int, text: str) -> None:
         """Note that the run to which this node belongs is over: the program's exit status, and a line for people.
@@ -121,6 +144,7 @@ class NodeAgent:
         """Note that a worker of this node has started and listens."""
         record = self._pool.by_process.get(worker)
         if record is not None and not record.ready.done():
+            self._addresses[worker] = address
             record.ready.set_result(None)
             await self._say("worker_ready", worker, pid, address)
 
@@ -211,6 +235,7 @@ class NodeAgent:
 
     def worker_ended(self, record: WorkerRecord) -> None:
         """Report the end of a worker's process."""
+        self._addresses.pop(record.process, None)
         self._report("worker_ended", record.process, record.ended.result())
 
     def output(self, stream: str, record: WorkerRecord, lines: list[str]) -> None:
@@ -229,12 +254,52 @@ class NodeAgent:
         if self._process.tasks.closing:
             return
         if peer == self._process.sessions.head and self._process.sessions.used.get(peer) is None:
-            if self._ending is None:
-                logger.warning("the cluster's head is lost (%s); this node ends", session.closed)
-            self._process.tasks.start(self.end_itself(0.0))
+            self._head_lost(session)
         worker = self._pool.by_process.get(peer)
         if worker is not None and not worker.leaving:
             worker.kill()
+
+    def _head_lost(self, session: Session) -> None:
+        patience = self._process.head.absence.patience
+        if not ended_there(session.closed):  # the head may have lost this node as long ago
+            patience = max(patience - _NOTICE, 0.0)
+        if self._ending is not None or not patience:
+            if self._ending is None:
+                logger.warning("the cluster's head is lost (%s); this node ends", session.closed)
+            self._process.tasks.start(self.end_itself(0.0))
+        elif self._seeking is None or self._seeking.done():
+            logger.warning("the cluster's head is lost (%s); looking for it for %g s", session.closed, patience)
+            self._process.head.absence.begin()
+            self._seeking = self._process.tasks.begin(self._seek(patience))
+
+    async def _seek(self, patience: float) -> None:
+        """Look for the head, and end this node where it does not come back."""
+        head = self._process.head
+        while await head.absence.seek(self._return, patience):
+            if self._process.sessions.living(head.process) is not None:
+                logger.warning("the cluster's head is back")
+                return
+        logger.warning("the cluster's head has not come back in %g s; this node ends", patience)
+        await self.end_itself(0.0)
+
+    async def _return(self) -> bool:
+        """Report this node to a head that is back: its workers, and the actors that they hold."""
+        assert self._joined is not None
+        workers = [
+            (record.process, record.pid if record.ready.done() else 0, self._addresses.get(record.process, ""),
+             record.label, record.driver, record.shared)
+            for record in self._pool.by_process.values()
+        ]  # fmt: skip
+        session, held = await self._process.head.rejoin("return_node", *self._joined, workers, list(self._holds))
+        if held is None:
+            return False
+        for object_id in held:
+            hold = self._holds.get(object_id)  # not kept while this waits: a failed attempt's traceback keeps its frame
+            if hold is None:
+                session.release(object_id)
+            else:
+                hold.release = functools.partial(session.release, object_id)
+        return True
 
     async def _say(self, method: str, *args: Any) -> None:
         """Report something to the head, with the epoch that is known here. A head of a later one refuses that, so that

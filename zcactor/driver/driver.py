@@ -295,14 +295,18 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
         context.set_current(process)  # the answers to the calls below are unpacked in it
         try:
             await endpoint.start(process.connections.accepted)
-            await process.head.ask_members("join_driver", address_of(endpoint), machine_of(directory.path))
+            machine = machine_of(directory.path)
+            joined = await process.head.ask_members("join_driver", address_of(endpoint), machine)
         except BaseException:
             context.clear_current()
             await process.close()
             raise
         undo.pop_all()
     search_here(search_path())
-    return JoinedRuntime(config, process, directory, address)
+    process.head.absence.joined(*joined)
+    runtime = JoinedRuntime(config, process, directory, address, machine)
+    process.connections.on_lost = runtime.session_lost
+    return runtime
 
 
 async def _agent_is_ready(

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.buggify import buggify
-from zcactor.errors import ConnectionLost
+from zcactor.errors import ConnectionLost, HeadUnavailable
+from zcactor.process.absence import Absence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from zcactor.peers.connections import Connections
     from zcactor.peers.requests import Requests
     from zcactor.process.sessions import Sessions
+    from zcactor.process.tasks import Tasks
+    from zcactor.rpc.session import Session
 
 __all__ = ["AGENT_INDEX", "MEMBERSHIP_INDEX", "RELAYED", "HeadLink"]
 
@@ -50,17 +53,21 @@ class HeadLink:
         sessions: the table of sessions, which has the id of the head's process.
         connections: opens the connection to the head.
         requests: the requests of the process.
+        tasks: the tasks of the process.
+        timeout: seconds that a request waits for a head that is away.
         agent, members, node: functions that return the interfaces of the head's two system actors, and of the agents of
             other nodes. They are called at first use: most processes never import the modules of these actors.
     """
 
     def __init__(
-        self, sessions: Sessions, connections: Connections, requests: Requests, agent: Callable[[], Interface],
-        members: Callable[[], Interface], node: Callable[[], Interface],
+        self, sessions: Sessions, connections: Connections, requests: Requests, tasks: Tasks, timeout: float,
+        agent: Callable[[], Interface], members: Callable[[], Interface], node: Callable[[], Interface],
     ) -> None:  # fmt: skip
         self._sessions = sessions
         self._connections = connections
         self._requests = requests
+        self._tasks = tasks
+        self.absence = Absence(tasks.loop, timeout)
         self._agent = agent
         self._members = members
         self._node = node
@@ -80,6 +87,7 @@ class HeadLink:
 
         Raises:
             ConnectionLost: the agent has ended.
+            HeadUnavailable: the head is away, and was not back in time.
         """
         return await self._ask(AGENT_INDEX, self._agent, method, args)
 
@@ -103,8 +111,34 @@ class HeadLink:
     ) -> Any:
         if self.is_relayed:
             return await self._ask_node("relay", method, args)
+        while True:
+            try:
+                session = await self._session()
+                return await self._requests.ask_of(session, index, interface(), method, args)
+            except ConnectionLost:  # an answer of the head's own, where it is there
+                if not self.absence.going_on:
+                    raise
+
+    async def _session(self) -> Session:
+        """The connection to the head, once the head is there.
+
+        Raises:
+            ConnectionLost: the head has ended, and does not come back.
+            HeadUnavailable: it was not back in time.
+        """
+        if self.absence.going_on:
+            await self._tasks.on_loop(self.absence.end)
+        return await self._connections.connect(self._sessions.head)
+
+    async def rejoin(self, method: str, *args: Any) -> tuple[Session, Any]:
+        """Call the `Membership` of a head that is away, by which this process joins again. The session may be another
+        one by the time of the answer.
+
+        Raises:
+            ConnectionLost: the head does not answer.
+        """
         session = await self._connections.connect(self._sessions.head)
-        return await self._requests.ask_of(session, index, interface(), method, args)
+        return session, await self._requests.ask_of(session, MEMBERSHIP_INDEX, self._members(), method, args)
 
     async def _ask_node(self, method: str, *args: Any) -> Any:
         session = await self._connections.connect(self._sessions.node)
@@ -121,7 +155,7 @@ class HeadLink:
             session = await self._connections.connect(self._sessions.node)
             leased = await self._requests.ask_of(session, AGENT_INDEX, self._node(), "hold_actor", (object_id,))
         else:
-            session = await self._connections.connect(self._sessions.head)
+            session = await self._session()
             leased = object_id if await self._requests.ask(session, "lease", object_id) else 0
         return partial(session.release, leased) if leased else None
 
@@ -130,6 +164,9 @@ class HeadLink:
 
         While the actor is being restarted this waits. With `calls_wait` it may return ``("restarting", ..., cause)``
         instead.
+
+        Raises:
+            HeadUnavailable: the head is away, and was not back in time.
         """
         try:
             state, process, index, cause = await self.ask_agent("locate", actor_id, calls_wait)
@@ -147,6 +184,6 @@ class HeadLink:
         try:
             async with asyncio.timeout(_ANSWER):
                 silence, address = await self.ask_members("silence", process)
-        except TimeoutError:
+        except (TimeoutError, HeadUnavailable):
             raise ConnectionLost("the cluster's head does not answer") from None
         return silence, address

@@ -35,6 +35,7 @@ async def seat_of(process: LocalProcess, handle: ActorHandle, *, lost: bool = Fa
     Raises:
         ActorDied: the actor is dead.
         ConnectionLost: the head is not reached.
+        HeadUnavailable: the head is away.
     """
     remote = handle._remote
     state, (host, index), cause = await process.head.locate(remote.actor_id)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.ref import Region
     from zcactor.objectstore.store import Store
     from zcactor.observe.stats import Stats
+    from zcactor.process.absence import Absence
     from zcactor.process.place import Place
     from zcactor.process.places import Places
     from zcactor.process.sessions import Sessions
@@ -79,6 +80,15 @@ class Asking(Protocol):
 
 class AskingHead(Protocol):
     """Requests to the head; see `zcactor.peers.head_link.HeadLink`."""
+
+    absence: Absence
+
+    @property
+    def process(self) -> bytes:
+        """Id of the head's process."""
+
+    async def rejoin(self, method: str, *args: Any) -> tuple[Session, Any]:
+        """Call the `Membership` of a head that is away."""
 
     async def ask_agent(self, method: str, *args: Any) -> Any:
         """Call the head's agent."""

@@ -82,6 +82,8 @@ class SelectingEndpoint(EndpointContext):
         self.seals_payloads = any(way.seals_payloads for way in ways)
         self.find: Callable[[str], Awaitable[str]] | None = None
         """Returns the address of a process on another host, or raises ConnectionLost."""
+        self.is_urgent: Callable[[str], bool] = lambda _: False
+        """Whether an address is tried at once, also where it has failed a moment ago: its process is being sought."""
         self._directory = directory
         self._required = required
         self._resting = _Resting()
@@ -151,6 +153,7 @@ class SelectingEndpoint(EndpointContext):
                 message has the reason against each endpoint.
         """
         rejected: dict[str, str] = {}
+        failure: ConnectionLost | None = None
         for way in self.ways:
             problem = None if way.kind == "local" else way.viability()
             if problem is not None:
@@ -160,6 +163,7 @@ class SelectingEndpoint(EndpointContext):
                 connection = await self._connect(way, await self._address(address, way.kind))
             except ConnectionLost as error:
                 rejected[way.kind] = str(error.args[0])
+                failure = error
                 continue
             connection.rejected = {**rejected, **connection.rejected}
             if not self._fits(connection):
@@ -167,14 +171,15 @@ class SelectingEndpoint(EndpointContext):
                 raise ConnectionLost(self._misfit(connection))
             return connection
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in rejected.items())
-        raise ConnectionLost(f"process {address} cannot be reached: {reasons}")
+        raise ConnectionLost(f"process {address} cannot be reached: {reasons}") from failure
 
     async def _connect(self, way: Endpoint, address: str) -> Connection:
         """Connect by one endpoint, unless `address` is on another host and has failed a moment ago."""
         if way.kind == "local":
             return await way.connect(address)
         loop = asyncio.get_running_loop()
-        self._resting.check(address, loop.time())
+        if not self.is_urgent(address):
+            self._resting.check(address, loop.time())
         try:
             connection = await way.connect(address)
         except ConnectionLost as error:

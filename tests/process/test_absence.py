@@ -1,0 +1,104 @@
+"""The absence of a head: requests that wait, and the search."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.control.agents import turns
+from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
+from zcactor.process import absence as module
+from zcactor.process.absence import Absence
+
+PATIENCE = 20.0
+
+
+class Head:
+    """A head that refuses connections until it is back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, timeout: float = PATIENCE) -> None:
+        monkeypatch.setattr(module, "_FIRST_PAUSE", 0.0)
+        self.absence = Absence(asyncio.get_running_loop(), timeout)
+        self.absence.joined(6.0, "/state/log.db")
+        self.answer: bool | Exception = ConnectionLost("refused")
+        self.tries = 0
+        self.tried = asyncio.Event()
+
+    async def rejoin(self) -> bool:
+        self.tries += 1
+        self.tried.set()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def away(absence: Absence) -> bool:
+    """Whether the absence goes on, which mypy takes for settled once it was asked."""
+    return absence.going_on
+
+
+async def test_requests_wait_until_the_head_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(monkeypatch)
+    absence = head.absence
+    assert (absence.patience, absence.log, absence.going_on) == (6.0, "/state/log.db", False)
+    await absence.end()  # it is there
+    absence.begin()
+    absence.begin()
+    assert away(absence)
+    async with asyncio.timeout(PATIENCE):
+        waiting = asyncio.create_task(absence.end())
+        seeking = asyncio.create_task(absence.seek(head.rejoin))
+        await head.tried.wait()
+        assert not waiting.done()
+        head.answer = True
+        assert await seeking
+        await waiting
+    assert head.tries >= 2
+    assert away(absence) is False
+    await absence.end()
+
+
+async def test_a_request_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    absence = Head(monkeypatch, timeout=0.0).absence
+    absence.begin()
+    with pytest.raises(HeadUnavailable, match="head has not answered") as caught:
+        await absence.end()
+    assert (caught.value.log, caught.value.silent) == ("/state/log.db", "head")
+    assert caught.value.since >= 0.0
+
+
+@pytest.mark.parametrize("answer", [False, AuthenticationError("another token")])
+async def test_a_head_that_refuses(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    head = Head(monkeypatch)
+    head.answer = answer
+    async with asyncio.timeout(PATIENCE):
+        assert not await head.absence.seek(head.rejoin)
+    assert head.tries == 1
+    assert head.absence.going_on
+
+
+async def test_patience_ends_also_where_an_attempt_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(monkeypatch)
+    asked = asyncio.Event()
+
+    async def silent() -> bool:
+        asked.set()
+        await asyncio.get_running_loop().create_future()
+        return True
+
+    async with asyncio.timeout(PATIENCE):
+        assert not await head.absence.seek(silent, 0.01)
+    assert asked.is_set()
+    assert head.absence.going_on
+
+
+async def test_a_search_that_is_cancelled_leaves_the_absence_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(monkeypatch)
+    seeking = asyncio.create_task(head.absence.seek(head.rejoin))
+    await head.tried.wait()
+    seeking.cancel()
+    await turns()
+    assert seeking.cancelled()
+    assert head.absence.going_on

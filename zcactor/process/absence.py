@@ -1,0 +1,110 @@
+"""The absence of a cluster's head, as a process sees it that goes on without one, and its search for the head."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from zcactor.errors import ConnectionLost, HeadUnavailable, ZcactorError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["Absence"]
+
+logger = logging.getLogger("zcactor")
+_FIRST_PAUSE: Final = 0.1
+_LAST_PAUSE: Final = 1.0
+"""Seconds between two attempts to reach the head, at first and after a long time."""
+
+
+class Absence:
+    """The state of a process without its head. Used on the loop's thread.
+
+    Args:
+        loop: the loop of the process.
+        timeout: seconds that a request waits for the head.
+
+    Attributes:
+        patience: seconds that nodes of the cluster go on without a head, as the head has said when this process joined;
+            0 where a head that is lost does not come back.
+        log: name of the head's log, likewise.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+        self._loop = loop
+        self._timeout = timeout
+        self.patience = 0.0
+        self.log = ""
+        self._since: float | None = None
+        self._over = asyncio.Event()
+
+    @property
+    def going_on(self) -> bool:
+        """Whether the head is away, and may come back."""
+        return self._since is not None
+
+    def joined(self, patience: float, log: str) -> None:
+        """Note the head's answer to a process that has joined."""
+        self.patience, self.log = patience, log
+
+    def begin(self) -> None:
+        """Note that the head is lost: requests wait from now on. Idempotent."""
+        if self._since is None:
+            self._since = self._loop.time()
+            self._over.clear()
+
+    async def end(self) -> None:
+        """Wait until the head is there.
+
+        Raises:
+            HeadUnavailable: it did not come back in time.
+        """
+        if self._since is None:
+            return
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._over.wait()
+        except TimeoutError:
+            since = self._since
+            if since is not None:
+                raise HeadUnavailable(self.log, self._loop.time() - since, "head") from None
+
+    async def seek(self, rejoin: Callable[[], Awaitable[bool]], patience: float | None = None) -> bool:
+        """Look for the head, which is lost.
+
+        Args:
+            rejoin: asks the head to take this process in again; False where the head refuses. It raises ConnectionLost
+                where the head does not answer.
+            patience: seconds after which the search ends; None for a search without end.
+
+        Returns:
+            Whether the head has taken this process in again. Otherwise the absence goes on.
+
+        Cancelling ends the search only.
+        """
+        self.begin()
+        begun = self._loop.time()
+        until = None if patience is None else begun + patience
+        pause = _FIRST_PAUSE
+        try:
+            async with asyncio.timeout_at(until):
+                while True:
+                    try:
+                        taken = await rejoin()
+                        break
+                    except ConnectionLost as error:
+                        logger.debug("the head is not back yet: %s", error)
+                    await asyncio.sleep(pause)
+                    if self._loop.time() - begun > self.patience:
+                        pause = min(2 * pause, _LAST_PAUSE)
+        except TimeoutError:
+            return False
+        except ZcactorError as error:
+            logger.warning("the cluster's head does not take this process in again: %s", error)
+            return False
+        if taken:
+            self._since = None
+            self._over.set()
+        return taken
