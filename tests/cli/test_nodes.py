@@ -27,7 +27,10 @@ from zcactor.errors import ConnectionLost
 from zcactor.token import read_token_file
 from zcactor.transport.stream import handshake_io
 
-READY = re.compile(r"zcactor: (head|member) ready at (\S+) \(node ([0-9a-f]{8}), pid (\d+)(?:, log (\S+))?\)")
+READY = re.compile(
+    r"zcactor: (head|member) ready at (\S+) "
+    r"\((?:node|cluster) ([0-9a-f]{8}), pid (\d+)(?:, log ([^\s,]+))?(?:, state (\S+))?\)"
+)
 
 
 @pytest.fixture
@@ -230,6 +233,12 @@ def test_the_foreground_closes_idle_actors(hosts: Hosts) -> None:
 @pytest.mark.parametrize("arguments", [(), ("--head", "--address", "127.0.0.1:7433")])
 def test_either_a_head_or_a_member(hosts: Hosts, arguments: tuple[str, ...]) -> None:
     assert "give either --head, to start a cluster, or --address" in refused(hosts, "start", *arguments, status=2)
+
+
+@pytest.mark.parametrize("arguments", [("--state", "here"), ("--fresh",)])
+def test_only_a_head_has_a_log(hosts: Hosts, arguments: tuple[str, ...]) -> None:
+    told = refused(hosts, "start", "--address", "127.0.0.1:7433", *arguments, status=2)
+    assert "--state and --fresh are for --head" in told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conformance.head_log import ONE, TWO, HeadLogTests, Make
 from tests.driver.programs import Program
-from zcactor.control.file_log import VERSION, FileLog, file_system_of
+from zcactor.control.file_log import VERSION, FileLog, file_system_of, look_into
 from zcactor.control.head_log import Change, LogInUse, LogUnavailable, LogUnusable
 
 
@@ -190,3 +190,15 @@ async def test_what_was_recorded_outlives_a_kill(tmp_path: Path) -> None:
     assert last >= durable
     assert set(state["name"]) == {str(number) for number in range(last + 1)}
     await second.aclose()
+
+
+async def test_a_look_without_a_term(tmp_path: Path) -> None:
+    assert look_into(tmp_path, "name") == {}
+    log = FileLog(tmp_path)
+    term = await log.campaign(ONE)
+    await log.record(term, [Change("name", "a", b"1"), Change("actor", "b", b"2")])
+    assert look_into(tmp_path, "name") == {"a": b"1"}, "though its head lives"
+    await log.aclose()
+    assert look_into(tmp_path, "actor") == {"b": b"2"}
+    log.path.write_bytes(b"nonsense" * 100)
+    assert look_into(tmp_path, "actor") == {}

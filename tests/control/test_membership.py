@@ -17,6 +17,7 @@ from zcactor.control.membership import Membership, membership_interface
 from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
 from zcactor.control.recorder import HeadRecorder
+from zcactor.control.take_over import Decisions, TakeOver
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
@@ -310,4 +311,88 @@ async def test_a_head_that_is_deposed_gives_no_order(caplog: pytest.LogCaptureFi
         await head.process.settle()
     assert [what[1] for what in head.process.asked].count("start_worker") == 1
     assert "this head decides no more: the term with epoch 1 is over: the log is at epoch 9" in caplog.text
+    await head.end()
+
+
+# ---------------------------------------------------------------- returns to a head that was started again
+
+
+async def returning(monkeypatch: pytest.MonkeyPatch, members: tuple[ProcessId, ...] = (NODE,)) -> Any:
+    """A head that takes a cluster over; its grants lease actors 51 and 52."""
+    head = Head()
+    head.grants = SimpleNamespace(lease=lambda _, held: [each for each in held if each in (51, 52)])  # type: ignore[attr-defined]
+    head.members.patience, head.members.log = 6.0, "/state/log.db"
+    decisions = Decisions(*[lambda *_: None] * 8)
+    head.members.taking_over = TakeOver(
+        head.process.loop, decisions, head.nodes, {}, dict.fromkeys(members, FACTS), [DRIVER]
+    )
+    return head
+
+
+async def test_a_node_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = await returning(monkeypatch)
+    session = FakeSession(NODE)
+    workers = [[WORKER, 7, "w@host:2", "Shard", DRIVER, False]]
+    finding = asyncio.create_task(head.members.find(WORKER))
+    assert await head.members.silence(WORKER) == (0.0, ""), "nobody gives it up meanwhile"
+    assert not finding.done()
+    assert await head.by(session, head.members.return_node(FACTS, {"CPU": 2}, workers, [51, 53])) == [51]
+    assert head.nodes.worker(WORKER) is not None
+    assert await head.by(session, head.members.return_node(FACTS, {"CPU": 2}, workers, [])) is None, "once"
+    assert await head.by(FakeSession(DRIVER), head.members.return_driver("d@host:3", "m", [52])) == [52]
+    assert DRIVER in head.nodes.drivers
+    async with asyncio.timeout(20):
+        await head.members.taking_over.finish(20.0)
+        await head.members.taken_over()
+        assert await finding == "w@host:2"
+    assert await head.members.silence(ProcessId(b"?" * 16)) == (-1.0, "")
+    await head.end()
+
+
+async def test_a_node_that_this_head_does_not_know_is_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = await returning(monkeypatch, members=())
+    assert await head.by(FakeSession(NODE), head.members.return_node(FACTS, {"CPU": 2}, [], [])) is None
+    head.members.taking_over = None
+    assert await head.by(FakeSession(NODE), head.members.return_node(FACTS, {"CPU": 2}, [], [])) is None
+    assert await head.by(FakeSession(DRIVER), head.members.return_driver("d@host:3", "m", [51])) == [51]
+    await head.members.taken_over()
+    await head.end()
+
+
+async def test_joining_tells_how_long_nodes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head()
+    assert await head.by(FakeSession(NODE), head.members.join_node(FACTS, {"CPU": 2})) == (0.0, "")
+    assert head.members.fence == membership.FENCE
+    head.members.patience, head.members.log = 30.0, "/state/log.db"
+    assert head.members.fence == 32.0
+    assert await head.by(FakeSession(DRIVER), head.members.join_driver("d@host:3", "m")) == (30.0, "/state/log.db")
+    await head.end()
+
+
+@pytest.mark.parametrize("cause", [ConnectionRefusedError(111, "refused"), TimeoutError(), None])
+async def test_a_patient_node_that_has_closed_its_connection(
+    monkeypatch: pytest.MonkeyPatch, cause: Exception | None
+) -> None:
+    """A node whose process lives may be looking for this head."""
+    head = Head()
+    head.members.patience = 6.0
+    reached = FakeSession(NODE)
+
+    async def connect(_: bytes) -> FakeSession:
+        if cause is None:
+            return reached
+        raise ConnectionLost("it cannot be reached") from cause
+
+    head.process.connections = SimpleNamespace(connect=connect)  # type: ignore[attr-defined]
+    monkeypatch.setattr(membership, "FENCE", 0.0)
+    monkeypatch.setattr(membership, "_BEYOND", -6.0)
+    session, node = await head.join()
+    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    session.closed = ConnectionLost("reset")
+    session.closed.__cause__ = ConnectionResetError(104, "reset")
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    assert not record.ended.done()
+    async with asyncio.timeout(20):
+        assert "was lost: the connection to it ended (reset" in await record.ended
+    assert ((NODE, "end", 1, 0.0) in head.process.asked) == (cause is None), "it ends at this head's word"
     await head.end()

@@ -89,6 +89,18 @@ def test_room_elsewhere_for_all_or_for_none() -> None:
     assert ledger.free() == ledger.total(), "nothing is taken"
 
 
+def test_grants_of_another_ledger_are_taken_again() -> None:
+    again = Ledger()
+    again.add(ONE, {"CPU": 4, "GPU": 2})
+    again.restore(ONE, {"CPU": 1, "GPU": 1}, (1,))
+    assert again.free() == {"CPU": 3, "GPU": 1}
+    given: list[tuple[int, ...]] = []
+    again.acquire({"GPU": 1}, Order(None, lambda: ONE), lambda _, gpus: given.append(gpus), lambda _: None)
+    assert given == [(0,)], "the other one is taken"
+    again.release(ONE, {"CPU": 1, "GPU": 1}, (1,))
+    assert again.free() == {"CPU": 4, "GPU": 1}
+
+
 def test_first_come_first_served() -> None:
     grants = Grants({"CPU": 2})
     grants.ask("one", CPU=2)

@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zcactor.cluster.child import fork_agent
-from zcactor.cluster.daemon import DEFAULT_PORT, start_node, stop_nodes
+from zcactor.cluster.daemon import DEFAULT_PORT, KeptState, start_node, state_directory, stop_nodes
 from zcactor.cluster.records import list_nodes
 from zcactor.config import load_config
 from zcactor.errors import ConnectionLost, ZcactorError
@@ -80,6 +81,13 @@ def custom_resources(text: str | None) -> dict[str, float]:
 @click.option("--num-gpus", type=_AMOUNT, help="GPUs that actors may reserve.")
 @click.option("--resources", metavar="JSON", help="Custom resources.")
 @click.option("--store-capacity", type=int, metavar="BYTES", help="Bound of each process's arena.")
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Where a head keeps what it must not forget. Default: a folder of its address, in $XDG_STATE_HOME.",
+)
+@click.option("--fresh", is_flag=True, help="Begin a new cluster, though an earlier head's has not ended.")
 @click.option("--block", is_flag=True, help="Stay in the foreground; Ctrl-C ends the node.")
 def start(
     head: bool,
@@ -90,38 +98,53 @@ def start(
     num_gpus: int | None,
     resources: str | None,
     store_capacity: int | None,
+    state: str | None,
+    fresh: bool,
     block: bool,
 ) -> None:
     """Start a node of a cluster on this host.
+
+    A head that was killed is started again by the same command, and takes its cluster over: its nodes wait for it for
+    some seconds, and names, actors and counts of restarts are as before.
 
     The exit status is 1 when the node could not start, and 2 for a wrong option.
     """
     if head == (address is not None):
         raise fail("give either --head, to start a cluster, or --address HOST:PORT, to join one", 2)
+    if not head and (state is not None or fresh):
+        raise fail("--state and --fresh are for --head: only a head keeps a log", 2)
     custom = custom_resources(resources)
     config, own_host = settings(host=host, num_cpus=num_cpus, num_gpus=num_gpus, store_capacity=store_capacity)
     if port is None:
         port = DEFAULT_PORT if head else 0
+    folder = None
+    if head and (state is not None or port):  # nobody finds a head again that listens at any port
+        folder = state_directory(os.environ, config.host, port) if state is None else Path(state).absolute()
     status, follows = AGAIN, ""
     while status == AGAIN:
         try:
             node = start_node(
                 replace(config, address=None), own_host=own_host, head=address, port=port, resources=custom,
                 stays=not block, launch=fork_agent, follows=follows,
+                state=None if folder is None else KeptState(folder, fresh),
             )  # fmt: skip
         except (ZcactorError, OSError, ValueError) as error:
             raise fail(error) from error
         if block:
             _end_by_signals(node)  # before the line that names Ctrl-C is printed
-        _tell(node, block)
+        _tell(node, block, folder)
         status, follows = node.process.wait() if block else 0, node.record.node
     raise click.exceptions.Exit(status)
 
 
-def _tell(node: StartedNode, block: bool) -> None:
+def _tell(node: StartedNode, block: bool, state: Path | None) -> None:
     record = node.record
     where = "" if block else f", log {record.log}"
-    click.echo(f"zcactor: {record.role} ready at {record.address} (node {record.node[:8]}, pid {record.pid}{where})")
+    kept = "" if state is None else f", state {state}"
+    what = "cluster" if record.role == "head" else "node"
+    click.echo(
+        f"zcactor: {record.role} ready at {record.address} ({what} {record.node[:8]}, pid {record.pid}{where}{kept})"
+    )
     if record.role == "head":
         click.echo(f"  token          {node.token}")
         click.echo(f"  more nodes     zcactor start --address {record.address}")

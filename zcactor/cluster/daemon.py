@@ -36,8 +36,12 @@ if TYPE_CHECKING:
 
     from zcactor.cluster.child import Agent
     from zcactor.config import Config
+    from zcactor.control.entries import ClusterEntry
 
-__all__ = ["DEFAULT_PORT", "StartedNode", "log_directory", "options_again", "start_node", "stop_nodes", "token_for"]
+__all__ = [
+    "DEFAULT_PORT", "KeptState", "StartedNode", "cluster_in", "log_directory", "options_again", "start_node",
+    "state_directory", "stop_nodes", "token_for",
+]  # fmt: skip
 
 DEFAULT_PORT = 7433
 """The port of a head without a given port; not among the ports that IANA has assigned."""
@@ -46,6 +50,14 @@ _TAIL = 2000
 """Bytes of a log that are shown when its node does not start."""
 _KILLED = 5.0
 """Seconds beyond their own time that nodes get to end before they are killed, and then to be gone."""
+
+
+class KeptState(msgspec.Struct, frozen=True):
+    """A head's log in a folder of this host."""
+
+    folder: Path
+    fresh: bool = False
+    """Whether a cluster that the log knows is left, and a new one begun."""
 
 
 class StartedNode(msgspec.Struct, frozen=True):
@@ -68,10 +80,16 @@ def log_directory(environ: Mapping[str, str]) -> Path:
     return Path(base, "zcactor", "logs")
 
 
+def state_directory(environ: Mapping[str, str], host: str, port: int) -> Path:
+    """The folder of the log of the head at this address: ``$XDG_STATE_HOME/zcactor/heads/<host>-<port>``."""
+    return log_directory(environ).with_name("heads") / f"{host}-{port}"
+
+
 def start_node(
     config: Config, *, own_host: bool, head: str | None, port: int, resources: Mapping[str, float], stays: bool,
     launch: Callable[[int, IO[bytes] | None], tuple[Agent, socket.socket]] = launch,
     rank: int | None = None, process: ids.ProcessId | None = None, token: bytes | None = None, follows: str = "",
+    state: KeptState | None = None,
 ) -> StartedNode:  # fmt: skip
     """Start a node on this host and wait until it is ready.
 
@@ -89,6 +107,8 @@ def start_node(
         process: the node's process id; None makes a new one.
         token: the cluster's token; None looks for it, see `token_for`.
         follows: the id of the node in whose place this one starts, with its options; empty for none.
+        state: where a head keeps its log. A head whose log knows a cluster that has not ended takes that cluster over.
+            None keeps the log in memory.
 
     Raises:
         AuthenticationError: the token is missing where one is needed, is not safe, or is not the head's; likewise the
@@ -104,7 +124,10 @@ def start_node(
         )
     token, source = token_for(config, head) if token is None else (token, "the caller")
     tls = tls_of(config)
-    node = process or ids.new_process()
+    before = None if state is None else cluster_in(state)
+    if before is not None and not port:
+        port = int(before.address.rpartition(":")[2])
+    node = process or (ids.ProcessId(before.cluster) if before is not None else ids.new_process())
     with ExitStack() as undo:
         if head is None:
             cluster, head_address = node, ""
@@ -132,6 +155,7 @@ def start_node(
                 "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources, gpus),
                 "gpus": gpus, "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
                 "follows": follows, "again": options_again(config, token, head, port, resources, node.hex()),
+                "state": None if state is None else (str(state.folder), state.fresh),
                 "worker": {
                     "store_capacity": config.store_capacity or default_capacity(), "namespace": config.namespace,
                 },
@@ -166,6 +190,16 @@ def options_again(
         "resources": dict(resources), "follows": node,
     }  # fmt: skip
     return {"code": _AGAIN.format(path=search_path()), "data": msgspec.msgpack.encode(options)}
+
+
+def cluster_in(state: KeptState) -> ClusterEntry | None:
+    """The cluster that a head with this log takes over; None where it begins a new one."""
+    from zcactor.control.entries import CLUSTER_KEY, ClusterEntry
+    from zcactor.control.file_log import look_into  # with SQLite, which no other start needs
+
+    found = None if state.fresh else look_into(state.folder, "cluster").get(CLUSTER_KEY)
+    entry = None if found is None else msgspec.msgpack.decode(found, type=ClusterEntry)
+    return None if entry is None or entry.closed else entry
 
 
 def token_for(config: Config, head: str | None) -> tuple[bytes, str]:

@@ -2,7 +2,7 @@
 
 | kind | key | value |
 |---|---|---|
-| ``cluster`` | ``state`` | `ClusterEntry` |
+| ``cluster`` | ``state`` (`CLUSTER_KEY`) | `ClusterEntry` |
 | ``member`` | the process id of a node's agent, hex | `MemberEntry` |
 | ``driver`` | the process id of a program that has joined, hex | `DriverEntry` |
 | ``actor`` | actor id, hex | `ActorEntry` |
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from zcactor.ids import ProcessId
 
 __all__ = [
-    "ActorEntry", "ClusterEntry", "DriverEntry", "Entries", "MemberEntry", "RecipeAt", "actor_change", "closed_change",
-    "driver_change", "gone_changes", "member_change", "name_key", "read", "reserved_changes",
-    "stopping_changes",
+    "CLUSTER_KEY", "ActorEntry", "ClusterEntry", "DriverEntry", "Entries", "MemberEntry", "RecipeAt", "actor_change",
+    "closed_change", "driver_change", "emptying_changes", "gone_changes", "member_change", "name_key", "opened_change",
+    "read", "reserved_changes", "stopping_changes",
 ]  # fmt: skip
 
-_STATE: Final = "state"
+CLUSTER_KEY: Final = "state"
+"""The key of the only entry of its kind."""
 
 
 class ClusterEntry(msgspec.Struct, frozen=True):
@@ -43,6 +44,10 @@ class ClusterEntry(msgspec.Struct, frozen=True):
 
     closed: bool
     """Whether it has ended in order, so that a head which starts later begins a new one."""
+    cluster: bytes = b""
+    """Its id, which is the process id of each of its heads."""
+    address: str = ""
+    """``host:port`` of its head."""
 
 
 class MemberEntry(msgspec.Struct, frozen=True):
@@ -108,12 +113,17 @@ class ActorEntry(msgspec.Struct, frozen=True):
 class Entries(NamedTuple):
     """All entries of a log."""
 
-    closed: bool
+    cluster: ClusterEntry | None
     members: dict[str, MemberEntry]
     drivers: dict[str, DriverEntry]
     actors: dict[str, ActorEntry]
     names: dict[str, bytes]
     recipes: dict[str, bytes]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the cluster has ended in order."""
+        return self.cluster is not None and self.cluster.closed
 
 
 def _plain(value: Any) -> Any:
@@ -148,9 +158,14 @@ def driver_change(process: ProcessId, address: str, machine: str) -> Change:
     return Change("driver", process.hex(), _encode(DriverEntry(address, machine)))
 
 
+def opened_change(cluster: ProcessId, address: str) -> Change:
+    """The change that a cluster has a head, at `address`."""
+    return Change("cluster", CLUSTER_KEY, _encode(ClusterEntry(False, cluster, address)))
+
+
 def closed_change() -> Change:
     """The change that the cluster has ended in order."""
-    return Change("cluster", _STATE, _encode(ClusterEntry(closed=True)))
+    return Change("cluster", CLUSTER_KEY, _encode(ClusterEntry(closed=True)))
 
 
 def actor_change(actor: ActorRecord, state: str) -> Change:
@@ -213,6 +228,11 @@ def gone_changes(actor: ActorRecord) -> list[Change]:
     return changes
 
 
+def emptying_changes(state: HeadState) -> list[Change]:
+    """The changes after which a log is empty."""
+    return [Change(kind, key, None) for kind, entries in state.items() for key in entries]
+
+
 def read(state: HeadState) -> Entries:
     """The entries of a log.
 
@@ -220,9 +240,9 @@ def read(state: HeadState) -> Entries:
         msgspec.DecodeError: an entry is not in the form that this version writes.
     """
     decode = msgspec.msgpack.decode
-    cluster = state.get("cluster", {}).get(_STATE)
+    cluster = state.get("cluster", {}).get(CLUSTER_KEY)
     return Entries(
-        cluster is not None and decode(cluster, type=ClusterEntry).closed,
+        None if cluster is None else decode(cluster, type=ClusterEntry),
         {key: decode(value, type=MemberEntry) for key, value in state.get("member", {}).items()},
         {key: decode(value, type=DriverEntry) for key, value in state.get("driver", {}).items()},
         {key: _actor(value) for key, value in state.get("actor", {}).items()},

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 
     from zcactor.control.head_log import Change, HeadState, Term
 
-__all__ = ["FileLog", "file_system_of"]
+__all__ = ["FRESH", "FileLog", "file_system_of", "look_into"]
 
 T = TypeVar("T")
+NAME: Final = "log.db"
+"""The name of the database in its folder."""
 APPLICATION: Final = 0x7A636861
 """The database's application_id: ``zcha``."""
 VERSION: Final = 1
@@ -52,7 +54,7 @@ CREATE TABLE entries (kind TEXT, key TEXT, value BLOB NOT NULL, PRIMARY KEY (kin
 CREATE TABLE terms (epoch INTEGER NOT NULL);
 INSERT INTO terms VALUES (0);
 """
-_FRESH: Final = "start with --fresh to move it aside and begin a new cluster, or with --state DIR for another folder"
+FRESH: Final = "start with --fresh to move it aside and begin a new cluster, or with --state DIR for another folder"
 
 
 class FileLog:
@@ -69,7 +71,7 @@ class FileLog:
     recipe_nbytes: int = MAX_NBYTES - (64 << 10)  # the rest is for keys, and for other entries of the batch
 
     def __init__(self, folder: Path, *, fresh: bool = False, mounts: str | None = None) -> None:
-        self.path = folder / "log.db"
+        self.path = folder / NAME
         self._folder = folder
         self._fresh = fresh
         self._mounts = mounts
@@ -215,7 +217,7 @@ class FileLog:
             (epoch,) = database.execute("SELECT epoch FROM terms").fetchone()
             database.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
-            raise LogUnusable(f"the log {self.path} is damaged, or cannot be written: {error}; {_FRESH}") from error
+            raise LogUnusable(f"the log {self.path} is damaged, or cannot be written: {error}; {FRESH}") from error
         return int(epoch)
 
     def _refuse_remote(self) -> None:
@@ -264,7 +266,7 @@ class FileLog:
         """
         writes = self.path.with_name(f"{self.path.name}-wal")
         if writes.exists():
-            raise LogUnusable(f"the log {self.path} is missing beside {writes}; {_FRESH}")
+            raise LogUnusable(f"the log {self.path} is missing beside {writes}; {FRESH}")
         part = self.path.with_name(f"{self.path.name}.part")
         part.unlink(missing_ok=True)
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -282,18 +284,31 @@ class FileLog:
             sqlite3.Error: it is no database.
         """
         if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise LogUnusable(f"the log {self.path} is damaged: it is empty; {_FRESH}")
+            raise LogUnusable(f"the log {self.path} is damaged: it is empty; {FRESH}")
         if _pragma(database, "application_id") != APPLICATION:
             raise LogUnusable(f"{self.path} is another program's database; give another folder with --state DIR")
         version = _pragma(database, "user_version")
         if version != VERSION:
             raise LogUnusable(
                 f"the log {self.path} has version {version}, and this zcactor knows version {VERSION}: start the head "
-                f"with the zcactor that wrote it; or {_FRESH}"
+                f"with the zcactor that wrote it; or {FRESH}"
             )
         found = _pragma(database, "quick_check")
         if found != "ok":
-            raise LogUnusable(f"the log {self.path} is damaged: {found}; {_FRESH}")
+            raise LogUnusable(f"the log {self.path} is damaged: {found}; {FRESH}")
+
+
+def look_into(folder: Path, kind: str) -> dict[str, bytes]:
+    """The entries of one kind in the log of `folder`, without a term: they may be those of a head that lives. Empty
+    where there is no log, or none that can be read; the next term finds out why."""
+    path = folder / NAME
+    if not path.is_file():
+        return {}
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+            return dict(database.execute("SELECT key, value FROM entries WHERE kind = ?", (kind,)))
+    except sqlite3.Error:
+        return {}
 
 
 def _pragma(database: sqlite3.Connection, name: str) -> Any:

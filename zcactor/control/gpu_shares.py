@@ -54,6 +54,10 @@ class GpuShares:
         self._change(chosen, amount, -1.0)
         return chosen
 
+    def retake(self, amount: float, numbers: Sequence[int]) -> None:
+        """Take `amount` from the GPUs of these numbers, as `take` has returned them for the same GPUs."""
+        self._change(numbers, amount, -1.0)
+
     def give(self, amount: float, numbers: Sequence[int]) -> None:
         """Take `amount` back, for which `take` returned `numbers`."""
         self._change(numbers, amount, 1.0)

@@ -20,7 +20,7 @@ from zcactor.process.places import place_of
 from zcactor.rpc.parts import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
     from zcactor.control.actor_record import ActorRecord
     from zcactor.control.actor_table import ActorTable
@@ -105,6 +105,18 @@ class HandleGrants:
         holds the actor at the moment; None where the actor is unknown."""
         actor = self._actors.of_object(object_id)
         return None if actor is None else self.token_of(actor)
+
+    def lease(self, session: Session, held: Sequence[int]) -> list[int]:
+        """Lease the actors with these object ids to the peer of `session`, which holds them. Returns those that
+        live."""
+        living = []
+        for object_id in held:
+            token = self.revive(object_id)
+            if token is not None:
+                with session.lock:
+                    session.leases.grant(object_id, token)
+                living.append(object_id)
+        return living
 
     def tell_holders(self, actor: ActorRecord) -> None:
         """Tell the holders of leases on an actor about its change: its node was lost, or it lives elsewhere now. Their

@@ -15,21 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor import ids
 from zcactor.buggify import dawdle
+from zcactor.control.actor_ends import ActorEnds
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
 from zcactor.control.console import Console
-from zcactor.control.drain import decide_end, discard, end_workers
+from zcactor.control.drain import end_workers
 from zcactor.control.draining import Draining
-from zcactor.control.entries import actor_change, closed_change, gone_changes, reserved_changes, stopping_changes
+from zcactor.control.entries import actor_change, closed_change, reserved_changes
 from zcactor.control.first_answers import FirstAnswers
 from zcactor.control.handle_grants import HandleGrant, HandleGrants
 from zcactor.control.hanging import watch
 from zcactor.control.head_log import Candidate, Deposed
 from zcactor.control.membership import Membership
 from zcactor.control.node_table import NodeRecord, NodeTable
-from zcactor.control.questions import Questions
 from zcactor.control.recorder import HeadRecorder
 from zcactor.control.reservations import Reservations
+from zcactor.control.restoring import restored
+from zcactor.control.take_over import Decisions, TakeOver
 from zcactor.errors import (
     ActorDied,
     ConnectionLost,
@@ -40,14 +42,16 @@ from zcactor.errors import (
     ZcactorError,
 )
 from zcactor.execution.actor_runner import current_call
+from zcactor.ids import ProcessId
 from zcactor.interface import Interface, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+    from collections.abc import Mapping, MutableMapping
 
-    from zcactor.control.head_log import Change, HeadLog
+    from zcactor.control.entries import Entries
+    from zcactor.control.head_log import HeadLog
     from zcactor.control.node_table import OwnWorkers
-    from zcactor.ids import ActorId, ProcessId
+    from zcactor.ids import ActorId
     from zcactor.marshal.packed import Packed
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
@@ -60,7 +64,7 @@ _LAST_RECORD = 1.0
 """Seconds that the log has at the end to take in that the cluster has ended in order."""
 
 
-class Head(Questions):
+class Head(ActorEnds):
     """The actor that places actors. Its callers are drivers, workers and the agents of other nodes.
 
     Args:
@@ -214,6 +218,7 @@ class Head(Questions):
         self, options: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, asked: ids.SpawnIds,
         owner: ProcessId,
     ) -> tuple[ActorRecord, bool]:  # fmt: skip
+        await self.members.taken_over()
         known = self._actors.answered(asked.actor, asked.object_id, owner)
         if known is not None:
             return known, False
@@ -288,6 +293,25 @@ class Head(Questions):
         if actor.options.get("on_hang") == "kill":
             self.process.tasks.start(watch(actor, self.process, self._heartbeat, self._hang_after))
 
+    # ---------------------------------------------------------------- an earlier head's cluster
+
+    def take_over(self, entries: Entries) -> TakeOver:
+        """Go on with the cluster of an earlier head, before anybody is answered. The caller runs `TakeOver.finish`."""
+        decisions = Decisions(
+            self._alive, self._actor_lost,
+            lambda actor: self.process.tasks.start(self._restart(actor, actor.restarts, 0.0)),
+            lambda actor: self._begin_stop(actor, "it was being stopped", decided=True),
+            self._retire, self.end_owned, self._unheld, self.members.forget,
+        )  # fmt: skip
+        actors = restored(entries)
+        for actor in actors:
+            self._actors.add(actor)
+        members = {ProcessId(bytes.fromhex(key)): entry.facts for key, entry in entries.members.items()}
+        drivers = [ProcessId(bytes.fromhex(key)) for key in entries.drivers]
+        taking = TakeOver(self.process.loop, decisions, self._nodes, actors, members, drivers)
+        self.members.taking_over = taking
+        return taking
+
     # ---------------------------------------------------------------- ends and restarts
 
     def _actor_lost(self, actor: ActorRecord, cause: str) -> None:
@@ -354,101 +378,6 @@ class Head(Questions):
             self._alive(actor)
         else:
             self._retire(actor, failure)
-
-    def _retire(self, actor: ActorRecord, cause: str) -> None:
-        """End an actor: its process, or its place in a shared process."""
-        worker = actor.worker
-        self._bury(actor, cause)
-        if worker is None or worker.ended.done():
-            return
-        worker.actors.pop(actor, None)
-        if not worker.actors:
-            worker.leaving = True
-            self._nodes.unshare(worker)
-            worker.kill()
-        elif worker.shared:
-            self.process.tasks.start(discard(self.process, self.recorder, worker, actor.index))
-
-    def _bury(self, actor: ActorRecord, cause: str) -> None:
-        if actor.state == "dead":
-            return
-        if actor.recorded and not self.closing:
-            self.recorder.note(*gone_changes(actor))
-        actor.set_state("dead", cause)
-        if actor.displaced and not self.closing:
-            self.grants.tell_holders(actor)
-        if actor.withdraw is not None:
-            actor.withdraw()
-        self._reservations.give_back(actor)
-        self._actors.bury(actor)
-
-    async def kill(self, actor_id: ActorId) -> None:
-        """End an actor at once. Returns when its process has ended, also where the request is repeated.
-
-        Raises:
-            NoSuchActor: the actor is unknown.
-            HeadUnavailable: the head's log does not take it, and the actor lives on.
-        """
-        actor = self._actors.known(actor_id)
-        await self._decide_end(actor, gone_changes(actor), lambda: self._retire(actor, "it was killed by zc.kill"))
-        if actor.gone is not None:
-            await asyncio.shield(actor.gone)
-
-    async def stop(self, actor_id: ActorId) -> None:
-        """End an actor after its queued calls. Returns when its process has ended; cancelling ends only the wait.
-
-        Raises:
-            NoSuchActor: the actor is unknown.
-            HeadUnavailable: the head's log does not take it, and the actor lives on.
-        """
-        actor = self._actors.known(actor_id)
-        if actor.ending is None:
-            stop = functools.partial(self._begin_stop, actor, "it was stopped by zc.stop", decided=True)
-            await self._decide_end(actor, stopping_changes(actor), stop)
-        if actor.ending is not None:
-            await asyncio.shield(actor.ending)
-
-    async def _decide_end(self, actor: ActorRecord, changes: Sequence[Change], end: Callable[[], None]) -> None:
-        if actor.recorded and not self.closing:
-            await decide_end(self.recorder, self.process.tasks, actor, changes, end)
-        else:
-            end()
-
-    def _begin_stop(self, actor: ActorRecord, cause: str, *, decided: bool = False) -> None:
-        """Stop an actor in a task of its own, because the caller may go away meanwhile; `decided` where that is
-        recorded."""
-        if actor.state != "dead" and actor.ending is None:
-            actor.ending = self.process.loop.create_task(self._stop(actor, cause, decided=decided))
-
-    async def _stop(self, actor: ActorRecord, cause: str, *, decided: bool) -> None:
-        if actor.moving is not None:
-            await asyncio.shield(actor.moving)
-        if not decided and actor.recorded and not self.closing:
-            try:
-                await self.recorder.noted(*stopping_changes(actor))
-            except Deposed:
-                return
-        worker = actor.worker
-        if worker is not None and actor.state == "alive":
-            try:
-                session = await self.process.connections.connect(worker.process)
-                await self.recorder.order(self.process.requests, session, "stop", actor.index)
-            except Deposed:
-                return
-            except (ConnectionLost, RemoteError) as error:
-                logger.debug("%s ended while it was being stopped: %s", actor.label, error)
-        self._retire(actor, cause)
-        if actor.gone is not None:
-            await asyncio.shield(actor.gone)
-
-    def _unheld(self, actor: ActorRecord) -> None:
-        """Stop an actor whose last handle was dropped."""
-        if self.closing or actor.state == "dead" or (actor.token is not None and actor.token() is not None):
-            return
-        if actor.state == "pending":  # even a named one: the spawn was given up before the handle arrived
-            self._retire(actor, "its spawn was cancelled")
-        elif actor.name is None and not actor.detached:
-            self._begin_stop(actor, "its last handle was dropped")
 
     # ---------------------------------------------------------------- the end
 

@@ -12,15 +12,20 @@ from zcactor.control.head_log import Change
 from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, RemotePool
 from zcactor.control.ranks import Ranks
+from zcactor.control.take_over import ReportedWorker, TakeOver
 from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
 from zcactor.peers.head_link import AGENT_INDEX
+from zcactor.peers.losses import ended_there, is_refused
 from zcactor.process.epochs import Deposed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zcactor.control.draining import Draining
+    from zcactor.control.handle_grants import HandleGrants
     from zcactor.control.recorder import HeadRecorder
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.session import Session
@@ -33,6 +38,8 @@ FENCE = 8.0
 """Seconds after which a node whose cable was cut has noticed that, too, and has ended its workers: the five of
 `zcactor.transport.tcp.endpoint`, and time to act. Until then its actors do not start elsewhere, nor are their names
 free."""
+_BEYOND = 2.0
+"""Seconds beyond the patience of nodes until all of them have ended."""
 _LAST_WORD = 1.0
 """Seconds beyond their grace that nodes get to report that their workers have ended."""
 
@@ -45,6 +52,7 @@ class HeadAgent(Protocol):
     closing: bool
     recorder: HeadRecorder
     draining: Draining
+    grants: HandleGrants
 
     async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
         """Note that a worker of another node serves."""
@@ -101,16 +109,25 @@ class Membership:
         """The nodes that are to start in the place of those that have left, by the ids of the latter."""
         self.ranks = Ranks(nodes.own.facts)
         """The ranks of a run that have joined."""
+        self.patience = 0.0
+        """Seconds that nodes go on without a head, as those that join are told; 0 where the head keeps no log."""
+        self.log = ""
+        """The name of the log."""
+        self.taking_over: TakeOver | None = None
+        """The take-over, where this head goes on where an earlier one has ended."""
 
     # ---------------------------------------------------------------- nodes
 
-    async def join_node(self, facts: dict[str, Any], resources: dict[str, float]) -> None:
+    async def join_node(self, facts: dict[str, Any], resources: dict[str, float]) -> tuple[float, str]:
         """Let the node whose agent is the caller join the cluster.
 
         Args:
             facts: see `zcactor.control.node_table.facts_of`; a node of a run has its ``rank`` there, and one that has
                 started in the place of another the id of that, ``follows``.
             resources: amounts by name.
+
+        Returns:
+            `patience` and `log`.
 
         Raises:
             ConnectionLost: the cluster takes no nodes, or has a node of that rank.
@@ -122,12 +139,14 @@ class Membership:
         try:
             await self._agent.recorder.record(member_change(process, facts, resources))
             self._refuse_if_embedded(session)
-            self._join(session, facts, resources)
+            node = self._add_node(session, facts, resources)
         except (ConnectionLost, asyncio.CancelledError):  # cancelled with the connection, perhaps after it was recorded
-            self._forget("member", process)
+            self.forget("member", process)
             raise
+        logger.info("%s has joined at %s", node.label, facts["address"])
+        return self.patience, self.log
 
-    def _join(self, session: Session, facts: dict[str, Any], resources: dict[str, float]) -> None:
+    def _add_node(self, session: Session, facts: Mapping[str, Any], resources: Mapping[str, float]) -> NodeRecord:
         pool = RemotePool(self._process.loop, functools.partial(self._tell, session), self._agent.worker_ended)
         node = NodeRecord(ProcessId(session.peer_process), pool, facts)
         self.ranks.join(node.id, facts)
@@ -136,13 +155,43 @@ class Membership:
         self._agents[node.process] = node
         self._none_left.clear()
         self._nodes.add(node, resources)
-        logger.info("%s has joined at %s", node.label, facts["address"])
         self._process.tasks.start(self._watch(node, session))
         successor = self._successors.get(facts.get("follows", ""))
         if successor is not None and not successor.done():
             successor.set_result(node)
+        return node
 
-    def _forget(self, kind: str, process: ProcessId) -> None:
+    async def return_node(
+        self, facts: dict[str, Any], resources: dict[str, float], workers: list[ReportedWorker], held: list[int]
+    ) -> list[int] | None:
+        """Let a node go on in the cluster, which had an earlier head when it joined.
+
+        Args:
+            facts, resources: as in `join_node`.
+            workers: its workers.
+            held: the actors that it leases for its workers, by object id.
+
+        Returns:
+            The actors of `held` that live, leased to the caller; None where this head has given the node up, or never
+            had it.
+        """
+        session = current_call.get().session
+        taking = self.taking_over
+        if taking is None or not taking.expects(session.peer_process):
+            return None
+        if session.closed is not None:
+            return None
+        node = self._add_node(session, facts, resources)
+        logger.info("%s has returned with %d workers", node.label, len(workers))
+        taking.returned(node, [ReportedWorker(*worker) for worker in workers])
+        return self._agent.grants.lease(session, held)
+
+    async def taken_over(self) -> None:
+        """Wait until it is decided what goes on of an earlier head's cluster."""
+        if self.taking_over is not None:
+            await self.taking_over.done.wait()
+
+    def forget(self, kind: str, process: ProcessId) -> None:
         """Note that a node or a program is gone."""
         if not self._agent.closing:
             self._agent.recorder.note(Change(kind, process.hex(), None))
@@ -224,11 +273,33 @@ class Membership:
             self._remove(node)
         self._process.tasks.start(self._fence(node, cause))
 
+    @property
+    def fence(self) -> float:
+        """Seconds after which a node that lost the head has ended its workers: it has noticed the loss, and has looked
+        for the head in vain."""
+        return max(FENCE, self.patience + _BEYOND)
+
     async def _fence(self, node: NodeRecord, cause: str) -> None:
         if not self._agent.closing:
-            await asyncio.sleep(FENCE)
+            await asyncio.sleep(self.fence)
         self._fenced.pop(node, None)
         self._lost(node, cause)
+
+    async def _examine(self, node: NodeRecord, cause: str) -> None:
+        """Give a node up whose agent ended the connection: at once where nobody listens in its place, and otherwise
+        after the fence, because it may be looking for its head."""
+        self._fenced[node] = None
+        self._remove(node)
+        try:
+            session = await self._process.connections.connect(node.process)
+        except ConnectionLost as error:
+            if is_refused(error):
+                self._fenced.pop(node, None)
+                self._lost(node, cause)
+                return
+        else:
+            await self._ask(session, "end", 0.0)
+        self._unreachable(node, cause)
 
     def _lost(self, node: NodeRecord, cause: str) -> None:
         """Give a node up: its actors are dead, or start again elsewhere. Its agent, which loses the head as well, ends
@@ -236,7 +307,7 @@ class Membership:
         pool, _ = self._remote.pop(node, (None, None))
         if pool is None:
             return
-        self._forget("member", node.process)
+        self.forget("member", node.process)
         if self._agents.get(node.process) is node:
             del self._agents[node.process]
         if not self._agent.closing and node.id not in self._successors:
@@ -302,12 +373,15 @@ class Membership:
 
     # ---------------------------------------------------------------- programs
 
-    async def join_driver(self, address: str, machine: str) -> None:
+    async def join_driver(self, address: str, machine: str) -> tuple[float, str]:
         """Let the calling program use the cluster, until it leaves or its connection ends.
 
         Args:
             address: the address at which it listens for peers of other hosts.
             machine: see `zcactor.control.node_table.machine_of`.
+
+        Returns:
+            `patience` and `log`.
 
         Raises:
             ConnectionLost: the cluster takes no programs.
@@ -320,10 +394,28 @@ class Membership:
             await self._agent.recorder.record(driver_change(process, address, machine))
             self._refuse_if_embedded(session)
         except (ConnectionLost, asyncio.CancelledError):
-            self._forget("driver", process)
+            self.forget("driver", process)
             raise
         self._nodes.drivers[process] = DriverRecord(process, machine)
         self._nodes.addresses[process] = address
+        return self.patience, self.log
+
+    async def return_driver(self, address: str, machine: str, held: list[int]) -> list[int]:
+        """Let a program go on in the cluster, which had an earlier head when it joined, or whose head it did not reach
+        for a while.
+
+        Args:
+            address, machine: as in `join_driver`.
+            held: the actors of which it has handles, by object id.
+
+        Returns:
+            The actors of `held` that live, leased to the caller.
+        """
+        await self.join_driver(address, machine)
+        session = current_call.get().session
+        if self.taking_over is not None:
+            self.taking_over.driver_returned(session.peer_process)
+        return self._agent.grants.lease(session, held)
 
     async def leave_driver(self, grace: float) -> None:
         """Stop the actors of the calling program, which is about to go: in order within `grace` seconds, and then at
@@ -337,6 +429,9 @@ class Membership:
 
     async def find(self, process: ProcessId) -> str:
         """The address at which a process listens for peers of other hosts."""
+        taking = self.taking_over
+        if taking is not None and process not in self._nodes.addresses:
+            await taking.done.wait()  # its node may be about to return
         return self._nodes.find(process)
 
     async def silence(self, process: ProcessId) -> tuple[float, str]:
@@ -348,6 +443,7 @@ class Membership:
         if node is not None and node.heard is not None:
             return -1.0 if node in self._fenced else self._process.loop.time() - node.heard, address
         known = process == self._process.process or process in self._nodes.drivers or node is not None
+        known = known or (self.taking_over is not None and not self.taking_over.done.is_set())
         return 0.0 if known else -1.0, address
 
     # ---------------------------------------------------------------- ends
@@ -357,15 +453,17 @@ class Membership:
         peer = ProcessId(session.peer_process)
         if self._nodes.drivers.pop(peer, None) is not None:
             self._nodes.addresses.pop(peer, None)
-            self._forget("driver", peer)
+            self.forget("driver", peer)
             self._agent.end_owned(peer)
         node = self._agents.get(peer)
         if node is not None and node not in self._fenced:
             cause = f"the connection to it ended ({session.closed})"
-            if _ended_there(session.closed):
-                self._lost(node, cause)
-            else:
+            if not ended_there(session.closed):
                 self._unreachable(node, cause)
+            elif self.patience and not self._agent.closing:
+                self._process.tasks.start(self._examine(node, cause))
+            else:
+                self._lost(node, cause)
 
     def tell_over(self, status: int, text: str) -> None:
         """Tell every other node that the run is over, with the program's exit status and a line for people. They learn
@@ -382,12 +480,6 @@ class Membership:
                 await self._none_left.wait()
         except TimeoutError:
             logger.warning("%d nodes did not end in time", len(self._remote))
-
-
-def _ended_there(error: Exception | None) -> bool:
-    """Whether a connection ended because the process at its other end did, and not because no packet came through."""
-    system = error.__cause__ if error is not None else None
-    return not isinstance(system, OSError) or isinstance(system, ConnectionResetError | BrokenPipeError)
 
 
 @functools.cache

@@ -88,8 +88,8 @@ class OwnWorkers(Workers, Protocol):
 class _RemoteWorker(WorkerRecord):
     """A worker of another node."""
 
-    def __init__(self, pool: RemotePool, label: str, driver: ProcessId, *, shared: bool) -> None:
-        super().__init__(ids.new_process(), pool.loop, label, driver, shared=shared)
+    def __init__(self, process: ProcessId, pool: RemotePool, label: str, driver: ProcessId, *, shared: bool) -> None:
+        super().__init__(process, pool.loop, label, driver, shared=shared)
         self._pool = pool
 
     def kill(self, cause: str | None = None) -> None:
@@ -121,12 +121,21 @@ class RemotePool(WorkerTable):
     def start(self, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool) -> WorkerRecord:
         """Have the node start a worker. See `Workers.start`. Where the node was lost since it was chosen, the worker
         ends in the loop's next turn."""
-        record = _RemoteWorker(self, label, driver, shared=shared)
+        record = _RemoteWorker(ids.new_process(), self, label, driver, shared=shared)
         self.by_process[record.process] = record
         if self._cause:
             self.loop.call_soon(self._end, record, self._cause)
             return record
         self.tell("start_worker", record.process, label, dict(env), driver, shared)
+        return record
+
+    def adopt(self, process: ProcessId, label: str, driver: ProcessId, *, shared: bool, pid: int) -> WorkerRecord:
+        """Take in a worker that the node had before; `pid` is 0 where it has not reported that it serves."""
+        record = _RemoteWorker(process, self, label, driver, shared=shared)
+        record.pid = pid
+        if pid:
+            record.ready.set_result(None)
+        self.by_process[process] = record
         return record
 
     def worker_ended(self, process: ProcessId, cause: str) -> None:
@@ -315,9 +324,20 @@ class NodeTable:
         self, node: NodeRecord, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool
     ) -> WorkerRecord:
         worker = node.workers.start(label, env, driver, shared=shared)
-        self._of_worker[worker.process] = node
-        self._made_for.setdefault(driver, {})[worker.process] = None
+        self._enter(node, worker)
         return worker
+
+    def _enter(self, node: NodeRecord, worker: WorkerRecord) -> None:
+        self._of_worker[worker.process] = node
+        self._made_for.setdefault(worker.driver, {})[worker.process] = None
+
+    def adopt(self, node: NodeRecord, worker: WorkerRecord, address: str) -> None:
+        """Note a worker that a node had before it returned; `address` is empty where the worker has not reported."""
+        self._enter(node, worker)
+        if address:
+            self.addresses[worker.process] = address
+        if worker.shared:
+            node.shared.append(worker)
 
     def unshare(self, worker: WorkerRecord) -> None:
         """Note that a worker is about to end: no further actor goes there."""

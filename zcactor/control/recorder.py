@@ -83,6 +83,10 @@ class HeadRecorder:
             self._deposed = Deposed(self.epoch, known)
             logger.warning("this head decides no more: %s", self._deposed)
 
+    def leads(self, term: Term) -> None:
+        """Note the term of this head, which has campaigned already."""
+        self._term = term
+
     async def lead(self) -> None:
         """Wait until this head leads. Idempotent.
 

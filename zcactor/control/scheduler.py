@@ -79,10 +79,19 @@ class Amounts(msgspec.Struct):
 
     def take(self, request: Mapping[str, float]) -> tuple[int, ...]:
         """Grant `request`, for which there is room. Returns the numbers of its GPUs on the node."""
+        self._subtract(request)
+        return self.gpus.take(request[_GPU]) if _GPU in request else ()
+
+    def retake(self, request: Mapping[str, float], gpus: Sequence[int]) -> None:
+        """Grant `request` with the GPUs of these numbers."""
+        self._subtract(request)
+        if _GPU in request:
+            self.gpus.retake(request[_GPU], gpus)
+
+    def _subtract(self, request: Mapping[str, float]) -> None:
         self.actors += 1
         for name, amount in request.items():
             self.free[name] = max(self.free[name] - amount, 0.0)
-        return self.gpus.take(request[_GPU]) if _GPU in request else ()
 
     def give(self, request: Mapping[str, float], gpus: Sequence[int]) -> None:
         """Take `request` back, for which `take` returned `gpus`."""
@@ -287,6 +296,13 @@ class Ledger:
         if not queue:
             del self._waiting[entry.kind]
         return True
+
+    def restore(self, node: str, request: Mapping[str, float], gpus: Sequence[int] = ()) -> None:
+        """Grant again what another ledger has granted, for which `acquire` called ``granted(node, gpus)``."""
+        amounts = self._nodes[node]
+        self._groups.remove(node, amounts)
+        amounts.retake(request, gpus)
+        self._groups.add(node, amounts)
 
     def release(self, node: str, request: Mapping[str, float], gpus: Sequence[int] = ()) -> None:
         """Give back a grant of `acquire`; without effect for a node that is gone.

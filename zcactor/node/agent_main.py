@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zcactor.node.door import Door
 from zcactor.workers.orphans import MARK, keep_orphans
 from zcactor.workers.run_directory import RunDirectory
 from zcactor.workers.zygote import set_death_signal
@@ -112,7 +113,8 @@ def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
             empty for a cluster's), ``head`` (process id and address of the head that it joins; its own id and ``""``
             where it is the head), ``clustered`` (whether the cluster may have other hosts), ``port`` (where it listens
             for them, 0 for any), ``stays`` (whether it outlives its launcher), ``rank`` (of a node of a run; otherwise
-            left out or None), ``config``, ``loop``, ``resources``, ``gpus`` (the UUIDs of those it offers), ``cwd``,
+            left out or None), ``state`` (the folder of a head's log, and whether to begin anew in it; None for a log in
+            memory), ``config``, ``loop``, ``resources``, ``gpus`` (the UUIDs of those it offers), ``cwd``,
             ``heartbeat``, ``hang_after``, ``follows`` (the id of the node in whose place it has started, if any),
             ``again`` (the code that starts a node in its place, and what that reads; see
             `zcactor.cluster.again`), and ``worker``: further entries for the setup of its workers.
@@ -295,8 +297,19 @@ async def _serve(
     if problem:
         _tell(control, b"e" + problem.encode())
         return False
+    begun = None
+    if setup.get("state"):
+        from zcactor.node.head_state import HeadBeginning  # other nodes do without it
+
+        begun = HeadBeginning(setup, config)
+        try:
+            await begun.campaign()
+        except ZcactorError as error:
+            _tell(control, b"e" + str(error).encode())
+            return False
+    door = Door(process.connections.accepted)
     try:
-        await endpoint.start(process.connections.accepted)
+        await endpoint.start(door.accepted)
     except OSError as error:
         _tell(control, b"e" + f"cannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
         return False
@@ -317,11 +330,16 @@ async def _serve(
         facts["rank"] = rank
     if setup.get("follows"):
         facts["follows"] = setup["follows"]
-    node = assemble_agent(process, pool, facts, setup["resources"], setup["heartbeat"], setup["hang_after"])
+    log = None if begun is None else begun.log
+    node = assemble_agent(process, pool, facts, setup["resources"], setup["heartbeat"], setup["hang_after"], log)
     if isinstance(node, Head):
         node.driver = setup["driver"]
         node.console.has_log = not node.driver
-        await node.recorder.lead()
+        if begun is None:
+            await node.recorder.lead()
+        else:
+            await begun.begin(node, address.partition("@")[2])
+    door.open()
     end = node.shutdown if isinstance(node, Head) else node.end_itself
 
     def told_to_end(grace: float = 0.0) -> None:
@@ -344,7 +362,7 @@ async def _serve(
         line = LauncherLine(node, told_to_end)
     try:
         if isinstance(node, NodeAgent):
-            await process.head.ask_members("join_node", facts, setup["resources"])
+            await node.join(facts, setup["resources"])
     except ZcactorError as error:
         _tell(control, b"e" + f"cannot join: {error}".encode())
     else:

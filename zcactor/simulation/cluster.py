@@ -14,6 +14,7 @@ from zcactor.assembly.agents import assemble_agent
 from zcactor.assembly.endpoints import find_through, may_read
 from zcactor.assembly.process import Process
 from zcactor.control.memory_log import MemoryLog
+from zcactor.control.node_agent import NodeAgent
 from zcactor.control.node_table import facts_of
 from zcactor.errors import ZcactorError
 from zcactor.node.worker_main import serve
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from zcactor.config import Config
     from zcactor.control.head import Head
     from zcactor.control.head_log import HeadLog
-    from zcactor.control.node_agent import NodeAgent
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.network import Network
     from zcactor.workers.worker_table import WorkerRecord
@@ -177,16 +177,15 @@ class Cluster:
         facts = facts_of(process.address, ["local", "tcp"], host.machine, process.place)
         log = self.make_log() if is_head else None
         node = host.node = assemble_agent(process, workers, facts, self.resources, self.heartbeat, self.hang_after, log)
-        if is_head:
-            head: Any = node
-            await head.recorder.lead()
-        else:
+        if isinstance(node, NodeAgent):
             try:
-                await process.head.ask_members("join_node", facts, self.resources)
+                await node.join(facts, self.resources)
             except ZcactorError as error:
                 self.world.note(loop.label, "refused", why=type(error).__name__)
                 self.kill(loop, "it could not join")
                 return
+        else:
+            await node.recorder.lead()
         self.joined += 1
         self.world.note(loop.label, "joined")
         await node.finished

@@ -1,0 +1,157 @@
+"""Heads with a log: one that was killed and is started again goes on with its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.hosts import Hosts
+from tests.driver.programs import Program
+from zcactor.cluster.daemon import KeptState, StartedNode, cluster_in, stop_nodes
+from zcactor.control.file_log import FileLog
+from zcactor.errors import ConnectionLost
+
+PATIENCE = 40.0
+"""Seconds that nodes wait for their head: they have to outlast its start on a machine that is busy."""
+
+USING = """
+@zc.actor
+class Keeper:
+    def __init__(self): self.count = 0
+    def add(self): self.count += 1; return self.count
+    def pid(self): return os.getpid()
+
+async def main():
+    async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=40.0)):
+        head, member = [node.node_id for node in await zc.nodes()]
+        mine = await Keeper.options(name="mine", node=member, num_cpus=1, max_restarts=2).spawn()
+        kept = await Keeper.options(name="kept", node=member, lifetime="detached").spawn()
+        near = await Keeper.options(name="near", node=head, max_restarts=2).spawn()
+        mortal = await Keeper.options(name="mortal", node=head).spawn()
+        nameless = await Keeper.options(node=member).spawn()
+        pids = [await actor.pid() for actor in (mine, kept, nameless)]
+        await asyncio.gather(*(actor.add() for actor in (mine, kept, near, nameless)))
+        tell(ready=await near.pid())
+        while not os.path.exists(GATE):  # until the head is killed
+            await asyncio.sleep(0.01)
+        tell(calls=[await actor.add() for actor in (mine, kept, nameless)])
+        asked = [asyncio.create_task(zc.get_actor("mine")), asyncio.create_task(Keeper.options(node=member).spawn())]
+        await asyncio.sleep(0)
+        tell(waiting=[task.done() for task in asked])
+        found, spawned = await asyncio.gather(*asked)
+        tell(found=[await found.pid() == pids[0], await found.add(), await spawned.add()])
+        again = await zc.get_actor("near")
+        tell(near=[await again.add(), {each.name: each.restarts for each in await zc.actors() if each.name}["near"]])
+        try:
+            await zc.get_actor("mortal")
+        except zc.NoSuchActor as error:
+            tell(mortal=True)
+        tell(same=[await actor.pid() for actor in (mine, kept, nameless)] == pids)
+        tell(free=(await zc.available_resources())["CPU"])
+        del nameless, spawned, asked
+        while sum(each.state != "dead" for each in await zc.actors()) > 3:  # without a collection
+            await asyncio.sleep(0.01)
+        tell(left=sorted(each.name for each in await zc.actors() if each.state != "dead"))
+    tell(done=True)
+zc.run(main())
+"""
+
+LOOKING = """
+async def main():
+    async with zc.init(ADDRESS):
+        kept = await zc.get_actor("kept")
+        tell(kept=[type(kept).__name__, [each.name for each in await zc.actors() if each.state != "dead"]])
+zc.run(main())
+"""
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with Hosts() as found:
+        yield found
+
+
+def begin(hosts: Hosts, *, fresh: bool = False, port: int = 0, **settings: Any) -> StartedNode:
+    """Start a head whose log is in the folder ``state/log``."""
+    state = KeptState(hosts.directory / "log", fresh)
+    settings = {"head_patience": PATIENCE, "head_timeout": PATIENCE, **settings}
+    return hosts.start(state=state, port=port, **settings)
+
+
+def kill(node: StartedNode) -> None:
+    node.process.kill()
+    node.process.wait()
+
+
+def end(hosts: Hosts, *nodes: StartedNode) -> None:
+    """End all nodes in order, and check that nothing is left."""
+    for host in "ab":
+        with hosts.on(host):
+            stop_nodes(5.0)
+    for node in nodes:
+        node.process.wait(20)
+    hosts.assert_clean("a", "b")
+
+
+def answers(program: Program, *names: str) -> dict[str, Any]:
+    return {name: program.told(name) for name in names}
+
+
+@pytest.mark.slow
+def test_a_killed_head_goes_on_where_it_was(hosts: Hosts) -> None:
+    head = begin(hosts)
+    member = hosts.start("b", head, head_timeout=PATIENCE)
+    gate = hosts.directory / "gate"
+    with hosts.program(f"GATE = {str(gate)!r}\n{USING}", head.record.address, host="b") as program:
+        program.told("ready")
+        kill(head)
+        gate.touch()
+        assert program.told("calls") == [2, 2, 2], "calls do not need the head"
+        assert program.told("waiting") == [False, False]
+        again = begin(hosts)
+        assert again.record.address == head.record.address
+        assert again.record.node == head.record.node
+        assert answers(program, "found", "near", "mortal", "same", "free", "left", "done") == {
+            "found": [True, 3, 1], "near": [1, 1], "mortal": True, "same": True, "free": 3.0,
+            "left": ["kept", "mine", "near"], "done": True,
+        }  # fmt: skip
+        assert program.status() == 0
+    assert "is back" in Path(member.record.log).read_text()
+    told = Path(again.record.log).read_text()
+    assert f"took over cluster {head.record.node[:8]}, epoch 2: 1 nodes, " in told
+    with hosts.program(LOOKING, again.record.address) as program:
+        assert program.told("kept") == ["ActorHandle", ["kept"]]
+        assert program.status() == 0
+    end(hosts, again, member)
+
+
+@pytest.mark.slow
+def test_after_an_end_in_order_or_a_fresh_start_the_cluster_is_another(hosts: Hosts) -> None:
+    head = begin(hosts)
+    state = KeptState(hosts.directory / "log")
+    assert cluster_in(state) is not None
+    head.process.terminate()
+    assert head.process.wait(20) == 0
+    assert cluster_in(state) is None
+    second = begin(hosts)
+    assert second.record.node != head.record.node
+    kill(second)
+    third = begin(hosts, fresh=True)
+    assert third.record.node not in (head.record.node, second.record.node)
+    end(hosts, third)
+
+
+@pytest.mark.slow
+def test_a_log_that_another_head_uses_or_that_cannot_be_read(hosts: Hosts) -> None:
+    head = begin(hosts)
+    with pytest.raises(ConnectionLost, match=rf"is in use by the head at .* \(pid {head.record.pid}\)"):
+        begin(hosts, port=int(head.record.address.rpartition(":")[2]))
+    kill(head)
+    log = FileLog(hosts.directory / "log").path
+    log.write_bytes(b"nonsense" * 1000)
+    with pytest.raises(ConnectionLost, match="is damaged.*--fresh"):
+        begin(hosts)
+    end(hosts, begin(hosts, fresh=True))

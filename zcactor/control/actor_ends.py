@@ -1,0 +1,135 @@
+"""The ends of actors: those that somebody asks for, and those of actors that nobody holds."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING
+
+from zcactor.control.drain import decide_end, discard
+from zcactor.control.entries import gone_changes, stopping_changes
+from zcactor.control.head_log import Deposed
+from zcactor.control.questions import Questions
+from zcactor.errors import ConnectionLost, RemoteError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from zcactor.control.actor_record import ActorRecord
+    from zcactor.control.head_log import Change
+    from zcactor.control.reservations import Reservations
+    from zcactor.ids import ActorId
+    from zcactor.process.context import LocalProcess
+
+__all__ = ["ActorEnds"]
+
+logger = logging.getLogger("zcactor")
+
+
+class ActorEnds(Questions):
+    """The requests to the head that end actors.
+
+    Attributes:
+        process: the head's process.
+        closing: whether the head is shutting down, so that nothing is recorded any more.
+    """
+
+    process: LocalProcess
+    closing: bool
+    _reservations: Reservations
+
+    def _retire(self, actor: ActorRecord, cause: str) -> None:
+        """End an actor: its process, or its place in a shared process."""
+        worker = actor.worker
+        self._bury(actor, cause)
+        if worker is None or worker.ended.done():
+            return
+        worker.actors.pop(actor, None)
+        if not worker.actors:
+            worker.leaving = True
+            self._nodes.unshare(worker)
+            worker.kill()
+        elif worker.shared:
+            self.process.tasks.start(discard(self.process, self.recorder, worker, actor.index))
+
+    def _bury(self, actor: ActorRecord, cause: str) -> None:
+        if actor.state == "dead":
+            return
+        if actor.recorded and not self.closing:
+            self.recorder.note(*gone_changes(actor))
+        actor.set_state("dead", cause)
+        if actor.displaced and not self.closing:
+            self.grants.tell_holders(actor)
+        if actor.withdraw is not None:
+            actor.withdraw()
+        self._reservations.give_back(actor)
+        self._actors.bury(actor)
+
+    async def kill(self, actor_id: ActorId) -> None:
+        """End an actor at once. Returns when its process has ended, also where the request is repeated.
+
+        Raises:
+            NoSuchActor: the actor is unknown.
+            HeadUnavailable: the head's log does not take it, and the actor lives on.
+        """
+        actor = self._actors.known(actor_id)
+        await self._decide_end(actor, gone_changes(actor), lambda: self._retire(actor, "it was killed by zc.kill"))
+        if actor.gone is not None:
+            await asyncio.shield(actor.gone)
+
+    async def stop(self, actor_id: ActorId) -> None:
+        """End an actor after its queued calls. Returns when its process has ended; cancelling ends only the wait.
+
+        Raises:
+            NoSuchActor: the actor is unknown.
+            HeadUnavailable: the head's log does not take it, and the actor lives on.
+        """
+        actor = self._actors.known(actor_id)
+        if actor.ending is None:
+            stop = functools.partial(self._begin_stop, actor, "it was stopped by zc.stop", decided=True)
+            await self._decide_end(actor, stopping_changes(actor), stop)
+        if actor.ending is not None:
+            await asyncio.shield(actor.ending)
+
+    async def _decide_end(self, actor: ActorRecord, changes: Sequence[Change], end: Callable[[], None]) -> None:
+        if actor.recorded and not self.closing:
+            await decide_end(self.recorder, self.process.tasks, actor, changes, end)
+        else:
+            end()
+
+    def _begin_stop(self, actor: ActorRecord, cause: str, *, decided: bool = False) -> None:
+        """Stop an actor in a task of its own, because the caller may go away meanwhile; `decided` where that is
+        recorded."""
+        if actor.state != "dead" and actor.ending is None:
+            actor.ending = self.process.loop.create_task(self._stop(actor, cause, decided=decided))
+
+    async def _stop(self, actor: ActorRecord, cause: str, *, decided: bool) -> None:
+        if actor.moving is not None:
+            await asyncio.shield(actor.moving)
+        if not decided and actor.recorded and not self.closing:
+            try:
+                await self.recorder.noted(*stopping_changes(actor))
+            except Deposed:
+                return
+        worker = actor.worker
+        if worker is not None and actor.state == "alive":
+            try:
+                session = await self.process.connections.connect(worker.process)
+                await self.recorder.order(self.process.requests, session, "stop", actor.index)
+            except Deposed:
+                return
+            except (ConnectionLost, RemoteError) as error:
+                logger.debug("%s ended while it was being stopped: %s", actor.label, error)
+        self._retire(actor, cause)
+        if actor.gone is not None:
+            await asyncio.shield(actor.gone)
+
+    def _unheld(self, actor: ActorRecord) -> None:
+        """Stop an actor whose last handle was dropped."""
+        if self.closing or actor.state == "dead" or (actor.token is not None and actor.token() is not None):
+            return
+        if actor.state == "pending":  # even a named one: the spawn was given up before the handle arrived
+            self._retire(actor, "its spawn was cancelled")
+        elif actor.name is None and not actor.detached:
+            self._begin_stop(actor, "its last handle was dropped")

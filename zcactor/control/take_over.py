@@ -1,0 +1,214 @@
+"""The take-over of a cluster: a head goes on where an earlier one has ended.
+
+The log has the decisions of the earlier head: actors, names, counts of restarts, nodes and programs. Facts that are
+true elsewhere are reported again: each node returns with its workers, each program with the actors that it holds. When
+all have returned, or cannot come any more, the rest is decided: actors without a process are restarted or buried, and
+actors that no living process owns or holds are ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from zcactor.control.node_table import NodeRecord, RemotePool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
+
+    from zcactor.control.actor_record import ActorRecord
+    from zcactor.control.node_table import NodeTable
+    from zcactor.ids import ProcessId
+    from zcactor.workers.worker_table import WorkerRecord
+
+__all__ = ["Decisions", "ReportedWorker", "TakeOver"]
+
+logger = logging.getLogger("zcactor")
+_ENDED: Final = "its process had ended when the cluster's head was started again"
+_GONE: Final = "its node did not return to the cluster's new head"
+_NO_RECIPE: Final = "; the log has not its class and arguments, so it is not started again"
+_UNEXPLAINED: Final = "the cluster's log knows no actor in it"
+
+
+class ReportedWorker(NamedTuple):
+    """A worker, as its node reports it to a new head."""
+
+    process: ProcessId
+    pid: int
+    """0 where the worker has not reported yet."""
+    address: str
+    """The address at which it listens for peers of other hosts."""
+    label: str
+    driver: ProcessId
+    shared: bool
+
+
+class Decisions(NamedTuple):
+    """The steps of a head by which a take-over acts; see `zcactor.control.head.Head`."""
+
+    resume: Callable[[ActorRecord], None]
+    """Go on with an actor that lives."""
+    lost: Callable[[ActorRecord, str], None]
+    """Restart or bury an actor, whose process has ended for a cause."""
+    restart: Callable[[ActorRecord], None]
+    """Start an actor, as was decided before."""
+    stop: Callable[[ActorRecord], None]
+    """Stop an actor, as was decided before."""
+    retire: Callable[[ActorRecord, str], None]
+    """End an actor, for a cause."""
+    end_owned: Callable[[ProcessId], None]
+    """Retire the actors that a process made which has ended."""
+    unheld: Callable[[ActorRecord], None]
+    """Stop an actor, where no process holds it."""
+    forget: Callable[[str, ProcessId], None]
+    """Record that a node or a program is gone: ``"member"`` or ``"driver"``."""
+
+
+class TakeOver:
+    """A take-over that goes on. Used on the loop's thread.
+
+    Args:
+        loop: the head's.
+        decisions: the steps of the head.
+        nodes: the head's table, with its own node only.
+        actors: the actors of the log, which are in the head's table, each with its state in the log. Their `location`,
+            `node_id` and `gpus` are those of the log, and their state is ``"restarting"`` or ``"pending"``: callers
+            wait for what becomes of them.
+        members: the nodes of the log without the head's own, by process id, each with its facts.
+        drivers: the programs of the log.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, decisions: Decisions, nodes: NodeTable,
+        actors: Mapping[ActorRecord, str], members: Mapping[ProcessId, Mapping[str, Any]], drivers: Iterable[ProcessId],
+    ) -> None:  # fmt: skip
+        self._loop = loop
+        self._decisions = decisions
+        self._nodes = nodes
+        self._was = dict(actors)
+        self._members = dict(members)
+        self._drivers = dict.fromkeys(drivers)
+        self._by_node: dict[str, list[ActorRecord]] = {}
+        for actor in actors:
+            self._by_node.setdefault(actor.node_id, []).append(actor)
+        self._lost: list[tuple[ActorRecord, str]] = []
+        self._complete = asyncio.Event()
+        self._look()
+        self.done = asyncio.Event()
+        """Set when everything is decided."""
+        self.nodes = 0
+        """Nodes that have returned."""
+
+    # ---------------------------------------------------------------- returns
+
+    @property
+    def actors(self) -> int:
+        """The number of actors of the earlier head that live."""
+        return sum(actor.state != "dead" for actor in self._was)
+
+    def expects(self, node: ProcessId) -> bool:
+        """Whether that node may return."""
+        return node in self._members
+
+    def returned(self, node: NodeRecord, workers: Sequence[ReportedWorker]) -> None:
+        """Note a node that has returned and is in the table, with its workers."""
+        assert isinstance(node.workers, RemotePool)
+        del self._members[node.process]
+        self.nodes += 1
+        found: dict[bytes, WorkerRecord] = {}
+        for told in workers:
+            worker = node.workers.adopt(told.process, told.label, told.driver, shared=told.shared, pid=told.pid)
+            self._nodes.adopt(node, worker, told.address)
+            found[told.process] = worker
+        for actor in self._by_node.pop(node.id, ()):
+            self._settle(actor, node, found.get(actor.location[0]))
+        for worker in found.values():
+            if not worker.actors:
+                worker.leaving = True
+                worker.kill(_UNEXPLAINED)
+        self._look()
+
+    def _settle(self, actor: ActorRecord, node: NodeRecord, worker: WorkerRecord | None) -> None:
+        """Give an actor back its place on a node that has returned."""
+        actor.node = node
+        self._nodes.ledger.restore(node.id, actor.request, actor.gpus)
+        if worker is None or self._was[actor] == "restarting":
+            self._lost.append((actor, _ENDED))
+            return
+        actor.worker, actor.index = worker, actor.location[1]
+        worker.actors[actor] = None
+        worker.next_index = max(worker.next_index, actor.index + 1)
+        actor.cause = ""
+        if self._was[actor] != "pending":
+            self._decisions.resume(actor)
+
+    def driver_returned(self, driver: ProcessId) -> None:
+        """Note a program that has returned."""
+        self._drivers.pop(driver, None)
+        self._look()
+
+    def _look(self) -> None:
+        if not self._members and not self._drivers:
+            self._complete.set()
+
+    # ---------------------------------------------------------------- the end
+
+    async def finish(self, fence: float) -> None:
+        """Wait for all that may return, at most `fence` seconds, and decide the rest.
+
+        Cancelling leaves it undecided.
+        """
+        try:
+            async with asyncio.timeout(fence):
+                await self._complete.wait()
+        except TimeoutError:
+            logger.warning(
+                "%d nodes and %d programs have not returned in %g s", len(self._members), len(self._drivers), fence
+            )
+        self._give_up_nodes()
+        for actor, cause in self._lost:
+            self._decide(actor, cause)
+        for owner in dict.fromkeys(actor.owner for actor in self._was if actor.state != "dead"):
+            if owner not in self._nodes.drivers and self._nodes.worker(owner) is None:
+                self._decisions.end_owned(owner)
+        for actor, was in self._was.items():
+            if was == "stopping":
+                self._decisions.stop(actor)
+            elif actor.state == "alive":
+                self._decisions.unheld(actor)
+        self.done.set()
+
+    def _give_up_nodes(self) -> None:
+        for driver in self._drivers:
+            self._decisions.forget("driver", driver)
+        self._drivers.clear()
+        for process, facts in self._members.items():
+            self._decisions.forget("member", process)
+            pool = RemotePool(self._loop, lambda *_: None, lambda _: None)
+            pool.lost(_GONE)
+            node = NodeRecord(process, pool, facts)
+            for actor in self._by_node.pop(node.id, ()):
+                actor.node = node
+                self._lost.append((actor, _GONE))
+        self._members.clear()
+        own = self._nodes.own
+        for actors in self._by_node.values():  # of the head's own node, or of one whose loss was recorded already
+            for actor in actors:
+                if actor.node_id == own.id:
+                    actor.node = own
+                    self._nodes.ledger.restore(own.id, actor.request, actor.gpus)
+                self._lost.append((actor, _ENDED))
+        self._by_node.clear()
+
+    def _decide(self, actor: ActorRecord, cause: str) -> None:
+        """Restart or bury an actor without a process."""
+        if self._was[actor] == "pending":
+            actor.withdrawn = True  # a repeated request makes it anew
+            self._decisions.retire(actor, f"it could not be placed: {cause}")
+        elif self._was[actor] == "restarting" and actor.recipe is not None:
+            self._decisions.restart(actor)
+        else:
+            actor.set_state("alive")
+            self._decisions.lost(actor, cause + (_NO_RECIPE if actor.recipe_holders else ""))
