@@ -128,6 +128,32 @@ def test_a_killed_head_goes_on_where_it_was(hosts: Hosts) -> None:
     end(hosts, again, member)
 
 
+LEFT_ALONE = """
+async def main():
+    async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=40.0)):
+        tell(ready=True)
+        try:
+            while True:
+                await zc.nodes()
+        except zc.ConnectionLost:
+            tell(lost=True)
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_head_that_has_ended_in_order(hosts: Hosts) -> None:
+    head = begin(hosts)
+    member = hosts.start("b", head)
+    with hosts.program(LEFT_ALONE, head.record.address, host="b") as program:
+        assert program.told("ready")
+        head.process.terminate()
+        assert program.told("lost"), "and not after head_timeout"
+        assert program.status() == 0
+    assert "looking for it" not in Path(member.record.log).read_text()
+    end(hosts, head, member)
+
+
 @pytest.mark.slow
 def test_after_an_end_in_order_or_a_fresh_start_the_cluster_is_another(hosts: Hosts) -> None:
     head = begin(hosts)

@@ -100,6 +100,8 @@ class SystemActor:
         """The `zcactor.node.worker_main.Worker` in a worker process."""
         self.known = KnownEpoch()
         """The epoch of the head whose orders this process carries out."""
+        self.on_head_ends: Callable[[], None] = lambda: None
+        """The function of a driver that is told that the cluster's head ends in order."""
         self.print_log: Any = None
         """The function by which a driver shows the output of actors."""
 
@@ -445,6 +447,11 @@ class SystemActor:
             remote.changed(state, (process, index), cause)
         if self.on_actor_changed is not None:
             self.on_actor_changed(actor_id, state, process, index, cause, epoch)
+
+    @inline
+    def head_ends(self) -> None:
+        """Take the head's word that it ends in order, and that no other one comes."""
+        self.on_head_ends()
 
     @inline
     def log(self, stream: str, text: str) -> None:

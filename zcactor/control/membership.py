@@ -277,7 +277,7 @@ class Membership:
     def fence(self) -> float:
         """Seconds after which a node that lost the head has ended its workers: it has noticed the loss, and has looked
         for the head in vain."""
-        return max(FENCE, self.patience + _BEYOND)
+        return max(FENCE, self.patience + _BEYOND) if self.patience else FENCE
 
     async def _fence(self, node: NodeRecord, cause: str) -> None:
         if not self._agent.closing:
@@ -471,8 +471,18 @@ class Membership:
         for _, session in list(self._remote.values()):
             self._tell(session, "run_over", status, text)
 
+    async def _tell_program(self, session: Session) -> None:
+        try:
+            await self._process.requests.ask(session, "head_ends")
+        except ZcactorError as error:  # it has just ended
+            logger.debug("a program was not told that the head ends: %s", error)
+
     async def end(self, grace: float) -> None:
-        """End every other node, and wait for that a little longer than `grace` seconds."""
+        """End every other node, and wait for that a little longer than `grace` seconds. Programs are told."""
+        for driver in self._nodes.drivers:
+            session = self._process.sessions.used.get(driver)
+            if session is not None:
+                self._process.tasks.start(self._tell_program(session))
         for _, session in list(self._remote.values()):
             self._tell(session, "end", grace)
         try:

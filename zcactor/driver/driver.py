@@ -304,6 +304,7 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
         undo.pop_all()
     search_here(search_path())
     process.head.absence.joined(*joined)
+    process.system.on_head_ends = process.head.absence.give_up
     runtime = JoinedRuntime(config, process, directory, address, machine)
     process.connections.on_lost = runtime.session_lost
     return runtime

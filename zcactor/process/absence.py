@@ -49,6 +49,10 @@ class Absence:
         """Note the head's answer to a process that has joined."""
         self.patience, self.log = patience, log
 
+    def give_up(self) -> None:
+        """Note that the head ends in order: it does not come back once it is gone."""
+        self.patience = 0.0
+
     def begin(self) -> None:
         """Note that the head is lost: requests wait from now on. Idempotent."""
         if self._since is None:
