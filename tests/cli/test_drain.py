@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -79,7 +80,7 @@ zc.run(main())
     assert f"zcactor: node {head.record.node[:8]} is the head's and stays" in done.stdout
     assert f"zcactor: node {place} has left, 0 actors have moved, and has started again as node " in done.stdout
     assert member.process.wait(20) == 0
-    again = done.stdout.rpartition(" ")[2].strip()
+    again = re.findall(r"has started again as node (\w+)", done.stdout)[0]
     done = hosts.zcactor("drain", again)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == f"zcactor: node {again} has left, 0 actors have moved"

@@ -17,7 +17,7 @@ import pytest
 
 from tests.cluster.fake_ssh import VERSIONS, FakeSsh
 from tests.cluster.hosts import Hosts
-from tests.driver.programs import ROOT, until
+from tests.driver.programs import ROOT, take_signals, until
 from zcactor.cluster.far_end import MARK, FarOrder
 from zcactor.cluster.near_end import HostsFailed, Ways, bring_up, take_down
 from zcactor.cluster.records import NodeFile, list_nodes
@@ -193,7 +193,7 @@ def test_a_command_that_is_ended_leaves_nothing(hosts: Hosts, ssh: FakeSsh, end:
         process = subprocess.Popen(
             [sys.executable, "-c", source, str(ssh.command), TOKEN],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=take_signals,
         )  # fmt: skip
     with process:
         assert process.stdout is not None

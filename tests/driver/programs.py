@@ -150,7 +150,7 @@ class Program:
             env={key: value for key, value in variables.items() if value is not None},
             cwd=self.directory,
             start_new_session=True,
-            preexec_fn=_take_terminal if terminal else _take_signals,
+            preexec_fn=_take_terminal if terminal else take_signals,
         )
         if terminal:
             os.close(stdin)
@@ -265,7 +265,7 @@ class Program:
             select.select([], [], [], 0.005)
 
 
-def _take_signals() -> None:
+def take_signals() -> None:
     """Restore SIGINT and SIGHUP: a parent that runs tests in the background ignores them, and children would, too."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -275,5 +275,5 @@ def _take_terminal() -> None:
     import fcntl
     import termios
 
-    _take_signals()
+    take_signals()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
