@@ -342,6 +342,39 @@ async def test_failures_of_dead_actors_are_logged_once(caplog: pytest.LogCapture
     assert len(caplog.records) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["lost", "opened", "followed"])
+async def test_calls_whose_actor_is_sought_do_not_wait_for_a_head_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    plain: Any = await Plain.spawn()
+    await plain.echo(1)
+    remote: RemoteActor = plain._remote
+    process: Any = context.current()
+    session = remote.session
+    assert session is not None
+
+    async def away(*_: object, **__: object) -> Any:
+        raise zc.HeadUnavailable("/state/log.db", 10.0, "head")
+
+    monkeypatch.setattr(process.head, "locate", away)
+    if how == "lost":
+        call = plain.echo(2)
+        session.connection.abort()
+    elif how == "opened":
+        remote.leave(session)
+        remote._left = True
+        call = plain.echo(2)
+    else:
+        remote._follow(session)
+        call = plain.echo(2)
+    with pytest.raises(zc.ActorUnavailable, match="head has not answered for 10.0 s") as failed:
+        await call
+    assert failed.value.maybe_executed == (how == "lost")
+    monkeypatch.undo()
+    assert await plain.echo(3) == 3, "once the head is there"
+
+
 @zc.actor(max_restarts=1)
 class Dying:
     @zc.method

@@ -229,9 +229,13 @@ class RemoteActor:
         """Connect to the actor's current process, then send the calls that waited."""
         try:
             await self._reach()
-        except HeadUnavailable as error:  # where the actor is now, only the head knows
-            text = str(error)
-            self._give_up(lambda maybe: ActorUnavailable(self.label, text, maybe))
+        except HeadUnavailable as error:
+            self._nowhere(error)
+
+    def _nowhere(self, error: HeadUnavailable) -> None:
+        """Fail the calls that wait: where the actor is now, only the head knows."""
+        text = str(error)
+        self._give_up(lambda maybe: ActorUnavailable(self.label, text, maybe))
 
     async def _reach(self) -> None:
         """Connect to the actor, and send the calls that waited or fail them.
@@ -430,7 +434,11 @@ class RemoteActor:
         with contextlib.suppress(ZcactorError):  # the session is lost, and the calls that were open on it have failed
             await ask(session, "ping")
             await ask(session, "ping")
-        state, location, why = await self.process.head.locate(self.actor_id)
+        try:
+            state, location, why = await self.process.head.locate(self.actor_id)
+        except HeadUnavailable as error:
+            self._nowhere(error)
+            return
         if state == "dead":
             self.die(why)
             return
