@@ -141,11 +141,16 @@ zc.run(main())
         assert [found["node_id"][:8] for found in report["nodes"]] == [node, member]
         assert [found["workers"] for found in report["nodes"]] == [1, 0]
         assert report["resources"]["CPU"] == {"total": 3.0, "free": 1.0}
+        kept = hosts.directory / "state" / "zcactor" / "heads" / f"127.0.0.1-{address.rpartition(':')[2]}" / "log.db"
+        assert report["head"] == {
+            "address": address, "pid": pid, "epoch": 1, "log": str(kept), "state": "leading", "standbys": [],
+        }  # fmt: skip
         (actor,) = report["actors"]
         assert (actor["class_name"], actor["name"], actor["state"]) == ("Long", "mine", "alive")
         assert actor["node_id"][:8] == node
         text = hosts.zcactor("status", host="b")
         assert "mine" in text.stdout and "CPU: 1 of 3 free" in text.stdout
+        assert f"head: pid {pid}, leading, epoch 1, log {kept}" in text.stdout
 
         found = hosts.processes()
         assert {pid, member_pid, program.pid} <= set(found)

@@ -89,7 +89,6 @@ async def test_an_actor_goes_on_where_its_node_has_its_worker() -> None:
     assert actor.cause == ""
     assert actor.worker is not None
     assert (actor.worker.process, actor.worker.pid, actor.index) == (W1, 7, 3)
-    assert actor.worker.take_index() == 4, "its number is not given again"
     assert actor.worker.ready.done()
     assert made.nodes.ledger.free(node.id) == {"CPU": 2.0}
     assert made.nodes.addresses[W1] == "w@host:2"
@@ -148,7 +147,17 @@ async def test_workers_that_no_entry_explains_are_ended() -> None:
     node = made.comes(NODE, worker(W1), worker(W2, shared=True))
     await turns()
     assert [order[:2] for order in made.orders] == [("kill_worker", W1), ("kill_worker", W2)]
-    assert all(each.leaving for each in node.shared), "no actor is placed there"
+    assert not node.shared
+
+
+async def test_no_further_actor_goes_to_a_shared_worker_of_before() -> None:
+    """A handle of an actor that had ended there would reach another one, which has its index."""
+    actor = of_log(1, NODE)
+    made = Taking({actor: "alive"}, drivers=())
+    node = made.comes(NODE, worker(W1, shared=True))
+    assert actor.worker is not None
+    other = made.nodes.worker_for(node, "Shop", {"process": "shared"}, DRIVER)
+    assert other is not actor.worker
 
 
 async def test_a_node_and_a_program_that_do_not_return(caplog: pytest.LogCaptureFixture) -> None:

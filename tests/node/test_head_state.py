@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.hosts import Hosts
-from tests.driver.programs import Program
+from tests.driver.programs import Program, alive
 from zcactor.cluster.daemon import KeptState, StartedNode, cluster_in, stop_nodes
 from zcactor.control.file_log import FileLog
 from zcactor.errors import ConnectionLost
@@ -106,7 +106,7 @@ def test_a_killed_head_goes_on_where_it_was(hosts: Hosts) -> None:
     member = hosts.start("b", head, head_timeout=PATIENCE)
     gate = hosts.directory / "gate"
     with hosts.program(f"GATE = {str(gate)!r}\n{USING}", head.record.address, host="b") as program:
-        program.told("ready")
+        near = program.told("ready")
         kill(head)
         gate.touch()
         assert program.told("calls") == [2, 2, 2], "calls do not need the head"
@@ -119,6 +119,7 @@ def test_a_killed_head_goes_on_where_it_was(hosts: Hosts) -> None:
             "left": ["kept", "mine", "near"], "done": True,
         }  # fmt: skip
         assert program.status() == 0
+    assert not alive(near), "its node has ended with the head"
     assert "is back" in Path(member.record.log).read_text()
     told = Path(again.record.log).read_text()
     assert f"took over cluster {head.record.node[:8]}, epoch 2: 1 nodes, " in told

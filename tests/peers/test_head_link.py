@@ -63,3 +63,31 @@ async def test_a_head_that_is_gone_or_silent(monkeypatch: pytest.MonkeyPatch) ->
         return 0.5, "there"
 
     assert await Link(heard).silence_of(b"p" * 16) == (0.5, "there")
+
+
+async def test_an_end_that_an_earlier_head_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of that head was lost, and the next one never knew the actor."""
+    link = Link(None)
+    answers: list[Exception] = [zc.ConnectionLost("gone"), zc.NoSuchActor("it is unknown")]
+
+    async def connect(_: bytes) -> None: ...
+
+    async def ask_of(*_: object) -> None:
+        answer = answers.pop(0)
+        if isinstance(answer, zc.ConnectionLost):
+            link.absence.begin()
+            asyncio.get_running_loop().call_soon(link.absence._over.set)
+        raise answer
+
+    async def on_loop(make: Any) -> None:
+        await make()
+
+    link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
+    link._tasks.on_loop = on_loop  # type: ignore[method-assign, assignment]
+    assert await HeadLink.ask_agent(link, "kill", ActorId(b"a" * 16)) is None
+    answers += [zc.ConnectionLost("gone"), zc.NoSuchActor("it is unknown")]
+    with pytest.raises(zc.NoSuchActor):
+        await HeadLink.ask_agent(link, "get_actor", "name", "default")
+    answers += [zc.NoSuchActor("it is unknown")]
+    with pytest.raises(zc.NoSuchActor):
+        await HeadLink.ask_agent(link, "stop", ActorId(b"a" * 16))

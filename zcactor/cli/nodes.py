@@ -202,11 +202,14 @@ def status(address: str | None, as_json: bool) -> None:
 async def _ask(config: Config) -> dict[str, Any]:
     from zcactor.api import inspection
     from zcactor.driver import driver
+    from zcactor.process.context import current
 
     async with driver.init(config=config):
         nodes, actors = await asyncio.gather(inspection.nodes(), inspection.actors())
         total, free = await asyncio.gather(inspection.cluster_resources(), inspection.available_resources())
+        head = await current().head.ask_agent("leader")
     return {
+        "head": head,
         "nodes": [_plain(node) for node in nodes],
         "resources": {name: {"total": total[name], "free": free.get(name, 0.0)} for name in total},
         "actors": [_plain(actor) for actor in actors],
@@ -232,6 +235,9 @@ def _show(address: str, told: dict[str, Any]) -> None:
             node["node_id"][:8], node["host"], place, ",".join(node["transports"]), amounts, str(node["workers"])
         )
     console.print(nodes)
+    head = told["head"]
+    kept = f", log {head['log']}" if head["log"] else ""
+    console.print(f"head: pid {head['pid']}, {head['state']}, epoch {head['epoch']}{kept}", soft_wrap=True)
     for name, amount in told["resources"].items():
         console.print(f"{name}: {amount['free']:g} of {amount['total']:g} free")
     alive = [actor for actor in told["actors"] if actor["state"] != "dead"]

@@ -332,12 +332,11 @@ class NodeTable:
         self._made_for.setdefault(worker.driver, {})[worker.process] = None
 
     def adopt(self, node: NodeRecord, worker: WorkerRecord, address: str) -> None:
-        """Note a worker that a node had before it returned; `address` is empty where the worker has not reported."""
+        """Note a worker that a node had before it returned; `address` is empty where the worker has not reported. No
+        further actor goes there: the indices that ended actors had are not known, and handles of theirs may be left."""
         self._enter(node, worker)
         if address:
             self.addresses[worker.process] = address
-        if worker.shared:
-            node.shared.append(worker)
 
     def unshare(self, worker: WorkerRecord) -> None:
         """Note that a worker is about to end: no further actor goes there."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zcactor.control.actor_record import ActorRecord
     from zcactor.control.actor_table import ActorTable
     from zcactor.control.handle_grants import HandleGrants
+    from zcactor.control.membership import Membership
     from zcactor.control.node_table import NodeTable
     from zcactor.control.recorder import HeadRecorder
     from zcactor.control.scheduler import Ledger
@@ -29,6 +30,7 @@ class Questions:
 
     Attributes:
         grants: gives handles out.
+        members: lets nodes and programs join.
         recorder: has the head's decisions on their way to its log; no answer tells of one that is not there yet.
     """
 
@@ -37,10 +39,21 @@ class Questions:
     and more for a process with much memory."""
 
     grants: HandleGrants
+    members: Membership
     recorder: HeadRecorder
     _actors: ActorTable[ActorRecord]
     _nodes: NodeTable
     _ledger: Ledger
+
+    async def leader(self) -> dict[str, Any]:
+        """The facts about this head: ``address``, ``pid``, ``epoch`` (of its term), ``log`` (empty for one in memory),
+        ``state`` (``"leading"``, or ``"taking over"`` until all is decided) and ``standbys``."""
+        facts, taking = self._nodes.own.facts, self.members.taking_over
+        return {
+            "address": facts["address"].rpartition("@")[2], "pid": facts["pid"], "epoch": self.recorder.epoch,
+            "log": self.members.log, "state": "leading" if taking is None or taking.done.is_set() else "taking over",
+            "standbys": [],
+        }  # fmt: skip
 
     async def locate(self, actor_id: ActorId, calls_wait: bool) -> tuple[str, bytes, int, str]:
         """The place of an actor; see `zcactor.peers.head_link.HeadLink.locate`."""

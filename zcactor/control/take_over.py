@@ -139,7 +139,6 @@ class TakeOver:
             return
         actor.worker, actor.index = worker, actor.location[1]
         worker.actors[actor] = None
-        worker.next_index = max(worker.next_index, actor.index + 1)
         actor.cause = ""
         if self._was[actor] != "pending":
             self._decisions.resume(actor)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.buggify import buggify
-from zcactor.errors import ConnectionLost, HeadUnavailable
+from zcactor.errors import ConnectionLost, HeadUnavailable, NoSuchActor
 from zcactor.process.absence import Absence
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ RELAYED: Final = {
 """The requests that a worker may make through its node's agent, with the index of the head's actor for each."""
 _REPEATABLE: Final = ("constructed", "kill", "reserve", "stop")
 """The requests that change something, and that may be repeated: the head gives the first answer again."""
+_ENDING: Final = ("kill", "stop")
+"""The requests that are done where there is no such actor."""
 _ANSWER: Final = 1.0
 """Seconds that the head has for an answer; calls that are not answered wait for it."""
 
@@ -111,6 +113,7 @@ class HeadLink:
     ) -> Any:
         if self.is_relayed:
             return await self._ask_node("relay", method, args)
+        repeated = False
         while True:
             try:
                 session = await self._session()
@@ -118,6 +121,11 @@ class HeadLink:
             except ConnectionLost:  # an answer of the head's own, where it is there
                 if not self.absence.going_on:
                     raise
+            except NoSuchActor:
+                if repeated and method in _ENDING:
+                    return None  # the head of before has done it, and the one of now never knew the actor
+                raise
+            repeated = True
 
     async def _session(self) -> Session:
         """The connection to the head, once the head is there.
