@@ -100,10 +100,6 @@ class ActorRecord:
         """The id of that node, also after the actor has left it."""
         self.gpus: tuple[int, ...] = ()
         """The numbers of its GPUs on that node, until they are given back."""
-        self.destination: tuple[NodeRecord, tuple[int, ...]] | None = None
-        """The node to which the actor moves, with the numbers of its GPUs there; its request is taken there as well."""
-        self.moving: asyncio.Future[None] | None = None
-        """Done when the actor's move has ended; None while it does not move."""
         self.displaced = False
         """Whether its node was lost and the actor lives on no other yet."""
         self.told = False
@@ -167,11 +163,6 @@ class ActorRecord:
         """Wait until the actor is alive or dead."""
         while self.state in ("pending", "restarting"):
             await self.changed()
-
-    def leave_worker(self) -> None:
-        """Note that the actor is closed in its process, and has no other yet."""
-        self._last_pid = self.pid
-        self.worker = None
 
     def strip(self) -> None:
         """Keep only the facts that inspection shows of dead actors: thousands of them are remembered."""

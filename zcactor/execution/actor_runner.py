@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
+import logging
 import threading
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from zcactor.execution.answers import Answers
 from zcactor.execution.arguments import Arguments
-from zcactor.execution.closing import close_instance
 from zcactor.execution.eager_task import start_eagerly
 from zcactor.execution.generators import AsyncProducer, SyncProducer
 from zcactor.execution.mailbox import Lane, Mailbox
-from zcactor.execution.vacating import send_back
 from zcactor.interface import Interface, MethodKind, MethodSpec
 from zcactor.process.context import call_deadline, current_host
 from zcactor.rpc.incoming import NO_ANSWER, Incoming
 from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from zcactor.execution.home import Home
     from zcactor.rpc.session import Session
 
 __all__ = ["ActorRunner", "current_call"]
 
+logger = logging.getLogger("zcactor")
 current_call: contextvars.ContextVar[Any] = contextvars.ContextVar("zcactor_current_call", default=None)
 """The `Incoming` that a task of a system actor serves."""
 
-_GLANCE = 0.01
-"""Seconds between two looks whether calls that go back have gone."""
 _ASYNC = int(MethodKind.ASYNC)
 _INLINE = int(MethodKind.INLINE)
 _SYNC = int(MethodKind.SYNC)
@@ -65,13 +64,10 @@ class ActorRunner:
         self.instance: Any = None
         self.stopping = False
         """Whether the actor refuses further calls."""
-        self.moving = False
-        """Whether further calls go back to their callers, who send them again to the actor's next place."""
         self._closed = False
         self._methods: list[Callable[..., Any]] = []
         self._plain: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
         """For `receive_plain`: the methods with their kinds and mailboxes; empty when no call may start."""
-        self._when_open: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
         self._pack = process.marshaller.pack
         note = process.broken_gpus.note
         self._answers = Answers(label, process.marshaller, process.pushes.value, self._answered, note)
@@ -104,10 +100,17 @@ class ActorRunner:
 
     def _mailbox(self, name: str, sync_limit: int, async_limit: int) -> Mailbox:
         return Mailbox(
-            f"{self.label}{'.' if name else ''}{name}", self.process.loop, sync_limit, async_limit,
-            steps_out=self.interface.is_async, run_sync=self._run_sync, start_async=self._start_async,
-            run_inline=self._run_inline, enter_thread=self._enter_thread, threads=self._threads,
-        )  # fmt: skip
+            f"{self.label}{'.' if name else ''}{name}",
+            self.process.loop,
+            sync_limit,
+            async_limit,
+            steps_out=self.interface.is_async,
+            run_sync=self._run_sync,
+            start_async=self._start_async,
+            run_inline=self._run_inline,
+            enter_thread=self._enter_thread,
+            threads=self._threads,
+        )
 
     def mailbox_of(self, code: int) -> Mailbox:
         """The mailbox in which calls of method number `code` queue."""
@@ -119,60 +122,50 @@ class ActorRunner:
         """Use `instance`, which was made elsewhere."""
         self.instance = instance
         self._methods = [getattr(instance, spec.name) for spec in self._specs]
-        self._plain = self._when_open = [
+        self._plain = [
             (method, spec.kind, mailbox)
             for method, spec, mailbox in zip(self._methods, self._specs, self._by_code, strict=True)
         ]
 
     async def construct(self, make: Callable[[], Any]) -> None:
         """Run ``make()`` in the actor's thread, where its sync methods run too, then ``__aenter__`` if the actor has
-        one. Raises the exceptions of the constructor."""
+        one.
+
+        Raises the exceptions of the constructor.
+        """
         instance = await self._mailboxes[""].run(make)
         self.adopt(instance)
         enter = getattr(instance, "__aenter__", None)
         if enter is not None:
-            await self._begin(enter())
-
-    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        return self.process.loop.create_task(coroutine, context=self._context.copy())
+            await self.process.loop.create_task(enter(), context=self._context.copy())
 
     async def stop(self) -> None:
         """Run the queued calls, refuse later ones, run ``__aexit__`` or ``close()``, and end the threads."""
-        await self._refrain(None)
-        await self._end()
-
-    async def vacate(self, patience: float) -> bool:
-        """Do the same as `stop`, for an actor that goes on elsewhere: later calls go back to their callers. Returns
-        False, and takes calls again, where a queued call runs after `patience` seconds: it may wait for a later one."""
-        self.moving = True
-        if not await self._refrain(patience):
-            while any(each.returning for each in self._open_calls()):  # noqa: ASYNC110  # before later ones are taken
-                await asyncio.sleep(_GLANCE)
-            self.moving = self.stopping = False
-            self._plain = self._when_open
-            return False
-        await self._end()
-        return True
-
-    async def _refrain(self, patience: float | None) -> bool:
-        """Run the queued calls and refuse later ones. Returns whether they have ended within `patience` seconds."""
         await asyncio.sleep(0)  # take in the calls sent before the request to stop, which are in the sockets
         await asyncio.sleep(0)
         self.stopping = True
         self._plain = ()
-        if not self.busy:
-            return True
-        self._drained = self.process.loop.create_future()
-        if patience is None:
+        if self.busy:
+            self._drained = self.process.loop.create_future()
             await self._drained
-        else:
-            await asyncio.wait([self._drained], timeout=patience)
-        return self._drained.done()
-
-    async def _end(self) -> None:
-        await close_instance(self.instance, self.label, self._mailboxes[""].run, self._begin)
+        await self._leave()
         await self.process.requests.delivered(self.process.sessions)
         self.close()
+
+    async def _leave(self) -> None:
+        leave = getattr(self.instance, "__aexit__", None)
+        arguments: tuple[Any, ...] = (None, None, None)
+        if leave is None:
+            leave, arguments = getattr(self.instance, "close", None), ()
+        if leave is None or not callable(leave):
+            return
+        try:
+            if inspect.iscoroutinefunction(leave):
+                await self.process.loop.create_task(leave(*arguments), context=self._context.copy())
+            else:
+                await self._mailboxes[""].run(lambda: leave(*arguments))
+        except Exception:  # a user's close() may raise anything; the actor ends all the same, and the log says why
+            logger.exception("%s raised while it was being closed", self.label)
 
     def close(self) -> None:
         """End at once: cancel tasks, refuse queued calls, and leave a running sync method to finish."""
@@ -180,7 +173,7 @@ class ActorRunner:
         self._plain = ()
         for session in list(self.process.sessions.all()):
             for incoming in list(session.incoming.values()):
-                if incoming.host is self and not incoming.returning:
+                if incoming.host is self:
                     incoming.cancelled = True
                     if incoming.started:
                         self._answers.status(incoming, Status.KILLED)
@@ -272,15 +265,11 @@ class ActorRunner:
 
     def receive_values(self, incoming: Incoming, args: list[Any]) -> None:
         """Take a call whose arguments have come one by one: plain values, and promises that are done."""
-        if not self.stopping:
-            self._arguments.wait(incoming, args)
+        self._arguments.wait(incoming, args)
         self.receive(incoming)
 
     def unblocked(self, incoming: Incoming) -> None:
         """Go on with a call whose last lease or promise among the arguments has arrived."""
-        if incoming.returning:
-            self._refuse(incoming)
-            return
         if incoming.host is not self or self._closed:
             return
         self._arguments.prepare(incoming)
@@ -408,7 +397,7 @@ class ActorRunner:
             except BaseException as error:
                 self._answers.failure(incoming, error)
 
-        incoming.task = self._begin(finish())
+        incoming.task = self.process.loop.create_task(finish(), context=self._context.copy())
 
     # ---------------------------------------------------------------- streams
 
@@ -446,10 +435,13 @@ class ActorRunner:
             self._answers.failure(incoming, error)
             return
         incoming.stream = SyncProducer(
-            incoming, generator, self._pack, self._by_code[incoming.code].post,
+            incoming,
+            generator,
+            self._pack,
+            self._by_code[incoming.code].post,
             ended=lambda status: self._answers.status(incoming, status),
             failed=lambda error: self._answers.failure(incoming, error),
-        )  # fmt: skip
+        )
         incoming.stream.step()
 
     # ---------------------------------------------------------------- the ends of calls
@@ -457,9 +449,6 @@ class ActorRunner:
     def _refuse(self, incoming: Incoming) -> None:
         """Refuse a call that will not start. Where the whole process ends, the end of the connection answers: the
         caller then asks the node agent, which knows whether the actor starts again elsewhere."""
-        if self.moving and send_back(incoming, self.process.marshaller, self._answers):
-            self._answered()
-            return
         if self.process.leaving:
             incoming.host = None  # no end of a process waits for this call
         else:
@@ -477,11 +466,11 @@ class ActorRunner:
     @property
     def busy(self) -> bool:
         """Whether a call to this actor is open."""
-        return next(self._open_calls(), None) is not None
-
-    def _open_calls(self) -> Iterator[Incoming]:
-        for session in self.process.sessions.all():
-            yield from (each for each in list(session.incoming.values()) if each.host is self)
+        return any(
+            incoming.host is self
+            for session in self.process.sessions.all()
+            for incoming in list(session.incoming.values())
+        )
 
     def cancel(self, incoming: Incoming) -> None:
         """Cancel a call whose caller has cancelled it, or is gone. On the loop's thread."""

@@ -77,15 +77,14 @@ class Supervision:
         named: dict[tuple[str, str], Any] = {}
         for actor in actors.all():  # nearly all of them are dead
             dead = actor.state == "dead"
-            places = [] if actor.node is None else [(actor.node, actor.gpus)]
-            for place, gpus in places if actor.destination is None else [*places, actor.destination]:
-                node = place.id
+            if actor.node is not None:
+                node = actor.node.id
                 count[node] = count.get(node, 0) + 1
                 if actor.request:
                     used = taken.setdefault(node, {})
                     for name, amount in actor.request.items():
                         used[name] = used.get(name, 0.0) + amount
-                for gpu in gpus:
+                for gpu in actor.gpus:
                     shares[node, gpu] = shares.get((node, gpu), 0.0) + min(actor.request["GPU"], 1.0)
                 if dead and not actor.gpus:  # GPUs are in use until its process has ended
                     self._record.break_("I9", f"{actor.label} is dead and has resources of {actor.node.label}")
@@ -138,8 +137,7 @@ class Supervision:
             nodes = [node for node in ledger._nodes if entry.order.only in (None, node)]
             possible = [node for node in nodes if _fits(entry.request, ledger._nodes[node].total)]
             for node in possible:
-                room = ledger.is_open(node) and ledger._nodes[node].now(entry.request)
-                if room and names.isdisjoint(awaited[node]):
+                if ledger._nodes[node].now(entry.request) and names.isdisjoint(awaited[node]):
                     self._record.break_("I9", f"a request for {entry.request} waits, and there is room for it")
                     return
             for node in possible:
@@ -177,7 +175,7 @@ class Supervision:
         }  # fmt: skip
         hosted = {
             runner.info.actor_id: loop for loop, process in processes.values() for runner in process.hosts.actors()
-            if runner.info is not None and runner.instance is not None
+            if runner.info is not None
         }  # fmt: skip
         for actor in head._actors.all():
             if actor.state == "alive":
