@@ -74,7 +74,7 @@ class Small:
         return 1
 
     def block(self, seconds: float) -> None:
-        """Keep a thread busy."""
+        """Hold a thread of the actors' for that long, as a method that waits for a disk does."""
         time.sleep(seconds)
 
     def threads(self) -> int:

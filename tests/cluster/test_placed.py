@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from zcactor.cluster.placed import aside, token_of_user
+from zcactor.cluster.placed import EngineCluster, aside, given, token_of_user
 from zcactor.token import default_file, make_token_file, read_token_file
+
+
+@pytest.mark.parametrize("join", [False, True])
+async def test_a_program_joins_where_it_wants_to(monkeypatch: pytest.MonkeyPatch, join: bool) -> None:
+    log: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def init(address: str, token: str) -> AsyncIterator[None]:
+        log.append(f"joins {address} by {token}")
+        yield
+        log.append("leaves")
+
+    monkeypatch.setattr("zcactor.cluster.placed.init", init)
+    cluster = EngineCluster("10.0.0.1:7433", 2)
+    async with given(cluster, b"\x0f", join=join) as found:
+        assert found is cluster
+        log.append("works")
+    assert log == (["joins 10.0.0.1:7433 by 0f", "works", "leaves"] if join else ["works"])
 
 
 async def test_a_result_and_an_exception() -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
 
+from zcactor.driver.driver import init
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
-__all__ = ["EngineCluster", "aside", "token_of_user"]
+__all__ = ["EngineCluster", "aside", "given", "token_of_user"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,6 +30,23 @@ class EngineCluster(msgspec.Struct, frozen=True):
     """The number of nodes that had joined when the cluster was given."""
     job_id: str = ""
     """The id of Slurm's job; empty under Ray."""
+
+
+@contextlib.asynccontextmanager
+async def given(cluster: EngineCluster, token: bytes, *, join: bool) -> AsyncIterator[EngineCluster]:
+    """A cluster as a program gets it: the program joins it by `zc.init`, and leaves it with the context, or with `join`
+    False does neither.
+
+    Args:
+        cluster: the cluster, whose nodes have joined.
+        token: its token.
+        join: whether the program joins.
+    """
+    if not join:
+        yield cluster
+        return
+    async with init(cluster.address, token=token.hex()):
+        yield cluster
 
 
 async def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from zcactor.cluster.placed import EngineCluster, aside, token_of_user
+from zcactor.cluster.placed import EngineCluster, aside, given, token_of_user
 from zcactor.cluster.ray_calls import RayCalls
 from zcactor.config import load_config
-from zcactor.driver.driver import check_free, init
+from zcactor.driver.driver import check_free
 from zcactor.errors import ConnectionLost, InsufficientResources
 
 if TYPE_CHECKING:
@@ -131,9 +131,7 @@ async def _on_ray(wanted: _Wanted) -> AsyncIterator[EngineCluster]:
         placement = _Placement(ray, wanted, asdict(replace(config, address=None)), token)
         undo.push_async_callback(placement.end, config.shutdown_timeout)
         cluster = EngineCluster(await placement.begin(deadline), len(wanted.bundles))
-        if wanted.join:
-            await undo.enter_async_context(init(cluster.address, token=token.hex()))
-        yield cluster
+        yield await undo.enter_async_context(given(cluster, token, join=wanted.join))
 
 
 class _Placement:
@@ -220,6 +218,7 @@ class _Placement:
                 waiting.remove(reference)
 
     def _remove(self) -> None:
+        """Remove all from Ray, and wait until the name is free. Runs in a thread."""
         for host in self._hosts:
             self._ray.kill(host)
         if self._group is not None:
@@ -228,7 +227,7 @@ class _Placement:
             self._ray.kill(self._owner)
             deadline = time.monotonic() + _WORD
             while self._ray.claimed(self._wanted.name) and time.monotonic() < deadline:
-                time.sleep(_PAUSE)
+                time.sleep(_PAUSE)  # Ray tells nobody when a name comes free
 
 
 async def sweep_ray(prefix: str = _PREFIX) -> list[str]:

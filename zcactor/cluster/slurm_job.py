@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from zcactor.cluster.placed import EngineCluster, aside, token_of_user
+from zcactor.cluster.placed import EngineCluster, aside, given, token_of_user
 from zcactor.cluster.rendezvous import Meeting
 from zcactor.cluster.slurm_calls import SlurmCalls
 from zcactor.config import load_config
-from zcactor.driver.driver import check_free, init
+from zcactor.driver.driver import check_free
 from zcactor.errors import ConnectionLost, InsufficientResources
 
 if TYPE_CHECKING:
@@ -124,9 +124,7 @@ async def _submit(wanted: _Job) -> AsyncIterator[EngineCluster]:
         running = _Running(slurm, wanted)
         undo.push_async_callback(running.end, config.shutdown_timeout)
         cluster = EngineCluster(await running.begin(deadline), wanted.nodes, slurm.job_id)
-        if wanted.join:
-            await undo.enter_async_context(init(cluster.address, token=token.hex()))
-        yield cluster
+        yield await undo.enter_async_context(given(cluster, token, join=wanted.join))
 
 
 class _Running:

@@ -262,7 +262,7 @@ class Adoptions:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._copied, count, taking)
                 if taking.wanted.is_set():
-                    time.sleep(_ANSWER)
+                    time.sleep(_ANSWER)  # this thread alone waits, before no page can be touched for a while
                 self._replace(mapping, owner, runs, blocks)
         finally:
             with contextlib.suppress(RuntimeError):
