@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -212,6 +213,27 @@ async def test_the_owner_dies_in_the_middle_of_a_piece(transports: str) -> None:
             await asyncio.gather(call, reader.let_go())
         await until_there(holds_nothing, "the reader has given everything back")
         assert (await reader.total(zc.full(LARGE, 1, "u1", device="cuda")))[1] == LARGE
+
+
+async def test_an_error_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running("export=none", transports="tcp"):
+        owner = await spawned()
+
+        async def late(*_: object) -> None:
+            async with asyncio.timeout(0):  # its error refers to the task
+                await asyncio.Event().wait()
+
+        gc.collect()
+        gc.disable()  # what only the collector gives back stays
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(current().locations, "fetch", late)
+                with pytest.raises(ObjectLost, match="could not be copied here"):
+                    await owner.full(LARGE, 3)
+            await given_back()
+            assert zc.to_host(await owner.full(LARGE, 1)).sum() == LARGE
+        finally:
+            gc.enable()
 
 
 FAILURES = ["copy:2", "record:2", "record:3", "stream", "pin", "event:65", "create", "map", "done:2", "idle"]

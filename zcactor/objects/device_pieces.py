@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from zcactor.errors import ConnectionLost, DeviceError, NotInitialized, ObjectLost, ProtocolError
+from zcactor.errors import ConnectionLost, DeviceError, NotInitialized, ObjectLost, ProtocolError, ZcactorError
 from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.copies import THROUGH_HOST
 from zcactor.objectstore.ref import Region, RegionKind
@@ -316,15 +316,20 @@ class DevicePieces:
 
         starts = deque(range(0, lease.nbytes, PIECE_NBYTES))
 
-        async def some() -> None:
+        async def some() -> Exception | None:
             while starts:
                 start = starts.popleft()
                 try:
                     nbytes = min(PIECE_NBYTES, lease.nbytes - start)
                     await take(await self._staged(session, lease, start, nbytes), start)
+                except (ZcactorError, OSError) as error:
+                    starts.clear()
+                    # The error of a time-out refers to this task: it may not keep the frames with the memory.
+                    return error.with_traceback(None)
                 except BaseException:
                     starts.clear()
                     raise
+            return None
 
         found = await asyncio.gather(*(some() for _ in range(PIECES)), return_exceptions=True)
         errors = [each for each in found if each is not None]

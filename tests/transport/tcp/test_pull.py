@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import os
 import socket
 import threading
@@ -278,6 +279,31 @@ async def test_closing_interrupts_all(owner: Owner, puller: DataPuller) -> None:
         assert "the connection to process 4242 has ended" in str(outcome)
     with pytest.raises(ConnectionLost, match="has ended"):
         await pull(puller, 0, 10)
+
+
+async def test_closing_leaves_no_frame_behind(owner: Owner, puller: DataPuller) -> None:
+    owner.scripts = [silent]
+    kept = list[weakref.ref[threading.Event]]()
+
+    async def work() -> None:
+        memory = threading.Event()  # any object that can be referred to weakly
+        kept.append(weakref.ref(memory))
+        await pull(puller, 0, 1000)
+
+    gc.collect()
+    gc.disable()  # what only the collector finds stays
+    try:
+        task = asyncio.create_task(work())
+        while not owner.opened:
+            await asyncio.sleep(0)
+        puller.close()
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), ConnectionLost)
+        del task
+        while kept[0]() is not None:  # the thread lets go of the request a moment later
+            await asyncio.sleep(0)
+    finally:
+        gc.enable()
 
 
 async def test_threads_and_descriptors_end(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:

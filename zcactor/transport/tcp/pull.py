@@ -220,11 +220,14 @@ class DataPuller:
             async with asyncio.timeout(None) as interruption:
                 self._pulls.add(interruption)
                 await self._pull(region, destination)
+            return
         except TimeoutError:
-            raise self._lost() from None
+            pass  # it refers to the time-out, and so may not be the context of another error
         finally:
             destination.keep = None
             self._pulls.discard(interruption)
+            del interruption  # it refers to the task, which keeps its error, and so all objects of the caller's frames
+        raise self._lost()
 
     def close(self) -> None:
         """Interrupt all pulls and end all streams, without waiting for their threads. Idempotent."""
