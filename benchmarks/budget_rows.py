@@ -122,6 +122,7 @@ ITEMS: Final[dict[str, Item]] = {
     "broadcast": Item(("-m", "benchmarks.broadcast", "--quick"), 120, no_hosts),
     "group-hosts": Item(("-m", "benchmarks.group_hosts", "--quick"), 180, no_hosts),
     "cluster": Item(("-m", "benchmarks.cluster"), 60),
+    "engines": Item(("-m", "benchmarks.engines", "--quick"), 180),
     "thesis": Item(("-m", "benchmarks.thesis", "local", "tcp", "--quick"), 120),
     "thesis-hosts": Item(("-m", "benchmarks.thesis", "veth", "--quick"), 120, no_hosts),
     "thesis-guest": Item(("-m", "benchmarks.thesis", "rxe", "--quick"), 610, no_guest),
@@ -366,6 +367,33 @@ BETWEEN_HOSTS: Final[tuple[Row, ...]] = (
     Row("cluster", "memory of a node", "memory of a node", at_most(40, "value"), "MiB"),
 )  # fmt: skip
 
+ENGINES: Final[tuple[Row, ...]] = (
+    Row("engines", "zcactor start --head, until it is ready, next to an interpreter with NumPy",
+        "zcactor start --head, until it is ready", at_most(2.5)),
+    Row("engines", "zcactor run -- true, without a launcher, next to zcactor start --head", "zcactor run -- true",
+        at_most(2.5)),
+    Row("engines", "a run of 4 ranks under mpirun, from the last rank's process until the program runs",
+        "a run of 4 ranks under mpirun, until the program runs", at_most(2, "value"), "s"),
+    Row("engines", "a run on 8 virtual nodes of Slurm, from the last rank's process until the program runs",
+        "a run on 8 nodes of Slurm, until the program runs", at_most(2, "value"), "s"),
+    Row("engines", "SIGTERM to a run of 4 ranks, until its actors are closed and no process is left",
+        "SIGTERM to a run of 4 ranks, until no process is left", at_most(5, "value"), "s"),
+    Row("engines", "a node of a run is killed, until it is lost", "a node of a run is killed, until it is lost",
+        at_most(7, "value"), "s"),
+    *(
+        Row("engines", f"call with {what} between nodes of a run, next to nodes started one by one",
+            f"call with {what} to another node of a run", at_most(1.1))
+        for what in ("an int", "an array of 64 MiB")
+    ),
+    Row("engines", "memory of a head with 8 nodes", "memory of a head with 8 nodes", at_most(40, "value"), "MiB"),
+    Row("engines", "a head with its log in a file is killed and started again, next to its first start",
+        "a head that was killed, until it leads again", at_most(1.5)),
+    Row("engines", "a spawn with a log in a file, next to one without and 3 bare commits of SQLite",
+        "a spawn with a log in a file", at_most(1.0)),
+    Row("engines", "spawns at once with a log in a file, next to those without", "spawns at once with a log in a file",
+        at_most(1.3)),
+)  # fmt: skip
+
 _READ: Final = (256, 1), (5124, 6)
 """KiB of an array, and READs for it."""
 
@@ -468,6 +496,7 @@ TABLES: Final = (
     ("Shuffles", SHUFFLES),
     ("Topologies", TOPOLOGIES),
     ("Hosts, broadcasts and clusters", BETWEEN_HOSTS),
+    ("Launchers, and heads that may die", ENGINES),
     ("RDMA in a guest", IN_A_GUEST),
     ("Three ways of an array to another process", THREE_WAYS),
     ("RDMA and the memory of the store", SECOND),

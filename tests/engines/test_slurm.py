@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import re
-import secrets
 import shutil
 import signal
 import sys
@@ -14,75 +13,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.driver.programs import until
-from tests.engines.launching import PATIENCE, RUN, User, unused_ports
+from tests.engines.launching import PATIENCE, RUN, User
+from tests.engines.slurm_cluster import missing, slurm
 from zcactor.token import default_file, make_token_file
 
 pytestmark = pytest.mark.slow
 
 NODES = 4
 SRUN = ("srun", f"-N{NODES}", "--ntasks-per-node=1", "--no-kill")
-NEEDED = ("munged", "slurmctld", "slurmd", "srun")
-CONF = """
-ClusterName=zcactor
-SlurmctldHost=localhost(127.0.0.1)
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldPort={port}
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SlurmdTimeout=10
-ReturnToService=2
-MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SwitchType=switch/none
-{nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
 
 
 @pytest.fixture
 def user() -> Iterator[User]:
     """A user of a cluster of four nodes, which are idle."""
-    path = os.pathsep.join([os.environ["PATH"], "/usr/sbin"])
-    missing = [name for name in NEEDED if shutil.which(name, path=path) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} not installed: make test-engines does that as root on Debian")
-    if os.geteuid() != 0:
-        pytest.skip("Slurm's daemons have to be root")
-    with User() as made:
-        folder = made.folder
-        made.variables.update(PATH=path, SLURM_CONF=str(folder / "slurm.conf"))
-        folder.chmod(0o755)  # munged wants a way to its socket for everybody
-        (folder / "state").mkdir()
-        key = folder / "munge.key"
-        key.touch(0o600)
-        key.write_bytes(secrets.token_bytes(64))
-        port, *ports = unused_ports(1 + NODES)
-        nodes = "\n".join(
-            f"NodeName=n{number} NodeHostname=localhost NodeAddr=127.0.0.1 Port={each} CPUs=2 State=UNKNOWN"
-            for number, each in enumerate(ports, 1)
-        )
-        (folder / "slurm.conf").write_text(CONF.format(folder=folder, port=port, nodes=nodes))
-        made.start(
-            "munged", "--foreground", "--force", f"--socket={folder}/munge.sock", f"--key-file={key}",
-            f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/seed",
-            name="munged",
-        )  # fmt: skip
-        until((folder / "munge.sock").exists, "munged", PATIENCE)
-        made.start("slurmctld", "-D", "-i", name="slurmctld")
-        for number in range(1, 1 + NODES):
-            (folder / f"spool-n{number}").mkdir()
-            made.start("slurmd", "-D", "-N", f"n{number}", name=f"slurmd-{number}")
-        until(lambda: made.done_beside("sinfo", "-h", "-o", "%D %T")[1] == f"{NODES} idle\n", "idle nodes", PATIENCE)
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with slurm(NODES) as made:
         yield made
 
 

@@ -224,7 +224,7 @@ async def test_an_error_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None
                 await asyncio.Event().wait()
 
         gc.collect()
-        gc.disable()  # what only the collector gives back stays
+        gc.disable()  # memory that only the collector gives back stays
         try:
             with monkeypatch.context() as patch:
                 patch.setattr(current().locations, "fetch", late)

@@ -291,7 +291,7 @@ async def test_closing_leaves_no_frame_behind(owner: Owner, puller: DataPuller) 
         await pull(puller, 0, 1000)
 
     gc.collect()
-    gc.disable()  # what only the collector finds stays
+    gc.disable()  # objects that only the collector finds stay
     try:
         task = asyncio.create_task(work())
         while not owner.opened:
