@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -168,3 +170,31 @@ async def test_bytes_without_a_lease_are_refused() -> None:
     pair.right.start(Recorder())
     with pytest.raises(ObjectLost):
         await pair.left.pull(RemoteRegion(1, 0, 16), one.address, None)
+
+
+async def test_a_process_that_ends_while_it_pulls_keeps_nothing_of_its_peer() -> None:
+    class Held:
+        pass
+
+    one, other = two_sides("h1", "h2")
+    held = Held()
+    kept = weakref.ref(held)
+    lent = [held]
+    assert isinstance(other.endpoint, SimEndpoint)
+    other.endpoint.authorize = lambda *_: lent.pop()
+    del held
+    pair = await connect(one, other)
+    pair.left.start(Recorder())
+    pair.right.start(Recorder())
+    network = network_of(one)
+    pulling = asyncio.ensure_future(pair.left.pull(RemoteRegion(1, 0, 16), one.address, None))
+    while lent:  # the owner's side has no event for tests
+        await asyncio.sleep(1e-6)
+    network.cut("h1", "h2")
+    network.world.end(pair.left.loop, "killed")  # type: ignore[attr-defined]
+    pair.left.vanish(silently=True)  # type: ignore[attr-defined]
+    gc.collect()
+    assert kept() is None
+    pulling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pulling

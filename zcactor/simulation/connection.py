@@ -89,6 +89,9 @@ class SimConnection(LoopbackConnection):
         self._keeps = keeps
         self._authorize = authorize
         self._greeted = False
+        self._borrowed: dict[object, object] = {}
+        """The objects that keep bytes in the other end's arena which are being pulled. This end's process may end, and
+        its coroutines, which never go on, keep nothing of another process."""
         self._outstanding = 0  # frames that took a credit, and that the other end has not reported consumed by now
         self._returns: deque[int] = deque()  # credits in each batch that is on its way here
         network.connections[self] = None
@@ -223,12 +226,16 @@ class SimConnection(LoopbackConnection):
         source = self.map(region.offset, region.nbytes)
         network, other = self.network, self.other
         await self._way(network.time(self.loop, other.loop))
-        held = other._authorize(other._receiver, region.object_id, region.offset, region.nbytes)
-        await self._way(network.time(other.loop, self.loop) + region.nbytes / BANDWIDTH)
-        if held is None:
-            raise ObjectLost(f"process {self.peer.pid} does not have object {region.object_id:x} any more")
-        ctypes.memmove(address, source, region.nbytes)
-        del keep, held
+        turn = object()
+        self._borrowed[turn] = other._authorize(other._receiver, region.object_id, region.offset, region.nbytes)
+        try:
+            await self._way(network.time(other.loop, self.loop) + region.nbytes / BANDWIDTH)
+            if self._borrowed[turn] is None:
+                raise ObjectLost(f"process {self.peer.pid} does not have object {region.object_id:x} any more")
+            ctypes.memmove(address, source, region.nbytes)
+        finally:
+            self._borrowed.pop(turn, None)
+        del keep
 
     async def _way(self, seconds: float) -> None:
         """Wait for `seconds`, and longer while the network is cut or the peer is stopped."""
@@ -265,6 +272,7 @@ class SimConnection(LoopbackConnection):
         self._out.close("the connection is closed")
         self._wire.clear()
         self._incoming.clear()
+        self._borrowed.clear()
         self.loop.connections.pop(self, None)
         if not self.held or self.other._lost:
             self.network.connections.pop(self, None)
