@@ -8,8 +8,10 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from zcactor.marshal.arrays import dtype_code, dtype_from_code, known_codes, known_dtypes
 from zcactor.simulation.run import Run
 from zcactor.simulation.schedule import Fault, Schedule, draw
 from zcactor.simulation.workloads import WORKLOADS
@@ -66,6 +68,15 @@ def test_nothing_is_left_of_a_run_whose_actors_held_arrays_when_their_processes_
     del run
     gc.collect()
     assert world() is None
+
+
+def test_a_run_knows_no_dtype_of_an_earlier_one() -> None:
+    """The native wire writes arrays of the dtypes that are known, and Python the others: with other bytes."""
+    dtype = np.dtype("M8[ns]")
+    dtype_from_code(dtype_code(dtype))
+    play(replace(draw(7, 1, 0.1, ("calls",), list(WORKLOADS)), faults=()))
+    assert dtype not in known_codes
+    assert dtype.str not in known_dtypes
 
 
 @pytest.mark.slow

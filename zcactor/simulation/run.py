@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor import ids
 from zcactor.buggify import decided_by
 from zcactor.execution.failure import without_frames
+from zcactor.marshal.arrays import known_codes, known_dtypes
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.simulation import record as records
 from zcactor.simulation.cluster import Cluster
@@ -133,6 +134,8 @@ class Run:
             logger.propagate = False
             logger.setLevel(logging.ERROR)
         records.current = self.record
+        known_codes.clear()  # the native wire writes arrays of dtypes that are known, Python the others
+        known_dtypes.clear()
         try:
             with ids.drawn_from(self.world.random("ids")), without_frames(), decided_by(self._unlikely):
                 yield
