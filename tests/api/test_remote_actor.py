@@ -343,7 +343,7 @@ async def test_failures_of_dead_actors_are_logged_once(caplog: pytest.LogCapture
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["lost", "opened"])
+@pytest.mark.parametrize("how", ["lost", "opened", "followed"])
 async def test_calls_whose_actor_is_sought_do_not_wait_for_a_head_that_is_away(
     monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -361,9 +361,12 @@ async def test_calls_whose_actor_is_sought_do_not_wait_for_a_head_that_is_away(
     if how == "lost":
         call = plain.echo(2)
         session.connection.abort()
-    else:
+    elif how == "opened":
         remote.leave(session)
         remote._left = True
+        call = plain.echo(2)
+    else:
+        remote._follow(session)
         call = plain.echo(2)
     with pytest.raises(zc.ActorUnavailable, match="head has not answered for 10.0 s") as failed:
         await call

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import zcactor as zc
+from zcactor.cluster.drain import Drained
 from zcactor.cluster.placed import EngineCluster, aside, given, token_of_user
 from zcactor.token import default_file, make_token_file, read_token_file
 
@@ -30,6 +32,21 @@ async def test_a_program_joins_where_it_wants_to(monkeypatch: pytest.MonkeyPatch
         assert found is cluster
         log.append("works")
     assert log == (["joins 10.0.0.1:7433 by 0f", "works", "leaves"] if join else ["works"])
+
+
+async def test_a_drain_is_that_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = EngineCluster("10.0.0.1:7433", 2)
+    with pytest.raises(zc.NotInitialized):
+        await cluster.drain("1234")
+    asked = []
+
+    async def drain(*args: object) -> Drained:
+        asked.append(args)
+        return Drained("1234abcd", 3, [], "")
+
+    monkeypatch.setattr("zcactor.cluster.drain.drain", drain)
+    assert (await cluster.drain("1234", 5.0)).moved == 3
+    assert asked == [("1234", 5.0)]
 
 
 async def test_a_result_and_an_exception() -> None:

@@ -70,6 +70,18 @@ async def test_a_constructor_that_kills_is_given_up() -> None:
     assert actor.note_death(500.0) is not None, "one success starts the count again"
 
 
+async def test_an_end_before_a_move_is_none_of_a_constructor() -> None:
+    actor = record(max_restarts=-1)
+    for _ in range(2 * CRASH_LOOP):
+        actor.set_state("alive")
+        actor.note_life(0.0)
+        actor.set_state("restarting", "it moves to another node")
+        assert actor.note_death(1.0) is not None
+    actor.note_life(2.0)
+    actor.leave_worker()
+    assert [actor.note_death(3.0) is None for _ in range(CRASH_LOOP)] == [False, False, True]
+
+
 async def test_waiting_for_a_state() -> None:
     actor = record()
     actor.set_state("pending")

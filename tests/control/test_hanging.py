@@ -25,7 +25,7 @@ def bench(answer: Any) -> tuple[Any, Any]:
 
     process.connections = SimpleNamespace(connect=connect)
     worker = FakePool().start("Shop", {}, ProcessId(b""), shared=False, process=WORKER)
-    actor = SimpleNamespace(state="alive", restarts=0, worker=worker, label="Shop(a)")
+    actor = SimpleNamespace(state="alive", restarts=0, worker=worker, label="Shop(a)", moving=None)
     return actor, process
 
 

@@ -47,6 +47,48 @@ class Grants:
         return self.ledger.acquire(request, Order(where, lambda: near), granted, refused)
 
 
+TWO = "1" * 32
+
+
+def test_a_closed_node_gets_nothing_until_it_is_open() -> None:
+    grants = Grants({"CPU": 2})
+    grants.ledger.add(TWO, {"CPU": 1})
+    grants.ask("before", near=ONE, CPU=1)
+    grants.ledger.close(ONE)
+    assert not grants.ledger.is_open(ONE) and grants.ledger.is_open(TWO) and not grants.ledger.is_open("2" * 32)
+    grants.ask("elsewhere", near=ONE, CPU=1)
+    grants.ask("waits", near=ONE, CPU=1)
+    grants.ask("only there", where=ONE, CPU=1)
+    grants.ask("too large for others", CPU=2)
+    assert grants.places == {"before": ONE, "elsewhere": TWO}
+    assert not grants.refused
+    grants.ledger.release(ONE, {"CPU": 1})
+    assert grants.order == ["before", "elsewhere"]
+    grants.ledger.open(ONE)
+    assert grants.places == {"before": ONE, "elsewhere": TWO, "waits": ONE, "only there": ONE}
+    grants.ledger.close(ONE)
+    grants.ledger.remove(ONE)
+    assert list(grants.refused) == ["too large for others"]
+    grants.ledger.add(ONE, {"CPU": 1})
+    assert grants.ledger.is_open(ONE)
+
+
+def test_room_elsewhere_for_all_or_for_none() -> None:
+    ledger = Ledger()
+    for node in (ONE, TWO, "2" * 32):
+        ledger.add(node, {"CPU": 4, "GPU": 1})
+    assert ledger.room([({"CPU": 4.0}, ONE), ({"CPU": 2.0}, ONE), ({"CPU": 2.0}, ONE)]) is None
+    assert ledger.room([({"CPU": 2.0}, ONE), ({"CPU": 4.0}, ONE), ({"CPU": 3.0}, ONE)]) == {"CPU": 2.0}
+    assert ledger.room([({"GPU": 0.5}, ONE)] * 4) is None
+    assert ledger.room([({"GPU": 0.5}, ONE)] * 5) == {"GPU": 0.5}
+    ledger.close(TWO)
+    assert ledger.room([({"CPU": 4.0}, ONE), ({"CPU": 1.0}, ONE)]) == {"CPU": 1.0}
+    assert ledger.room([({}, ONE)]) is None
+    ledger.close("2" * 32)
+    assert ledger.room([({}, ONE)]) == {}
+    assert ledger.free() == ledger.total(), "nothing is taken"
+
+
 def test_grants_of_another_ledger_are_taken_again() -> None:
     again = Ledger()
     again.add(ONE, {"CPU": 4, "GPU": 2})

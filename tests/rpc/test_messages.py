@@ -11,7 +11,7 @@ def test_kinds() -> None:
 
 
 def test_statuses() -> None:
-    names = "OK ERROR CANCELLED STREAM_END NO_SUCH_ACTOR STOPPED KILLED"
+    names = "OK ERROR CANCELLED STREAM_END NO_SUCH_ACTOR STOPPED KILLED MOVED"
     assert {status.name: status.value for status in Status} == {name: at for at, name in enumerate(names.split())}
 
 

@@ -159,11 +159,11 @@ def test_unknown_values(at: int, value: int, message: str) -> None:
 def test_unknown_status() -> None:
     data = frame()
     data[80] = Kind.RESPONSE
-    data[76] = 7
-    refuse(data, "status 7; known statuses are 0 to 6")
+    data[76] = 8
+    refuse(data, "status 8; known statuses are 0 to 7")
 
 
-@pytest.mark.parametrize(("kind", "flags", "code"), [(-1, 0, 0), (12, 0, 0), (1, 4, 0), (2, 0, 7)])
+@pytest.mark.parametrize(("kind", "flags", "code"), [(-1, 0, 0), (12, 0, 0), (1, 4, 0), (2, 0, 8)])
 def test_words_out_of_range(kind: int, flags: int, code: int) -> None:
     with pytest.raises(ProtocolError):
         check_words(kind, flags, code)

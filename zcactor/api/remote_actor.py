@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from zcactor.errors import (
     HeadUnavailable,
     MailboxFull,
     ObjectLost,
+    OutOfMemory,
     ZcactorError,
 )
 from zcactor.interface import Interface, MethodSpec, shown
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["RemoteActor"]
 
 _Unsent = tuple[Call, int, int, int, bytes, Sequence[Part]]
+_Returned = tuple[int, int, _Unsent]
+"""A call that was sent and not run, with the numbers of its session and of the call there, in whose order it is sent
+again."""
 _CONNECT_ATTEMPTS = 5
 REACH = 6.0
 """Seconds for all attempts at one place: as long as an attempt that nobody answers takes, and a little more. An attempt
@@ -77,6 +82,11 @@ class RemoteActor:
         self.closed = self.unfinished.discard
         self._lock = threading.Lock()
         self._unsent: deque[_Unsent] = deque()
+        self._returned: list[_Returned] = []
+        self._following: dict[Call, None] = {}
+        """While the actor moves: the calls at its former place that are neither answered nor returned."""
+        self._followed: asyncio.Event | None = None
+        """Set when the last one of them is."""
         self._opening = False
         self._left = False
         """Whether the actor is known to have left `location`."""
@@ -292,6 +302,9 @@ class RemoteActor:
         if session.closed is not None:  # its end is reported to the stand-ins of before
             return False
         with self._lock:
+            if self._returned:  # they were sent before those that wait
+                self._unsent.extendleft(unsent for *_, unsent in sorted(self._returned, key=_place, reverse=True))
+                self._returned = []
             while self._unsent:
                 call, code, flags, timeout_ns, payload, parts = self._unsent[0]
                 if not call.done:
@@ -335,7 +348,8 @@ class RemoteActor:
     def _give_up(self, error: Callable[[bool], ActorUnavailable | ActorDied]) -> None:
         """Fail the waiting calls with ``error(maybe_executed)``: an earlier attempt of a call may have run."""
         with self._lock:
-            unsent, self._unsent = self._unsent, deque()
+            unsent, self._unsent = [*(unsent for *_, unsent in self._returned), *self._unsent], deque()
+            self._returned = []
             self._opening = False
             self.connected.set()
         for call, *_ in unsent:
@@ -365,6 +379,9 @@ class RemoteActor:
         old, self.location = self.location, location
         if state == "alive":
             self._left = False
+            session = self.session
+            if session is not None and old[0] == session.peer_process != location[0]:
+                self._follow(session)
         else:
             self._left = True
             if state == "dead":
@@ -372,6 +389,80 @@ class RemoteActor:
             session = self.process.sessions.used.get(old[0])
             if session is not None:
                 session.give_up(cause)
+
+    # ---------------------------------------------------------------- following an actor that moves
+
+    def moved(self, call: Call, code: int, flags: int, payload: bytes, parts: Sequence[Part]) -> None:
+        """Take a call back that the actor's process has not run, as the actor moves: it is sent again where the actor
+        lives then, in the order in which the calls were made.
+
+        Args:
+            call: the call.
+            code: index of its method.
+            flags, payload, parts: its arguments.
+        """
+        session, call.session = call.session, None
+        if not call.done:
+            call.state = CallState.QUEUED
+            timeout_ns = 0 if call.timer is None else max(int((call.timer.when() - self.process.loop.time()) * 1e9), 1)
+            try:
+                payload, parts, flags = self.process.marshaller.fit((payload, parts, flags))
+            except OutOfMemory as error:
+                call.fail(error.with_traceback(None))
+            else:
+                with self._lock:
+                    unsent = (call, code, flags, timeout_ns, payload, parts)
+                    self._returned.append((session.number, call.id, unsent))
+        self._follow(session)
+        self._settled(call)
+
+    def _follow(self, session: Session) -> None:
+        """Hold calls back, and send them to the actor's next place once nothing is open at the present one, which
+        `session` leads to."""
+        with self._lock:
+            if self._opening:  # then it is followed from the place that is being opened
+                return
+            self.session = None
+            self._opening = True
+            self.connected.clear()
+            self._left = True
+        self.process.tasks.start(self._leave_for_next(session))
+
+    async def _leave_for_next(self, session: Session) -> None:
+        ask = self.process.requests.ask
+        # Another thread may be about to send by `session`; it has sent by the time of the second answer.
+        with contextlib.suppress(ZcactorError):  # the session is lost, and the calls that were open on it have failed
+            await ask(session, "ping")
+            await ask(session, "ping")
+        try:
+            state, location, why = await self.process.head.locate(self.actor_id)
+        except HeadUnavailable as error:
+            self._nowhere(error)
+            return
+        if state == "dead":
+            self.die(why)
+            return
+        if location[0] == session.peer_process:  # it takes calls again where it is
+            with contextlib.suppress(ZcactorError):
+                await ask(session, "readmit", location[1])
+        else:
+            open_there = [call for call in list(self.unfinished) if call.session is session]
+            self._following = dict.fromkeys(sorted(open_there, key=lambda call: call.id))
+            if self._following:
+                followed = self._followed = asyncio.Event()
+                for call in list(self._following):
+                    call.when_known(self._settled)
+                await followed.wait()
+        if self.death is None:
+            self.location = location
+            self._left = False
+            await self._open()
+
+    def _settled(self, call: Call) -> None:
+        """Note that a call at the former place is answered or returned."""
+        self._following.pop(call, None)
+        if not self._following and self._followed is not None:
+            self._followed.set()
 
     async def lost(self, calls: Sequence[Call], cause: str) -> None:
         """Find out the actor's state after the connection to its process ended with `calls` open."""
@@ -395,3 +486,7 @@ class RemoteActor:
             error = ActorUnavailable(self.label, reason, maybe)
             if call.resend is None or not call.resend(call, error):
                 call.fail(error)
+
+
+def _place(returned: _Returned) -> tuple[int, int]:
+    return returned[:2]

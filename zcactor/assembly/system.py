@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.groups import Groups
     from zcactor.graphs.graphs import Graphs
-    from zcactor.ids import ActorId
+    from zcactor.ids import ActorId, ProcessId
     from zcactor.objects.adoption import Adoptions
     from zcactor.objects.broadcast_directory import BroadcastDirectory
     from zcactor.objects.device_proof import Proof
@@ -389,6 +389,31 @@ class SystemActor:
         """
         self.known.check(epoch)
         await self.worker.stop(index)
+
+    async def vacate(self, index: int, patience: float, epoch: int) -> bool:
+        """Close an actor that goes on elsewhere, in a worker, at the word of the head of `epoch`; see
+        `zcactor.node.worker_main.Worker.vacate`.
+
+        Raises:
+            Deposed: a later head is known.
+        """
+        self.known.check(epoch)
+        return await self.worker.vacate(index, patience)  # type: ignore[no-any-return]
+
+    async def readmit(self, index: int) -> None:
+        """Have an actor that has not moved take calls of the caller again, in a worker: all that it has sent are back
+        when this returns."""
+        await self.worker.readmit(index, current_call.get().session)
+
+    async def moved(self, index: int, place: ProcessId, there: int, epoch: int) -> None:
+        """Tell all peers where an actor lives that has moved, in a worker; see
+        `zcactor.node.worker_main.Worker.moved`.
+
+        Raises:
+            Deposed: a later head is known.
+        """
+        self.known.check(epoch)
+        await self.worker.moved(index, place, there)
 
     async def discard(self, index: int, epoch: int) -> None:
         """End an actor at once, in a worker, at the word of the head of `epoch`.

@@ -1,5 +1,5 @@
 """The commands: ``zcactor run``, ``start``, ``stop``, ``status``, ``token``, ``doctor``, ``topology``, ``k8s``, ``up``,
-``down``."""
+``down``, ``drain``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 import zcactor
 from zcactor.cli import k8s, nodes, topology, up
+from zcactor.cli.drain import drain
 from zcactor.cli.run import run
 from zcactor.config import load_config
 
@@ -54,5 +55,7 @@ def doctor(as_json: bool) -> None:
     raise click.exceptions.Exit(0 if report.usable else 1)
 
 
-for command in (run, nodes.start, nodes.stop, nodes.status, nodes.token, topology.topology, k8s.k8s, up.up, up.down):
+for command in (
+    run, drain, nodes.start, nodes.stop, nodes.status, nodes.token, topology.topology, k8s.k8s, up.up, up.down,
+):  # fmt: skip
     app.add_command(command)

@@ -19,6 +19,7 @@ from zcactor.cluster.records import list_nodes
 from zcactor.config import load_config
 from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.interface import shown
+from zcactor.node.agent_main import AGAIN
 from zcactor.process.loops import run
 from zcactor.token import default_file, make_token_file
 from zcactor.workers.run_directory import base_directory
@@ -119,18 +120,21 @@ def start(
     folder = None
     if head and (state is not None or port):  # nobody finds a head again that listens at any port
         folder = state_directory(os.environ, config.host, port) if state is None else Path(state).absolute()
-    try:
-        node = start_node(
-            replace(config, address=None), own_host=own_host, head=address, port=port, resources=custom,
-            stays=not block, launch=fork_agent, state=None if folder is None else KeptState(folder, fresh),
-        )  # fmt: skip
-    except (ZcactorError, OSError, ValueError) as error:
-        raise fail(error) from error
-    if block:
-        _end_by_signals(node)  # before the line that names Ctrl-C is printed
-    _tell(node, block, folder)
-    if block:
-        raise click.exceptions.Exit(node.process.wait())
+    status, follows = AGAIN, ""
+    while status == AGAIN:
+        try:
+            node = start_node(
+                replace(config, address=None), own_host=own_host, head=address, port=port, resources=custom,
+                stays=not block, launch=fork_agent, follows=follows,
+                state=None if folder is None else KeptState(folder, fresh),
+            )  # fmt: skip
+        except (ZcactorError, OSError, ValueError) as error:
+            raise fail(error) from error
+        if block:
+            _end_by_signals(node)  # before the line that names Ctrl-C is printed
+        _tell(node, block, folder)
+        status, follows = node.process.wait() if block else 0, node.record.node
+    raise click.exceptions.Exit(status)
 
 
 def _tell(node: StartedNode, block: bool, state: Path | None) -> None:

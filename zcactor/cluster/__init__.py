@@ -9,13 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zcactor.cluster.drain import Drained
     from zcactor.cluster.placed import EngineCluster
     from zcactor.cluster.ray import on_ray, sweep_ray
     from zcactor.cluster.slurm_job import submit
 
-__all__ = ["EngineCluster", "on_ray", "submit", "sweep_ray"]
+__all__ = ["Drained", "EngineCluster", "on_ray", "submit", "sweep_ray"]
 
 _LATER = {
+    "Drained": "zcactor.cluster.drain",
     "EngineCluster": "zcactor.cluster.placed",
     "on_ray": "zcactor.cluster.ray",
     "submit": "zcactor.cluster.slurm_job",

@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,7 +22,7 @@ from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at,
 from zcactor.cluster.rendezvous import outward
 from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
 from zcactor.errors import AuthenticationError, ConnectionLost
-from zcactor.node.agent_main import launch, send_setup
+from zcactor.node.agent_main import launch, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
 from zcactor.transport.stream.probe import identify
@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     from zcactor.control.entries import ClusterEntry
 
 __all__ = [
-    "DEFAULT_PORT", "KeptState", "StartedNode", "cluster_in", "log_directory", "start_node", "state_directory",
-    "stop_nodes", "token_for",
+    "DEFAULT_PORT", "KeptState", "StartedNode", "cluster_in", "log_directory", "options_again", "start_node",
+    "state_directory", "stop_nodes", "token_for",
 ]  # fmt: skip
 
 DEFAULT_PORT = 7433
 """The port of a head without a given port; not among the ports that IANA has assigned."""
+_AGAIN = "import sys; sys.path[:] = {path!r}; from zcactor.cluster.again import main; main()"
 _TAIL = 2000
 """Bytes of a log that are shown when its node does not start."""
 _KILLED = 5.0
@@ -87,7 +88,7 @@ def state_directory(environ: Mapping[str, str], host: str, port: int) -> Path:
 def start_node(
     config: Config, *, own_host: bool, head: str | None, port: int, resources: Mapping[str, float], stays: bool,
     launch: Callable[[int, IO[bytes] | None], tuple[Agent, socket.socket]] = launch,
-    rank: int | None = None, process: ids.ProcessId | None = None, token: bytes | None = None,
+    rank: int | None = None, process: ids.ProcessId | None = None, token: bytes | None = None, follows: str = "",
     state: KeptState | None = None,
 ) -> StartedNode:  # fmt: skip
     """Start a node on this host and wait until it is ready.
@@ -105,6 +106,7 @@ def start_node(
         rank: of a node of a run, which SIGTERM does not end; see `zcactor.node.launcher`.
         process: the node's process id; None makes a new one.
         token: the cluster's token; None looks for it, see `token_for`.
+        follows: the id of the node in whose place this one starts, with its options; empty for none.
         state: where a head keeps its log. A head whose log knows a cluster that has not ended takes that cluster over.
             None keeps the log in memory.
 
@@ -152,6 +154,7 @@ def start_node(
                 "head": (cluster, head_address), "clustered": True, "port": port, "stays": stays,
                 "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources, gpus),
                 "gpus": gpus, "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
+                "follows": follows, "again": options_again(config, token, head, port, resources, node.hex()),
                 "state": None if state is None else (str(state.folder), state.fresh),
                 "worker": {
                     "store_capacity": config.store_capacity or default_capacity(), "namespace": config.namespace,
@@ -170,6 +173,23 @@ def start_node(
         if output is not None:
             output.close()
     return StartedNode(record, source, agent, control, told.encode())
+
+
+def options_again(
+    config: Config, token: bytes, head: str | None, port: int, resources: Mapping[str, float], node: str
+) -> dict[str, Any]:
+    """The options by which an agent starts a node in its place: ``code``, and the ``data`` that the code reads.
+
+    Args:
+        config, head, port, resources: as for `start_node`.
+        token: the cluster's.
+        node: the agent's id.
+    """
+    options = {
+        "config": asdict(replace(config, address=None)), "token": token, "head": head, "port": port,
+        "resources": dict(resources), "follows": node,
+    }  # fmt: skip
+    return {"code": _AGAIN.format(path=search_path()), "data": msgspec.msgpack.encode(options)}
 
 
 def cluster_in(state: KeptState) -> ClusterEntry | None:

@@ -15,6 +15,8 @@ from zcactor.token import default_file, find_token, make_token_file, read_token_
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from zcactor.cluster.drain import Drained
+
 __all__ = ["EngineCluster", "aside", "given", "token_of_user"]
 
 P = ParamSpec("P")
@@ -30,6 +32,20 @@ class EngineCluster(msgspec.Struct, frozen=True):
     """The number of nodes that had joined when the cluster was given."""
     job_id: str = ""
     """The id of Slurm's job; empty under Ray."""
+
+    async def drain(self, node_id: str, timeout: float | None = None) -> Drained:
+        """Move the actors of a node to other nodes, and have the node leave; see `zcactor.cluster.drain.drain`, whose
+        exceptions this raises. The program has to be part of the cluster (``join=True``, or `zc.init`).
+
+        Args:
+            node_id: at least four digits of the node's id, its host name, or its address.
+            timeout: seconds to wait for actors that cannot move; None for any time.
+
+        Cancelling opens the node again; actors that have moved stay where they are.
+        """
+        from zcactor.cluster.drain import drain  # with the runtime, which the import of this module does without
+
+        return await drain(node_id, timeout)
 
 
 @contextlib.asynccontextmanager

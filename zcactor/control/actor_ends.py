@@ -105,6 +105,8 @@ class ActorEnds(Questions):
             actor.ending = self.process.loop.create_task(self._stop(actor, cause, decided=decided))
 
     async def _stop(self, actor: ActorRecord, cause: str, *, decided: bool) -> None:
+        if actor.moving is not None:
+            await asyncio.shield(actor.moving)
         if not decided and actor.recorded and not self.closing:
             try:
                 await self.recorder.noted(*stopping_changes(actor))

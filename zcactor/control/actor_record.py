@@ -100,6 +100,10 @@ class ActorRecord:
         """The id of that node, also after the actor has left it."""
         self.gpus: tuple[int, ...] = ()
         """The numbers of its GPUs on that node, until they are given back."""
+        self.destination: tuple[NodeRecord, tuple[int, ...]] | None = None
+        """The node to which the actor moves, with the numbers of its GPUs there; its request is taken there as well."""
+        self.moving: asyncio.Future[None] | None = None
+        """Done when the actor's move has ended; None while it does not move."""
         self.displaced = False
         """Whether its node was lost and the actor lives on no other yet."""
         self.told = False
@@ -164,6 +168,11 @@ class ActorRecord:
         while self.state in ("pending", "restarting"):
             await self.changed()
 
+    def leave_worker(self) -> None:
+        """Note that the actor is closed in its process, and has no other yet."""
+        self._last_pid = self.pid
+        self.worker = self._alive_since = None
+
     def strip(self) -> None:
         """Keep only the facts that inspection shows of dead actors: thousands of them are remembered."""
         self._last_pid = self.pid
@@ -193,7 +202,7 @@ class ActorRecord:
         Args:
             now: seconds on a clock that does not jump.
         """
-        if self.state == "restarting":
+        if self.state == "restarting" and self._alive_since is None:  # otherwise it was about to move
             self._failed_starts += 1
             if self._failed_starts >= CRASH_LOOP:
                 return None

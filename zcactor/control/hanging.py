@@ -27,9 +27,13 @@ async def watch(actor: ActorRecord, process: LocalProcess, heartbeat: float, lim
         heartbeat: seconds between an answer and the next ping.
         limit: seconds without an answer until the process is killed.
     """
-    life = actor.restarts
-    while actor.state == "alive" and actor.restarts == life and actor.worker is not None:
-        worker = actor.worker
+    life, worker = actor.restarts, actor.worker
+    while (
+        worker is not None
+        and actor.worker is worker
+        and actor.restarts == life
+        and (actor.state == "alive" or actor.moving is not None)
+    ):
         try:
             async with asyncio.timeout(limit):
                 await process.requests.ask(await process.connections.connect(worker.process), "ping")

@@ -20,6 +20,7 @@ from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
 from zcactor.control.console import Console
 from zcactor.control.drain import end_workers
+from zcactor.control.draining import Draining
 from zcactor.control.entries import actor_change, closed_change, reserved_changes
 from zcactor.control.first_answers import FirstAnswers
 from zcactor.control.handle_grants import HandleGrant, HandleGrants
@@ -96,6 +97,10 @@ class Head(ActorEnds):
         self.console = Console(process)
         self.members = Membership(self, self._nodes, self.console, heartbeat, hang_after)
         self.grants = HandleGrants(process, exports, self._nodes.addresses, self._actors, self._unheld, self.recorder)
+        self.draining = Draining(
+            process, self.recorder, self._nodes, self._reservations, self._actors.all, self._restart, self.end_owned,
+            self.members, self.console.show,
+        )  # fmt: skip
         self._answers = FirstAnswers[tuple[ActorRecord, bool]](process.loop)
         self._heartbeat = heartbeat
         self._hang_after = hang_after
@@ -342,7 +347,7 @@ class Head(ActorEnds):
             await asyncio.sleep(delay)
             if actor.restarts != turn or actor.state != "restarting":
                 return
-            if not self._nodes.has(actor.node):
+            if not self._nodes.has(actor.node) or self.draining.is_drained(actor.node):
                 self._reservations.give_back(actor)
                 await self._reservations.acquire(actor)
                 if actor.state == "restarting":

@@ -24,6 +24,7 @@ from zcactor.process.epochs import Deposed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from zcactor.control.draining import Draining
     from zcactor.control.handle_grants import HandleGrants
     from zcactor.control.recorder import HeadRecorder
     from zcactor.process.context import LocalProcess
@@ -50,6 +51,7 @@ class HeadAgent(Protocol):
     driver: ProcessId
     closing: bool
     recorder: HeadRecorder
+    draining: Draining
     grants: HandleGrants
 
     async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
@@ -103,6 +105,8 @@ class Membership:
         """Nodes that cannot be reached and are not given up yet."""
         self._none_left = asyncio.Event()
         self._none_left.set()
+        self._successors: dict[str, asyncio.Future[NodeRecord]] = {}
+        """The nodes that are to start in the place of those that have left, by the ids of the latter."""
         self.ranks = Ranks(nodes.own.facts)
         """The ranks of a run that have joined."""
         self.patience = 0.0
@@ -118,7 +122,8 @@ class Membership:
         """Let the node whose agent is the caller join the cluster.
 
         Args:
-            facts: see `zcactor.control.node_table.facts_of`; a node of a run has its ``rank`` there.
+            facts: see `zcactor.control.node_table.facts_of`; a node of a run has its ``rank`` there, and one that has
+                started in the place of another the id of that, ``follows``.
             resources: amounts by name.
 
         Returns:
@@ -151,6 +156,9 @@ class Membership:
         self._none_left.clear()
         self._nodes.add(node, resources)
         self._process.tasks.start(self._watch(node, session))
+        successor = self._successors.get(facts.get("follows", ""))
+        if successor is not None and not successor.done():
+            successor.set_result(node)
         return node
 
     async def return_node(
@@ -254,6 +262,7 @@ class Membership:
 
     def _remove(self, node: NodeRecord) -> None:
         self._nodes.remove(node)
+        node.removed.set()
         self.ranks.leave(node.id)
 
     def _unreachable(self, node: NodeRecord, cause: str) -> None:
@@ -301,13 +310,44 @@ class Membership:
         self.forget("member", node.process)
         if self._agents.get(node.process) is node:
             del self._agents[node.process]
-        if not self._agent.closing:
+        if not self._agent.closing and node.id not in self._successors:
             logger.warning("%s is lost: %s", node.label, cause)
         if self._nodes.has(node):
             self._remove(node)
         pool.lost(f"its {node.label} was lost: {cause}")
+        node.gone.set()
         if not self._remote:
             self._none_left.set()
+
+    async def drain(self, name: str, timeout: float | None, again: bool) -> dict[str, Any]:
+        """Move a node's actors elsewhere and have it leave; see `zcactor.control.draining.Draining.drain`."""
+        self._refuse_if_embedded()
+        caller = current_call.get().session.peer_process
+        return await self._agent.draining.drain(name, timeout, again, caller)
+
+    async def end_node(self, node: NodeRecord, grace: float, again: bool) -> NodeRecord | None:
+        """Have a node end, and wait for that, and with `again` for the node that starts in its place.
+
+        Raises:
+            ConnectionLost: the node has not come back within `spawn_timeout`.
+        """
+        successor: asyncio.Future[NodeRecord] = self._process.loop.create_future()
+        self._successors[node.id] = successor
+        try:
+            if node in self._remote:
+                self._tell(self._remote[node][1], "end", grace, again)
+            await node.gone.wait()
+            if not again:
+                return None
+            limit = self._process.config.spawn_timeout
+            try:
+                async with asyncio.timeout(limit):
+                    return await successor
+            except TimeoutError:
+                log = "see the newest log in its ~/.local/state/zcactor/logs"
+                raise ConnectionLost(f"{node.label} has left and did not start again in {limit:g} s; {log}") from None
+        finally:
+            del self._successors[node.id]
 
     async def worker_ready(self, epoch: int, process: ProcessId, pid: int, address: str) -> None:
         """Note that a worker of the calling node has started."""

@@ -85,6 +85,8 @@ class NodeAgent:
         self.over: Callable[[int, str], None] = lambda _status, _text: None
         """Called when the head says that the run is over, which it may do before it has answered that this node has
         joined."""
+        self.again = False
+        """Whether the node starts again when it has ended."""
         self.finished: asyncio.Future[None] = process.loop.create_future()
 
     async def join(self, facts: Mapping[str, Any], resources: Mapping[str, float]) -> None:
@@ -202,14 +204,15 @@ class NodeAgent:
 
     # ---------------------------------------------------------------- the end
 
-    async def end(self, epoch: int, grace: float) -> None:
-        """End every worker and then this node. Returns before that."""
+    async def end(self, epoch: int, grace: float, again: bool = False) -> None:
+        """End every worker and then this node, which starts `again` if that is wanted. Returns before that."""
         self._known.check(epoch)
-        await self.end_itself(grace)
+        await self.end_itself(grace, again)
 
-    async def end_itself(self, grace: float) -> None:
+    async def end_itself(self, grace: float, again: bool = False) -> None:
         """See `end`, at this node's own wish."""
         if self._ending is None:
+            self.again = again
             self._ending = self._process.loop.create_task(self._end(grace))
         elif grace <= 0:
             self._pool.kill_all("the node was shut down")

@@ -6,6 +6,7 @@ asked by calls (`RemotePool`, and `zcactor.control.node_agent` at the other end)
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -16,7 +17,6 @@ from zcactor.process.place import Place
 from zcactor.workers.worker_table import WorkerRecord, WorkerTable
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
@@ -167,6 +167,10 @@ class NodeRecord:
         self.workers = workers
         self.facts = dict(facts)
         self.shared: list[WorkerRecord] = []
+        self.removed = asyncio.Event()
+        """Set when the node belongs to the cluster no more: it leaves, or cannot be reached."""
+        self.gone = asyncio.Event()
+        """Set when the node has ended, or is given up."""
         self.heard: float | None = None
         """The time when the head last heard from the node, in seconds of the loop's clock; None for the head's own
         node."""

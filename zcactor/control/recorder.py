@@ -163,8 +163,9 @@ class HeadRecorder:
         if self._writing is None:
             self._writing = self._loop.create_task(self._write())  # it begins after this turn, whose batches it takes
 
-    async def order(self, requests: Asking, session: Session, method: str, *args: Any) -> None:
+    async def order(self, requests: Asking, session: Session, method: str, *args: Any) -> Any:
         """Order something of the system actor of the session's peer, with the epoch of this head as the last argument.
+        Returns the peer's answer.
 
         Raises:
             Deposed: a later head is known, here or to the peer, which has not done it.
@@ -174,7 +175,7 @@ class HeadRecorder:
         if self._deposed is not None:
             raise Deposed(self._deposed.epoch, self._deposed.known)
         try:
-            await requests.ask(session, method, *args, self.epoch)
+            return await requests.ask(session, method, *args, self.epoch)
         except RemoteError as error:
             if not isinstance(error.original, Deposed):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 from bisect import bisect_left, insort
 from collections import OrderedDict
@@ -180,6 +181,8 @@ class Ledger:
         """The number of nodes for each shape, that is for their total amounts."""
         self._waiting: dict[object, OrderedDict[int, QueuedRequest]] = {}
         """The waiting requests by `QueuedRequest.kind`, and within a kind by number."""
+        self._closed: set[str] = set()
+        """Nodes that get no grants: they belong to no group."""
         self._joined = 0
         self._asked = 0
 
@@ -196,11 +199,46 @@ class Ledger:
     def remove(self, node: str) -> None:
         """Remove a node with its grants, and refuse the waiting requests that fit into no other node."""
         amounts = self._nodes.pop(node)
-        self._groups.remove(node, amounts)
+        if node in self._closed:
+            self._closed.remove(node)
+        else:
+            self._groups.remove(node, amounts)
         self._shapes[amounts.shape] -= 1
         if not self._shapes[amounts.shape]:
             del self._shapes[amounts.shape]
         self._serve()
+
+    def close(self, node: str) -> None:
+        """Grant nothing at `node` until `open` is called. Requests that fit nowhere else wait."""
+        self._groups.remove(node, self._nodes[node])
+        self._closed.add(node)
+
+    def open(self, node: str) -> None:
+        """Grant requests at `node` again, which was closed."""
+        self._closed.remove(node)
+        self._groups.add(node, self._nodes[node])
+        self._serve()
+
+    def is_open(self, node: str) -> bool:
+        """Whether requests may be granted at `node`, a node that is not gone."""
+        return node in self._nodes and node not in self._closed
+
+    def room(self, requests: Iterable[tuple[Mapping[str, float], str]]) -> Mapping[str, float] | None:
+        """Whether there is room elsewhere, at this moment, for requests that have been granted.
+
+        Args:
+            requests: each with the node that it would leave.
+
+        Returns:
+            None, or the first request for which there is no room beside those before it.
+        """
+        left = {node: copy.deepcopy(amounts) for node, amounts in self._nodes.items() if node not in self._closed}
+        for request, node in sorted(requests, key=lambda each: -sum(each[0].values())):
+            found = next((each for name, each in left.items() if name != node and each.now(request)), None)
+            if found is None:
+                return request
+            found.take(request)
+        return None
 
     def total(self, node: str | None = None) -> dict[str, float]:
         """The total amounts of `node`, or of all nodes."""
@@ -275,9 +313,12 @@ class Ledger:
         """
         amounts = self._nodes.get(node)
         if amounts is not None:
-            self._groups.remove(node, amounts)
+            closed = node in self._closed
+            if not closed:
+                self._groups.remove(node, amounts)
             amounts.give(request, gpus)
-            self._groups.add(node, amounts)
+            if not closed:
+                self._groups.add(node, amounts)
             self._serve()
 
     @property
@@ -382,6 +423,7 @@ class Ledger:
         amounts = self._nodes.get(node)
         return (
             amounts is not None
+            and node not in self._closed
             and amounts.now(request)
             and awaited.free(amounts.shape, request)
             and awaited.free(node, request)

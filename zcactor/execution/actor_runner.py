@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
-import logging
 import threading
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from zcactor.execution.answers import Answers
 from zcactor.execution.arguments import Arguments
+from zcactor.execution.closing import close_instance
 from zcactor.execution.eager_task import start_eagerly
 from zcactor.execution.generators import AsyncProducer, SyncProducer
 from zcactor.execution.mailbox import Lane, Mailbox
+from zcactor.execution.vacating import Movable, send_back
 from zcactor.interface import Interface, MethodKind, MethodSpec
 from zcactor.process.context import call_deadline, current_host
 from zcactor.rpc.incoming import NO_ANSWER, Incoming
 from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
     from zcactor.execution.home import Home
     from zcactor.rpc.session import Session
 
 __all__ = ["ActorRunner", "current_call"]
 
-logger = logging.getLogger("zcactor")
 current_call: contextvars.ContextVar[Any] = contextvars.ContextVar("zcactor_current_call", default=None)
 """The `Incoming` that a task of a system actor serves."""
 
@@ -38,7 +37,7 @@ _SYNC = int(MethodKind.SYNC)
 _GENERATOR = int(MethodKind.GENERATOR)
 
 
-class ActorRunner:
+class ActorRunner(Movable):
     """One actor: its instance, its mailboxes, and how each kind of method runs.
 
     Args:
@@ -64,10 +63,12 @@ class ActorRunner:
         self.instance: Any = None
         self.stopping = False
         """Whether the actor refuses further calls."""
+        self._away: dict[Any, None] = {}
         self._closed = False
         self._methods: list[Callable[..., Any]] = []
         self._plain: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
         """For `receive_plain`: the methods with their kinds and mailboxes; empty when no call may start."""
+        self._when_open: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
         self._pack = process.marshaller.pack
         note = process.broken_gpus.note
         self._answers = Answers(label, process.marshaller, process.pushes.value, self._answered, note)
@@ -100,17 +101,10 @@ class ActorRunner:
 
     def _mailbox(self, name: str, sync_limit: int, async_limit: int) -> Mailbox:
         return Mailbox(
-            f"{self.label}{'.' if name else ''}{name}",
-            self.process.loop,
-            sync_limit,
-            async_limit,
-            steps_out=self.interface.is_async,
-            run_sync=self._run_sync,
-            start_async=self._start_async,
-            run_inline=self._run_inline,
-            enter_thread=self._enter_thread,
-            threads=self._threads,
-        )
+            f"{self.label}{'.' if name else ''}{name}", self.process.loop, sync_limit, async_limit,
+            steps_out=self.interface.is_async, run_sync=self._run_sync, start_async=self._start_async,
+            run_inline=self._run_inline, enter_thread=self._enter_thread, threads=self._threads,
+        )  # fmt: skip
 
     def mailbox_of(self, code: int) -> Mailbox:
         """The mailbox in which calls of method number `code` queue."""
@@ -122,50 +116,47 @@ class ActorRunner:
         """Use `instance`, which was made elsewhere."""
         self.instance = instance
         self._methods = [getattr(instance, spec.name) for spec in self._specs]
-        self._plain = [
+        self._plain = self._when_open = [
             (method, spec.kind, mailbox)
             for method, spec, mailbox in zip(self._methods, self._specs, self._by_code, strict=True)
         ]
 
     async def construct(self, make: Callable[[], Any]) -> None:
         """Run ``make()`` in the actor's thread, where its sync methods run too, then ``__aenter__`` if the actor has
-        one.
-
-        Raises the exceptions of the constructor.
-        """
+        one. Raises the exceptions of the constructor."""
         instance = await self._mailboxes[""].run(make)
         self.adopt(instance)
         enter = getattr(instance, "__aenter__", None)
         if enter is not None:
-            await self.process.loop.create_task(enter(), context=self._context.copy())
+            await self._begin(enter())
+
+    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return self.process.loop.create_task(coroutine, context=self._context.copy())
 
     async def stop(self) -> None:
         """Run the queued calls, refuse later ones, run ``__aexit__`` or ``close()``, and end the threads."""
+        await self._refrain(None)
+        await self._end()
+
+    async def _refrain(self, patience: float | None) -> bool:
+        """Run the queued calls and refuse later ones. Returns whether they have ended within `patience` seconds."""
         await asyncio.sleep(0)  # take in the calls sent before the request to stop, which are in the sockets
         await asyncio.sleep(0)
         self.stopping = True
         self._plain = ()
-        if self.busy:
-            self._drained = self.process.loop.create_future()
+        if not self.busy:
+            return True
+        self._drained = self.process.loop.create_future()
+        if patience is None:
             await self._drained
-        await self._leave()
+        else:
+            await asyncio.wait([self._drained], timeout=patience)
+        return self._drained.done()
+
+    async def _end(self) -> None:
+        await close_instance(self.instance, self.label, self._mailboxes[""].run, self._begin)
         await self.process.requests.delivered(self.process.sessions)
         self.close()
-
-    async def _leave(self) -> None:
-        leave = getattr(self.instance, "__aexit__", None)
-        arguments: tuple[Any, ...] = (None, None, None)
-        if leave is None:
-            leave, arguments = getattr(self.instance, "close", None), ()
-        if leave is None or not callable(leave):
-            return
-        try:
-            if inspect.iscoroutinefunction(leave):
-                await self.process.loop.create_task(leave(*arguments), context=self._context.copy())
-            else:
-                await self._mailboxes[""].run(lambda: leave(*arguments))
-        except Exception:  # a user's close() may raise anything; the actor ends all the same, and the log says why
-            logger.exception("%s raised while it was being closed", self.label)
 
     def close(self) -> None:
         """End at once: cancel tasks, refuse queued calls, and leave a running sync method to finish."""
@@ -173,7 +164,7 @@ class ActorRunner:
         self._plain = ()
         for session in list(self.process.sessions.all()):
             for incoming in list(session.incoming.values()):
-                if incoming.host is self:
+                if incoming.host is self and not incoming.returning:
                     incoming.cancelled = True
                     if incoming.started:
                         self._answers.status(incoming, Status.KILLED)
@@ -196,7 +187,7 @@ class ActorRunner:
     def receive(self, incoming: Incoming) -> None:
         """Take a call that has arrived. On the loop's thread."""
         incoming.host = self
-        if self.stopping:
+        if self.stopping or incoming.session in self._away:
             self._refuse(incoming)
             return
         if incoming.code >= len(self._methods):
@@ -265,11 +256,15 @@ class ActorRunner:
 
     def receive_values(self, incoming: Incoming, args: list[Any]) -> None:
         """Take a call whose arguments have come one by one: plain values, and promises that are done."""
-        self._arguments.wait(incoming, args)
+        if not (self.stopping or incoming.session in self._away):
+            self._arguments.wait(incoming, args)
         self.receive(incoming)
 
     def unblocked(self, incoming: Incoming) -> None:
         """Go on with a call whose last lease or promise among the arguments has arrived."""
+        if incoming.returning:
+            self._refuse(incoming)
+            return
         if incoming.host is not self or self._closed:
             return
         self._arguments.prepare(incoming)
@@ -397,7 +392,7 @@ class ActorRunner:
             except BaseException as error:
                 self._answers.failure(incoming, error)
 
-        incoming.task = self.process.loop.create_task(finish(), context=self._context.copy())
+        incoming.task = self._begin(finish())
 
     # ---------------------------------------------------------------- streams
 
@@ -435,13 +430,10 @@ class ActorRunner:
             self._answers.failure(incoming, error)
             return
         incoming.stream = SyncProducer(
-            incoming,
-            generator,
-            self._pack,
-            self._by_code[incoming.code].post,
+            incoming, generator, self._pack, self._by_code[incoming.code].post,
             ended=lambda status: self._answers.status(incoming, status),
             failed=lambda error: self._answers.failure(incoming, error),
-        )
+        )  # fmt: skip
         incoming.stream.step()
 
     # ---------------------------------------------------------------- the ends of calls
@@ -449,6 +441,11 @@ class ActorRunner:
     def _refuse(self, incoming: Incoming) -> None:
         """Refuse a call that will not start. Where the whole process ends, the end of the connection answers: the
         caller then asks the node agent, which knows whether the actor starts again elsewhere."""
+        back = self.moving or incoming.returning or incoming.session in self._away
+        if back and send_back(incoming, self.process.marshaller, self._answers):
+            self._away[incoming.session] = None
+            self._answered()
+            return
         if self.process.leaving:
             incoming.host = None  # no end of a process waits for this call
         else:
@@ -466,11 +463,11 @@ class ActorRunner:
     @property
     def busy(self) -> bool:
         """Whether a call to this actor is open."""
-        return any(
-            incoming.host is self
-            for session in self.process.sessions.all()
-            for incoming in list(session.incoming.values())
-        )
+        return next(self._open_calls(), None) is not None
+
+    def _open_calls(self) -> Iterator[Incoming]:
+        for session in self.process.sessions.all():
+            yield from (each for each in list(session.incoming.values()) if each.host is self)
 
     def cancel(self, incoming: Incoming) -> None:
         """Cancel a call whose caller has cancelled it, or is gone. On the loop's thread."""
@@ -483,5 +480,6 @@ class ActorRunner:
 
     def session_closed(self, session: Any) -> None:
         """Forget a caller whose connection is gone."""
+        self._admit(session)
         for mailbox in self._mailboxes.values():
             mailbox.forget(session)

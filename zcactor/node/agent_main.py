@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import IO
 
-__all__ = ["SECRETS", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
+__all__ = ["AGAIN", "SECRETS", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
 
 _BOOTSTRAP = (
     "import sys; sys.path[:] = {path!r}; from zcactor.node.agent_main import main; main({fd}, {lock_fd}, {parent})"
@@ -40,6 +40,8 @@ AGENT_ARENA = 1 << 30
 only address space: memory is taken when it is needed."""
 _DESCRIPTORS = 1 << 16
 """Descriptors for thousands of actors; not more, because some programs walk through all that they might have."""
+AGAIN = 75
+"""Exit status of an agent whose launcher is to start it again (``EX_TEMPFAIL`` of sysexits.h)."""
 _ZYGOTE_END = 2.0
 """Seconds that the zygote gets to end its workers."""
 
@@ -113,7 +115,9 @@ def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
             for them, 0 for any), ``stays`` (whether it outlives its launcher), ``rank`` (of a node of a run; otherwise
             left out or None), ``state`` (the folder of a head's log, and whether to begin anew in it; None for a log in
             memory), ``config``, ``loop``, ``resources``, ``gpus`` (the UUIDs of those it offers), ``cwd``,
-            ``heartbeat``, ``hang_after``, and ``worker``: further entries for the setup of its workers.
+            ``heartbeat``, ``hang_after``, ``follows`` (the id of the node in whose place it has started, if any),
+            ``again`` (the code that starts a node in its place, and what that reads; see
+            `zcactor.cluster.again`), and ``worker``: further entries for the setup of its workers.
     """
     message = msgspec.msgpack.encode(setup)
     with contextlib.suppress(BrokenPipeError):  # it has failed at its start, which the waiting caller will see
@@ -190,8 +194,7 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
     try:
         loop = new_event_loop(setup["loop"])
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(_serve(loop, control, ours, setup))
-        status = 0
+        status = AGAIN if loop.run_until_complete(_serve(loop, control, ours, setup)) else 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -201,7 +204,19 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
         directory = RunDirectory.inherited(Path(setup["directory"]), lock_fd, shared=setup["clustered"])
         directory.path.joinpath(f"node-{setup['agent'].hex()}.json").unlink(missing_ok=True)
         directory.remove()
+        if status == AGAIN and setup["stays"]:
+            status = _start_again(setup["again"])
         os._exit(status)
+
+
+def _start_again(again: Mapping[str, Any]) -> int:
+    """Start a process that starts a node with this one's options, as no launcher is left. Returns the exit status."""
+    command = [sys.executable, *_interpreter_flags(), "-c", again["code"]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as child:
+        assert child.stdin is not None
+        child.stdin.write(again["data"])
+        child.stdin.close()
+        return child.wait()
 
 
 def _prepare(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
@@ -252,7 +267,8 @@ def raise_descriptor_limit() -> None:
 
 async def _serve(
     loop: asyncio.AbstractEventLoop, control: socket.socket, zygote: socket.socket, setup: dict[str, Any]
-) -> None:
+) -> bool:
+    """Run the agent to its end. Returns whether the node is to start again."""
     from zcactor.assembly.agents import assemble_agent
     from zcactor.assembly.endpoints import address_of, find_through, make_endpoint, problem_of
     from zcactor.assembly.process import Process
@@ -280,7 +296,7 @@ async def _serve(
     problem = problem_of(endpoint)
     if problem:
         _tell(control, b"e" + problem.encode())
-        return
+        return False
     begun = None
     if setup.get("state"):
         from zcactor.node.head_state import HeadBeginning  # other nodes do without it
@@ -290,13 +306,13 @@ async def _serve(
             await begun.campaign()
         except ZcactorError as error:
             _tell(control, b"e" + str(error).encode())
-            return
+            return False
     door = Door(process.connections.accepted)
     try:
         await endpoint.start(door.accepted)
     except OSError as error:
         _tell(control, b"e" + f"cannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
-        return
+        return False
     address = address_of(endpoint)
     find_through(endpoint, process.places, process.head, head_address or address)
     every_worker = {
@@ -312,6 +328,8 @@ async def _serve(
     rank = setup.get("rank")
     if rank is not None:
         facts["rank"] = rank
+    if setup.get("follows"):
+        facts["follows"] = setup["follows"]
     log = None if begun is None else begun.log
     node = assemble_agent(process, pool, facts, setup["resources"], setup["heartbeat"], setup["hang_after"], log)
     if isinstance(node, Head):
@@ -358,6 +376,7 @@ async def _serve(
             await node.recorder.aclose()
     await process.close()
     pool.close()
+    return isinstance(node, NodeAgent) and node.again
 
 
 def _tell(control: socket.socket, message: bytes) -> None:

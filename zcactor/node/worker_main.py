@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from zcactor.api.actor import declared_options
 from zcactor.api.handle import ActorHandle, ActorHold
@@ -22,7 +23,7 @@ from zcactor.config import Config
 from zcactor.control.head import agent_interface
 from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import own_machine
-from zcactor.errors import ConnectionLost
+from zcactor.errors import ConnectionLost, ZcactorError
 from zcactor.interface import shown
 from zcactor.objectstore.store import Store
 from zcactor.peers.head_link import AGENT_INDEX
@@ -32,13 +33,16 @@ from zcactor.rpc.messages import Flags
 
 if TYPE_CHECKING:
     from zcactor.errors import DeviceError
-    from zcactor.ids import ActorId
+    from zcactor.ids import ActorId, ProcessId
     from zcactor.marshal.packed import Packed
     from zcactor.rpc.session import Session
 
 __all__ = ["ActorIdentity", "Worker", "become_worker", "flush_output", "serve"]
 
 logger = logging.getLogger("zcactor")
+_FIRST_LOOK, _LAST_LOOK = 0.1, 1.0
+"""Seconds between two looks whether a process without an actor is needed: callers are told where the actor is now, and
+may be about to read its results."""
 
 
 class ActorIdentity:
@@ -60,6 +64,9 @@ class Worker:
         self.process = process
         self.node = node
         self.done: asyncio.Future[None] = process.loop.create_future()
+        self._news: list[tuple[Any, ...]] = []
+        """The places of the actors that have lived here, in the form that peers take."""
+        self._telling: asyncio.Task[None] | None = None
 
     async def create(
         self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], recipe: Packed
@@ -101,6 +108,64 @@ class Worker:
             self.process.groups.actor_ended(host.info.actor_id, "it was stopped")
             self.process.graphs.actor_ended(host.info.actor_id, "it was stopped")
         flush_output()
+
+    async def vacate(self, index: int, patience: float) -> bool:
+        """Run the queued calls and close the actor, which goes on elsewhere; later calls go back to their callers. See
+        `zcactor.execution.actor_runner.ActorRunner.vacate`."""
+        host = self.process.hosts.by_index.get(index)
+        if host is None or host.instance is None or not await host.vacate(patience):
+            return False
+        self.process.groups.actor_ended(host.info.actor_id, "it has moved to another node")
+        self.process.graphs.actor_ended(host.info.actor_id, "it has moved to another node")
+        flush_output()
+        return True
+
+    async def readmit(self, index: int, session: Session) -> None:
+        """Have an actor that has not moved take calls of a caller again; see
+        `zcactor.execution.actor_runner.ActorRunner.readmit`."""
+        host = self.process.hosts.by_index.get(index)
+        if host is not None:
+            await host.readmit(session)
+
+    async def moved(self, index: int, place: ProcessId, there: int) -> None:
+        """Tell all peers the place of an actor that has lived here, and end this process when no peer needs it and no
+        other actor lives here.
+
+        Args:
+            index: the actor's number here.
+            place: its process now.
+            there: its number there.
+        """
+        host = self.process.hosts.by_index[index]
+        self._news.append((host.info.actor_id, "alive", place, there, "it has moved to another node"))
+        if self._telling is None:
+            self._telling = self.process.tasks.begin(self._tell_peers())
+
+    async def _tell_peers(self) -> None:
+        """Tell each peer where the actors are that have lived here. End this process when all know, no peer needs it,
+        and no actor lives here."""
+        told: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
+        pause = _FIRST_LOOK
+        while True:
+            sessions = [each for each in self.process.sessions.all() if each.peer_process != self.process.process]
+            waiting = [each for each in sessions if each.closed is None and told.get(each, 0) < len(self._news)]
+            if waiting:
+                count = len(self._news)
+                await asyncio.gather(*(self._tell(each, self._news[told.get(each, 0) : count]) for each in waiting))
+                told.update(dict.fromkeys(waiting, count))
+                continue
+            if not (any(map(_is_needed, sessions)) or any(each.instance for each in self.process.hosts.actors())):
+                break
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK)
+        self.process.leaving = True
+        self.finish()
+
+    async def _tell(self, session: Session, news: list[tuple[Any, ...]]) -> None:
+        with contextlib.suppress(ZcactorError):  # the peer has ended
+            for each in news:
+                await self.process.requests.ask(session, "actor_changed", *each, self.process.system.known.epoch)
+            await self.process.requests.ask(session, "ping")  # another thread of the peer was about to send
 
     async def discard(self, index: int) -> None:
         """End an actor at once (one of several in a shared process)."""
@@ -162,6 +227,13 @@ class Worker:
         """End the process."""
         if not self.done.done():
             self.done.set_result(None)
+
+
+def _is_needed(session: Session) -> bool:
+    """Whether the peer waits for an answer, or has leases on bytes that go with this process: it maps none of them."""
+    return session.closed is None and (
+        bool(session.incoming) or (session.connection.reader is None and session.leases.total > 0)
+    )
 
 
 def flush_output() -> None:

@@ -60,6 +60,8 @@ class Incoming:
     """Number of references among the arguments that have not come yet; the call starts at 0."""
     cancelled = False
     started = False
+    returning = False
+    """Whether the call goes back to its caller, unrun, once its references have come: its actor moves."""
     task: asyncio.Task[None] | None = None
     stream: Any = None
     """The producer of a generator method."""

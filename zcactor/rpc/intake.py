@@ -35,7 +35,7 @@ _CALL, _RESPONSE, _ITEM, _CREDIT, _GOODBYE, _REGIONS, _CANCEL, _STREAM_CREDIT, _
         Kind.PUSH, Kind.FORWARD,
     )
 )  # fmt: skip
-_OK = int(Status.OK)
+_OK, _MOVED = int(Status.OK), int(Status.MOVED)
 _SPILLED = int(Flags.SPILLED)
 
 
@@ -125,6 +125,9 @@ class Intake:
             call = self._pending.get(message_id)
             if call is None:
                 raise ProtocolError(f"the peer answered call {message_id}, which is not open")
+            if code == _MOVED:
+                self._take_back(call, message_id, extra, flags, bytes(data[low:high]), parts, blocked)
+                return end
             if extra:
                 self._note_pushed(call, message_id, extra)  # a call whose answer is refused stays open
             self._pending.pop(message_id, None)
@@ -178,6 +181,23 @@ class Intake:
             call.arrive(code, payload, parts, flags, self._hub.read_result)
         else:
             call.complete(code, payload, parts, flags)
+
+    def _take_back(
+        self, call: Call, call_id: int, method: int, flags: int, payload: bytes, parts: Sequence[Part],
+        blocked: Sequence[asyncio.Future[Part]],
+    ) -> None:  # fmt: skip
+        """Give a call that was not run, as its actor moves, to the stand-in of the actor, with its arguments."""
+        if call.target is None and not call.done:
+            raise ProtocolError(f"the peer answered call {call_id} as that of an actor that moves, which it is not")
+        self._pending.pop(call_id, None)
+        target = call.target
+        if target is None:  # it was cancelled here
+            return
+        take = partial(target.moved, call, method, flags, payload, parts)
+        if blocked:
+            when(blocked, take)
+        else:
+            take()
 
     def _note_pushed(self, call: Call, call_id: int, pushed: int) -> None:
         """Note which of the call's FORWARD frames were obeyed."""

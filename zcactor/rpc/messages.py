@@ -76,6 +76,9 @@ class Status(IntEnum):
     """The actor stopped before the call started."""
     KILLED = 6
     """The actor was ended while the call ran."""
+    MOVED = 7
+    """The actor moves to another node, and the call did not start: payload and regions are its arguments, with which
+    the caller sends it again."""
 
 
 class Flags(IntFlag):

@@ -211,7 +211,9 @@ class Record:
         self.world.note(loop.label, "construct", actor=name)
         lives = self._lives.setdefault(name, [])
         for other, another in lives:
-            if not other.dead and (actor == another or not self.apart(loop.host, other.host)):
+            if other.dead or _is_closed(other, another):
+                continue
+            if actor == another or not self.apart(loop.host, other.host):
                 self.break_("I4", f"{name} lives in {other.label} and is constructed in {loop.label}")
         lives.append((loop, actor))
         self.on_construct(loop, actor)
@@ -219,6 +221,12 @@ class Record:
     def lives(self, name: str) -> int:
         """The number of times that an actor of that name was constructed."""
         return len(self._lives.get(name, ()))
+
+
+def _is_closed(loop: SimLoop, actor: bytes) -> bool:
+    """Whether an actor was closed in a process that lives on: it has moved."""
+    runners = [] if loop.process is None else list(loop.process.hosts.by_index.values())
+    return any(each.moving and each.instance is None for each in runners if each.info and each.info.actor_id == actor)
 
 
 current: Record

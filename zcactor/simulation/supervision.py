@@ -77,17 +77,18 @@ class Supervision:
         named: dict[tuple[str, str], Any] = {}
         for actor in actors.all():  # nearly all of them are dead
             dead = actor.state == "dead"
-            if actor.node is not None:
-                node = actor.node.id
+            places = [] if actor.node is None else [(actor.node, actor.gpus)]
+            for place, gpus in places if actor.destination is None else [*places, actor.destination]:
+                node = place.id
                 count[node] = count.get(node, 0) + 1
                 if actor.request:
                     used = taken.setdefault(node, {})
                     for name, amount in actor.request.items():
                         used[name] = used.get(name, 0.0) + amount
-                for gpu in actor.gpus:
+                for gpu in gpus:
                     shares[node, gpu] = shares.get((node, gpu), 0.0) + min(actor.request["GPU"], 1.0)
-                if dead and not actor.gpus:  # GPUs are in use until its process has ended
-                    self._record.break_("I9", f"{actor.label} is dead and has resources of {actor.node.label}")
+                if dead and place is actor.node and not gpus:  # GPUs are in use until its process has ended
+                    self._record.break_("I9", f"{actor.label} is dead and has resources of {place.label}")
             if not dead:
                 if actor.state != "pending" and actor.actor_id not in self._restarts and actor.recipe is not None:
                     self._restarts[actor.actor_id] = actor.options.get("max_restarts") or 0
@@ -137,7 +138,8 @@ class Supervision:
             nodes = [node for node in ledger._nodes if entry.order.only in (None, node)]
             possible = [node for node in nodes if _fits(entry.request, ledger._nodes[node].total)]
             for node in possible:
-                if ledger._nodes[node].now(entry.request) and names.isdisjoint(awaited[node]):
+                room = ledger.is_open(node) and ledger._nodes[node].now(entry.request)
+                if room and names.isdisjoint(awaited[node]):
                     self._record.break_("I9", f"a request for {entry.request} waits, and there is room for it")
                     return
             for node in possible:
@@ -175,7 +177,7 @@ class Supervision:
         }  # fmt: skip
         hosted = {
             runner.info.actor_id: loop for loop, process in processes.values() for runner in process.hosts.actors()
-            if runner.info is not None
+            if runner.info is not None and runner.instance is not None
         }  # fmt: skip
         for actor in head._actors.all():
             if actor.state == "alive":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.simulation.workloads.broadcast import Broadcasts
 from zcactor.simulation.workloads.calls import Calls
+from zcactor.simulation.workloads.drains import Drains
 from zcactor.simulation.workloads.drivers import Drivers
 from zcactor.simulation.workloads.handles import Handles
 from zcactor.simulation.workloads.moves import Moves
@@ -37,6 +38,7 @@ WORKLOADS: Final[Mapping[str, type[Workload]]] = {
         Restarts,
         Storms,
         Streams,
+        Drains,
     )
 }
 """The workloads by their names on the command line."""

@@ -1,0 +1,48 @@
+"""Draining from a program that has joined the cluster: a node's actors move to others, and then the node leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from zcactor.process.context import current
+
+__all__ = ["Drained", "drain"]
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """The end of a drain."""
+
+    node: str
+    """Id of the node."""
+    moved: int
+    """Number of actors that have moved to other nodes."""
+    left: list[str]
+    """A line for each actor that could not leave in time. The node is open again then; otherwise it has left."""
+    joined: str
+    """Id of the node that has started in its place; empty for none."""
+
+
+async def drain(node: str, timeout: float | None = None, *, restart: bool = False) -> Drained:
+    """Move the actors of a node to other nodes, and have the node leave the cluster.
+
+    Nothing is placed on the node from now on. Actors with ``max_restarts`` other than 0 are closed in order (queued
+    calls run, then ``close()``) and constructed elsewhere, under the same id and name, which counts as no restart;
+    calls that are made meanwhile wait. Other actors are waited for. Lines on the progress are printed.
+
+    Args:
+        node: at least four digits of the node's id, its host name, or its address.
+        timeout: seconds after which the node is opened again if actors are left; None waits for any time.
+        restart: whether the node starts again, with its own options, when it has left.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        ValueError: the name fits no node, or several; or the node is the head's, the last one, or drained already.
+        InsufficientResources: the other nodes have no room for its actors. Nothing was moved.
+        ConnectionLost: the node or the head was lost meanwhile, or the node did not start again.
+
+    Cancelling opens the node again; actors that have moved stay where they are.
+    """
+    told: dict[str, Any] = await current().head.ask_members("drain", node, timeout, restart)
+    return msgspec.convert(told, Drained)

@@ -1,0 +1,41 @@
+"""The last step of an actor: its own ``__aexit__`` or ``close()``."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+__all__ = ["close_instance"]
+
+logger = logging.getLogger("zcactor")
+
+
+async def close_instance(
+    instance: Any, label: str, run: Callable[[Callable[[], Any]], Awaitable[Any]],
+    begin: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
+) -> None:  # fmt: skip
+    """Run ``__aexit__`` or ``close()`` of an actor, where it has one. Its exception is logged.
+
+    Args:
+        instance: the actor.
+        label: its name in messages.
+        run: calls a function in the actor's thread.
+        begin: begins a task in the actor's context.
+    """
+    leave = getattr(instance, "__aexit__", None)
+    arguments: tuple[Any, ...] = (None, None, None)
+    if leave is None:
+        leave, arguments = getattr(instance, "close", None), ()
+    if leave is None or not callable(leave):
+        return
+    try:
+        if inspect.iscoroutinefunction(leave):
+            await begin(leave(*arguments))
+        else:
+            await run(lambda: leave(*arguments))
+    except Exception:  # a user's close() may raise anything; the actor ends all the same, and the log says why
+        logger.exception("%s raised while it was being closed", label)
