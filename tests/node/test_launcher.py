@@ -112,3 +112,22 @@ async def test_a_launcher_that_is_gone() -> None:
     with talk.gone() as control:
         talk.line.ready(control, "n@host:1")
         await member.run_over(1, 1, "nobody listens")
+
+
+class Telling(Ranks):
+    """Ranks that change at the moment when somebody follows them."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "changed":
+            value()
+
+
+async def test_a_rank_that_leaves_when_the_launcher_is_gone() -> None:
+    head = a_head()
+    head.members.ranks = Telling({"host": "n0", "pid": 1, "rank": 0})
+    ended: list[float] = []
+    with Talk.gone() as control:
+        async with asyncio.timeout(PATIENCE):
+            await LauncherLine(head, ended.append).serve(control)
+    assert ended == [0.0]

@@ -71,7 +71,7 @@ class LauncherLine:
                     status, text, grace = told["end"]
                     self._agent.members.tell_over(status, text)
                     self._end(grace)
-        except ConnectionResetError:  # the launcher was killed with lines of ours unread
+        except (BrokenPipeError, ConnectionResetError):  # the launcher was killed, perhaps with lines of ours unread
             pass
         finally:
             self._writer.close()
