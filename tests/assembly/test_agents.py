@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.control.agents import FakePool, FakeProcess
+from tests.control.agents import FakePool, FakeProcess, turns
 from zcactor.assembly.agents import assemble_agent
 from zcactor.control.head import Head
 from zcactor.control.membership import Membership
@@ -58,3 +59,18 @@ async def test_actors_of_an_agent(is_head: bool) -> None:
     else:
         assert kinds == {AGENT_INDEX: NodeAgent}
     assert process.added[AGENT_INDEX].instance is node
+
+
+async def test_a_head_that_is_no_nodes_agent() -> None:
+    process = AgentProcess()
+    facts = facts_of("a@h:1", ("local",), "machine", Place(7, "h"))
+    head = assemble_agent(process, None, facts, {}, 1.0, 10.0)  # type: ignore[arg-type]
+    assert isinstance(head, Head)
+    assert await head.nodes() == []
+    assert (await head.leader())["pid"] == 7
+    waiting = asyncio.create_task(head.members.some_node())
+    await turns()
+    assert not waiting.done(), "nothing is placed before the first node is there"
+    waiting.cancel()
+    await head.shutdown(1.0)
+    await head.finished

@@ -58,11 +58,16 @@ def refused(hosts: Hosts, *arguments: str, status: int = 1, environ: Mapping[str
 
 
 def ready(done: subprocess.CompletedProcess[str]) -> tuple[str, str, str, int, str]:
-    """Role, address, node, process id and log of the node that the command has started."""
+    """Role, address, node, process id and log of the node, or the head, that the command has started."""
+    return all_ready(done)[0]
+
+
+def all_ready(done: subprocess.CompletedProcess[str]) -> list[tuple[str, str, str, int, str]]:
+    """The same of a head and of the node beside it."""
     assert (done.returncode, done.stderr) == (0, "")
-    found = READY.match(done.stdout)
-    assert found is not None, done.stdout
-    return found[1], found[2], found[3], int(found[4]), found[5]
+    found = [READY.match(line) for line in done.stdout.splitlines() if " ready at " in line]
+    assert found, done.stdout
+    return [(each[1], each[2], each[3], int(each[4]), each[5]) for each in found if each is not None]
 
 
 def make_token(hosts: Hosts, mode: int = 0o600) -> str:
@@ -87,8 +92,9 @@ def unused_port() -> int:
 def test_a_cluster_from_the_command_line(hosts: Hosts) -> None:
     port = unused_port()
     done = hosts.zcactor("start", "--head", "--port", str(port), "--num-cpus", "2", "--num-gpus", "0")
-    role, address, node, pid, log = ready(done)
-    assert (role, address) == ("head", f"127.0.0.1:{port}")
+    (role, address, cluster, pid, log), (beside, beside_address, node, beside_pid, beside_log) = all_ready(done)
+    assert (role, address, beside) == ("head", f"127.0.0.1:{port}", "member")
+    assert pid != beside_pid
     assert stat.S_IMODE(Path(log).stat().st_mode) == 0o600
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert f"token          {hosts.token_file}" in lines
@@ -105,11 +111,13 @@ def test_a_cluster_from_the_command_line(hosts: Hosts) -> None:
     assert role == "member"
     assert len(done.stdout.splitlines()) == 1
     assert stat.S_IMODE(Path(member_log).stat().st_mode) == 0o600
-    assert alive(pid) and alive(member_pid)
+    assert alive(pid) and alive(beside_pid) and alive(member_pid)
 
     text = hosts.zcactor("status")
     assert (text.returncode, text.stderr) == (0, "")
-    for shown in (node, member, address, member_address, "CPU 2", "CPU 1, tape 1.5, GPU 4", "no actors"):
+    for shown in (node, member, address, beside_address, member_address):
+        assert shown in text.stdout
+    for shown in ("CPU 2", "CPU 1, tape 1.5, GPU 4", "no actors"):
         assert shown in text.stdout
     for shown in ("CPU: 3 of 3 free", "GPU: 4 of 4 free", "tape: 1.5 of 1.5 free"):
         assert shown in text.stdout
@@ -153,7 +161,7 @@ zc.run(main())
         assert f"head: pid {pid}, leading, epoch 1, log {kept}" in text.stdout
 
         found = hosts.processes()
-        assert {pid, member_pid, program.pid} <= set(found)
+        assert {pid, beside_pid, member_pid, program.pid} <= set(found)
         for process in found:
             assert token.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
         done = hosts.zcactor("stop", host="b")
@@ -161,12 +169,15 @@ zc.run(main())
         assert done.stdout == f"zcactor: the member at {member_address} (node {member}, pid {member_pid}) has ended\n"
         done = hosts.zcactor("stop")
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"zcactor: the head at {address} (node {node}, pid {pid}) has ended\n"
+        assert done.stdout.splitlines() == [
+            f"zcactor: the head at {address} (cluster {cluster}, pid {pid}) has ended",
+            f"zcactor: the member at {beside_address} (node {node}, pid {beside_pid}) has ended",
+        ]
         assert set(hosts.processes()) <= {program.pid}
         assert program.told("lost")
         assert program.status() == 0
     hosts.assert_clean("a", "b")
-    assert {str(path) for path in hosts.logs()} == {log, member_log}
+    assert {str(path) for path in hosts.logs()} == {log, beside_log, member_log}
     assert not any(token in path.read_text() for path in hosts.logs())
     done = hosts.zcactor("stop")
     assert (done.returncode, done.stdout) == (0, "zcactor: no node of yours runs on this host\n")
@@ -189,7 +200,7 @@ zc.run(main())
 def test_in_the_foreground(hosts: Hosts, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "zcactor", "start", "--head", "--port", "0", "--num-gpus", "0", "--block"]
     with hosts.program("", argv=command) as program:
-        (record,) = until(lambda: list_nodes(hosts.run_directories("a")), "a head")
+        record = until(lambda: list_nodes(hosts.run_directories("a")), "a head")[0]
         assert record.role == "head"
         program.said("to end it")
         program.process.send_signal(number)
@@ -207,7 +218,7 @@ def test_the_foreground_ends_when_it_is_killed_or_stopped(hosts: Hosts) -> None:
     command = [sys.executable, "-m", "zcactor", "start", "--head", "--port", "0", "--num-gpus", "0", "--block"]
     for how in ("killed", "stopped"):
         with hosts.program("", argv=command) as program:
-            until(lambda: list_nodes(hosts.run_directories("a")), "a head")
+            program.said("to end it")  # the head and the node beside it are there
             if how == "killed":
                 program.process.kill()
                 assert program.status() == -signal.SIGKILL
@@ -222,7 +233,7 @@ def test_the_foreground_closes_idle_actors(hosts: Hosts) -> None:
     closed = hosts.directory / "closed"
     command = [sys.executable, "-m", "zcactor", "start", "--head", "--port", "0", "--num-gpus", "0", "--block"]
     with hosts.program("", argv=command) as foreground:
-        (record,) = until(lambda: list_nodes(hosts.run_directories("a")), "a head")
+        record = until(lambda: list_nodes(hosts.run_directories("a")), "a head")[0]
         with hosts.program(CLOSING.replace("PATH", repr(str(closed))), record.address) as program:
             assert alive(program.told("pid"))
             assert program.status() == 0
@@ -380,13 +391,15 @@ def test_the_node_has_no_token_in_its_environment(hosts: Hosts) -> None:
     secret = "5e" * 32
     done = hosts.zcactor("start", "--head", "--port", "0", environ={"ZCACTOR_TOKEN": secret})
     assert done.returncode == 0, done.stderr
-    (record,) = list_nodes(hosts.run_directories("a"))
-    environment = Path(f"/proc/{record.pid}/environ").read_bytes()
-    assert b"XDG_RUNTIME_DIR=" in environment
-    assert secret.encode() not in environment
-    assert os.getsid(record.pid) == record.pid
-    assert {os.readlink(f"/proc/{record.pid}/fd/{fd}") for fd in (1, 2)} == {record.log}
-    assert os.readlink(f"/proc/{record.pid}/fd/0") == os.devnull
+    records = list_nodes(hosts.run_directories("a"))
+    assert [record.role for record in records] == ["head", "member"]
+    for record in records:
+        environment = Path(f"/proc/{record.pid}/environ").read_bytes()
+        assert b"XDG_RUNTIME_DIR=" in environment
+        assert secret.encode() not in environment
+        assert os.getsid(record.pid) == record.pid
+        assert {os.readlink(f"/proc/{record.pid}/fd/{fd}") for fd in (1, 2)} == {record.log}
+        assert os.readlink(f"/proc/{record.pid}/fd/0") == os.devnull
 
 
 # ---- status, stop, token

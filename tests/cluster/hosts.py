@@ -126,7 +126,7 @@ class Hosts:
                 config, own_host=own_host, head=address, port=port, resources=resources or {}, stays=stays,
                 state=state,
             )  # fmt: skip
-        self._started.append(node)
+        self._started.extend(node.all)
         return node
 
     def zcactor(

@@ -81,3 +81,21 @@ with tempfile.TemporaryFile() as lock, tempfile.TemporaryFile() as output:
         assert program.told("kept") == "secret"
         assert program.told("output") == ""
         program.assert_clean()
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_forked_later_keeps_no_socket_of_an_earlier_one() -> None:
+    source = """
+import tempfile
+from zcactor.cluster.child import fork_agent
+with tempfile.TemporaryFile() as lock:
+    (first, control), (second, other) = [fork_agent(lock.fileno()) for _ in range(2)]
+    control.close()
+    tell(first=first.wait())
+    other.close()
+    tell(second=second.wait())
+"""
+    with Program(source) as program:
+        assert program.told("first") == 0, "it has noticed the end of its launcher's socket while the second lives"
+        assert program.told("second") == 0
+        program.assert_clean()

@@ -17,7 +17,7 @@ import pytest
 from tests.cluster.hosts import CLOSING_ACTOR, Hosts
 from tests.driver.programs import alive, until
 from zcactor.cluster import daemon
-from zcactor.cluster.daemon import log_directory, stop_nodes
+from zcactor.cluster.daemon import StartedNode, log_directory, stop_nodes
 from zcactor.cluster.records import NodeFile, list_nodes
 from zcactor.device.fake import host_uuids
 from zcactor.errors import AuthenticationError, ConnectionLost
@@ -58,6 +58,23 @@ def stop(hosts: Hosts, host: str = "a") -> list[tuple[NodeFile, bool]]:
     return stop_nodes(GRACE, hosts.run_directories(host))
 
 
+def ended(*nodes: StartedNode) -> list[tuple[NodeFile, bool]]:
+    """The result of `stop` where those have ended by themselves: heads, and the nodes beside them."""
+    return [(record, True) for record in records(*nodes)]
+
+
+def records(*nodes: StartedNode) -> list[NodeFile]:
+    """The records of nodes of one cluster and of those beside heads, in the order of `list_nodes`."""
+    found = [each.record for node in nodes for each in node.all]
+    return sorted(found, key=lambda record: (record.role != "head", record.node))
+
+
+def beside(head: StartedNode) -> StartedNode:
+    """The node beside a head."""
+    assert head.member is not None
+    return head.member
+
+
 def a_port_that_is_taken() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
@@ -73,7 +90,10 @@ def test_a_head_from_start_to_stop(hosts: Hosts) -> None:
     assert record.address == record.head
     assert record.address.startswith("127.0.0.1:")
     assert record.pid == node.process.pid
-    assert list_nodes(hosts.run_directories("a")) == [record]
+    member = beside(node)
+    assert (member.record.role, member.record.head) == ("member", record.address)
+    assert member.record.pid == member.process.pid != record.pid
+    assert list_nodes(hosts.run_directories("a")) == records(node) == [record, member.record]
     assert list_nodes(hosts.run_directories("b")) == []
     assert node.token == str(hosts.token_file)
     assert len(read_token_file(hosts.token_file)) == 32
@@ -83,9 +103,10 @@ def test_a_head_from_start_to_stop(hosts: Hosts) -> None:
     (directory,) = hosts.run_directories("a").iterdir()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     node.control.close()  # the process that started the node is gone
-    assert stop(hosts) == [(record, True)]
-    assert node.process.wait() == 0
-    assert log.read_text() == ""
+    member.control.close()
+    assert stop(hosts) == ended(node)
+    assert node.process.wait() == member.process.wait() == 0
+    assert log.read_text() == Path(member.record.log).read_text() == ""
     hosts.assert_clean("a")
     assert stop(hosts) == []
 
@@ -94,9 +115,9 @@ def test_a_head_from_start_to_stop(hosts: Hosts) -> None:
 def test_one_that_does_not_stay_ends_with_who_started_it(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
     node = hosts.start(stays=False)
     assert node.record.log == ""
-    assert list_nodes(hosts.run_directories("a")) == [node.record]
+    assert list_nodes(hosts.run_directories("a")) == records(node)
     node.control.close()
-    assert node.process.wait(20) == 0
+    assert node.process.wait(20) == beside(node).process.wait(20) == 0
     hosts.assert_clean("a")
     assert hosts.logs() == []
 
@@ -106,20 +127,19 @@ def test_a_hangup_and_a_signal_end_it_in_order(hosts: Hosts) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM):
         node = hosts.start()
         node.process.send_signal(number)
-        assert node.process.wait(20) == 0
+        assert node.process.wait(20) == beside(node).process.wait(20) == 0
         hosts.assert_clean("a")
 
 
 @pytest.mark.slow
 def test_two_heads_on_one_host(hosts: Hosts) -> None:
     first, second = hosts.start(), hosts.start()
-    assert {record.node for record in list_nodes(hosts.run_directories("a"))} == {first.record.node, second.record.node}
+    found = list_nodes(hosts.run_directories("a"))
+    assert found == sorted(found, key=lambda record: record.role != "head")
+    assert set(found) == {*records(first), *records(second)}
     assert len(list(hosts.run_directories("a").iterdir())) == 2
-    assert {(record.node, ended) for record, ended in stop(hosts)} == {
-        (first.record.node, True),
-        (second.record.node, True),
-    }
-    for node in (first, second):
+    assert set(stop(hosts)) == {*ended(first), *ended(second)}
+    for node in (*first.all, *second.all):
         node.process.wait()
     hosts.assert_clean("a")
 
@@ -130,13 +150,13 @@ def test_one_that_does_not_end_in_time_is_killed(hosts: Hosts, monkeypatch: pyte
     node.process.send_signal(signal.SIGSTOP)
     until(lambda: Path(f"/proc/{node.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "its stop")
     monkeypatch.setattr(daemon, "_KILLED", 0.2)
-    assert stop_nodes(0.0, hosts.run_directories("a")) == [(node.record, False)]
+    assert stop_nodes(0.0, hosts.run_directories("a")) == [(node.record, False), (beside(node).record, True)]
     assert node.process.wait() == -signal.SIGKILL
     until(lambda: not hosts.processes(), "what it had started to end with it")
     assert list_nodes(hosts.run_directories("a")) == []
     again = hosts.start()  # the next node removes the leftovers
     assert [path.name[-32:] for path in hosts.run_directories("a").iterdir()] == [again.record.node]
-    assert stop(hosts) == [(again.record, True)]
+    assert stop(hosts) == ended(again)
     again.process.wait()
     hosts.assert_clean("a")
 
@@ -211,7 +231,7 @@ def test_another_token(hosts: Hosts) -> None:
         hosts.start("b", head, environ={"ZCACTOR_TOKEN": wrong})
     assert head.record.address in str(refused.value)
     assert wrong not in str(refused.value)
-    assert stop(hosts) == [(head.record, True)]
+    assert stop(hosts) == ended(head)
     head.process.wait()
     hosts.assert_clean("a", "b")
 
@@ -372,14 +392,15 @@ def test_a_cluster_of_two_hosts(hosts: Hosts) -> None:
     member = hosts.start("b", head, num_cpus=1, resources={"tape": 1})
     assert member.record.role == "member"
     assert member.record.head == head.record.address
-    ids = [head.record.node, member.record.node]
+    nodes = [beside(head), member]
+    ids = [node.record.node for node in nodes]
     with hosts.program(TWO_NODES, head.record.address) as program:
         assert program.told("nodes") == [
             [
                 node.record.node, f"{node.record.node}@{node.record.address}", socket.gethostname(), resources,
                 ["local", "verbs", "tcp"], True,
             ]
-            for node, resources in [(head, {"CPU": 2.0}), (member, {"CPU": 1.0, "tape": 1.0})]
+            for node, resources in zip(nodes, [{"CPU": 2.0}, {"CPU": 1.0, "tape": 1.0}], strict=True)
         ]  # fmt: skip
         assert head.record.address in program.told("repr")
         assert program.told("at") == ids
@@ -398,7 +419,7 @@ def test_a_cluster_of_two_hosts(hosts: Hosts) -> None:
             assert all(node[:8] in refused for node in ids), refused
         assert program.told("done")
         assert program.status() == 0
-    assert stop(hosts) == [(head.record, True)]
+    assert stop(hosts) == ended(head)
     for node in (head, member):
         assert node.process.wait(20) == 0
     hosts.assert_clean("a", "b")
@@ -451,7 +472,7 @@ def test_what_outlives_a_program(hosts: Hosts, how: str) -> None:
         until(lambda: not alive(goes), "the owned actor to end")
         assert program.status() == 0
     until(lambda: not alive(stays), "the detached actor to end when it is stopped")
-    assert stop(hosts) == [(head.record, True)]
+    assert stop(hosts) == ended(head)
     head.process.wait()
     hosts.assert_clean("a")
 
@@ -575,15 +596,15 @@ def test_a_member_is_killed(hosts: Hosts) -> None:
         member.process.wait()
         label = f"node {member.record.node[:8]}"
         assert label in program.told("died")
-        assert program.told("restarted_at") == head.record.node
-        assert program.told("nodes") == [head.record.node]
+        assert program.told("restarted_at") == beside(head).record.node
+        assert program.told("nodes") == [beside(head).record.node]
         assert program.told("resources") == {"CPU": 2.0}
         assert program.told("states") == [["Busy", "dead", 0], ["Maker", "alive", 1]]
         assert label in program.told("still")
         assert program.status() == 0
     until(lambda: not any(map(alive, pids)), "its actors to end")
     assert label in Path(head.record.log).read_text()
-    assert stop(hosts) == [(head.record, True)]
+    assert stop(hosts) == ended(head)
     head.process.wait()
     hosts.assert_clean("a")
 
@@ -657,14 +678,16 @@ def test_what_actors_have_started_ends_though_two_of_a_node_are_killed(hosts: Ho
         pids = program.told("pids")
         assert program.status() == 0
     found = {text.partition(":")[0]: pid for pid, text in hosts.processes().items()}
-    by_role = {"agent": node.process.pid, "zygote": found["zc zygote"], "keeper": found["zc keeper"]}
+    by_role = {"agent": beside(node).process.pid, "zygote": found["zc zygote"], "keeper": found["zc keeper"]}
     assert all(map(alive, pids))
     for number in (signal.SIGSTOP, signal.SIGKILL):  # so that neither sees the other end
         for role in order:
             os.kill(by_role[role], number)
     until(lambda: not any(map(alive, pids)), "what the actor has started ends")
+    beside(node).process.wait()
+    until(lambda: [*hosts.processes()] == [node.process.pid], "all of the node ends, and the head goes on")
+    assert stop(hosts) == ended(node)[:1]
     node.process.wait()
-    until(lambda: not hosts.processes(), "all of the node ends")
 
 
 FREEZING_A_NODE = (
@@ -720,7 +743,7 @@ def test_all_of_a_host_is_frozen(hosts: Hosts) -> None:
         assert program.status() == 0
     until(lambda: not alive(pid), "what has been given up to end")
     member.process.wait(20)
-    assert stop(hosts) == [(head.record, True)]
+    assert stop(hosts) == ended(head)
     head.process.wait()
 
 
@@ -733,10 +756,10 @@ def test_a_member_is_stopped(hosts: Hosts) -> None:
         assert stop(hosts, "b") == [(member.record, True)]
         member.process.wait()
         assert program.told("died")
-        assert program.told("restarted_at") == head.record.node
+        assert program.told("restarted_at") == beside(head).record.node
         assert program.status() == 0
-    assert list_nodes(hosts.run_directories("a")) == [head.record]
-    assert stop(hosts) == [(head.record, True)]
+    assert list_nodes(hosts.run_directories("a")) == records(head)
+    assert stop(hosts) == ended(head)
     head.process.wait()
     hosts.assert_clean("a", "b")
 
@@ -745,12 +768,12 @@ def test_a_member_is_stopped(hosts: Hosts) -> None:
 def test_a_member_on_the_heads_host(hosts: Hosts) -> None:
     head = hosts.start()
     member = hosts.start("a", head)
-    assert list_nodes(hosts.run_directories("a")) == [head.record, member.record]
+    assert list_nodes(hosts.run_directories("a")) == records(head, member)
     (directory,) = hosts.run_directories("a").iterdir()
     assert {path.name for path in directory.glob("node-*")} == {
-        f"node-{node.record.node}.json" for node in (head, member)
+        f"node-{record.node}.json" for record in records(head, member)
     }
-    assert stop(hosts) == [(head.record, True), (member.record, True)]
+    assert stop(hosts) == ended(head, member)
     for node in (head, member):
         node.process.wait()
     hosts.assert_clean("a")
@@ -767,7 +790,7 @@ def test_a_member_that_ends_with_its_head_is_told_of(hosts: Hosts, monkeypatch: 
         member.process.wait()
 
     monkeypatch.setattr(signal, "pidfd_send_signal", and_wait)
-    assert stop(hosts) == [(head.record, True), (member.record, True)]
+    assert stop(hosts) == ended(head, member)
     head.process.wait()
     hosts.assert_clean("a")
 
@@ -827,7 +850,7 @@ def test_idle_actors_are_closed_in_order(hosts: Hosts) -> None:
         pids = [program.told("pid"), program.told("pid")]
         assert program.status() == 0
     assert all(map(alive, pids))
-    assert stop(hosts) == [(head.record, True)]
+    assert stop(hosts) == ended(head)
     for node in (head, member):
         assert node.process.wait(20) == 0
     assert [path.name for path in sorted(hosts.directory.glob("closed*"))] == ["closed0", "closed1"]

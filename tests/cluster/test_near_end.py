@@ -71,10 +71,11 @@ def why(ways: Ways, *names: str) -> list[str]:
 def test_up_and_down(hosts: Hosts, ssh: FakeSsh) -> None:
     said: list[str] = []
     head = up(ssh.ways(), ["a", "b"], said, resources={"tape": 2.0})
-    first, second = nodes(hosts, "a", "b")
-    assert (first.role, first.address, second.role, second.head) == ("head", head, "member", head)
+    first, beside, second = nodes(hosts, "a", "b")
+    assert (first.role, first.address) == ("head", head)
+    assert [(node.role, node.head) for node in (beside, second)] == [("member", head)] * 2
     assert said[0] == "connecting to a, b"
-    assert said[1].startswith(f"a: head ready at {head} (node {first.node[:8]}, pid {first.pid}, log ")
+    assert said[1].startswith(f"a: head ready at {head} (cluster {first.node[:8]}, pid {first.pid}, log ")
     assert said[2].startswith(f"b: member ready at {second.address} (node ")
     told = json.loads(hosts.zcactor("status", "--json", environ={"ZCACTOR_TOKEN": TOKEN}).stdout)
     assert [node["resources"] for node in told["nodes"]] == [{"CPU": 2.0, "tape": 2.0}] * 2
@@ -87,7 +88,8 @@ def test_up_and_down(hosts: Hosts, ssh: FakeSsh) -> None:
             seen += 1
     assert seen >= 2
     assert sorted(down(ssh.ways(), ["a", "b"])) == [
-        f"a: the head at {head} has ended", f"b: the member at {second.address} has ended",
+        f"a: the head at {head} has ended", f"a: the member at {beside.address} has ended",
+        f"b: the member at {second.address} has ended",
     ]  # fmt: skip
     hosts.assert_clean("a", "b")
     assert down(ssh.ways(), ["b"]) == ["b: no node of yours runs there"]

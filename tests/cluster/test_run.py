@@ -67,14 +67,11 @@ WAITING = (
     + """
 async def main():
     async with zc.init():
-        there = [node.node_id for node in await zc.nodes() if node.node_id != zc_head()][0]
+        there = (await zc.nodes())[1].node_id
         idle = await Closing.options(node=there).spawn(CLOSED)
         other = await Closing.options(lifetime="detached", name="d", node=there).spawn(CLOSED + ".detached")
         tell(pids=[os.getpid(), await idle.pid(), await other.pid()])
         await asyncio.Event().wait()
-def zc_head():
-    from zcactor.process import context
-    return context.current().sessions.head.hex()
 zc.run(main())
 """
 )

@@ -69,6 +69,22 @@ async def test_where_an_actor_goes() -> None:
     assert [nodes.order(where, DRIVER).only for where in (None, "spread", "pack", "x")] == [None, None, None, "x"]
 
 
+async def test_where_an_actor_goes_where_the_head_is_no_node() -> None:
+    nodes, made = NodeTable(None, {}, "machine b"), {letter: Node(letter, f"machine {letter}") for letter in "abc"}
+    assert nodes.told() == []
+    assert nodes.order(None, DRIVER).near() is None
+    for letter in "ab":
+        nodes.add(made[letter], {"CPU": 2})
+    assert home(nodes, made, DRIVER) == "b", "a stranger's actors go to the node on the head's host first"
+    nodes.drivers[DRIVER] = DriverRecord(DRIVER, "machine a")
+    assert home(nodes, made, DRIVER) == "a"
+    nodes.remove(made["a"])
+    assert home(nodes, made, DRIVER) == "b"
+    nodes.remove(made["b"])
+    nodes.add(made["c"], {"CPU": 2})
+    assert nodes.order(None, DRIVER).near() is None, "none is nearer than another"
+
+
 async def test_of_two_nodes_on_a_machine_the_first_is_preferred() -> None:
     nodes, made = nodes_of("a")
     for letter in "bc":

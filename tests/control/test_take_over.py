@@ -113,6 +113,32 @@ async def test_it_waits_for_all_that_may_return() -> None:
     await finishing
 
 
+async def test_it_does_not_wait_for_a_node_that_has_ended() -> None:
+    actor = of_log(1, NODE)
+    made = Taking({actor: "alive"}, (NODE, OTHER), ())
+    made.taking.ended(NODE)
+    finishing = asyncio.create_task(made.taking.finish(PATIENCE))
+    await turns()
+    assert not finishing.done(), "another one may return"
+    assert made.taking.expects(NODE), "and so may this one until then"
+    made.comes(OTHER)
+    await finishing
+    assert ("lost", actor, "its node did not return to the cluster's new head") in made.done
+
+
+async def test_it_waits_for_a_node_that_is_about_to_join_on_its_host() -> None:
+    made = Taking({}, (), ())
+    made.taking.await_beside("machine h")
+    finishing = asyncio.create_task(made.taking.finish(PATIENCE))
+    await turns()
+    for machine in ("another machine", "machine h"):
+        assert not finishing.done()
+        made.taking.joined(NodeRecord(NODE, FakePool(), facts_of("n@host:1", (), machine)))
+        await turns()
+    assert finishing.done()
+    await finishing
+
+
 async def test_what_has_ended_meanwhile() -> None:
     lost, starting, stopping, placed = (of_log(number, NODE) for number in range(4))
     placed.state = "pending"

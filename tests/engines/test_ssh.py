@@ -141,7 +141,7 @@ def test_up_and_down(site: Site) -> None:
     status, output = site.zcactor("up", "--hosts", "a,b", "--num-cpus", "2", "--resources", '{"tape": 1}')
     assert status == 0, output
     head = f"{site.a.address}:7433"
-    assert f"zcactor: a: head ready at {head} (node " in output
+    assert f"zcactor: a: head ready at {head} (cluster " in output
     assert f"zcactor: b: member ready at {site.b.address}:" in output
     assert f'zc.init("{head}")' in output
     (site.folder / "sum.py").write_text(SUM)

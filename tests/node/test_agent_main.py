@@ -35,6 +35,22 @@ def test_it_ends_when_its_launcher_goes_before_telling_it_anything(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("held", [False, True])
+def test_one_whose_launcher_is_gone_lets_go_of_a_shared_directory(tmp_path: Path, held: bool) -> None:
+    directory = RunDirectory.shared(tmp_path, "0" * 32)
+    other = RunDirectory.shared(tmp_path, "0" * 32)
+    if not held:
+        other.forget()
+    agent, control = launch(directory.lock_fd)
+    directory.forget()
+    control.close()
+    assert agent.wait(20) == 0
+    assert directory.path.exists() == held, "the last one removes it"
+    other.remove()
+    assert not directory.path.exists()
+
+
+@pytest.mark.slow
 def test_half_a_setup_is_none(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     agent, control = launch(directory.lock_fd)

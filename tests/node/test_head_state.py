@@ -26,33 +26,37 @@ class Keeper:
 
 async def main():
     async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=40.0)):
-        head, member = [node.node_id for node in await zc.nodes()]
+        here, member = [node.node_id for node in await zc.nodes()]
         mine = await Keeper.options(name="mine", node=member, num_cpus=1, max_restarts=2).spawn()
         kept = await Keeper.options(name="kept", node=member, lifetime="detached").spawn()
-        near = await Keeper.options(name="near", node=head, max_restarts=2).spawn()
-        mortal = await Keeper.options(name="mortal", node=head).spawn()
+        near = await Keeper.options(name="near", resources={"tape": 1}, max_restarts=2).spawn()
+        mortal = await Keeper.options(name="mortal", node=here).spawn()
         nameless = await Keeper.options(node=member).spawn()
         pids = [await actor.pid() for actor in (mine, kept, nameless)]
-        await asyncio.gather(*(actor.add() for actor in (mine, kept, near, nameless)))
-        tell(ready=await near.pid())
+        await asyncio.gather(*(actor.add() for actor in (mine, kept, near, mortal, nameless)))
+        tell(ready=[await near.pid(), await mortal.pid()])
         while not os.path.exists(GATE):  # until the head is killed
             await asyncio.sleep(0.01)
         tell(calls=[await actor.add() for actor in (mine, kept, nameless)])
+        if not WITH_ITS_NODE:
+            tell(near_calls=[await actor.add() for actor in (near, mortal)])
         asked = [asyncio.create_task(zc.get_actor("mine")), asyncio.create_task(Keeper.options(node=member).spawn())]
         await asyncio.sleep(0)
         tell(waiting=[task.done() for task in asked])
         found, spawned = await asyncio.gather(*asked)
         tell(found=[await found.pid() == pids[0], await found.add(), await spawned.add()])
         again = await zc.get_actor("near")
-        tell(near=[await again.add(), {each.name: each.restarts for each in await zc.actors() if each.name}["near"]])
+        added = await again.add()
+        restarts = {each.name: each.restarts for each in await zc.actors() if each.name}["near"]
+        tell(near=[added, restarts, await again.pid()])
         try:
-            await zc.get_actor("mortal")
-        except zc.NoSuchActor as error:
-            tell(mortal=True)
+            tell(mortal=await (await zc.get_actor("mortal")).pid())
+        except zc.NoSuchActor:
+            tell(mortal=None)
         tell(same=[await actor.pid() for actor in (mine, kept, nameless)] == pids)
         tell(free=(await zc.available_resources())["CPU"])
         del nameless, spawned, asked
-        while sum(each.state != "dead" for each in await zc.actors()) > 3:  # without a collection
+        while any(each.state != "dead" and not each.name for each in await zc.actors()):  # without a collection
             await asyncio.sleep(0.01)
         tell(left=sorted(each.name for each in await zc.actors() if each.state != "dead"))
     tell(done=True)
@@ -77,7 +81,7 @@ def hosts() -> Iterator[Hosts]:
 def begin(hosts: Hosts, *, fresh: bool = False, port: int = 0, **settings: Any) -> StartedNode:
     """Start a head whose log is in the folder ``state/log``."""
     state = KeptState(hosts.directory / "log", fresh)
-    settings = {"head_patience": PATIENCE, "head_timeout": PATIENCE, **settings}
+    settings = {"head_patience": PATIENCE, "head_timeout": PATIENCE, "resources": {"tape": 1.0}, **settings}
     return hosts.start(state=state, port=port, **settings)
 
 
@@ -101,32 +105,78 @@ def answers(program: Program, *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_killed_head_goes_on_where_it_was(hosts: Hosts) -> None:
+@pytest.mark.parametrize("with_its_node", [False, True])
+def test_a_killed_head_goes_on_where_it_was(hosts: Hosts, with_its_node: bool) -> None:
     head = begin(hosts)
+    assert head.member is not None
     member = hosts.start("b", head, head_timeout=PATIENCE)
     gate = hosts.directory / "gate"
-    with hosts.program(f"GATE = {str(gate)!r}\n{USING}", head.record.address, host="b") as program:
-        near = program.told("ready")
+    source = f"GATE, WITH_ITS_NODE = {str(gate)!r}, {with_its_node}\n{USING}"
+    with hosts.program(source, head.record.address, host="b") as program:
+        near, mortal = program.told("ready")
         kill(head)
+        if with_its_node:
+            kill(head.member)
         gate.touch()
         assert program.told("calls") == [2, 2, 2], "calls do not need the head"
+        if not with_its_node:
+            assert program.told("near_calls") == [2, 2], "nor do those to actors on its host"
         assert program.told("waiting") == [False, False]
         again = begin(hosts)
         assert again.record.address == head.record.address
         assert again.record.node == head.record.node
-        assert answers(program, "found", "near", "mortal", "same", "free", "left", "done") == {
-            "found": [True, 3, 1], "near": [1, 1], "mortal": True, "same": True, "free": 3.0,
-            "left": ["kept", "mine", "near"], "done": True,
+        assert (again.member is not None) == with_its_node, "a node that is left is not started twice"
+        told = answers(program, "found", "near", "mortal", "same", "free", "left", "done")
+        left = ["kept", "mine", "near"] if with_its_node else ["kept", "mine", "mortal", "near"]
+        assert {name: told[name] for name in ("found", "same", "free", "left", "done")} == {
+            "found": [True, 3, 1], "same": True, "free": 3.0, "left": left, "done": True,
         }  # fmt: skip
+        if with_its_node:
+            assert told["near"][:2] == [1, 1], "it was started again"
+            assert told["mortal"] is None
+            assert not alive(near)
+        else:
+            assert (told["near"], told["mortal"]) == ([3, 0, near], mortal), "the same processes"
         assert program.status() == 0
-    assert not alive(near), "its node has ended with the head"
     assert "is back" in Path(member.record.log).read_text()
-    told = Path(again.record.log).read_text()
-    assert f"took over cluster {head.record.node[:8]}, epoch 2: 1 nodes, " in told
+    log = Path(again.record.log).read_text()
+    nodes = 1 if with_its_node else 2
+    assert f"took over cluster {head.record.node[:8]}, epoch 2: {nodes} nodes, " in log
     with hosts.program(LOOKING, again.record.address) as program:
         assert program.told("kept") == ["ActorHandle", ["kept"]]
         assert program.status() == 0
     end(hosts, again, member)
+
+
+@pytest.mark.slow
+def test_the_node_beside_a_killed_head_ends_where_none_comes_back(hosts: Hosts) -> None:
+    head = begin(hosts, head_patience=0.2)
+    assert head.member is not None
+    kill(head)
+    assert head.member.process.wait(PATIENCE) == 0
+    assert "has not come back in 0.2 s" in Path(head.member.record.log).read_text()
+    hosts.assert_clean("a")
+
+
+@pytest.mark.slow
+def test_the_node_beside_a_head_is_killed(hosts: Hosts) -> None:
+    head = begin(hosts)
+    assert head.member is not None
+    source = """
+async def main():
+    async with zc.init(ADDRESS):
+        tell(ready=True)
+        while await zc.nodes():
+            await asyncio.sleep(0.01)
+        tell(left=True)
+zc.run(main())
+"""
+    with hosts.program(source, head.record.address) as program:
+        assert program.told("ready")
+        kill(head.member)
+        assert program.told("left"), "the head goes on"
+        assert program.status() == 0
+    end(hosts, head)
 
 
 LEFT_ALONE = """

@@ -380,3 +380,14 @@ def test_shared_waits_for_one_who_is_removing_it(tmp_path: Path, monkeypatch: py
     assert (found[0].path / "lock").exists()
     found[0].remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_directory_of_a_lock(tmp_path: Path) -> None:
+    directory = RunDirectory.shared(tmp_path, "0" * 32)
+    found = RunDirectory.of_lock(directory.lock_fd)
+    assert found is not None
+    assert found.path == directory.path
+    found.remove()
+    assert not directory.path.exists()
+    with open(tmp_path / "lock", "w", encoding="utf-8") as file:
+        assert RunDirectory.of_lock(file.fileno()) is None, "a lock in another folder"

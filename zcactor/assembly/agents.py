@@ -27,7 +27,7 @@ _OPTIONS: Final = {"max_concurrency": 1 << 20}
 
 
 def assemble_agent(
-    process: Process, workers: OwnWorkers, facts: Mapping[str, Any], resources: Mapping[str, float],
+    process: Process, workers: OwnWorkers | None, facts: Mapping[str, Any], resources: Mapping[str, float],
     heartbeat: float, hang_after: float, log: HeadLog | None = None,
 ) -> Head | NodeAgent:  # fmt: skip
     """Give `process` the actors of a node agent: those of the head where the process is the head, else those of a node
@@ -35,9 +35,9 @@ def assemble_agent(
 
     Args:
         process: the agent's own.
-        workers: starts and ends workers here.
-        facts: the facts about the head's node; see `zcactor.control.node_table.facts_of`.
-        resources: of the head's node, amounts by name.
+        workers: starts and ends workers here; None for a head that is no node's agent.
+        facts: the facts about a head's process, and its node; see `zcactor.control.node_table.facts_of`.
+        resources: of the head's own node, amounts by name.
         heartbeat, hang_after: seconds; see `Head`.
         log: the head's log; by default one in memory, which ends with the process.
     """
@@ -48,6 +48,7 @@ def assemble_agent(
         process.hosts.add(AGENT_INDEX, Head, "node agent", _OPTIONS).adopt(head)
         process.hosts.add(MEMBERSHIP_INDEX, Membership, "membership", _OPTIONS).adopt(head.members)
         return head
+    assert workers is not None
     member = NodeAgent(process, workers, process.system.known)
     process.connections.on_lost, process.system.on_actor_changed = member.session_lost, member.actor_changed
     process.hosts.add(AGENT_INDEX, NodeAgent, "node agent", _OPTIONS).adopt(member)

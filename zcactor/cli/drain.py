@@ -30,7 +30,7 @@ _LEFT = 3
     help="How long to wait for actors that cannot move, for each node.  [any time]",
 )  # fmt: skip
 @click.option("--restart", is_flag=True, help="Start the node again, with its own options, when it has left.")
-@click.option("--each", is_flag=True, help="All nodes but the head's, one after the other; needs --restart.")
+@click.option("--each", is_flag=True, help="All nodes, one after the other; needs --restart.")
 @click.option("--address", metavar="HOST:PORT", help="The head. Default: that of a node on this host.")
 def drain(node: str | None, timeout: float | None, restart: bool, each: bool, address: str | None) -> None:
     """Move the actors of NODE to other nodes, after which NODE leaves the cluster.

@@ -71,7 +71,7 @@ def custom_resources(text: str | None) -> dict[str, float]:
 
 
 @click.command()
-@click.option("--head", is_flag=True, help="Start a cluster, of which this node is the head.")
+@click.option("--head", is_flag=True, help="Start a cluster: its head, and a node beside it.")
 @click.option("--address", metavar="HOST:PORT", help="Join the cluster whose head listens there.")
 @click.option(
     "--host", help="IP address at which others reach this host. Default: this host only, or what leads to the head."
@@ -105,7 +105,8 @@ def start(
     """Start a node of a cluster on this host.
 
     A head that was killed is started again by the same command, and takes its cluster over: its nodes wait for it for
-    some seconds, and names, actors and counts of restarts are as before.
+    some seconds, and names, actors and counts of restarts are as before. The options of the node are of no effect then
+    where the node beside the head is still there.
 
     The exit status is 1 when the node could not start, and 2 for a wrong option.
     """
@@ -134,6 +135,8 @@ def start(
             _end_by_signals(node)  # before the line that names Ctrl-C is printed
         _tell(node, block, folder)
         status, follows = node.process.wait() if block else 0, node.record.node
+    if block and not status and node.member is not None:  # a head that was killed leaves the node to the next one
+        node.member.process.wait()
     raise click.exceptions.Exit(status)
 
 
@@ -141,10 +144,9 @@ def _tell(node: StartedNode, block: bool, state: Path | None) -> None:
     record = node.record
     where = "" if block else f", log {record.log}"
     kept = "" if state is None else f", state {state}"
-    what = "cluster" if record.role == "head" else "node"
-    click.echo(
-        f"zcactor: {record.role} ready at {record.address} ({what} {record.node[:8]}, pid {record.pid}{where}{kept})"
-    )
+    click.echo(f"zcactor: {record.role} ready at {record.address} ({record.name}, pid {record.pid}{where}{kept})")
+    if node.member is not None:
+        _tell(node.member, block, None)
     if record.role == "head":
         click.echo(f"  token          {node.token}")
         click.echo(f"  more nodes     zcactor start --address {record.address}")
@@ -172,7 +174,7 @@ def stop() -> None:
     ended = stop_nodes(config.shutdown_timeout)
     for record, by_itself in ended:
         how = "has ended" if by_itself else "did not end in time and was killed"
-        click.echo(f"zcactor: the {record.role} at {record.address} (node {record.node[:8]}, pid {record.pid}) {how}")
+        click.echo(f"zcactor: the {record.role} at {record.address} ({record.name}, pid {record.pid}) {how}")
     if not ended:
         click.echo("zcactor: no node of yours runs on this host")
 

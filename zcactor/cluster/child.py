@@ -11,6 +11,7 @@ import subprocess
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
 
 from zcactor.node.agent_main import SECRETS, main, search_path
 from zcactor.workers.zygote import wait_for_end
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from typing import IO
 
 __all__ = ["Agent", "Child", "fork_agent"]
+
+
+_controls: WeakSet[socket.socket] = WeakSet()
+"""The sockets to the agents that this process has forked."""
 
 
 class Agent(Protocol):
@@ -95,7 +100,7 @@ def fork_agent(lock_fd: int, output: IO[bytes] | None = None) -> tuple[Child, so
     `zcactor.node.agent_main.launch`.
 
     The caller must do nothing else: it must have no further threads and no event loop, and its open descriptors stay
-    open in the agent.
+    open in the agent, but for the sockets to other agents that this function has returned.
 
     Raises:
         OSError: the process could not be started.
@@ -110,12 +115,14 @@ def fork_agent(lock_fd: int, output: IO[bytes] | None = None) -> tuple[Child, so
         ours.close()
         theirs.close()
         raise
+    _controls.add(ours)
     if pid:
         theirs.close()
         return Child(pid), ours
     status = 1
     try:
-        ours.close()
+        for control in list(_controls):  # or another agent would not notice the end of this process's parent
+            control.close()
         _leave(output)
         main(theirs.detach(), lock_fd)
         status = 0

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from zcactor.control.entries import ClusterEntry
 
 __all__ = [
-    "DEFAULT_PORT", "KeptState", "StartedNode", "cluster_in", "log_directory", "options_again", "start_node",
-    "state_directory", "stop_nodes", "token_for",
+    "DEFAULT_PORT", "KeptState", "StartedNode", "cluster_in", "has_member", "log_directory", "options_again",
+    "start_node", "state_directory", "stop_nodes", "token_for",
 ]  # fmt: skip
 
 DEFAULT_PORT = 7433
@@ -61,17 +61,24 @@ class KeptState(msgspec.Struct, frozen=True):
 
 
 class StartedNode(msgspec.Struct, frozen=True):
-    """A node that is ready."""
+    """A node, or a head, that is ready."""
 
     record: NodeFile
     token: str
     """The source of the token."""
     process: Agent
-    """The process of the node's agent."""
+    """The process of the node's agent, or the head's."""
     control: socket.socket
-    """The end of the control socket; a node that does not stay ends when this is closed."""
+    """The end of the control socket; a process that does not stay ends when this is closed."""
     told: bytes = b""
     """Lines that the agent has sent after its address; see `zcactor.node.launcher`."""
+    member: StartedNode | None = None
+    """The node that was started beside a head; None where the head has found one, and for a node."""
+
+    @property
+    def all(self) -> list[StartedNode]:
+        """This one, and the node beside it."""
+        return [self] if self.member is None else [self, self.member]
 
 
 def log_directory(environ: Mapping[str, str]) -> Path:
@@ -91,20 +98,25 @@ def start_node(
     rank: int | None = None, process: ids.ProcessId | None = None, token: bytes | None = None, follows: str = "",
     state: KeptState | None = None,
 ) -> StartedNode:  # fmt: skip
-    """Start a node on this host and wait until it is ready.
+    """Start a node on this host, or a head with a node beside it, and wait until they are ready.
+
+    The two are processes of their own, so that the head can be killed and started again while the node goes on. A head
+    that takes its cluster over starts a node only where none of that cluster is left on this host. The node ends when
+    the head says so, or does not come back.
 
     Args:
-        config: the settings of the node and its workers.
+        config: the settings of the node and its workers, and of the head.
         own_host: whether a setting names `config.host`. Otherwise a node that joins listens at the address by which it
             reaches the head.
-        head: ``"host:port"`` of the head to join; None makes the node a head.
-        port: the port at which it listens; 0 lets the system choose.
-        resources: amounts of custom resources, by name.
-        stays: whether the node outlives this process. Then it logs to a file; otherwise it prints here.
-        launch: starts the agent's process: `zcactor.node.agent_main.launch`, or where this process does nothing else
+        head: ``"host:port"`` of the head to join; None starts a head.
+        port: the port at which the node listens, or the head; 0 lets the system choose, as it does for the node beside
+            a head.
+        resources: amounts of custom resources of the node, by name.
+        stays: whether the node, or the head, outlives this process. Then it logs to a file; otherwise it prints here.
+        launch: starts a process: `zcactor.node.agent_main.launch`, or where this process does nothing else
             `zcactor.cluster.child.fork_agent`.
         rank: of a node of a run, which SIGTERM does not end; see `zcactor.node.launcher`.
-        process: the node's process id; None makes a new one.
+        process: the process id of the node, or the head; None makes a new one.
         token: the cluster's token; None looks for it, see `token_for`.
         follows: the id of the node in whose place this one starts, with its options; empty for none.
         state: where a head keeps its log. A head whose log knows a cluster that has not ended takes that cluster over.
@@ -113,9 +125,9 @@ def start_node(
     Raises:
         AuthenticationError: the token is missing where one is needed, is not safe, or is not the head's; likewise the
             certificate in the folder `config.tls`.
-        ConnectionLost: the head does not answer, or the node did not become ready; the message says why.
+        ConnectionLost: the head does not answer, or a process did not become ready; the message says why.
         ValueError: `head` or the host is not a usable address, or this host has fewer GPUs than the node is to offer.
-        OSError: a file or the process cannot be made.
+        OSError: a file or a process cannot be made.
     """
     if ipaddress.ip_address(config.host).is_unspecified:
         raise ValueError(
@@ -124,55 +136,124 @@ def start_node(
         )
     token, source = token_for(config, head) if token is None else (token, "the caller")
     tls = tls_of(config)
+    if head is not None:
+        identity = asyncio.run(identify(head, token, tls))
+        if not own_host:
+            config = replace(config, host=identity.ours)
+        cluster = _Cluster(ids.ProcessId(identity.process), identity.address, head)
+        starting = _Starting(config, token, source, resources, launch, rank)
+        return starting.member(process or ids.new_process(), cluster, port, stays=stays, logs=stays, follows=follows)
     before = None if state is None else cluster_in(state)
     if before is not None and not port:
         port = int(before.address.rpartition(":")[2])
+    starting = _Starting(config, token, source, resources, launch, rank)
     node = process or (ids.ProcessId(before.cluster) if before is not None else ids.new_process())
-    with ExitStack() as undo:
-        if head is None:
-            cluster, head_address = node, ""
-        else:
-            identity = asyncio.run(identify(head, token, tls))
-            cluster, head_address = ids.ProcessId(identity.process), identity.address
-            if not own_host:
-                config = replace(config, host=identity.ours)
-        gpus = offered_gpus(config, os.environ)
-        directory = RunDirectory.shared(base_directory(), cluster.hex())
-        undo.callback(directory.remove)
-        log = log_directory(os.environ) / f"node-{node.hex()[:8]}.log"
-        output = None
-        if stays:
-            log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            output = undo.enter_context(open(log, "ab", buffering=0, opener=_private))
-        agent, control = launch(directory.lock_fd, output)
-        undo.callback(_kill, agent)
-        undo.callback(control.close)
-        send_setup(
-            control,
-            {
-                "directory": str(directory.path), "token": token, "agent": node, "driver": b"",
-                "head": (cluster, head_address), "clustered": True, "port": port, "stays": stays,
-                "loop": config.loop, "config": asdict(config), "resources": resources_of(config, resources, gpus),
-                "gpus": gpus, "cwd": os.getcwd(), "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
-                "follows": follows, "again": options_again(config, token, head, port, resources, node.hex()),
-                "state": None if state is None else (str(state.folder), state.fresh),
-                "worker": {
-                    "store_capacity": config.store_capacity or default_capacity(), "namespace": config.namespace,
+    found = before is not None and has_member(node)
+    started, cluster = starting.head(node, port, state, stays=stays, beside=not found)
+    if found and has_member(node):  # it may have given its head up meanwhile
+        return started
+    try:
+        member = starting.member(ids.new_process(), cluster, 0, stays=True, logs=stays)
+    except BaseException:
+        if before is not None:  # a head that ends in order takes along what it has taken over
+            started.process.kill()
+        started.control.close()
+        _kill(started.process)
+        raise
+    return msgspec.structs.replace(started, member=member)
+
+
+class _Cluster(msgspec.Struct, frozen=True):
+    """A cluster that a node can join."""
+
+    id: ids.ProcessId
+    head_address: str
+    """The address of the head's process, with its id."""
+    head: str
+    """The address of the head as it was given."""
+
+
+class _Starting:
+    """The start of a node, a head, or both, with the same settings; see `start_node`."""
+
+    def __init__(
+        self, config: Config, token: bytes, source: str, resources: Mapping[str, float],
+        launch: Callable[[int, IO[bytes] | None], tuple[Agent, socket.socket]], rank: int | None,
+    ) -> None:  # fmt: skip
+        self._config, self._token, self._source, self._launch, self._rank = config, token, source, launch, rank
+        self._custom = resources
+        self._gpus = offered_gpus(config, os.environ)
+        self._resources = resources_of(config, resources, self._gpus)
+
+    def head(
+        self, node: ids.ProcessId, port: int, state: KeptState | None, *, stays: bool, beside: bool
+    ) -> tuple[StartedNode, _Cluster]:  # fmt: skip
+        """Start a head."""
+        setup = {
+            "head": (node, ""), "port": port, "stays": stays, "resources": {}, "gpus": [],
+            "state": None if state is None else (str(state.folder), state.fresh), "beside": beside, "follows": "",
+            "again": {},
+        }  # fmt: skip
+        started, address = self._start(node, node, None, setup, logs=stays)
+        return started, _Cluster(node, address, started.record.address)
+
+    def member(
+        self, node: ids.ProcessId, cluster: _Cluster, port: int, *, stays: bool, logs: bool, follows: str = ""
+    ) -> StartedNode:  # fmt: skip
+        """Start a node."""
+        setup = {
+            "head": (cluster.id, cluster.head_address), "port": port, "stays": stays, "resources": self._resources,
+            "gpus": self._gpus, "state": None, "follows": follows,
+            "again": options_again(self._config, self._token, cluster.head, port, self._custom, node.hex()),
+        }  # fmt: skip
+        return self._start(node, cluster.id, cluster.head, setup, logs=logs)[0]
+
+    def _start(
+        self, node: ids.ProcessId, cluster: ids.ProcessId, head: str | None, setup: Mapping[str, Any], *, logs: bool
+    ) -> tuple[StartedNode, str]:  # fmt: skip
+        """Start the process of a node, or of a head where `head` is None. Returns its address as well."""
+        config, rank = self._config, self._rank
+        with ExitStack() as undo:
+            directory = RunDirectory.shared(base_directory(), cluster.hex())
+            undo.callback(directory.remove)
+            log = log_directory(os.environ) / f"node-{node.hex()[:8]}.log"
+            output = None
+            if logs:
+                log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                output = undo.enter_context(open(log, "ab", buffering=0, opener=_private))
+            agent, control = self._launch(directory.lock_fd, output)
+            undo.callback(_kill, agent)
+            undo.callback(control.close)
+            send_setup(
+                control,
+                {
+                    **setup, "directory": str(directory.path), "token": self._token, "agent": node, "driver": b"",
+                    "clustered": True, "loop": config.loop, "config": asdict(config), "cwd": os.getcwd(),
+                    "heartbeat": HEARTBEAT, "hang_after": HANG_AFTER, "rank": rank,
+                    "worker": {
+                        "store_capacity": config.store_capacity or default_capacity(), "namespace": config.namespace,
+                    },
                 },
-            },
-        )  # fmt: skip
-        address, _, told = _until_ready(control, agent, config.spawn_timeout, log if stays else None).partition("\n")
-        record = NodeFile(
-            node.hex(), agent.pid, started_at(agent.pid) or 0, "head" if head is None else "member",
-            address.partition("@")[2], address.partition("@")[2] if head is None else head,
-            str(log) if stays else "", 0 if rank is None else os.getpid(),
-        )  # fmt: skip
-        write_record(directory.path, record)
-        undo.pop_all()
-        directory.forget()  # the agent holds it
-        if output is not None:
-            output.close()
-    return StartedNode(record, source, agent, control, told.encode())
+            )  # fmt: skip
+            ready = _until_ready(control, agent, config.spawn_timeout, log if logs else None)
+            address, _, told = ready.partition("\n")
+            place = address.partition("@")[2]
+            record = NodeFile(
+                node.hex(), agent.pid, started_at(agent.pid) or 0, "head" if head is None else "member", place,
+                head or place, str(log) if logs else "", 0 if rank is None else os.getpid(),
+            )  # fmt: skip
+            write_record(directory.path, record)
+            undo.pop_all()
+            directory.forget()  # the process holds it
+            if output is not None:
+                output.close()
+        return StartedNode(record, self._source, agent, control, told.encode()), address
+
+
+def has_member(cluster: ids.ProcessId) -> bool:
+    """Whether a node of that cluster runs on this host, which this user has started from the command line."""
+    records = list_nodes(base_directory(), cluster.hex())
+    return any(record.role == "member" for record in records)
 
 
 def options_again(
@@ -299,20 +380,35 @@ def stop_nodes(
             os.close(pidfd)
             continue
         ending.append((record, pidfd))
-    for record, pidfd in ending:  # all are known by now: a head that ends takes its members along
+    heads = {record.address for record, _ in ending if record.role == "head"}
+    # A head ends its members in order. Those that it has not ended are ended when it is gone.
+    first = [each for each in ending if each[0].role == "head" or each[0].head not in heads]
+    ended = _end(first, grace)
+    ended.update(_end([each for each in ending if each[0].node not in ended], grace))
+    for _, pidfd in ending:
+        os.close(pidfd)
+    return [(record, ended[record.node]) for record, _ in ending]
+
+
+def _end(nodes: list[tuple[NodeFile, int]], grace: float) -> dict[str, bool]:
+    """End nodes, each with its pidfd. Returns for each whether it ended by itself."""
+    launchers = set()
+    for record, pidfd in nodes:  # all are known by now: a head that ends takes its members along
         with suppress(ProcessLookupError):
             if record.launcher and parent_of(record.pid) == record.launcher:
-                os.kill(record.launcher, signal.SIGTERM)  # the run ends in order, its program first
+                launchers.add(record.launcher)
             else:
                 signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+    for launcher in launchers:
+        with suppress(ProcessLookupError):
+            os.kill(launcher, signal.SIGTERM)  # the run ends in order, its program first
     deadline = time.monotonic() + grace + _KILLED
-    result = []
-    for record, pidfd in ending:
+    result = {}
+    for record, pidfd in nodes:
         ended = wait_for_end(pidfd, deadline - time.monotonic())
         if not ended:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             wait_for_end(pidfd, _KILLED)
-        os.close(pidfd)
-        result.append((record, ended))
+        result[record.node] = ended
     return result

@@ -139,10 +139,11 @@ def _start(order: FarOrder) -> int:
         port=order.port if order.head is None else 0, resources=order.resources, stays=True, launch=fork_agent,
     )  # fmt: skip
     record = node.record
-    _say(ready=record.address, facts=f"node {record.node[:8]}, pid {record.pid}, log {record.log}")
+    _say(ready=record.address, facts=f"{record.name}, pid {record.pid}, log {record.log}")
     if sys.stdin.readline() == KEEP:
         return 0
-    stop_nodes(config.shutdown_timeout, which=lambda each: each.node == record.node)
+    ours = {each.record.node for each in node.all}
+    stop_nodes(config.shutdown_timeout, which=lambda each: each.node in ours)
     return 1
 
 

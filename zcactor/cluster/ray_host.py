@@ -117,7 +117,9 @@ class NodeHost:
         if self._watcher.is_alive():
             self._node.process.kill()
             self._watcher.join()
-        self._node.control.close()
+        for node in self._node.all:
+            node.control.close()
+            node.process.wait()  # the node beside a head has ended with it
 
 
 def _own_address() -> str:

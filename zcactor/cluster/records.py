@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -15,12 +16,12 @@ _PATTERN = "node-*.json"
 
 
 class NodeFile(msgspec.Struct, frozen=True):
-    """One node of this host, started from the command line."""
+    """One node of this host, or a head, started from the command line."""
 
     node: str
-    """32 hexadecimal digits."""
+    """The id of its process, 32 hexadecimal digits: a head's is the cluster's as well."""
     pid: int
-    """The pid of its agent."""
+    """The pid of its agent, or of the head."""
     started: int
     """The start of that process, in ticks since boot: another process that gets the same pid began later."""
     role: str
@@ -33,6 +34,11 @@ class NodeFile(msgspec.Struct, frozen=True):
     """The path of its log; empty for a node without one."""
     launcher: int = 0
     """The pid of the ``zcactor run`` whose node it is, and which ends it; 0 for other nodes."""
+
+    @property
+    def name(self) -> str:
+        """Its id, as people are told it."""
+        return f"{'cluster' if self.role == 'head' else 'node'} {self.node[:8]}"
 
 
 def started_at(pid: int) -> int | None:
@@ -67,10 +73,19 @@ def write_record(directory: Path, record: NodeFile) -> None:
     part.rename(path)
 
 
-def list_nodes(base: Path) -> list[NodeFile]:
-    """This user's running nodes whose run directories lie in `base`; heads come first."""
+def list_nodes(base: Path, cluster: str = "*") -> list[NodeFile]:
+    """This user's running nodes and heads whose run directories lie in `base`; heads come first.
+
+    Args:
+        base: the folder of run directories.
+        cluster: the id of a cluster, 32 hexadecimal digits; the default stands for all.
+    """
+    paths: list[Path] = []
+    for directory in base.glob(f"{PREFIX}{cluster}"):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # its last node has just removed it
+            paths += directory.glob(_PATTERN)
     found = []
-    for path in sorted(base.glob(f"{PREFIX}*/{_PATTERN}")):
+    for path in sorted(paths):
         try:
             if path.lstat().st_uid != os.getuid():
                 continue

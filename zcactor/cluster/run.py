@@ -176,6 +176,8 @@ class _Rank:
         config = replace(self._config, host=self._listening_host())
         secret, _ = token_for(config, None)
         node = self._start_head(config, secret)
+        assert node.member is not None
+        self._undo.callback(_Line(node.member).status)
         line = _Line(node)
         self._undo.callback(line.status)
         if self._spot.way == "folder":

@@ -2,8 +2,9 @@
 resources.
 
 It is an actor like any other (index 1 of its process), so every request to it is a call. Calls between actors and their
-data do not pass through it. An embedded node's agent is the head of a cluster of one node; the agents of further nodes
-(`zcactor.control.node_agent`) start workers at its word.
+data do not pass through it. An embedded node's agent is the head of a cluster of one node. The head that others join is
+a process without workers, whose end takes no actor with it: the agents of nodes (`zcactor.control.node_agent`), also of
+the one on its host, start workers at its word.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Head(ActorEnds):
     Args:
         process: the head's process.
         exports: the promises of the process; held actors are listed among them.
-        pool: starts workers on its node.
-        facts: the facts about its node; see `zcactor.control.node_table.facts_of`.
+        pool: starts workers on its node; None where the head is no node's agent.
+        facts: the facts about its process, and its node; see `zcactor.control.node_table.facts_of`.
         total: its node's resources.
         log: takes its decisions, before it acts on them.
         heartbeat: seconds between two pings of another node, and of an actor with ``on_hang="kill"``.
@@ -83,12 +84,15 @@ class Head(ActorEnds):
     """
 
     def __init__(
-        self, process: LocalProcess, exports: MutableMapping[int, Any], pool: OwnWorkers, facts: Mapping[str, Any],
-        total: Mapping[str, float], log: HeadLog, heartbeat: float = 1.0, hang_after: float = 10.0,
+        self, process: LocalProcess, exports: MutableMapping[int, Any], pool: OwnWorkers | None,
+        facts: Mapping[str, Any], total: Mapping[str, float], log: HeadLog, heartbeat: float = 1.0,
+        hang_after: float = 10.0,
     ) -> None:  # fmt: skip
         self.process = process
         self._pool = pool
-        self._nodes = NodeTable(NodeRecord(ids.ProcessId(process.process), pool, facts), total)
+        self._facts = facts
+        own = None if pool is None else NodeRecord(ids.ProcessId(process.process), pool, facts)
+        self._nodes = NodeTable(own, total, facts["machine"])
         self._ledger = self._nodes.ledger
         me = Candidate(facts["address"], facts["host"], facts["pid"])
         self.recorder = HeadRecorder(process.loop, log, me)
@@ -218,6 +222,7 @@ class Head(ActorEnds):
         self, options: dict[str, Any], class_name: str, interface: Any, recipe: Packed | None, asked: ids.SpawnIds,
         owner: ProcessId,
     ) -> tuple[ActorRecord, bool]:  # fmt: skip
+        await self.members.some_node()
         await self.members.taken_over()
         known = self._actors.answered(asked.actor, asked.object_id, owner)
         if known is not None:
@@ -392,7 +397,9 @@ class Head(ActorEnds):
             self.closing = True
             self._ending = self.process.loop.create_task(self._shutdown(grace))
         elif grace <= 0:  # the driver died while it waited for an orderly end
-            self._pool.kill_all("the node was shut down")
+            self.members.tell_end(0.0)
+            if self._pool is not None:
+                self._pool.kill_all("the node was shut down")
         await asyncio.shield(self._ending)
 
     async def _shutdown(self, grace: float) -> None:
@@ -401,13 +408,15 @@ class Head(ActorEnds):
                 await self.recorder.record(closed_change())
         except (TimeoutError, HeadUnavailable, Deposed) as error:
             logger.warning("the head's log was not told that the cluster has ended: %s", str(error) or "it is silent")
-        await asyncio.gather(
-            self.members.end(grace),
-            end_workers(self.process.sessions, self.process.requests, self._pool, grace, "the node was shut down"),
-        )
+        await asyncio.gather(self.members.end(grace), self._end_workers(grace))
         if grace > 0:
             await self.console.show_all()
         self.process.loop.call_soon(self.finish)
+
+    async def _end_workers(self, grace: float) -> None:
+        if self._pool is not None:
+            cause = "the node was shut down"
+            await end_workers(self.process.sessions, self.process.requests, self._pool, grace, cause)
 
     def zygote_lost(self) -> None:
         """End the node: its workers have ended with the zygote, and no further worker can be started."""

@@ -107,7 +107,11 @@ class Membership:
         self._none_left.set()
         self._successors: dict[str, asyncio.Future[NodeRecord]] = {}
         """The nodes that are to start in the place of those that have left, by the ids of the latter."""
-        self.ranks = Ranks(nodes.own.facts)
+        self._some_node = asyncio.Event()
+        """Set once the first node is there."""
+        if nodes.own is not None:
+            self._some_node.set()
+        self.ranks = Ranks({} if nodes.own is None else nodes.own.facts)
         """The ranks of a run that have joined."""
         self.patience = 0.0
         """Seconds that nodes go on without a head, as those that join are told; 0 where the head keeps no log."""
@@ -140,6 +144,8 @@ class Membership:
             await self._agent.recorder.record(member_change(process, facts, resources))
             self._refuse_if_embedded(session)
             node = self._add_node(session, facts, resources)
+            if self.taking_over is not None:
+                self.taking_over.joined(node)
         except (ConnectionLost, asyncio.CancelledError):  # cancelled with the connection, perhaps after it was recorded
             self.forget("member", process)
             raise
@@ -155,6 +161,7 @@ class Membership:
         self._agents[node.process] = node
         self._none_left.clear()
         self._nodes.add(node, resources)
+        self._some_node.set()
         self._process.tasks.start(self._watch(node, session))
         successor = self._successors.get(facts.get("follows", ""))
         if successor is not None and not successor.done():
@@ -185,6 +192,10 @@ class Membership:
         logger.info("%s has returned with %d workers", node.label, len(workers))
         taking.returned(node, [ReportedWorker(*worker) for worker in workers])
         return self._agent.grants.lease(session, held)
+
+    async def some_node(self) -> None:
+        """Wait until the first node is there: a head can be asked before the node beside it has joined."""
+        await self._some_node.wait()
 
     async def taken_over(self) -> None:
         """Wait until it is decided what goes on of an earlier head's cluster."""
@@ -471,6 +482,12 @@ class Membership:
         for _, session in list(self._remote.values()):
             self._tell(session, "run_over", status, text)
 
+    def tell_end(self, grace: float) -> None:
+        """Tell every other node to end: in order within `grace` seconds. Where it is ending already, a grace of 0 ends
+        that of before."""
+        for _, session in list(self._remote.values()):
+            self._tell(session, "end", grace)
+
     async def _tell_program(self, session: Session) -> None:
         try:
             await self._process.requests.ask(session, "head_ends")
@@ -483,8 +500,7 @@ class Membership:
             session = self._process.sessions.used.get(driver)
             if session is not None:
                 self._process.tasks.start(self._tell_program(session))
-        for _, session in list(self._remote.values()):
-            self._tell(session, "end", grace)
+        self.tell_end(grace)
         try:
             async with asyncio.timeout(grace + _LAST_WORD):
                 await self._none_left.wait()

@@ -1,7 +1,8 @@
 """The nodes of a cluster as its head knows them: their workers, their resources, and the addresses of all processes.
 
-The head's own agent starts workers itself (`zcactor.workers.pool.Pool`); another node's agent starts them when it is
-asked by calls (`RemotePool`, and `zcactor.control.node_agent` at the other end). The code above sees no difference.
+An embedded node's agent is the head, and starts workers itself (`zcactor.workers.pool.Pool`); another node's agent
+starts them when it is asked by calls (`RemotePool`, and `zcactor.control.node_agent` at the other end). The code above
+sees no difference.
 """
 
 from __future__ import annotations
@@ -201,12 +202,14 @@ class NodeTable:
     """The table of nodes: the choice of a node for an actor, and the place of each process.
 
     Args:
-        own: the head's node.
-        resources: of the head's node, amounts by name.
+        own: the node whose agent the head is; None where the head's process is no agent.
+        resources: of that node, amounts by name.
+        machine: the head's machine; see `machine_of`.
     """
 
-    def __init__(self, own: NodeRecord, resources: Mapping[str, float]) -> None:
+    def __init__(self, own: NodeRecord | None, resources: Mapping[str, float], machine: str = "") -> None:
         self.own = own
+        self._machine = machine
         self.by_id: dict[str, NodeRecord] = {}
         self.ledger = Ledger()
         self.addresses: dict[ProcessId, str] = {}
@@ -218,7 +221,8 @@ class NodeTable:
         """The node of each worker whose end is not known, also where the node is gone."""
         self._made_for: dict[ProcessId, dict[ProcessId, None]] = {}
         """The workers that were started for each program."""
-        self._include(own, resources)
+        if own is not None:
+            self._include(own, resources)
 
     def _include(self, node: NodeRecord, resources: Mapping[str, float]) -> None:
         self.by_id[node.id] = node
@@ -269,20 +273,23 @@ class NodeTable:
         """The workers that were started for a program."""
         return list(self._made_for.get(driver, ()))
 
-    def home(self, process: ProcessId) -> NodeRecord:
+    def home(self, process: ProcessId) -> NodeRecord | None:
         """The node to which a process belongs: the own node of a worker or an agent, a node on the same host for a
-        driver, or the head's node."""
+        driver, or a node on the head's host. None where there is no such node."""
         found = self.worker(process)
         if found is not None:
             return found[0]
         driver = self.drivers.get(process)
-        if driver is not None:
-            return next(iter(self._of_machine.get(driver.machine, {}).values()), self.own)
-        return self.by_id.get(process.hex(), self.own)
+        near = self.by_id.get(process.hex()) if driver is None else self._on(driver.machine)
+        return near or self.own or self._on(self._machine)
+
+    def _on(self, machine: str) -> NodeRecord | None:
+        """The first node of a machine."""
+        return next(iter(self._of_machine.get(machine, {}).values()), None)
 
     def order(self, where: str | None, owner: ProcessId) -> Order:
         """The nodes that an actor may go to. Without `where`, the node of the actor's owner is preferred."""
-        return Order(where, lambda: self.home(owner).id)
+        return Order(where, lambda: _id_of(self.home(owner)))
 
     def check(self, where: str | None, label: str) -> None:
         """Refuse an id of a node that the cluster does not have.
@@ -364,6 +371,10 @@ class NodeTable:
             }
             for node in self.by_id.values()
         ]  # fmt: skip
+
+
+def _id_of(node: NodeRecord | None) -> str | None:
+    return None if node is None else node.id
 
 
 def facts_of(

@@ -13,6 +13,8 @@ from zcactor.execution.actor_runner import current_call
 from zcactor.interface import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zcactor.control.actor_record import ActorRecord
     from zcactor.control.actor_table import ActorTable
     from zcactor.control.handle_grants import HandleGrants
@@ -43,12 +45,13 @@ class Questions:
     recorder: HeadRecorder
     _actors: ActorTable[ActorRecord]
     _nodes: NodeTable
+    _facts: Mapping[str, Any]
     _ledger: Ledger
 
     async def leader(self) -> dict[str, Any]:
         """The facts about this head: ``address``, ``pid``, ``epoch`` (of its term), ``log`` (empty for one in memory),
         ``state`` (``"leading"``, or ``"taking over"`` until all is decided) and ``standbys``."""
-        facts, taking = self._nodes.own.facts, self.members.taking_over
+        facts, taking = self._facts, self.members.taking_over
         return {
             "address": facts["address"].rpartition("@")[2], "pid": facts["pid"], "epoch": self.recorder.epoch,
             "log": self.members.log, "state": "leading" if taking is None or taking.done.is_set() else "taking over",

@@ -24,7 +24,7 @@ class Ranks:
     """The table of the ranks whose nodes belong to the cluster. Nodes without a rank are not in it.
 
     Args:
-        own: the facts about the head's node; see `zcactor.control.node_table.facts_of`.
+        own: the facts about the head's own node, if any; see `zcactor.control.node_table.facts_of`.
     """
 
     def __init__(self, own: Mapping[str, Any]) -> None:

@@ -43,11 +43,12 @@ class Order(msgspec.Struct, frozen=True):
     Args:
         where: ``"spread"`` prefers the node with the fewest actors, ``"pack"`` the node with the most; the id of a node
             allows no other; None prefers `near`. Among equals the node that joined first comes first.
-        near: returns the id of the node that None prefers; called when the request is about to be granted.
+        near: returns the id of the node that None prefers, None for no node; called when the request is about to be
+            granted.
     """
 
     where: str | None
-    near: Callable[[], str]
+    near: Callable[[], str | None]
 
     @property
     def only(self) -> str | None:

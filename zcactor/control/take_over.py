@@ -72,7 +72,7 @@ class TakeOver:
     Args:
         loop: the head's.
         decisions: the steps of the head.
-        nodes: the head's table, with its own node only.
+        nodes: the head's table, with its own node at most.
         actors: the actors of the log, which are in the head's table, each with its state in the log. Their `location`,
             `node_id` and `gpus` are those of the log, and their state is ``"restarting"`` or ``"pending"``: callers
             wait for what becomes of them.
@@ -89,6 +89,9 @@ class TakeOver:
         self._nodes = nodes
         self._was = dict(actors)
         self._members = dict(members)
+        self._awaited = dict.fromkeys(members)
+        self._beside: str | None = None
+        """The machine on which a node is about to join."""
         self._drivers = dict.fromkeys(drivers)
         self._by_node: dict[str, list[ActorRecord]] = {}
         for actor in actors:
@@ -116,6 +119,7 @@ class TakeOver:
         """Note a node that has returned and is in the table, with its workers."""
         assert isinstance(node.workers, RemotePool)
         del self._members[node.process]
+        self._awaited.pop(node.process, None)
         self.nodes += 1
         found: dict[bytes, WorkerRecord] = {}
         for told in workers:
@@ -143,13 +147,29 @@ class TakeOver:
         if self._was[actor] != "pending":
             self._decisions.resume(actor)
 
+    def ended(self, node: ProcessId) -> None:
+        """Note that nobody listens in the place of a node, so that it is not waited for."""
+        self._awaited.pop(node, None)
+        self._look()
+
+    def await_beside(self, machine: str) -> None:
+        """Wait also for a node that is about to join on that machine: actors may need what it has."""
+        self._beside = machine
+        self._complete.clear()
+
+    def joined(self, node: NodeRecord) -> None:
+        """Note a node that has joined, and was not there before."""
+        if node.facts["machine"] == self._beside:
+            self._beside = None
+            self._look()
+
     def driver_returned(self, driver: ProcessId) -> None:
         """Note a program that has returned."""
         self._drivers.pop(driver, None)
         self._look()
 
     def _look(self) -> None:
-        if not self._members and not self._drivers:
+        if not self._awaited and not self._drivers and self._beside is None:
             self._complete.set()
 
     # ---------------------------------------------------------------- the end
@@ -195,7 +215,7 @@ class TakeOver:
         own = self._nodes.own
         for actors in self._by_node.values():  # of the head's own node, or of one whose loss was recorded already
             for actor in actors:
-                if actor.node_id == own.id:
+                if own is not None and actor.node_id == own.id:
                     actor.node = own
                     self._nodes.ledger.restore(own.id, actor.request, actor.gpus)
                 self._lost.append((actor, _ENDED))

@@ -1,4 +1,9 @@
-"""The node agent's process: how a driver or the command line launches it, and its main function."""
+"""The process of a node's agent, and that of a head: how a driver or the command line launches it, and its main
+function.
+
+An embedded node's agent is the head of its cluster. The head that others join is a process of its own, without workers;
+the agent of the node on its host is a process beside it, like those on other hosts.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +54,7 @@ _ZYGOTE_END = 2.0
 def launch(
     lock_fd: int, output: IO[bytes] | None = None, node: str = "", *, bound: bool = False
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a node agent as a child. It waits for `send_setup`, and ends when the returned socket closes.
+    """Start a node agent, or a head, as a child. It waits for `send_setup`, and ends when the returned socket closes.
 
     The child leads a session of its own: Ctrl-C in the terminal and a signal to the driver's process group reach the
     driver alone, and the agent lives to clean up after it.
@@ -111,13 +116,14 @@ def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
         sock: the socket that `launch` returned.
         setup: ``directory``, ``token``, ``agent`` (its process id), ``driver`` (of the program that it belongs to,
             empty for a cluster's), ``head`` (process id and address of the head that it joins; its own id and ``""``
-            where it is the head), ``clustered`` (whether the cluster may have other hosts), ``port`` (where it listens
-            for them, 0 for any), ``stays`` (whether it outlives its launcher), ``rank`` (of a node of a run; otherwise
-            left out or None), ``state`` (the folder of a head's log, and whether to begin anew in it; None for a log in
-            memory), ``config``, ``loop``, ``resources``, ``gpus`` (the UUIDs of those it offers), ``cwd``,
-            ``heartbeat``, ``hang_after``, ``follows`` (the id of the node in whose place it has started, if any),
-            ``again`` (the code that starts a node in its place, and what that reads; see
-            `zcactor.cluster.again`), and ``worker``: further entries for the setup of its workers.
+            where it is the head), ``clustered`` (whether the cluster may have other hosts; then a head is no node's
+            agent), ``port`` (where it listens for them, 0 for any), ``stays`` (whether it outlives its launcher),
+            ``rank`` (of a node of a run, and of the head beside it; otherwise left out or None), ``state`` (the folder
+            of a head's log, and whether to begin anew in it; None for a log in memory), ``beside`` (whether a node is
+            about to be started beside a head with such a folder), ``config``, ``loop``, ``resources``, ``gpus`` (the
+            UUIDs of those it offers), ``cwd``, ``heartbeat``, ``hang_after``, ``follows`` (the id of the node in whose
+            place it has started, if any), ``again`` (the code that starts a node in its place, and what that reads;
+            see `zcactor.cluster.again`), and ``worker``: further entries for the setup of its workers.
     """
     message = msgspec.msgpack.encode(setup)
     with contextlib.suppress(BrokenPipeError):  # it has failed at its start, which the waiting caller will see
@@ -163,6 +169,7 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
         import uvloop  # noqa: F401
     setup = _receive_setup(control)
     if setup is None:
+        _let_go(lock_fd)
         return
     in_a_run = setup.get("rank") is not None
     if in_a_run:
@@ -171,6 +178,49 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
     with contextlib.suppress(OSError):
         os.chdir(setup["cwd"])
     raise_descriptor_limit()
+    child = None if _is_head_alone(setup) else _fork_zygote(control, lock_fd, setup)
+    from zcactor.process.loops import new_event_loop
+
+    zygote.adopt_orphans()
+    status = 1
+    try:
+        loop = new_event_loop(setup["loop"])
+        asyncio.set_event_loop(loop)
+        again = loop.run_until_complete(_serve(loop, control, None if child is None else child[1], setup))
+        status = AGAIN if again else 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        if child is not None:
+            pid, ours = child
+            ours.close()
+            _end_zygote(pid)
+        zygote.kill_orphans()
+        directory = RunDirectory.inherited(Path(setup["directory"]), lock_fd, shared=setup["clustered"])
+        directory.path.joinpath(f"node-{setup['agent'].hex()}.json").unlink(missing_ok=True)
+        directory.remove()
+        if status == AGAIN and setup["stays"]:
+            status = _start_again(setup["again"])
+        os._exit(status)
+
+
+def _let_go(lock_fd: int) -> None:
+    """Let go of the run directory, and remove it where nobody else holds it: our launcher was killed."""
+    directory = RunDirectory.of_lock(lock_fd)
+    if directory is not None:
+        directory.remove()
+
+
+def _is_head_alone(setup: Mapping[str, Any]) -> bool:
+    """Whether the process is a head without workers."""
+    return bool(setup["clustered"] and setup["head"][0] == setup["agent"])
+
+
+def _fork_zygote(control: socket.socket, lock_fd: int, setup: Mapping[str, Any]) -> tuple[int, socket.socket]:
+    """Fork the zygote. Returns its pid, and the socket to it. The zygote itself does not return."""
+    from zcactor.workers import zygote
+
+    in_a_run = setup.get("rank") is not None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -187,26 +237,7 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
         zygote.run_zygote(theirs, functools.partial(_prepare, setup), at_once=not setup["clustered"])
         os._exit(0)
     theirs.close()
-    from zcactor.process.loops import new_event_loop
-
-    zygote.adopt_orphans()
-    status = 1
-    try:
-        loop = new_event_loop(setup["loop"])
-        asyncio.set_event_loop(loop)
-        status = AGAIN if loop.run_until_complete(_serve(loop, control, ours, setup)) else 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        ours.close()
-        _end_zygote(pid)
-        zygote.kill_orphans()
-        directory = RunDirectory.inherited(Path(setup["directory"]), lock_fd, shared=setup["clustered"])
-        directory.path.joinpath(f"node-{setup['agent'].hex()}.json").unlink(missing_ok=True)
-        directory.remove()
-        if status == AGAIN and setup["stays"]:
-            status = _start_again(setup["again"])
-        os._exit(status)
+    return pid, ours
 
 
 def _start_again(again: Mapping[str, Any]) -> int:
@@ -266,7 +297,7 @@ def raise_descriptor_limit() -> None:
 
 
 async def _serve(
-    loop: asyncio.AbstractEventLoop, control: socket.socket, zygote: socket.socket, setup: dict[str, Any]
+    loop: asyncio.AbstractEventLoop, control: socket.socket, zygote: socket.socket | None, setup: dict[str, Any]
 ) -> bool:
     """Run the agent to its end. Returns whether the node is to start again."""
     from zcactor.assembly.agents import assemble_agent
@@ -280,7 +311,6 @@ async def _serve(
     from zcactor.objectstore.groups import within_file_limit
     from zcactor.objectstore.store import Store
     from zcactor.process import context
-    from zcactor.workers.pool import Pool
 
     config = Config(**setup["config"])
     store = Store(within_file_limit(AGENT_ARENA), setup["agent"])
@@ -315,15 +345,19 @@ async def _serve(
         return False
     address = address_of(endpoint)
     find_through(endpoint, process.places, process.head, head_address or address)
-    every_worker = {
-        **setup["worker"], "directory": setup["directory"], "token": setup["token"], "agent": head,
-        "loop": setup["loop"], "config": setup["config"], "node": setup["agent"].hex(),
-        "clustered": setup["clustered"], "head_address": head_address or address,
-    }  # fmt: skip
-    pool = Pool(
-        loop, zygote, every_worker,
-        output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.zygote_lost(),
-    )  # fmt: skip
+    pool = None
+    if zygote is not None:
+        from zcactor.workers.pool import Pool
+
+        every_worker = {
+            **setup["worker"], "directory": setup["directory"], "token": setup["token"], "agent": head,
+            "loop": setup["loop"], "config": setup["config"], "node": setup["agent"].hex(),
+            "clustered": setup["clustered"], "head_address": head_address or address,
+        }  # fmt: skip
+        pool = Pool(
+            loop, zygote, every_worker,
+            output=lambda *a: node.output(*a), ended=lambda w: node.worker_ended(w), lost=lambda: node.zygote_lost(),
+        )  # fmt: skip
     facts = facts_of(address, config.transports.split(","), machine_of(directory), gpus=setup["gpus"])
     rank = setup.get("rank")
     if rank is not None:
@@ -375,7 +409,8 @@ async def _serve(
         if isinstance(node, Head):
             await node.recorder.aclose()
     await process.close()
-    pool.close()
+    if pool is not None:
+        pool.close()
     return isinstance(node, NodeAgent) and node.again
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from pathlib import Path
@@ -12,6 +13,8 @@ import msgspec
 from zcactor.control.entries import emptying_changes, opened_change, read
 from zcactor.control.file_log import FRESH, FileLog
 from zcactor.control.head_log import MAX_CHANGES, Candidate, LogUnusable
+from zcactor.control.node_table import machine_of
+from zcactor.ids import ProcessId
 from zcactor.process.place import Place
 
 if TYPE_CHECKING:
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from zcactor.control.head import Head
     from zcactor.control.head_log import HeadState, Term
     from zcactor.control.take_over import TakeOver
-    from zcactor.ids import ProcessId
 
 __all__ = ["HeadBeginning"]
 
@@ -46,6 +48,7 @@ class HeadBeginning:
         self._address = f"{config.host}:{setup['port']}"
         self._directory = Path(setup["directory"])
         self._patience = config.head_patience
+        self._beside: bool = setup["beside"]
         self._term: Term | None = None
         self._state: HeadState = {}
         self._entries: Entries | None = None
@@ -90,8 +93,25 @@ class HeadBeginning:
                 await head.recorder.record(*changes[first : first + MAX_CHANGES])
         else:
             taking = head.take_over(self._entries)
+            if self._beside:
+                taking.await_beside(machine_of(self._directory))
+            for key, member in self._entries.members.items():
+                place = member.facts["address"].rpartition("@")[2]
+                head.process.tasks.start(self._look_at(taking, ProcessId(bytes.fromhex(key)), place))
             head.process.tasks.start(self._finish(taking, head.members.fence, self._entries))
         await head.recorder.record(opened_change(self._cluster, address))
+
+    async def _look_at(self, taking: TakeOver, node: ProcessId, place: str) -> None:
+        """Do not wait for a node that has ended with the earlier head, as when all processes of a host are killed."""
+        host, _, port = place.rpartition(":")
+        try:
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            taking.ended(node)
+        except OSError as error:  # it may return from there all the same
+            logger.debug("node %s at %s cannot be looked at: %s", node.hex()[:8], place, error)
+        else:
+            writer.close()
 
     async def _finish(self, taking: TakeOver, fence: float, entries: Entries) -> None:
         await taking.finish(fence)

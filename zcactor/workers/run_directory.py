@@ -154,6 +154,13 @@ class RunDirectory:
         self.path, self.lock_fd, self._shared = path, lock_fd, shared
         return self
 
+    @classmethod
+    def of_lock(cls, lock_fd: int) -> RunDirectory | None:
+        """The shared run directory to which an inherited lock belongs; None where that is no run directory's."""
+        path = Path(os.readlink(f"/proc/self/fd/{lock_fd}"))
+        known = path.name == _LOCK and _NAME.fullmatch(path.parent.name)
+        return cls.inherited(path.parent, lock_fd, shared=True) if known else None
+
     def remove(self) -> None:
         """Remove the directory with all that was made in it, or only let go of it where other processes share it.
         Idempotent."""
