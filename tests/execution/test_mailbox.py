@@ -294,6 +294,28 @@ async def test_the_limit_of_async_calls() -> None:
     assert bench.most[ASYNC] == 2
 
 
+def test_nothing_starts_after_the_end_of_the_loop() -> None:
+    found = list[Bench]()
+
+    async def begin() -> None:
+        bench = Bench(async_limit=1)
+        first, _ = (bench.submit("a", ASYNC) for _ in range(2))
+        await bench.began(first)
+        assert bench.log == [first]
+        found.append(bench)
+        bench.tasks.clear()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    (bench,) = found
+    bench.mailbox.task_ended()  # as by the coroutine of a call that the garbage collector closes
+    assert [len(lane.held) for lane in bench.mailbox.lanes.values()] == [1]
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(loop), return_exceptions=True))
+    loop.close()
+
+
 async def test_callers_take_turns_at_the_limit() -> None:
     bench = Bench(async_limit=1)
     gate = bench.submit("a", ASYNC)

@@ -197,6 +197,8 @@ class Mailbox:
 
     def pump_all(self) -> None:
         """Start the calls that a full limit has held up."""
+        if not self.loop.is_running():  # the collector has closed the coroutine of a call, after the end of the loop
+            return
         for session, lane in list(self.lanes.items()):
             if self.async_running >= self.async_limit:
                 return
