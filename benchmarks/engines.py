@@ -180,18 +180,8 @@ class _Serving:
 
 
 def _start(user: User, *arguments: str) -> float:
-    """Run ``zcactor start``; the seconds until its first line."""
-    before = time.perf_counter()
-    with subprocess.Popen(
-        [*_ZCACTOR, "start", *arguments], env=user.variables, cwd=user.folder, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        seconds = time.perf_counter() - before
-        process.stdout.read()
-    if process.returncode:
-        raise RuntimeError(f"zcactor start {' '.join(arguments)} ended with {process.returncode}: {line}")
-    return seconds
+    """Run ``zcactor start``, which returns when all that it starts is ready; the seconds."""
+    return _seconds(user, *_ZCACTOR, "start", *arguments)
 
 
 def _zcactor(user: User, *arguments: str) -> str:

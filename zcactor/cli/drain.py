@@ -62,20 +62,15 @@ def drain(node: str | None, timeout: float | None, restart: bool, each: bool, ad
 
 
 async def _drain(config: Config, node: str | None, timeout: float | None, restart: bool) -> int:
-    """Drain a node, or all but the head's where `node` is None. Returns the exit status."""
+    """Drain a node, or all of them where `node` is None. Returns the exit status."""
     from zcactor.api import inspection
     from zcactor.cluster.drain import drain as drain_node
     from zcactor.driver import driver
-    from zcactor.process.context import current
 
     status = 0
     async with driver.init(config=config):
-        head = current().sessions.head.hex()
         names = [node] if node is not None else [each.node_id for each in await inspection.nodes()]
         for name in names:
-            if node is None and name == head:
-                click.echo(f"zcactor: node {name[:8]} is the head's and stays")
-                continue
             done = await drain_node(name, timeout, restart=restart)
             for line in done.left:
                 click.echo(f"zcactor: left: {line}", err=True)
