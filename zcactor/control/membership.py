@@ -12,6 +12,7 @@ from zcactor.control.head_log import Change
 from zcactor.control.node_agent import member_interface
 from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, RemotePool
 from zcactor.control.ranks import Ranks
+from zcactor.control.successors import Successors
 from zcactor.control.take_over import ReportedWorker, TakeOver
 from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
@@ -103,12 +104,10 @@ class Membership:
         self._hang_after = hang_after
         self._fenced: dict[NodeRecord, None] = {}
         """Nodes that cannot be reached and are not given up yet."""
+        self._successors = Successors()
         self._none_left = asyncio.Event()
         self._none_left.set()
-        self._successors: dict[str, asyncio.Future[NodeRecord]] = {}
-        """The nodes that are to start in the place of those that have left, by the ids of the latter."""
         self._some_node = asyncio.Event()
-        """Set once the first node is there."""
         if nodes.own is not None:
             self._some_node.set()
         self.ranks = Ranks({} if nodes.own is None else nodes.own.facts)
@@ -163,9 +162,7 @@ class Membership:
         self._nodes.add(node, resources)
         self._some_node.set()
         self._process.tasks.start(self._watch(node, session))
-        successor = self._successors.get(facts.get("follows", ""))
-        if successor is not None and not successor.done():
-            successor.set_result(node)
+        self._successors.joined(node, facts.get("follows", ""))
         return node
 
     async def return_node(
@@ -194,7 +191,7 @@ class Membership:
         return self._agent.grants.lease(session, held)
 
     async def some_node(self) -> None:
-        """Wait until the first node is there: a head can be asked before the node beside it has joined."""
+        """Wait for the first node: a head can be asked before the node beside it has joined."""
         await self._some_node.wait()
 
     async def taken_over(self) -> None:
@@ -321,7 +318,7 @@ class Membership:
         self.forget("member", node.process)
         if self._agents.get(node.process) is node:
             del self._agents[node.process]
-        if not self._agent.closing and node.id not in self._successors:
+        if not self._agent.closing and not self._successors.are_expected_for(node):
             logger.warning("%s is lost: %s", node.label, cause)
         if self._nodes.has(node):
             self._remove(node)
@@ -342,23 +339,12 @@ class Membership:
         Raises:
             ConnectionLost: the node has not come back within `spawn_timeout`.
         """
-        successor: asyncio.Future[NodeRecord] = self._process.loop.create_future()
-        self._successors[node.id] = successor
-        try:
+
+        def leave() -> None:
             if node in self._remote:
                 self._tell(self._remote[node][1], "end", grace, again)
-            await node.gone.wait()
-            if not again:
-                return None
-            limit = self._process.config.spawn_timeout
-            try:
-                async with asyncio.timeout(limit):
-                    return await successor
-            except TimeoutError:
-                log = "see the newest log in its ~/.local/state/zcactor/logs"
-                raise ConnectionLost(f"{node.label} has left and did not start again in {limit:g} s; {log}") from None
-        finally:
-            del self._successors[node.id]
+
+        return await self._successors.after(node, leave, self._process.config.spawn_timeout if again else None)
 
     async def worker_ready(self, epoch: int, process: ProcessId, pid: int, address: str) -> None:
         """Note that a worker of the calling node has started."""
