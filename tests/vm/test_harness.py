@@ -198,7 +198,8 @@ class TestEnds:
         assert list(scratch.iterdir()) == []
 
     def test_emulator_ends_with_the_program(self, scratch: Path) -> None:
-        command = [sys.executable, str(ROOT / "tools" / "vm.py"), "run", "--", "sh", "-c", "echo runs; sleep 1000"]
+        tool = [sys.executable, str(ROOT / "tools" / "vm.py"), "run", "--timeout", "900"]  # two boots on a slow machine
+        command = [*tool, "--", "sh", "-c", "echo runs; sleep 1000"]
         with contextlib.ExitStack() as stack:
             programs = {}
             for number in (signal.SIGTERM, signal.SIGKILL):  # the two boot side by side
