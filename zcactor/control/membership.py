@@ -25,6 +25,7 @@ from zcactor.process.epochs import Deposed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from zcactor.control.actor_record import ActorRecord
     from zcactor.control.draining import Draining
     from zcactor.control.handle_grants import HandleGrants
     from zcactor.control.recorder import HeadRecorder
@@ -194,10 +195,20 @@ class Membership:
         """Wait for the first node: a head can be asked before the node beside it has joined."""
         await self._some_node.wait()
 
+    @property
+    def is_taking_over(self) -> bool:
+        """Whether it is not decided yet what goes on of an earlier head's cluster."""
+        return self.taking_over is not None and not self.taking_over.done.is_set()
+
     async def taken_over(self) -> None:
         """Wait until it is decided what goes on of an earlier head's cluster."""
         if self.taking_over is not None:
             await self.taking_over.done.wait()
+
+    async def settled(self, actor: ActorRecord) -> None:
+        """Wait until it is known whether the process of an actor lives that an earlier head has placed."""
+        if self.taking_over is not None:
+            await self.taking_over.settled(actor)
 
     def forget(self, kind: str, process: ProcessId) -> None:
         """Note that a node or a program is gone."""
@@ -440,7 +451,7 @@ class Membership:
         if node is not None and node.heard is not None:
             return -1.0 if node in self._fenced else self._process.loop.time() - node.heard, address
         known = process == self._process.process or process in self._nodes.drivers or node is not None
-        known = known or (self.taking_over is not None and not self.taking_over.done.is_set())
+        known = known or self.is_taking_over
         return 0.0 if known else -1.0, address
 
     # ---------------------------------------------------------------- ends

@@ -109,6 +109,21 @@ class Faults:
         self._record.saw("the head's host is gone")
         self._cluster.switch_off(fault.who[0])
 
+    def _restart(self, fault: Fault) -> None:
+        host = self._cluster.hosts[fault.who[0]]
+        if host.agent is None:  # an earlier fault of that kind
+            return
+        self._record.saw("head killed")
+        self._cluster.kill(host.agent, "its process was killed by signal 9 (SIGKILL)")
+        host.starting = True
+        self._later(fault.seconds, self._start, host.name)
+
+    def _silence(self, fault: Fault) -> None:
+        if self._cluster.book is not None:
+            self._record.saw("the head's log is silent")
+            self._cluster.book.stop()
+            self._later(fault.seconds, self._cluster.book.resume)
+
     def _light(self, host: str) -> None:
         if host not in self._dark:
             return
@@ -235,7 +250,8 @@ class Faults:
     # ---------------------------------------------------------------- repairs
 
     def _supervise(self) -> None:
-        """Start the agent of a host again that has ended, as long as there is a head."""
+        """Start the agent of a host again that has ended, as long as there is a head. Where a head comes back, nodes
+        may end for want of it after all faults."""
         if self.beheaded:
             return
         for host in self._cluster.hosts.values():
@@ -247,7 +263,8 @@ class Faults:
     def _start(self, name: str) -> None:
         host = self._cluster.hosts[name]
         host.starting = False
-        if host.agent is None and name not in self._dark and not self._over and not self.beheaded:
+        over = self._over and self._cluster.book is None
+        if host.agent is None and name not in self._dark and not over and not self.beheaded:
             self._record.saw("node joined again")
             self._cluster.start_agent(name)
 
@@ -263,4 +280,10 @@ class Faults:
         self._taken.clear()
         for host in list(self._dark):
             self._light(host)
+        book, first = self._cluster.book, self._cluster.head_host
+        if book is not None and first is not None:
+            book.resume()
+            book.loss = 0.0
+            if first.agent is None:
+                self._cluster.start_agent(first.name)
         self._world.note(self._loop.label, "healed")
