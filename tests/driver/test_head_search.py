@@ -27,7 +27,7 @@ class Scene:
         self.hold = ActorHold(HEAD, 1, None)
         remotes = {b"a": SimpleNamespace(hold=self.hold), b"b": SimpleNamespace(hold=None)}
         self.sessions = SimpleNamespace(head=HEAD, used={}, remotes=remotes, living=lambda _: True)
-        self.absence = Absence(loop, PATIENCE)
+        self.absence: Any = Absence(loop, PATIENCE)
         self.absence.joined(patience, "log")
         head = SimpleNamespace(absence=self.absence, rejoin=self._rejoin)
         tasks = SimpleNamespace(closing=False, begin=self._begin)

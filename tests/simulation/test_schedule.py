@@ -17,7 +17,8 @@ def test_a_seed_is_one_schedule() -> None:
     drawn = [draw(seed, 6, 30.0, (), KNOWN) for seed in range(300)]
     assert {schedule.workloads for schedule in drawn} == {("calls",), ("streams",), ("calls", "streams")}
     heads = [draw(seed, 6, 30.0, (), (*KNOWN, TAKE_OVER)) for seed in range(300)]
-    assert {fault.kind for schedule in (*drawn, *heads) for fault in schedule.faults} == set(KINDS)
+    given = [draw(seed, 6, 30.0, (TAKE_OVER,), (TAKE_OVER,)) for seed in range(9)]
+    assert {fault.kind for schedule in (*drawn, *heads, *given) for fault in schedule.faults} == set(KINDS)
     for schedule, head in zip(drawn, heads, strict=True):
         taken = TAKE_OVER in head.workloads
         assert head.workloads == (*schedule.workloads, *[TAKE_OVER] * taken), "the other draws stay"

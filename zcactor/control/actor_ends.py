@@ -78,7 +78,8 @@ class ActorEnds(Questions):
             HeadUnavailable: the head's log does not take it, and the actor lives on.
         """
         actor = self._actors.known(actor_id)
-        await self.members.settled(actor)
+        if self.members.taking_over is not None:
+            await self.members.taking_over.settled(actor)
         await self._decide_end(actor, gone_changes(actor), lambda: self._retire(actor, "it was killed by zc.kill"))
         if actor.gone is not None:
             await asyncio.shield(actor.gone)
@@ -91,7 +92,8 @@ class ActorEnds(Questions):
             HeadUnavailable: the head's log does not take it, and the actor lives on.
         """
         actor = self._actors.known(actor_id)
-        await self.members.settled(actor)
+        if self.members.taking_over is not None:
+            await self.members.taking_over.settled(actor)
         if actor.ending is None:
             stop = functools.partial(self._begin_stop, actor, "it was stopped by zc.stop", decided=True)
             await self._decide_end(actor, stopping_changes(actor), stop)
@@ -132,8 +134,9 @@ class ActorEnds(Questions):
             await asyncio.shield(actor.gone)
 
     def _unheld(self, actor: ActorRecord) -> None:
-        """Stop an actor whose last handle was dropped. Before a take-over is done, further holders may return."""
-        if self.members.is_taking_over or self.closing or actor.state == "dead":
+        """Stop an actor whose last handle was dropped. Before a take-over is done, further holders may return; only its
+        spawner holds one that is pending."""
+        if self.closing or actor.state == "dead" or (self.members.is_taking_over and actor.state != "pending"):
             return
         if actor.token is not None and actor.token() is not None:
             return

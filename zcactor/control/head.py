@@ -232,6 +232,8 @@ class Head(ActorEnds):
         await self.members.taken_over()
         known = self._actors.answered(asked.actor, asked.object_id, owner)
         if known is not None:
+            if known.state == "pending" and known.worker is not None:  # it was placed by an earlier head
+                await known.worker.started(self.process.config.spawn_timeout, known.label)
             return known, False
         existing = self._actors.holder_of(options["namespace"], options.get("name"))
         if existing is not None:

@@ -25,7 +25,6 @@ from zcactor.process.epochs import Deposed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zcactor.control.actor_record import ActorRecord
     from zcactor.control.draining import Draining
     from zcactor.control.handle_grants import HandleGrants
     from zcactor.control.recorder import HeadRecorder
@@ -114,9 +113,8 @@ class Membership:
         self.ranks = Ranks({} if nodes.own is None else nodes.own.facts)
         """The ranks of a run that have joined."""
         self.patience = 0.0
-        """Seconds that nodes go on without a head, as those that join are told; 0 where the head keeps no log."""
+        """Seconds that nodes go on without a head, as those that join are told; 0 without a log."""
         self.log = ""
-        """The name of the log."""
         self.taking_over: TakeOver | None = None
         """The take-over, where this head goes on where an earlier one has ended."""
 
@@ -204,11 +202,6 @@ class Membership:
         """Wait until it is decided what goes on of an earlier head's cluster."""
         if self.taking_over is not None:
             await self.taking_over.done.wait()
-
-    async def settled(self, actor: ActorRecord) -> None:
-        """Wait until it is known whether the process of an actor lives that an earlier head has placed."""
-        if self.taking_over is not None:
-            await self.taking_over.settled(actor)
 
     def forget(self, kind: str, process: ProcessId) -> None:
         """Note that a node or a program is gone."""
@@ -379,8 +372,6 @@ class Membership:
             raise AuthenticationError("this process is the agent of no node of this cluster")
         return self._remote[node][0]
 
-    # ---------------------------------------------------------------- programs
-
     async def join_driver(self, address: str, machine: str) -> tuple[float, str]:
         """Let the calling program use the cluster, until it leaves or its connection ends.
 
@@ -453,8 +444,6 @@ class Membership:
         known = process == self._process.process or process in self._nodes.drivers or node is not None
         known = known or self.is_taking_over
         return 0.0 if known else -1.0, address
-
-    # ---------------------------------------------------------------- ends
 
     def session_lost(self, session: Session) -> None:
         """Note the end of the last connection to a process."""

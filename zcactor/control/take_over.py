@@ -212,7 +212,7 @@ class TakeOver:
         for actor, was in self._was.items():
             if was == "stopping":
                 self._decisions.stop(actor)
-            elif actor.state != "dead":
+            elif actor.state in ("alive", "restarting"):
                 self._decisions.unheld(actor)
 
     def _give_up_nodes(self) -> None:

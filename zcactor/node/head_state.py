@@ -60,8 +60,8 @@ class HeadBeginning(Beginning):
                     self._directory.joinpath(f"{self.cluster.hex()}.{suffix}").unlink()
 
     def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
-        """See `zcactor.control.beginning.Beginning.expect`. A node that is about to be started beside the head is waited
-        for, and none that has ended."""
+        """See `zcactor.control.beginning.Beginning.expect`: a node that is about to be started beside the head is
+        waited for, and none that has ended."""
         if self._beside:
             taking.await_beside(machine_of(self._directory))
         for key, member in entries.members.items():

@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import OutOfMemory
+from zcactor.simulation.failpoints import POINTS
 from zcactor.simulation.network import Delay, reset
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Faults:
         self._stopped: list[SimLoop] = []
         self._taken: dict[SimLoop, list[Block]] = {}
         self._dark: dict[str, None] = {}
+        self._points: dict[str, Fault] = {}
         self._over = False
         self.beheaded = False
         """Whether the head's host is gone, and the cluster with it."""
@@ -108,6 +110,23 @@ class Faults:
         self.beheaded = True
         self._record.saw("the head's host is gone")
         self._cluster.switch_off(fault.who[0])
+
+    def _failpoint(self, fault: Fault) -> None:
+        """Kill the head where it reaches a point, from now on."""
+        self._points.setdefault(POINTS[fault.number % len(POINTS)], fault)
+
+    def armed(self) -> bool:
+        """Whether the head is to be killed at a point."""
+        return bool(self._points)
+
+    def reached(self, point: str) -> bool:
+        """Kill the head where `point` is armed; whether that was so."""
+        fault = self._points.pop(point, None)
+        if fault is None or self._over:
+            return False
+        self._record.saw(f"head killed {point}")
+        self._restart(fault)
+        return True
 
     def _restart(self, fault: Fault) -> None:
         host = self._cluster.hosts[fault.who[0]]

@@ -78,8 +78,8 @@ class Record:
         self.calm = True
         """Whether no fault has happened so far."""
         self.take_overs = 0
-        """How often a head has gone on where an earlier one had ended. Each may start an actor again whose start it
-        cannot have seen."""
+        """The number of heads that have gone on where an earlier one had ended. Each may start an actor again whose
+        start it cannot have seen."""
         self.ends: dict[str, str] = {}
         """The causes of the ends of named actors, by name, as heads with a log have decided them."""
         self._numbers = 0

@@ -18,13 +18,14 @@ from zcactor.marshal.arrays import known_codes, known_dtypes
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.simulation import record as records
 from zcactor.simulation.cluster import Cluster
+from zcactor.simulation.failpoints import FailingLog
 from zcactor.simulation.faults import Faults
 from zcactor.simulation.invariants import Invariants
 from zcactor.simulation.loop import SimLoop
 from zcactor.simulation.network import Network
 from zcactor.simulation.record import Record
 from zcactor.simulation.schedule import TAKE_OVER
-from zcactor.simulation.shared_log import SharedBook, SharedLog
+from zcactor.simulation.shared_log import SharedBook
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.workloads import WORKLOADS
 from zcactor.simulation.workloads.scene import Scene
@@ -118,7 +119,7 @@ class Run:
             self.cluster.book = book = SharedBook(
                 drawn, lambda: self.world.now, ttl=math.inf, delay=drawn.choice(DELAYS), loss=drawn.choice(LOSSES)
             )
-            self.cluster.make_log = lambda: SharedLog(book)
+            self.cluster.make_log = lambda: FailingLog(book, self.faults.reached, self.faults.armed)
 
     def play(self) -> bool:
         """Play the run. Returns whether every invariant held."""

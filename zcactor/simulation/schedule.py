@@ -22,7 +22,7 @@ _OF_NODES: Final = ("agent", "zygote", "off", "refuse", "handshake")
 _OF_WAYS: Final = ("cut", "oneway", "flap", "reset", "slow")
 _OF_SETS: Final = ("part", "swizzle")
 _OF_ALL: Final = ("head",)
-_OF_HEADS: Final = ("restart", "silence")
+_OF_HEADS: Final = ("restart", "silence", "failpoint")
 _DRAWN: Final = (*_OF_WORKERS, *_OF_NODES, *_OF_WAYS, *_OF_SETS)
 KINDS: Final = (*_DRAWN, *_OF_ALL, *_OF_HEADS)
 """Kinds of faults. Of a worker: SIGKILL, an exit of its own, SIGSTOP for a while, a store without room for a while, and
@@ -31,7 +31,8 @@ a host that takes no new connections, and a host whose handshakes get lost. Of t
 only one direction is cut, or both are by fits and starts; their connections are reset; the way between them is slow. Of
 several hosts: they are cut off from the others, or each from all, one after another, and come back in another order. Of
 the cluster: the head's own host is switched off for good, and the cluster ends. Of a head with a log, see `TAKE_OVER`:
-the SIGKILL of its process, which is started again after a while, and a log that does not answer for a while."""
+the SIGKILL of its process, which is started again after a while, at once or at the next of one of
+`zcactor.simulation.failpoints.POINTS`, and a log that does not answer for a while."""
 TAKE_OVER: Final = "head"
 """The workload of clusters whose head has a log that outlives it."""
 
@@ -63,7 +64,7 @@ class Fault:
         kind: one of `KINDS`.
         who: the host, the two hosts, or the set of hosts.
         seconds: how long the fault lasts, where it ends by itself; by how much a clock jumps.
-        number: the number of the host's worker, modulo the number of living ones.
+        number: the number of the host's worker, modulo the number of living ones; that of a point.
     """
 
     at: float
@@ -204,13 +205,15 @@ def draw(
     rng = random.Random(f"{seed}/workloads")
     end = _end(nodes, duration, random.Random(f"{seed}/head"))
     heads = random.Random(f"{seed}/take-over")
+    points = TAKE_OVER in workloads  # failpoints are for runs that ask for them
     if not workloads:
         others = [name for name in known if name != TAKE_OVER]
         workloads = [name for name in others if rng.random() < _SHARE] or [rng.choice(others)]
-        if TAKE_OVER in known and heads.random() < _TAKEN_OVER and nodes <= _LARGE and not end:
+        taken = TAKE_OVER in known and heads.random() < _TAKEN_OVER and nodes <= _LARGE
+        if taken and not end and "drains" not in workloads:  # a drain is not gone on with by the next head
             workloads.append(TAKE_OVER)
     if TAKE_OVER in workloads:
-        end = _take_overs(duration, heads)
+        end = _take_overs(duration, heads, points=points)
     rng = random.Random(f"{seed}/config")
     settings = {
         "recv_depth": rng.choice((4, 5, 8, 16, 64, 1024)),
@@ -266,7 +269,7 @@ def _end(nodes: int, duration: float, rng: random.Random) -> list[Fault]:
     return [Fault(round(rng.uniform(0.4, 0.9) * duration, 3), _OF_ALL[0], ("h0",))]
 
 
-def _take_overs(duration: float, rng: random.Random) -> list[Fault]:
+def _take_overs(duration: float, rng: random.Random, *, points: bool) -> list[Fault]:
     """The ends of heads that are started again, some of them within the next take-over, and the silences of their
     log."""
     faults: list[Fault] = []
@@ -280,4 +283,7 @@ def _take_overs(duration: float, rng: random.Random) -> list[Fault]:
     for _ in range(rng.choice((0, 0, 1, 2))):
         at = rng.uniform(0.05, 0.9) * duration
         faults.append(Fault(round(at, 3), "silence", ("h0",), round(rng.choice((1.0, rng.uniform(1, 12))), 3)))
+    for _ in range(rng.choice((0, 1, 2, 3)) if points else 0):
+        at, seconds = rng.uniform(0.02, 0.8) * duration, rng.choice((rng.uniform(0.1, 2), rng.uniform(2, 8)))
+        faults.append(Fault(round(at, 3), "failpoint", ("h0",), round(seconds, 3), rng.randrange(1 << 16)))
     return faults
