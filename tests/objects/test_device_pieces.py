@@ -17,7 +17,7 @@ import zcactor as zc
 from tests.actors_gpu import Gpus, hold_pieces
 from tests.device.helpers import held, settle
 from zcactor.device.staging import PIECE_NBYTES, PIECES
-from zcactor.errors import ObjectLost, ProtocolError
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objectstore.copies import CopyCount
 from zcactor.process.context import current
@@ -215,11 +215,14 @@ async def test_the_owner_dies_in_the_middle_of_a_piece(transports: str) -> None:
         assert (await reader.total(zc.full(LARGE, 1, "u1", device="cuda")))[1] == LARGE
 
 
-async def test_an_error_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", [None, ConnectionLost("as of a session that has ended", True)])
+async def test_an_error_keeps_no_memory(monkeypatch: pytest.MonkeyPatch, kept: Exception | None) -> None:
     async with running("export=none", transports="tcp"):
         owner = await spawned()
 
         async def late(*_: object) -> None:
+            if kept is not None:
+                raise kept
             async with asyncio.timeout(0):  # its error refers to the task
                 await asyncio.Event().wait()
 

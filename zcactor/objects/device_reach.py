@@ -249,7 +249,9 @@ class DeviceReach:
 
 
 def _lost(error: Exception) -> LostPart:
-    """The part of an array that could not be copied. The error is dropped, with the memory that its traceback keeps."""
+    """The part of an array that could not be copied. The error loses its traceback, which refers to memory: others may
+    keep the error, as a session keeps that of its end."""
+    error = error.with_traceback(None)
     found = error.original if isinstance(error, RemoteError) else error
     full = found.with_traceback(None) if isinstance(found, OutOfMemory) else None
     return LostPart(f"an array on a GPU could not be copied here: {found}", full)
