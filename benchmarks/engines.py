@@ -112,28 +112,6 @@ zc.run(main())
 """
 """A program that measures what the lines of its input name, in seconds."""
 
-_CLOSING: Final = """
-import asyncio
-import zcactor as zc
-
-@zc.actor
-class Closing:
-    def __init__(self, path): self.path = path
-    def close(self): open(self.path, "w").close()
-
-async def main():
-    async with zc.init():
-        nodes = await zc.nodes()
-        actors = [await Closing.options(node=n.node_id).spawn(f"closed-{i}") for i, n in enumerate(nodes)]
-        print("up", flush=True)
-        while len(await zc.nodes()) == len(nodes):
-            await asyncio.sleep(0.02)
-        print("lost", flush=True)
-        await asyncio.Event().wait()
-
-zc.run(main())
-"""
-
 
 def _measured(
     name: str, values: Sequence[float], unit: str, budget: Budget, floors: Sequence[float] = (), floor_name: str = ""
@@ -318,9 +296,7 @@ def _running(size: int) -> Iterator[tuple[User, list[subprocess.Popen[str]]]]:
     """A run of some ranks without a launcher, whose program has an actor on each node: the user, and the ranks'
     processes."""
     with User() as user:
-        program = user.folder / "closing.py"
-        program.write_text(_CLOSING)
-        command = (*_ZCACTOR, "run", "--", sys.executable, str(program))
+        command = (*_ZCACTOR, "run", "--", sys.executable, "waiting.py")
         ranks = [user.start(*command, name=f"rank-{rank}", **_place(user, rank, size)) for rank in range(size)]
         until(lambda: "up" in user.text("rank-0"), "the program", _PATIENCE)
         yield user, ranks
@@ -344,7 +320,7 @@ def _ends(scale: Scale) -> Iterator[Measurement]:
             for each in (member, *member.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.kill()
-            until(lambda user=user: "lost" in user.text("rank-0"), "the loss", _PATIENCE)  # type: ignore[misc]
+            until(lambda user=user: "left" in user.text("rank-0"), "the loss", _PATIENCE)  # type: ignore[misc]
             lost.append(time.perf_counter() - before)
             ranks[0].send_signal(signal.SIGTERM)
             ranks[0].wait(_PATIENCE)

@@ -4,6 +4,7 @@ with its arguments, as its caller may not have them any more."""
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from zcactor.api.future import ObjectRef
@@ -26,7 +27,7 @@ _GLANCE = 0.01
 """Seconds between two looks whether calls that go back have gone."""
 
 
-class Movable:
+class Movable(ABC):
     """The part of an actor's runner that closes the actor for a move, or has it take calls again."""
 
     moving = False
@@ -37,15 +38,17 @@ class Movable:
     _plain: Sequence[Any]
     _when_open: Sequence[Any]
 
+    @abstractmethod
     async def _refrain(self, patience: float | None) -> bool:
         """Run the queued calls and refuse later ones. Returns whether they have ended within `patience` seconds."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _end(self) -> None:
-        raise NotImplementedError
+        """Close the actor."""
 
+    @abstractmethod
     def _open_calls(self) -> Iterator[Incoming]:
-        raise NotImplementedError
+        """The calls that have come and are not answered."""
 
     async def vacate(self, patience: float) -> bool:
         """Run the queued calls and close the actor, which goes on elsewhere: later calls go back to their callers.
