@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -99,6 +100,29 @@ def test_looking_is_enough_for_one_that_has_ended() -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         parking.sweep()
         assert parking.total == 0 and not waiting()
+
+
+class Ending(OsProcess):
+    """A process that ends, and is waited for, between the first look at it and the second."""
+
+    def open(self) -> int | None:
+        fd = super().open()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        if fd is not None:  # the first look did not see the end: by this descriptor nobody does
+            own = os.pidfd_open(os.getpid())
+            os.dup2(own, fd)
+            os.close(own)
+        return fd
+
+
+def test_one_that_ends_before_it_is_watched_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zcactor.objectstore.parking._RETRY", 3600.0)
+    parking = Parking()
+    with reader() as child:
+        parking.park(Ending(*OsProcess.of(child.pid)), 1, {1: Kept()})
+        until(lambda: parking.total == 0 and not waiting(), "what the one that has ended had")
 
 
 def test_one_that_cannot_be_told_from_others_is_never_gone() -> None:

@@ -143,8 +143,9 @@ class Parking:
             for reader in self._parked:
                 if reader.pid and reader not in self._watched:
                     fd = reader.open()
-                    if fd is None:
-                        return False
+                    if fd is None:  # it has ended since the last sweep, so the next one comes at once
+                        os.eventfd_write(self._wake, 1)
+                        continue
                     self._watched[reader] = fd
                     self._epoll.register(fd, select.EPOLLIN)
         except OSError:  # no descriptor is left
