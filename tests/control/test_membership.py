@@ -322,7 +322,7 @@ async def returning(monkeypatch: pytest.MonkeyPatch, members: tuple[ProcessId, .
     head = Head()
     head.grants = SimpleNamespace(lease=lambda _, held: [each for each in held if each in (51, 52)])  # type: ignore[attr-defined]
     head.members.patience, head.members.log = 6.0, "/state/log.db"
-    decisions = Decisions(*[lambda *_: None] * 8)
+    decisions = Decisions(*[lambda *_: None] * 9)
     head.members.taking_over = TakeOver(
         head.process.loop, decisions, head.nodes, {}, dict.fromkeys(members, FACTS), [DRIVER]
     )

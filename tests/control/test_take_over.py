@@ -44,7 +44,7 @@ class Taking:
         self.orders: list[tuple[Any, ...]] = []
         decisions = Decisions(
             self._resume, self._note("lost"), self._note("restart"), self._note("stop"), self._note("retire"),
-            self._note("end owned"), self._note("unheld"), self._note("forget"),
+            self._note("discard"), self._note("end owned"), self._note("unheld"), self._note("forget"),
         )  # fmt: skip
         self.taking = TakeOver(loop, decisions, self.nodes, actors, dict.fromkeys(members, FACTS), drivers)
 
@@ -216,3 +216,51 @@ async def test_what_is_made_by_a_worker_that_has_ended() -> None:
     made = Taking({by_living: "alive", by_dead: "alive"}, drivers=())
     made.comes(NODE, worker(W1))
     assert [what for what in await made.finish() if what[0] == "end owned"] == [("end owned", W2)]
+
+
+async def test_an_actor_that_was_ended_before_its_node_returned() -> None:
+    """A program may end it as soon as the program itself is back."""
+    killed, beside, alone, own, gone = (of_log(number, NODE) for number in range(5))
+    alone.location, own.node_id, gone.node_id = (W2, 4), HEAD.hex(), OTHER.hex()
+    made = Taking(dict.fromkeys((killed, beside, alone, own, gone), "alive"), (NODE, OTHER), ())
+    for actor in (killed, alone, own, gone):
+        actor.set_state("dead", "it was killed")
+    node = made.comes(NODE, worker(W1, shared=True), worker(W2))
+    await turns()
+    assert made.done == [("resume", beside), ("discard", beside.worker, 2)], "they share a process"
+    assert made.orders == [("kill_worker", W2, "the cluster's log knows no actor in it")]
+    assert made.nodes.ledger.free(node.id) == {"CPU": 3.0}
+    done = await made.finish(0.0)
+    assert not [what for what in done if what[-1] in (killed, alone, own, gone) or what[0] == "lost"]
+    assert [actor.state for actor in (killed, alone, own, gone)] == ["dead"] * 4
+    assert made.nodes.ledger.free(HEAD.hex()) == {"CPU": 4.0}
+
+
+async def test_who_ends_an_actor_waits_until_its_process_is_known() -> None:
+    there, missing = of_log(1, NODE), of_log(2, OTHER)
+    made = Taking({there: "alive", missing: "alive"}, (NODE, OTHER), ())
+    made.comes(NODE, worker(W1))
+    waiting = asyncio.create_task(made.taking.settled(missing))
+    async with asyncio.timeout(PATIENCE):
+        await made.taking.settled(there)
+        await made.taking.settled(of_log(3, NODE))
+        await turns()
+        assert not waiting.done()
+        await made.finish(0.0)
+        await waiting
+
+
+async def test_an_actor_that_is_restarted_and_that_nobody_holds() -> None:
+    """All who hold it have returned, so nobody says later that its last handle was dropped."""
+    lost, starting, held = of_log(1, NODE), of_log(2, NODE), of_log(3, NODE)
+    made = Taking({lost: "alive", starting: "restarting", held: "alive"}, drivers=())
+    made.comes(NODE, worker(W1))
+    lost.state = "restarting"
+    seen: list[tuple[ActorRecord, bool]] = []
+
+    def unheld(actor: ActorRecord) -> None:
+        seen.append((actor, made.taking.done.is_set()))
+
+    made.taking._decisions = made.taking._decisions._replace(unheld=unheld)
+    await made.finish()
+    assert seen == [(lost, True), (starting, True), (held, True)]

@@ -537,6 +537,28 @@ async def test_names_that_terminals_would_obey(capfd: pytest.CaptureFixture[str]
     await zc.stop(actor)
 
 
+async def test_a_call_that_is_refused_does_not_run_when_its_argument_comes() -> None:
+    caller: Any = await Caller.spawn()
+    probe: Any = await Probe.spawn()
+    running = caller.call(probe, "ahold", "1")
+    await probe.until("1 began")
+    stopping = asyncio.ensure_future(zc.stop(caller))
+    with contextlib.suppress(zc.ActorDied):
+        while True:  # until the stop has begun
+            await caller.call(probe, "anote", "before")
+    later = probe.ahold("2")
+    with pytest.raises(zc.ActorDied, match="stopped before the call started") as refused:
+        await caller.call(probe, "anote", later)
+    assert not refused.value.maybe_executed
+    await probe.until("2 began")
+    await probe.open("2")
+    assert await later == "2"
+    await probe.open("1")
+    assert await running == "1"
+    await stopping
+    assert "2" not in await probe.entries()
+
+
 async def test_a_call_that_comes_while_the_process_leaves_is_answered_by_who_knows_of_restarts(tmp_path: Path) -> None:
     @zc.actor(max_restarts=1)
     class Slow:

@@ -543,3 +543,15 @@ def test_small_arrays_inside_objects(wire: Wire) -> None:
     assert_same(got.array, holder.array)
     assert_same(got.more, holder.more)
     assert holder.array.flags.writeable
+
+
+def test_a_payload_that_is_to_be_a_value_in_another_message(wire: Wire) -> None:
+    """A recipe of an actor stays in one piece, so that it can be recorded."""
+    sender, receiver = wire.left.marshaller, wire.right.marshaller
+    text, array = "x" * (3 * LIMIT), wire.left.store.empty(LIMIT)
+    payload, parts, flags = sender.pack_call((text, array), {}, payload_limit=4 * LIMIT)
+    assert len(parts) == 1, "the array"
+    assert len(payload) > 3 * LIMIT
+    assert len(sender.pack_call((text,), {}, payload_limit=2 * LIMIT)[1]) == 1
+    got = receiver.unpack(payload, [wire.imported(part, wire.right) for part in parts], flags)
+    assert_same(got, [text, array])

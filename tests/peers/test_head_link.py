@@ -91,3 +91,6 @@ async def test_an_end_that_an_earlier_head_has_decided(monkeypatch: pytest.Monke
     answers += [zc.NoSuchActor("it is unknown")]
     with pytest.raises(zc.NoSuchActor):
         await HeadLink.ask_agent(link, "stop", ActorId(b"a" * 16))
+    link.absence.joined(6.0, "log")
+    answers += [zc.NoSuchActor("it is unknown")]
+    assert await HeadLink.ask_agent(link, "stop", ActorId(b"a" * 16)) is None, "an earlier head may have ended it"

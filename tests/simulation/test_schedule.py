@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zcactor.simulation.schedule import KINDS, BadSchedule, Fault, Schedule, draw
+from zcactor.simulation.schedule import KINDS, TAKE_OVER, BadSchedule, Fault, Schedule, draw
 
 KNOWN = ("calls", "streams")
 
@@ -16,7 +16,16 @@ def test_a_seed_is_one_schedule() -> None:
     assert draw(5, 6, 30.0, (), KNOWN) == draw(5, 6, 30.0, (), KNOWN)
     drawn = [draw(seed, 6, 30.0, (), KNOWN) for seed in range(300)]
     assert {schedule.workloads for schedule in drawn} == {("calls",), ("streams",), ("calls", "streams")}
-    assert {fault.kind for schedule in drawn for fault in schedule.faults} == set(KINDS)
+    heads = [draw(seed, 6, 30.0, (), (*KNOWN, TAKE_OVER)) for seed in range(300)]
+    given = [draw(seed, 6, 30.0, (TAKE_OVER,), (TAKE_OVER,)) for seed in range(9)]
+    assert {fault.kind for schedule in (*drawn, *heads, *given) for fault in schedule.faults} == set(KINDS)
+    for schedule, head in zip(drawn, heads, strict=True):
+        taken = TAKE_OVER in head.workloads
+        assert head.workloads == (*schedule.workloads, *[TAKE_OVER] * taken), "the other draws stay"
+        assert taken or head == schedule
+        assert not taken or not any(fault.kind == "head" for fault in schedule.faults)
+    assert 20 < sum(TAKE_OVER in schedule.workloads for schedule in heads) < 60
+    assert TAKE_OVER not in draw(heads[0].seed, 1000, 30.0, (), (*KNOWN, TAKE_OVER)).workloads
     assert any(len({fault.kind for fault in schedule.faults}) < 3 for schedule in drawn)
     assert [schedule.seed for schedule in drawn if schedule.wire == "native"] == list(range(0, 300, 10))
     assert {draw(seed, 6, 30.0, (), KNOWN, "python").wire for seed in (10, 11)} == {"python"}
@@ -45,4 +54,7 @@ def test_a_file_is_the_schedule(tmp_path: Path) -> None:
         Schedule.read(path, ("calls",))
     with pytest.raises(BadSchedule, match="at of a fault is -1"):
         path.write_text(replace(schedule, faults=(Fault(-1, "kill", ("h1",)),)).text())
+        Schedule.read(path, KNOWN)
+    with pytest.raises(BadSchedule, match="with the workload 'head'"):
+        path.write_text(replace(schedule, faults=(Fault(1, "restart", ("h0",)),)).text())
         Schedule.read(path, KNOWN)

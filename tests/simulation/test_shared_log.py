@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 
@@ -186,3 +187,25 @@ def test_followers_hear_of_all_that_lasts() -> None:
     scene.run(lambda: len(heard) == 3)
     assert heard == [None, LeaderAt(1, ONE.address), None]
     assert not scene.world.problems
+
+
+def test_terms_that_last_as_long_as_the_process() -> None:
+    scene = Scene(1, loss=0.0)
+    scene.book.ttl = math.inf
+    terms: list[Term] = []
+
+    async def lead(log: SharedLog) -> None:
+        terms.append(await log.campaign(ONE))
+        await log.record(terms[-1], [A])
+
+    first = scene.start(lead)
+    scene.run(lambda: "name" in scene.book.state)
+    scene.start(lead)
+    scene.book.stop()
+    assert not scene.world.run(lambda: len(terms) == 2, limit=scene.world.now + 100), "no silence ends it"
+    scene.book.resume()
+    assert not scene.world.run(lambda: len(terms) == 2, limit=scene.world.now + 100)
+    scene.world.end(first, "it was killed")
+    scene.book.free()
+    scene.run(lambda: len(terms) == 2)
+    assert [term.epoch for term in terms] == [1, 2]

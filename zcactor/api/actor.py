@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from zcactor.api.future import ObjectRef
 from zcactor.api.handle import ActorHandle
-from zcactor.errors import ActorDied, ConnectionLost, NotInitialized, RemoteError
+from zcactor.errors import ActorDied, ConnectionLost, HeadUnavailable, NotInitialized, RemoteError
 from zcactor.ids import for_spawn
 from zcactor.interface import MARK, Interface, constructor_of, shown
 from zcactor.marshal.packed import Packed
@@ -158,8 +158,9 @@ def _options_class(cls: Any, /, **options: Any) -> Any:
     return ActorOptions(cls, options)
 
 
-_ADDED = {"spawn": _spawn_class, "options": _options_class}
-"""The class methods that `@zc.actor` adds to a class."""
+_ADDED = {"spawn": _spawn_class, "options": _options_class}  # the class methods that `@zc.actor` adds to a class
+_KEPT = 1 << 20
+"""Bytes of the class and arguments of an actor that may restart which stay together, for the log of the heads."""
 
 
 class Actor:
@@ -290,9 +291,10 @@ async def _spawn(cls: Any, options: Mapping[str, Any], args: tuple[Any, ...], kw
     args = tuple([await value if isinstance(value, ObjectRef) else value for value in args])
     kwargs = {name: await value if isinstance(value, ObjectRef) else value for name, value in kwargs.items()}
     merged["namespace"] = merged.get("namespace") or process.namespace
-    recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs))
+    within = _KEPT if merged.get("max_restarts") else 0
+    recipe = Packed(*process.marshaller.pack_call((cls, *args), kwargs, payload_limit=within))
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in merged.items()}
-    kept = recipe if merged.get("max_restarts") else None
+    kept = recipe if within else None
     made = for_spawn()
     with _telling(process, name):
         handle, existed = await process.head.ask_agent("reserve", plain, name, Interface.of(cls).wire(), kept, *made)
@@ -371,7 +373,7 @@ async def _tell(process: LocalProcess, class_name: str) -> None:
 async def _report(process: LocalProcess, handle: ActorHandle, failure: str) -> None:
     """Report to the agent that the spawn failed; see `zcactor.control.head.Head.constructed`. The handle is kept until
     then: the agent would take its release for a spawn that was given up."""
-    with contextlib.suppress(ConnectionLost):  # the agent has ended, and the actor with it
+    with contextlib.suppress(ConnectionLost, HeadUnavailable):  # the actor has ended, or nobody will hold it
         await process.head.ask_agent("constructed", handle._remote.actor_id, failure)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zcactor.control.reservations import Reservations
     from zcactor.ids import ActorId
     from zcactor.process.context import LocalProcess
+    from zcactor.workers.worker_table import WorkerRecord
 
 __all__ = ["ActorEnds"]
 
@@ -51,7 +52,10 @@ class ActorEnds(Questions):
             self._nodes.unshare(worker)
             worker.kill()
         elif worker.shared:
-            self.process.tasks.start(discard(self.process, self.recorder, worker, actor.index))
+            self._discard(worker, actor.index)
+
+    def _discard(self, worker: WorkerRecord, index: int) -> None:
+        self.process.tasks.start(discard(self.process, self.recorder, worker, index))
 
     def _bury(self, actor: ActorRecord, cause: str) -> None:
         if actor.state == "dead":
@@ -74,6 +78,8 @@ class ActorEnds(Questions):
             HeadUnavailable: the head's log does not take it, and the actor lives on.
         """
         actor = self._actors.known(actor_id)
+        if self.members.taking_over is not None:
+            await self.members.taking_over.settled(actor)
         await self._decide_end(actor, gone_changes(actor), lambda: self._retire(actor, "it was killed by zc.kill"))
         if actor.gone is not None:
             await asyncio.shield(actor.gone)
@@ -86,6 +92,8 @@ class ActorEnds(Questions):
             HeadUnavailable: the head's log does not take it, and the actor lives on.
         """
         actor = self._actors.known(actor_id)
+        if self.members.taking_over is not None:
+            await self.members.taking_over.settled(actor)
         if actor.ending is None:
             stop = functools.partial(self._begin_stop, actor, "it was stopped by zc.stop", decided=True)
             await self._decide_end(actor, stopping_changes(actor), stop)
@@ -126,10 +134,14 @@ class ActorEnds(Questions):
             await asyncio.shield(actor.gone)
 
     def _unheld(self, actor: ActorRecord) -> None:
-        """Stop an actor whose last handle was dropped."""
-        if self.closing or actor.state == "dead" or (actor.token is not None and actor.token() is not None):
+        """Stop an actor whose last handle was dropped. Before a take-over is done, further holders may return; only its
+        spawner holds one that is pending."""
+        if self.closing or actor.state == "dead" or (self.members.is_taking_over and actor.state != "pending"):
+            return
+        if actor.token is not None and actor.token() is not None:
             return
         if actor.state == "pending":  # even a named one: the spawn was given up before the handle arrived
+            actor.withdrawn = True
             self._retire(actor, "its spawn was cancelled")
         elif actor.name is None and not actor.detached:
             self._begin_stop(actor, "its last handle was dropped")

@@ -32,7 +32,7 @@ from zcactor.control.node_table import NodeRecord, NodeTable
 from zcactor.control.recorder import HeadRecorder
 from zcactor.control.reservations import Reservations
 from zcactor.control.restoring import restored
-from zcactor.control.take_over import Decisions, TakeOver
+from zcactor.control.take_over import NO_RECIPE, Decisions, TakeOver
 from zcactor.errors import (
     ActorDied,
     ConnectionLost,
@@ -175,13 +175,19 @@ class Head(ActorEnds):
                 self._retire(actor, "its owner's process ended")
 
     async def _worker_for(self, actor: ActorRecord) -> WorkerRecord:
+        """Give an actor a process, and wait until that has started."""
+        worker = self._worker_of(actor)
+        await worker.started(self.process.config.spawn_timeout, actor.label)
+        return worker
+
+    def _worker_of(self, actor: ActorRecord) -> WorkerRecord:
+        """Give an actor a process, which is about to start or has started."""
         label = actor.class_name if actor.name is None else f"{actor.class_name} {shown(actor.name)}"
         assert actor.node is not None
         worker = self._nodes.worker_for(actor.node, label, actor.options, self._root(actor), actor.gpus)
         actor.worker = worker
         actor.index = worker.take_index()
         worker.actors[actor] = None
-        await worker.started(self.process.config.spawn_timeout, actor.label)
         return worker
 
     # ---------------------------------------------------------------- spawning
@@ -226,6 +232,8 @@ class Head(ActorEnds):
         await self.members.taken_over()
         known = self._actors.answered(asked.actor, asked.object_id, owner)
         if known is not None:
+            if known.state == "pending" and known.worker is not None:  # it was placed by an earlier head
+                await known.worker.started(self.process.config.spawn_timeout, known.label)
             return known, False
         existing = self._actors.holder_of(options["namespace"], options.get("name"))
         if existing is not None:
@@ -248,9 +256,10 @@ class Head(ActorEnds):
             await self._reservations.acquire(actor)
             actor.recorded = True
             here = ids.ProcessId(self.process.process)
+            worker = self._worker_of(actor)  # first, so that a head which takes over knows whose process that is
             await self.recorder.record(*reserved_changes(actor, self.recorder.max_recipe, here))
             if actor.state != "dead":
-                await self._worker_for(actor)
+                await worker.started(self.process.config.spawn_timeout, actor.label)
             if actor.state == "dead":
                 raise ActorDied(actor.label, actor.cause, False)
         except BaseException as error:
@@ -270,10 +279,16 @@ class Head(ActorEnds):
         empty when its process was lost. A repeated report changes nothing.
 
         Raises:
+            ActorDied: it was constructed, and a head that has taken the cluster over had given the spawn up.
             HeadUnavailable: the head's log does not take that the actor lives. The spawner gives it up.
         """
         await dawdle("constructed")
+        if failure is None:  # a take-over decides first whether the process is still there
+            await self.members.taken_over()
         actor = self._actors.get(actor_id)
+        if failure is None and (actor is None or (actor.state == "dead" and actor.withdrawn)):
+            label = f"actor {actor_id.hex()[:8]}" if actor is None else actor.label
+            raise ActorDied(label, "the cluster's head does not know it" if actor is None else actor.cause, True)
         if actor is None or actor.state == "dead":
             return
         if failure is None:
@@ -306,7 +321,7 @@ class Head(ActorEnds):
             self._alive, self._actor_lost,
             lambda actor: self.process.tasks.start(self._restart(actor, actor.restarts, 0.0)),
             lambda actor: self._begin_stop(actor, "it was being stopped", decided=True),
-            self._retire, self.end_owned, self._unheld, self.members.forget,
+            self._retire, self._discard, self.end_owned, self._unheld, self.members.forget,
         )  # fmt: skip
         actors = restored(entries)
         for actor in actors:
@@ -327,6 +342,8 @@ class Head(ActorEnds):
             actor.worker.actors.pop(actor, None)
         actor.displaced = actor.node is not None and not self._nodes.has(actor.node)
         if self.closing or not actor.may_restart():
+            if actor.recipe is None and actor.recipe_holders and not cause.endswith(NO_RECIPE):
+                cause += NO_RECIPE
             stopped = actor.ending is not None or actor.doomed
             self._bury(actor, f"{cause} while it was being stopped" if stopped else cause)
             return

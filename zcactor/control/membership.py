@@ -113,9 +113,8 @@ class Membership:
         self.ranks = Ranks({} if nodes.own is None else nodes.own.facts)
         """The ranks of a run that have joined."""
         self.patience = 0.0
-        """Seconds that nodes go on without a head, as those that join are told; 0 where the head keeps no log."""
+        """Seconds that nodes go on without a head, as those that join are told; 0 without a log."""
         self.log = ""
-        """The name of the log."""
         self.taking_over: TakeOver | None = None
         """The take-over, where this head goes on where an earlier one has ended."""
 
@@ -193,6 +192,11 @@ class Membership:
     async def some_node(self) -> None:
         """Wait for the first node: a head can be asked before the node beside it has joined."""
         await self._some_node.wait()
+
+    @property
+    def is_taking_over(self) -> bool:
+        """Whether it is not decided yet what goes on of an earlier head's cluster."""
+        return self.taking_over is not None and not self.taking_over.done.is_set()
 
     async def taken_over(self) -> None:
         """Wait until it is decided what goes on of an earlier head's cluster."""
@@ -368,8 +372,6 @@ class Membership:
             raise AuthenticationError("this process is the agent of no node of this cluster")
         return self._remote[node][0]
 
-    # ---------------------------------------------------------------- programs
-
     async def join_driver(self, address: str, machine: str) -> tuple[float, str]:
         """Let the calling program use the cluster, until it leaves or its connection ends.
 
@@ -440,10 +442,8 @@ class Membership:
         if node is not None and node.heard is not None:
             return -1.0 if node in self._fenced else self._process.loop.time() - node.heard, address
         known = process == self._process.process or process in self._nodes.drivers or node is not None
-        known = known or (self.taking_over is not None and not self.taking_over.done.is_set())
+        known = known or self.is_taking_over
         return 0.0 if known else -1.0, address
-
-    # ---------------------------------------------------------------- ends
 
     def session_lost(self, session: Session) -> None:
         """Note the end of the last connection to a process."""

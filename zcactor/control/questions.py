@@ -51,10 +51,10 @@ class Questions:
     async def leader(self) -> dict[str, Any]:
         """The facts about this head: ``address``, ``pid``, ``epoch`` (of its term), ``log`` (empty for one in memory),
         ``state`` (``"leading"``, or ``"taking over"`` until all is decided) and ``standbys``."""
-        facts, taking = self._facts, self.members.taking_over
+        facts = self._facts
         return {
             "address": facts["address"].rpartition("@")[2], "pid": facts["pid"], "epoch": self.recorder.epoch,
-            "log": self.members.log, "state": "leading" if taking is None or taking.done.is_set() else "taking over",
+            "log": self.members.log, "state": "taking over" if self.members.is_taking_over else "leading",
             "standbys": [],
         }  # fmt: skip
 

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from zcactor.ids import ProcessId
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["Decisions", "ReportedWorker", "TakeOver"]
+__all__ = ["NO_RECIPE", "Decisions", "ReportedWorker", "TakeOver"]
 
 logger = logging.getLogger("zcactor")
 _ENDED: Final = "its process had ended when the cluster's head was started again"
 _GONE: Final = "its node did not return to the cluster's new head"
-_NO_RECIPE: Final = "; the log has not its class and arguments, so it is not started again"
+NO_RECIPE: Final = "; the log has not its class and arguments, so it is not started again"
+"""An addition to the cause of the end of an actor that could otherwise restart."""
 _UNEXPLAINED: Final = "the cluster's log knows no actor in it"
 
 
@@ -58,6 +59,8 @@ class Decisions(NamedTuple):
     """Stop an actor, as was decided before."""
     retire: Callable[[ActorRecord, str], None]
     """End an actor, for a cause."""
+    discard: Callable[[WorkerRecord, int], None]
+    """End what is at an index of a shared process."""
     end_owned: Callable[[ProcessId], None]
     """Retire the actors that a process made which has ended."""
     unheld: Callable[[ActorRecord], None]
@@ -122,16 +125,24 @@ class TakeOver:
         self._awaited.pop(node.process, None)
         self.nodes += 1
         found: dict[bytes, WorkerRecord] = {}
+        ended: list[tuple[WorkerRecord, int]] = []
         for told in workers:
             worker = node.workers.adopt(told.process, told.label, told.driver, shared=told.shared, pid=told.pid)
             self._nodes.adopt(node, worker, told.address)
             found[told.process] = worker
         for actor in self._by_node.pop(node.id, ()):
-            self._settle(actor, node, found.get(actor.location[0]))
+            place = found.get(actor.location[0])
+            if actor.state != "dead":
+                self._settle(actor, node, place)
+            elif place is not None:  # it was ended before its node returned
+                ended.append((place, actor.location[1]))
         for worker in found.values():
             if not worker.actors:
                 worker.leaving = True
                 worker.kill(_UNEXPLAINED)
+        for worker, index in ended:
+            if worker.actors:
+                self._decisions.discard(worker, index)
         self._look()
 
     def _settle(self, actor: ActorRecord, node: NodeRecord, worker: WorkerRecord | None) -> None:
@@ -172,6 +183,11 @@ class TakeOver:
         if not self._awaited and not self._drivers and self._beside is None:
             self._complete.set()
 
+    async def settled(self, actor: ActorRecord) -> None:
+        """Wait until it is known whether the process of an actor lives."""
+        if actor in self._was and actor.worker is None and actor.state != "dead":
+            await self.done.wait()
+
     # ---------------------------------------------------------------- the end
 
     async def finish(self, fence: float) -> None:
@@ -192,12 +208,12 @@ class TakeOver:
         for owner in dict.fromkeys(actor.owner for actor in self._was if actor.state != "dead"):
             if owner not in self._nodes.drivers and self._nodes.worker(owner) is None:
                 self._decisions.end_owned(owner)
+        self.done.set()  # all who hold actors have returned
         for actor, was in self._was.items():
             if was == "stopping":
                 self._decisions.stop(actor)
-            elif actor.state == "alive":
+            elif actor.state in ("alive", "restarting"):
                 self._decisions.unheld(actor)
-        self.done.set()
 
     def _give_up_nodes(self) -> None:
         for driver in self._drivers:
@@ -209,12 +225,15 @@ class TakeOver:
             pool.lost(_GONE)
             node = NodeRecord(process, pool, facts)
             for actor in self._by_node.pop(node.id, ()):
-                actor.node = node
-                self._lost.append((actor, _GONE))
+                if actor.state != "dead":
+                    actor.node = node
+                    self._lost.append((actor, _GONE))
         self._members.clear()
         own = self._nodes.own
         for actors in self._by_node.values():  # of the head's own node, or of one whose loss was recorded already
             for actor in actors:
+                if actor.state == "dead":
+                    continue
                 if own is not None and actor.node_id == own.id:
                     actor.node = own
                     self._nodes.ledger.restore(own.id, actor.request, actor.gpus)
@@ -223,6 +242,8 @@ class TakeOver:
 
     def _decide(self, actor: ActorRecord, cause: str) -> None:
         """Restart or bury an actor without a process."""
+        if actor.state == "dead":  # it was ended meanwhile
+            return
         if self._was[actor] == "pending":
             actor.withdrawn = True  # a repeated request makes it anew
             self._decisions.retire(actor, f"it could not be placed: {cause}")
@@ -230,4 +251,4 @@ class TakeOver:
             self._decisions.restart(actor)
         else:
             actor.set_state("alive")
-            self._decisions.lost(actor, cause + (_NO_RECIPE if actor.recipe_holders else ""))
+            self._decisions.lost(actor, cause + (NO_RECIPE if actor.recipe_holders else ""))

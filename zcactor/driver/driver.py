@@ -20,6 +20,7 @@ from zcactor.assembly.fork_guard import watch_forks
 from zcactor.assembly.process import Process
 from zcactor.config import TRANSPORTS, Config, load_config
 from zcactor.control.node_table import machine_of, own_machine
+from zcactor.driver.head_search import HeadSearch
 from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
 from zcactor.marshal.importable import search_here
@@ -305,9 +306,8 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
     search_here(search_path())
     process.head.absence.joined(*joined)
     process.system.on_head_ends = process.head.absence.give_up
-    runtime = JoinedRuntime(config, process, directory, address, machine)
-    process.connections.on_lost = runtime.session_lost
-    return runtime
+    process.connections.on_lost = HeadSearch(process, machine).session_lost
+    return JoinedRuntime(config, process, directory, address)
 
 
 async def _agent_is_ready(

@@ -18,10 +18,8 @@ from zcactor.process import context
 if TYPE_CHECKING:
     import socket
 
-    from zcactor.api.handle import ActorHold
     from zcactor.assembly.process import Process
     from zcactor.config import Config
-    from zcactor.rpc.session import Session
     from zcactor.workers.orphans import LastResort
     from zcactor.workers.run_directory import RunDirectory
 
@@ -216,48 +214,12 @@ class EmbeddedRuntime(Runtime):
 class JoinedRuntime(Runtime):
     """The runtime of a program that has joined a running cluster."""
 
-    def __init__(self, config: Config, process: Process, directory: RunDirectory, address: str, machine: str) -> None:
+    def __init__(self, config: Config, process: Process, directory: RunDirectory, address: str) -> None:
         super().__init__(config, process, directory)
         self._address = address
-        self._machine = machine
-        self._seeking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<zcactor cluster at {self._address}, head {self.node_id[:8]}>"
-
-    def session_lost(self, session: Session) -> None:
-        """Look for the head, where the connection to it was lost."""
-        sessions, tasks = self.process.sessions, self.process.tasks
-        lost = session.peer_process == sessions.head and sessions.used.get(sessions.head) is None
-        patient = self.process.head.absence.patience > 0
-        if lost and patient and not tasks.closing and (self._seeking is None or self._seeking.done()):
-            self.process.head.absence.begin()
-            self._seeking = tasks.begin(self._seek())
-
-    async def _seek(self) -> None:
-        process = self.process
-        while await process.head.absence.seek(self._return):
-            if process.sessions.living(process.sessions.head) is not None:
-                return
-
-    async def _return(self) -> bool:
-        """Join a head that is back, as the program of before, and lease the actors anew of which this process has
-        handles."""
-        process = self.process
-        session, held = await process.head.rejoin("return_driver", process.address, self._machine, list(self._holds()))
-        holds = self._holds()
-        for object_id in held:
-            if object_id in holds:
-                holds[object_id].renew(session.release)
-            else:
-                session.release(object_id)
-        return True
-
-    def _holds(self) -> dict[int, ActorHold]:
-        """The leases on actors of which this process has handles, by object id. A frame that waits must not keep them:
-        where the wait fails, the error's traceback keeps the frame."""
-        remotes = list(self.process.sessions.remotes.values())
-        return {remote.hold.id: remote.hold for remote in remotes if remote.hold is not None}
 
     async def _end_actors(self, grace: float) -> None:
         await self.process.head.ask_members("leave_driver", grace)

@@ -85,6 +85,7 @@ class Marshaller:
         moved: list[Array] | None = None,
         *,
         direct: bool = False,
+        payload_limit: int = 0,
     ) -> PackedMessage:
         """Pack the arguments of a call, in order. With keyword arguments the last element is their mapping.
 
@@ -94,6 +95,8 @@ class Marshaller:
             eager_limit: bytes, the eager limit of the connection that is to carry them; 0 takes that of the process.
             moved: a list that receives the arrays that are handed over. They are dead from then on; see `restore`.
             direct: the message goes straight to the process that runs the method.
+            payload_limit: bytes of a payload that goes into no object of its own, as it is to be a value in another
+                message; 0 takes the eager limit.
 
         Raises:
             OutOfMemory: an array does not fit the store.
@@ -113,7 +116,7 @@ class Marshaller:
         encodable = [packing.pack_argument(value) for value in args]
         if kwargs:
             encodable.append({name: packing.pack_argument(value) for name, value in kwargs.items()})
-        packed = self._finish(packing, encodable, _KWARGS if kwargs else 0)
+        packed = self._finish(packing, encodable, _KWARGS if kwargs else 0, payload_limit)
         if packing.moved and moved is not None:
             moved.extend(move.array for move in packing.moved)
         return packed
@@ -132,10 +135,10 @@ class Marshaller:
         packing = Packing(self.store, self.copies, limit)
         return self._finish(packing, packing.pack(value), 0)
 
-    def _finish(self, packing: Packing, encodable: Any, flags: int) -> PackedMessage:
+    def _finish(self, packing: Packing, encodable: Any, flags: int, payload_limit: int = 0) -> PackedMessage:
         payload = encode(encodable)
         packed: PackedMessage = payload, packing.parts, flags
-        if len(payload) > packing.eager_limit:
+        if len(payload) > (payload_limit or packing.eager_limit):
             packed = self._spilled(payload, packing.parts, flags)
         for move in packing.moved:
             retire(move.array)

@@ -333,7 +333,7 @@ async def _serve(
 
         begun = HeadBeginning(setup, config)
         try:
-            await begun.campaign()
+            await begun.take()
         except ZcactorError as error:
             _tell(control, b"e" + str(error).encode())
             return False

@@ -122,8 +122,8 @@ class HeadLink:
                 if not self.absence.going_on:
                     raise
             except NoSuchActor:
-                if repeated and method in _ENDING:
-                    return None  # the head of before has done it, and the one of now never knew the actor
+                if method in _ENDING and (repeated or self.absence.patience):
+                    return None  # it is dead: the head of before has ended it, and the one of now never knew it
                 raise
             repeated = True
 

@@ -13,10 +13,15 @@ from zcactor import ids
 from zcactor.assembly.agents import assemble_agent
 from zcactor.assembly.endpoints import find_through, may_read
 from zcactor.assembly.process import Process
+from zcactor.control.beginning import Beginning
+from zcactor.control.head import Head
+from zcactor.control.head_log import Candidate, LogUnavailable
 from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_agent import NodeAgent
 from zcactor.control.node_table import facts_of
+from zcactor.driver.head_search import HeadSearch
 from zcactor.errors import ZcactorError
+from zcactor.node.door import Door
 from zcactor.node.worker_main import serve
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Store
@@ -29,10 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from zcactor.config import Config
-    from zcactor.control.head import Head
+    from zcactor.control.entries import Entries
     from zcactor.control.head_log import HeadLog
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.network import Network
+    from zcactor.simulation.shared_log import SharedBook
     from zcactor.workers.worker_table import WorkerRecord
 
 __all__ = ["Cluster", "Host"]
@@ -91,6 +97,15 @@ class Cluster:
         """Called with each process as it is made."""
         self.make_log: Callable[[], HeadLog] = MemoryLog
         """The maker of the head's log."""
+        self.book: SharedBook | None = None
+        """The memory of that log, which outlives the head: a head that is started again goes on with the cluster. None
+        where the cluster ends with its head."""
+        self.on_head: Callable[[Head], None] = lambda _: None
+        """Called with each head that has a log which outlives it, before it begins."""
+        self.on_head_lost: Callable[[Head], None] = lambda _: None
+        """Called with each head that is killed, as it was then."""
+        self.on_take_over: Callable[[Entries], None] = lambda _: None
+        """Called with the entries of the log with which a head goes on."""
         self._pids = 100
         self._workers = 0
 
@@ -139,6 +154,10 @@ class Cluster:
             connection.vanish(silently=silently)
         host = self.hosts[loop.host]
         if loop is host.agent:
+            if host is self.head_host and self.book is not None:
+                self.book.free()
+                if isinstance(host.node, Head):
+                    self.on_head_lost(host.node)
             host.agent = host.node = None
             for other in [each for each in self.world.loops.values() if each.host == host.name]:
                 if other.name.startswith("w"):  # its zygote ends with it, and all workers
@@ -154,41 +173,61 @@ class Cluster:
     # ---------------------------------------------------------------- nodes
 
     def start_agent(self, name: str) -> SimLoop:
-        """Start the agent of a host; the first agent of all is the head."""
+        """Start the agent of a host; the first agent of all is the head, and so is each later one on its host where the
+        head's log outlives it."""
         host = self.hosts.get(name)
         if host is None:
             host = self.hosts[name] = Host(name)
         host.boots += 1
         loop = host.agent = self.world.process(name, f"agent{host.boots}.{name}")
-        is_head = self.head_host is None
+        is_head = self.head_host is None or (host is self.head_host and self.book is not None)
         if is_head:
             self.head_host = host
         loop.begin(self._agent(loop, host, is_head=is_head))
         return loop
 
     async def _agent(self, loop: SimLoop, host: Host, *, is_head: bool) -> None:
-        process = self._process(loop, "agent", host, ids.new_process())
-        await process.endpoint.start(process.connections.accepted)
+        known = ids.ProcessId(self.head_id) if is_head and self.head_id else ids.new_process()
+        process = self._process(loop, "agent", host, known)
+        begun = None
+        if is_head and self.book is not None:
+            begun = Beginning(self.make_log(), "the shared log", known, self.config.head_patience)
+            try:
+                await begun.campaign(Candidate(process.address, host.name, process.place.pid))
+            except LogUnavailable:
+                self.kill(loop, "its log did not answer")
+                return
+            if begun.entries is not None:
+                self.on_take_over(begun.entries)
+        door = Door(process.connections.accepted)
+        await process.endpoint.start(door.accepted)
         node: Head | NodeAgent
         workers = host.workers = SimWorkers(
             loop, lambda record: self._fork(host, record), lambda victim, cause: self.kill(victim, cause),
             lambda record: node.worker_ended(record),
         )  # fmt: skip
         facts = facts_of(process.address, ["local", "tcp"], host.machine, process.place)
-        log = self.make_log() if is_head else None
+        log = (begun.log if begun is not None else self.make_log()) if is_head else None
         node = host.node = assemble_agent(process, workers, facts, self.resources, self.heartbeat, self.hang_after, log)
-        if isinstance(node, NodeAgent):
-            try:
+        try:
+            if isinstance(node, NodeAgent):
+                door.open()
                 await node.join(facts, self.resources)
-            except ZcactorError as error:
-                self.world.note(loop.label, "refused", why=type(error).__name__)
-                self.kill(loop, "it could not join")
-                return
-        else:
-            await node.recorder.lead()
+            elif begun is None:
+                await node.recorder.lead()
+            else:
+                self.on_head(node)
+                await begun.begin(node, process.address)
+        except ZcactorError as error:
+            self.world.note(loop.label, "refused", why=type(error).__name__)
+            self.kill(loop, "it could not join" if log is None else "its log did not answer")
+            return
+        door.open()
         self.joined += 1
         self.world.note(loop.label, "joined")
         await node.finished
+        if isinstance(node, Head):
+            await node.recorder.aclose()
         await process.close()
         self.kill(loop, "its process exited with status 0")
 
@@ -219,11 +258,14 @@ class Cluster:
         process = self._process(loop, "driver", host, ids.new_process())
         await process.endpoint.start(process.connections.accepted)
         try:
-            await process.head.ask_members("join_driver", process.address, host.machine)
+            joined = await process.head.ask_members("join_driver", process.address, host.machine)
         except ZcactorError as error:
             self.world.note(loop.label, "refused", why=type(error).__name__)
             self.kill(loop, "it could not join")
         else:
+            process.head.absence.joined(*joined)
+            process.system.on_head_ends = process.head.absence.give_up
+            process.connections.on_lost = HeadSearch(process, host.machine).session_lost
             await program(process)
 
     # ---------------------------------------------------------------- hosts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ConnectionLost
@@ -84,11 +85,12 @@ class SimEndpoint(EndpointContext):
         """The endpoint with that process id, at this moment.
 
         Raises:
-            ConnectionLost: no process listens there, or its host refuses connections.
+            ConnectionLost: no process listens there, which its host says, or its host refuses connections.
         """
         other: SimEndpoint | None = self.network.listening.get(name)
         if other is None or other.loop.dead:
-            raise ConnectionLost(f"process {name} cannot be reached: nobody listens there")
+            refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+            raise ConnectionLost(f"process {name} cannot be reached: nobody listens there") from refused
         if other.loop.host in self.network.refusing and other.loop.host != self.loop.host:
             raise ConnectionLost(f"process {name} cannot be reached: Connection refused")
         return other

@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import OutOfMemory
+from zcactor.simulation.failpoints import POINTS
 from zcactor.simulation.network import Delay, reset
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Faults:
         self._stopped: list[SimLoop] = []
         self._taken: dict[SimLoop, list[Block]] = {}
         self._dark: dict[str, None] = {}
+        self._points: dict[str, Fault] = {}
         self._over = False
         self.beheaded = False
         """Whether the head's host is gone, and the cluster with it."""
@@ -108,6 +110,38 @@ class Faults:
         self.beheaded = True
         self._record.saw("the head's host is gone")
         self._cluster.switch_off(fault.who[0])
+
+    def _failpoint(self, fault: Fault) -> None:
+        """Kill the head where it reaches a point, from now on."""
+        self._points.setdefault(POINTS[fault.number % len(POINTS)], fault)
+
+    def armed(self) -> bool:
+        """Whether the head is to be killed at a point."""
+        return bool(self._points)
+
+    def reached(self, point: str) -> bool:
+        """Kill the head where `point` is armed; whether that was so."""
+        fault = self._points.pop(point, None)
+        if fault is None or self._over:
+            return False
+        self._record.saw(f"head killed {point}")
+        self._restart(fault)
+        return True
+
+    def _restart(self, fault: Fault) -> None:
+        host = self._cluster.hosts[fault.who[0]]
+        if host.agent is None:  # an earlier fault of that kind
+            return
+        self._record.saw("head killed")
+        self._cluster.kill(host.agent, "its process was killed by signal 9 (SIGKILL)")
+        host.starting = True
+        self._later(fault.seconds, self._start, host.name)
+
+    def _silence(self, fault: Fault) -> None:
+        if self._cluster.book is not None:
+            self._record.saw("the head's log is silent")
+            self._cluster.book.stop()
+            self._later(fault.seconds, self._cluster.book.resume)
 
     def _light(self, host: str) -> None:
         if host not in self._dark:
@@ -235,7 +269,8 @@ class Faults:
     # ---------------------------------------------------------------- repairs
 
     def _supervise(self) -> None:
-        """Start the agent of a host again that has ended, as long as there is a head."""
+        """Start the agent of a host again that has ended, as long as there is a head. Where a head comes back, nodes
+        may end for want of it after all faults."""
         if self.beheaded:
             return
         for host in self._cluster.hosts.values():
@@ -247,7 +282,8 @@ class Faults:
     def _start(self, name: str) -> None:
         host = self._cluster.hosts[name]
         host.starting = False
-        if host.agent is None and name not in self._dark and not self._over and not self.beheaded:
+        over = self._over and self._cluster.book is None
+        if host.agent is None and name not in self._dark and not over and not self.beheaded:
             self._record.saw("node joined again")
             self._cluster.start_agent(name)
 
@@ -263,4 +299,10 @@ class Faults:
         self._taken.clear()
         for host in list(self._dark):
             self._light(host)
+        book, first = self._cluster.book, self._cluster.head_host
+        if book is not None and first is not None:
+            book.resume()
+            book.loss = 0.0
+            if first.agent is None:
+                self._cluster.start_agent(first.name)
         self._world.note(self._loop.label, "healed")

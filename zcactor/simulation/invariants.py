@@ -48,6 +48,9 @@ class Invariants(logging.Handler):
         self._states = States(record)
         record.on_construct = self.supervision.constructed
         cluster.on_process = self._born
+        cluster.on_head = self.supervision.begins
+        cluster.on_head_lost = self.supervision.head_lost
+        cluster.on_take_over = self.supervision.taken_over
         cluster.network.on_lost = self._lost
         cluster.network.on_overrun = self._overrun
         cluster.network.on_delivered = self._delivered
@@ -95,6 +98,9 @@ class Invariants(logging.Handler):
     def _watch_head(self, loop: SimLoop) -> None:
         host = self._cluster.head_host
         assert host is not None
+        if host.node is None:  # its log has not answered yet
+            loop.at(self._world.now + COUNTED, self._watch_head, loop)
+            return
         self.supervision.attach(host.node)
         self._count(loop)
 

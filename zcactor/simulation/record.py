@@ -77,6 +77,11 @@ class Record:
         self.broken: list[Broken] = []
         self.calm = True
         """Whether no fault has happened so far."""
+        self.take_overs = 0
+        """The number of heads that have gone on where an earlier one had ended. Each may start an actor again whose
+        start it cannot have seen."""
+        self.ends: dict[str, str] = {}
+        """The causes of the ends of named actors, by name, as heads with a log have decided them."""
         self._numbers = 0
         self.apart: Callable[[str, str], bool] = lambda *_: False
         """Whether the second of two hosts may not have noticed yet that an actor on it was ended; see
@@ -108,7 +113,10 @@ class Record:
         return made
 
     def ran(self, number: int, instance: object) -> None:
-        """Note that a method has begun, in the actor `instance`."""
+        """Note that a method has begun, in the actor `instance`. One that begins in the ruins of an ended process does
+        not count."""
+        if getattr(asyncio._get_running_loop(), "dead", False):
+            return
         operation = self.operations[number]
         operation.runs += 1
         self.world.note(self.place(), "run", op=number)

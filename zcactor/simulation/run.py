@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, Final
@@ -17,10 +18,14 @@ from zcactor.marshal.arrays import known_codes, known_dtypes
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.simulation import record as records
 from zcactor.simulation.cluster import Cluster
+from zcactor.simulation.failpoints import FailingLog
 from zcactor.simulation.faults import Faults
 from zcactor.simulation.invariants import Invariants
+from zcactor.simulation.loop import SimLoop
 from zcactor.simulation.network import Network
 from zcactor.simulation.record import Record
+from zcactor.simulation.schedule import TAKE_OVER
+from zcactor.simulation.shared_log import SharedBook
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.workloads import WORKLOADS
 from zcactor.simulation.workloads.scene import Scene
@@ -31,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zcactor.assembly.process import Process
-    from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.schedule import Fault, Schedule
     from zcactor.simulation.workloads.scene import Workload
 
@@ -45,6 +49,10 @@ ENDING: Final = 60.0
 """Virtual seconds in which every actor has ended."""
 DISSOLVING: Final = 30.0
 """Virtual seconds in which a cluster without a head has ended: every node notices the loss, and ends its workers."""
+DELAYS: Final = (0.0, 0.001, 0.05)
+"""Longest virtual seconds on the way to the heads' log and back, of which a run has one."""
+LOSSES: Final = (0.0, 0.0, 0.05, 0.2)
+"""Probabilities of a loss on either way, likewise."""
 EVENTS: Final = 3_000
 """Events that a call may cost, and (in a second) a node: far more is a storm."""
 
@@ -103,7 +111,15 @@ class Run:
         self._phase = ""
         self._go: asyncio.Future[None] | None = None
         self._driver: SimLoop | None = None
+        self._nowhere = SimLoop(self.world, "nowhere", "garbage", 0.0, 1.0)
+        self._nowhere.end()
         self.faults = Faults(self.cluster, self.record)
+        if TAKE_OVER in schedule.workloads:
+            drawn = self.world.random("log")
+            self.cluster.book = book = SharedBook(
+                drawn, lambda: self.world.now, ttl=math.inf, delay=drawn.choice(DELAYS), loss=drawn.choice(LOSSES)
+            )
+            self.cluster.make_log = lambda: FailingLog(book, self.faults.reached, self.faults.armed)
 
     def play(self) -> bool:
         """Play the run. Returns whether every invariant held."""
@@ -242,7 +258,12 @@ class Run:
     def _sweep(self, generation: int = 2) -> None:
         """Collect garbage, ended processes included, whose pending steps hold all of their objects."""
         self.world.forget()
-        gc.collect(generation)
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self._nowhere)  # destroyed frames of ended processes take steps, without effect
+        try:
+            gc.collect(generation)
+        finally:
+            asyncio._set_running_loop(before)
 
     def _collect(self) -> None:
         """Collect garbage, now and again: the process and the moment of it decide when leases end."""

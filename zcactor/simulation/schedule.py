@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["KINDS", "VERSION", "WIRES", "BadSchedule", "Fault", "Schedule", "check_schedule", "draw"]
+__all__ = ["KINDS", "TAKE_OVER", "VERSION", "WIRES", "BadSchedule", "Fault", "Schedule", "check_schedule", "draw"]
 
 VERSION: Final = 1
 _OF_WORKERS: Final = ("kill", "exit", "stop", "full", "jump")
@@ -22,14 +22,19 @@ _OF_NODES: Final = ("agent", "zygote", "off", "refuse", "handshake")
 _OF_WAYS: Final = ("cut", "oneway", "flap", "reset", "slow")
 _OF_SETS: Final = ("part", "swizzle")
 _OF_ALL: Final = ("head",)
+_OF_HEADS: Final = ("restart", "silence", "failpoint")
 _DRAWN: Final = (*_OF_WORKERS, *_OF_NODES, *_OF_WAYS, *_OF_SETS)
-KINDS: Final = (*_DRAWN, *_OF_ALL)
+KINDS: Final = (*_DRAWN, *_OF_ALL, *_OF_HEADS)
 """Kinds of faults. Of a worker: SIGKILL, an exit of its own, SIGSTOP for a while, a store without room for a while, and
 a clock that jumps ahead. Of a node: the SIGKILL of its agent, the loss of its zygote, a host without power for a while,
 a host that takes no new connections, and a host whose handshakes get lost. Of two hosts: neither reaches the other,
 only one direction is cut, or both are by fits and starts; their connections are reset; the way between them is slow. Of
 several hosts: they are cut off from the others, or each from all, one after another, and come back in another order. Of
-the cluster: the head's own host is switched off for good, and the cluster ends."""
+the cluster: the head's own host is switched off for good, and the cluster ends. Of a head with a log, see `TAKE_OVER`:
+the SIGKILL of its process, which is started again after a while, at once or at the next of one of
+`zcactor.simulation.failpoints.POINTS`, and a log that does not answer for a while."""
+TAKE_OVER: Final = "head"
+"""The workload of clusters whose head has a log that outlives it."""
 
 
 WIRES: Final = ("python", "native")
@@ -40,6 +45,10 @@ _BEHEADED: Final = 1 / 16
 """The probability that a seed's cluster loses its head's host."""
 _SHARE: Final = 0.4
 """The probability that a seed has a workload."""
+_TAKEN_OVER: Final = 1 / 8
+"""The probability that a seed has `TAKE_OVER` as well."""
+_LARGE: Final = 64
+"""Nodes above which a seed has it only where it is given."""
 
 
 class BadSchedule(ValueError):
@@ -55,7 +64,7 @@ class Fault:
         kind: one of `KINDS`.
         who: the host, the two hosts, or the set of hosts.
         seconds: how long the fault lasts, where it ends by itself; by how much a clock jumps.
-        number: the number of the host's worker, modulo the number of living ones.
+        number: the number of the host's worker, modulo the number of living ones; that of a point.
     """
 
     at: float
@@ -165,6 +174,8 @@ def check_schedule(schedule: Schedule, known: Sequence[str]) -> None:
             raise ValueError(f"unknown fault {fault.kind!r}; there are {', '.join(KINDS)}")
         if fault.kind in _OF_ALL and (fault.who != ("h0",) or schedule.nodes < 2):
             raise ValueError(f"a fault {fault.kind!r} is of ['h0'], in a cluster of two nodes or more")
+        if fault.kind in _OF_HEADS and (fault.who != ("h0",) or TAKE_OVER not in schedule.workloads):
+            raise ValueError(f"a fault {fault.kind!r} is of ['h0'], with the workload {TAKE_OVER!r}")
         away = [host for host in fault.who if host not in hosts]
         if away or not fault.who:
             raise ValueError(f"a fault names host {away[0] if away else ''!r}, there are h0 to h{schedule.nodes - 1}")
@@ -192,8 +203,17 @@ def draw(
     if wire == "mixed":
         wire = WIRES[seed % _NATIVE == 0]
     rng = random.Random(f"{seed}/workloads")
+    end = _end(nodes, duration, random.Random(f"{seed}/head"))
+    heads = random.Random(f"{seed}/take-over")
+    points = TAKE_OVER in workloads  # failpoints are for runs that ask for them
     if not workloads:
-        workloads = [name for name in known if rng.random() < _SHARE] or [rng.choice(known)]
+        others = [name for name in known if name != TAKE_OVER]
+        workloads = [name for name in others if rng.random() < _SHARE] or [rng.choice(others)]
+        taken = TAKE_OVER in known and heads.random() < _TAKEN_OVER and nodes <= _LARGE
+        if taken and not end and "drains" not in workloads:  # a drain is not gone on with by the next head
+            workloads.append(TAKE_OVER)
+    if TAKE_OVER in workloads:
+        end = _take_overs(duration, heads, points=points)
     rng = random.Random(f"{seed}/config")
     settings = {
         "recv_depth": rng.choice((4, 5, 8, 16, 64, 1024)),
@@ -210,10 +230,7 @@ def draw(
         duration,
         tuple(workloads),
         settings,
-        tuple(
-            _faults(nodes, duration, random.Random(f"{seed}/faults"))
-            + _end(nodes, duration, random.Random(f"{seed}/head"))
-        ),
+        tuple(_faults(nodes, duration, random.Random(f"{seed}/faults")) + end),
         wire,
     )
 
@@ -250,3 +267,23 @@ def _end(nodes: int, duration: float, rng: random.Random) -> list[Fault]:
     if nodes < 2 or rng.random() >= _BEHEADED:
         return []
     return [Fault(round(rng.uniform(0.4, 0.9) * duration, 3), _OF_ALL[0], ("h0",))]
+
+
+def _take_overs(duration: float, rng: random.Random, *, points: bool) -> list[Fault]:
+    """The ends of heads that are started again, some of them within the next take-over, and the silences of their
+    log."""
+    faults: list[Fault] = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at, more = rng.uniform(0.05, 0.9) * duration, True
+        while more and at < duration:
+            seconds = rng.choice((rng.uniform(0.1, 2), rng.uniform(2, 5), rng.uniform(5, 12)))
+            faults.append(Fault(round(at, 3), "restart", ("h0",), round(seconds, 3)))
+            at += seconds + rng.choice((rng.uniform(0, 0.5), rng.uniform(0, 10)))
+            more = rng.random() < 0.3
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        at = rng.uniform(0.05, 0.9) * duration
+        faults.append(Fault(round(at, 3), "silence", ("h0",), round(rng.choice((1.0, rng.uniform(1, 12))), 3)))
+    for _ in range(rng.choice((0, 1, 2, 3)) if points else 0):
+        at, seconds = rng.uniform(0.02, 0.8) * duration, rng.choice((rng.uniform(0.1, 2), rng.uniform(2, 8)))
+        faults.append(Fault(round(at, 3), "failpoint", ("h0",), round(seconds, 3), rng.randrange(1 << 16)))
+    return faults

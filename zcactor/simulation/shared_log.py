@@ -48,16 +48,20 @@ class SharedBook:
         clock: the clock by which leases end, in seconds.
         delay: the longest time of a request on its way, and of an answer, in seconds.
         loss: the probability that either is lost.
+        ttl: seconds of a lease. Infinite where terms last, as those of a log in a file: then only `free` ends the term
+            of a process that was killed.
     """
 
     def __init__(
-        self, draws: random.Random, clock: Callable[[], float], *, delay: float = 0.005, loss: float = 0.05
-    ) -> None:
+        self, draws: random.Random, clock: Callable[[], float], *, delay: float = 0.005, loss: float = 0.05,
+        ttl: float = TTL,
+    ) -> None:  # fmt: skip
         self.state: HeadState = {}
         self.epoch = 0
         self._silent = False
         self.delay = delay
         self.loss = loss
+        self.ttl = ttl
         self._draws = draws
         self._clock = clock
         self._lease: _Lease | None = None
@@ -73,7 +77,7 @@ class SharedBook:
         """Answer again. Leases have ended meanwhile, or begin anew, as after an election in etcd: a draw decides."""
         self._silent = False
         if self._lease is not None and self._draws.random() < 0.5:
-            self._lease = self._lease._replace(until=max(self._lease.until, self._clock() + TTL))
+            self._lease = self._lease._replace(until=max(self._lease.until, self._clock() + self.ttl))
 
     def silent(self) -> bool:
         """Whether nothing is answered."""
@@ -95,7 +99,7 @@ class SharedBook:
         if self.lease() is not None:
             return 0
         self.epoch += 1
-        self._lease = _Lease(self.epoch, self._clock() + TTL, address)
+        self._lease = _Lease(self.epoch, self._clock() + self.ttl, address)
         return self.epoch
 
     def renew(self, epoch: int) -> bool:
@@ -103,8 +107,12 @@ class SharedBook:
         lease = self.lease()
         if lease is None or lease.epoch != epoch:
             return False
-        self._lease = lease._replace(until=self._clock() + TTL)
+        self._lease = lease._replace(until=self._clock() + self.ttl)
         return True
+
+    def free(self) -> None:
+        """End the present lease: its holder's process has ended, and the system has freed its lock."""
+        self._lease = None
 
     def resign(self, epoch: int) -> None:
         """End a lease."""
@@ -193,8 +201,9 @@ class SharedLog:
             asked = clock()
             epoch = await self._book.ask(lambda: self._book.lead(me.address), patience)
             if epoch:
-                self._term = SharedTerm(epoch, asked + TTL - MARGIN)
-                self._start(self._keep(self._term))
+                self._term = SharedTerm(epoch, asked + self._book.ttl - MARGIN)
+                if self._book.ttl < math.inf:
+                    self._start(self._keep(self._term))
                 return self._term
             patience = math.inf
             await asyncio.sleep(POLL)
@@ -202,13 +211,15 @@ class SharedLog:
     async def _keep(self, term: SharedTerm) -> None:
         clock = asyncio.get_running_loop().time
         while not term.over:
-            await asyncio.sleep(TTL / 3)
+            await asyncio.sleep(self._book.ttl / 3)
             asked = clock()
             try:
-                term.over = not await self._book.ask(lambda: self._book.renew(term.epoch), TTL / 3) or term.over
+                renewed = await self._book.ask(lambda: self._book.renew(term.epoch), self._book.ttl / 3)
             except LogUnavailable:
                 continue
-            term.until = asked + TTL - MARGIN
+            if not renewed:
+                term.over = True
+            term.until = asked + self._book.ttl - MARGIN
 
     def _check(self, term: Term) -> SharedTerm:
         if self._term is None or self._term.epoch != term.epoch or self._term.over:

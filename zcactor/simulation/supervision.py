@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.control.entries import name_key
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from zcactor.control.entries import Entries
+    from zcactor.control.head import Head
     from zcactor.ids import ActorId
     from zcactor.simulation.cluster import Cluster
     from zcactor.simulation.loop import SimLoop
@@ -23,8 +27,8 @@ _TOLERANCE: Final = 1e-6
 _PLAIN_ENDS: Final = ("its process ", "its node ", "the node's zygote ")
 """Beginnings of a cause that is no reason to end an actor which may restart."""
 _REASONS: Final = (
-    "so it is not restarted again", "could not be restarted", "its constructor raised", "was shut down",
-    "is shutting down", "while it was being stopped",
+    "so it is not restarted again", "so it is not started again", "could not be restarted", "its constructor raised",
+    "was shut down", "is shutting down", "while it was being stopped",
 )  # fmt: skip
 
 
@@ -42,9 +46,14 @@ class Supervision:
         self._head: Any = None
         self._restarts: dict[bytes, int] = {}
         """The restarts that each actor was spawned with; less than 0 for any number."""
+        self._alive: dict[bytes, tuple[str, str, str | None, int]] = {}
+        """The actors that were alive when the last head was killed, and whose end was not decided: label, namespace,
+        name, restarts."""
 
     def attach(self, head: Any) -> None:
-        """Check the ledger of `head` after each of its steps, where it is small."""
+        """Check the ledger of `head` after each of its steps, where it is small. Idempotent."""
+        if head is self._head:
+            return
         ledger = head._ledger
         self._head = head
         serve, take = ledger._serve, ledger._take
@@ -60,6 +69,45 @@ class Supervision:
             return take(node, request)
 
         ledger._serve, ledger._take = serve_and_look, look_and_take
+
+    # ---------------------------------------------------------------- take-overs
+
+    def begins(self, head: Any) -> None:
+        """Attend to a head with a log, before it goes on with a cluster."""
+        self.attach(head)
+        bury, ends = head._actors.bury, self._record.ends
+
+        def note_and_bury(actor: Any) -> None:
+            if actor.name is not None:
+                ends[actor.name] = actor.cause
+            bury(actor)
+
+        head._actors.bury = note_and_bury
+
+    def head_lost(self, head: Head) -> None:
+        """Note the state of a head that is killed, and judge the ends of actors so far."""
+        self._head = None
+        self._alive = {
+            actor.actor_id: (actor.label, actor.namespace, actor.name, actor.restarts) for actor in head._actors.all()
+            if actor.state == "alive" and not actor.doomed and actor.ending is None
+        }  # fmt: skip
+        for actor in head._actors.all():
+            if actor.state == "dead":
+                self._dead(actor, None)
+
+    def taken_over(self, entries: Entries) -> None:
+        """Check that a head goes on with each actor that was alive, its name and its restarts (I4)."""
+        self._record.take_overs += 1
+        self._record.saw("a head took over")
+        alive, self._alive = self._alive, {}
+        for actor_id, (label, namespace, name, restarts) in alive.items():
+            entry = entries.actors.get(actor_id.hex())
+            if entry is None:
+                self._record.break_("I4", f"{label} was alive, and the next head does not know it")
+            elif entry.restarts != restarts:
+                self._record.break_("I4", f"{label} was restarted {restarts} times, the log has {entry.restarts}")
+            if name is not None and entries.names.get(name_key(namespace, name)) != actor_id:
+                self._record.break_("I4", f"{label} was alive, and the next head gives its name away")
 
     # ---------------------------------------------------------------- always
 

@@ -9,6 +9,7 @@ from zcactor.simulation.workloads.calls import Calls
 from zcactor.simulation.workloads.drains import Drains
 from zcactor.simulation.workloads.drivers import Drivers
 from zcactor.simulation.workloads.handles import Handles
+from zcactor.simulation.workloads.head import Subjects
 from zcactor.simulation.workloads.moves import Moves
 from zcactor.simulation.workloads.names import Names
 from zcactor.simulation.workloads.promises import Chains
@@ -39,6 +40,7 @@ WORKLOADS: Final[Mapping[str, type[Workload]]] = {
         Storms,
         Streams,
         Drains,
+        Subjects,
     )
 }
 """The workloads by their names on the command line."""

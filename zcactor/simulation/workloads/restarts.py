@@ -99,6 +99,6 @@ class Restarts:
             if operation.outcome == "ActorDied":
                 break
         drains = record.sometimes.get("a drain began", 0)  # each may move the actor once, which is no restart
-        if record.lives(name) > restarts + 1 + drains:
+        if record.lives(name) > restarts + 1 + drains + record.take_overs:
             record.break_("I4", f"{name} has lived {record.lives(name)} times with max_restarts={restarts}")
         await zc.kill(handle)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from zcactor.assembly.process import Process
+    from zcactor.config import Config
     from zcactor.simulation.cluster import Cluster
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.record import Operation, Record
@@ -68,8 +69,15 @@ class Scene:
 
     @property
     def beheaded(self) -> bool:
-        """Whether the cluster has no head any more: no actor lives on, and none is made."""
-        return self._cluster.head_host is None or self._cluster.head_host.agent is None
+        """Whether the cluster has no head any more: no actor lives on, and none is made. A head whose log outlives it
+        comes back."""
+        cluster = self._cluster
+        return cluster.book is None and (cluster.head_host is None or cluster.head_host.agent is None)
+
+    @property
+    def settings(self) -> Config:
+        """The settings of every process."""
+        return self._cluster.config
 
     async def pause(self, mean: float) -> None:
         """Wait for a drawn while, `mean` seconds on average."""

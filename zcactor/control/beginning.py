@@ -1,0 +1,96 @@
+"""The beginning of a head with a log: a new cluster, or the one that an earlier head has left."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from zcactor.control.entries import emptying_changes, opened_change, read
+from zcactor.control.head_log import MAX_CHANGES, LogUnusable
+
+if TYPE_CHECKING:
+    from zcactor.control.entries import Entries
+    from zcactor.control.head import Head
+    from zcactor.control.head_log import Candidate, HeadLog, HeadState, Term
+    from zcactor.control.take_over import TakeOver
+    from zcactor.ids import ProcessId
+
+__all__ = ["Beginning"]
+
+logger = logging.getLogger("zcactor")
+
+
+class Beginning:
+    """The steps by which a head begins its term.
+
+    Args:
+        log: the log.
+        name: of the log, for people.
+        cluster: the id of the cluster, which is the head's process id.
+        patience: seconds that nodes go on without a head.
+        remedy: the remedy for a log that cannot be used, for messages.
+    """
+
+    def __init__(self, log: HeadLog, name: str, cluster: ProcessId, patience: float, remedy: str = "") -> None:
+        self.log: HeadLog = log
+        self.name = name
+        self.cluster = cluster
+        self._patience = patience
+        self._remedy = remedy
+        self._term: Term | None = None
+        self._state: HeadState = {}
+        self.entries: Entries | None = None
+        """The entries of the cluster with which the head goes on; None for a new cluster."""
+
+    async def campaign(self, me: Candidate) -> None:
+        """Take the log for this head, before it listens, and read it. From here on no earlier head lives.
+
+        Raises:
+            LogInUse: another head uses the log.
+            LogUnusable: the log cannot be used as it is.
+            LogUnavailable: the log cannot be read.
+        """
+        self._term = await self.log.campaign(me)
+        self._state = await self.log.load(self._term)
+        try:
+            entries = read(self._state)
+        except msgspec.DecodeError as error:
+            raise LogUnusable(f"the log {self.name} has an entry of another form: {error}; {self._remedy}") from error
+        known = entries.cluster
+        if known is not None and not known.closed:
+            if known.cluster != self.cluster:
+                raise LogUnusable(f"another head has begun a cluster with the log {self.name} just now; try again")
+            self.entries = entries
+
+    async def begin(self, head: Head, address: str) -> None:
+        """Begin the term of a head that listens at `address`, ``host:port``, and takes no connection yet.
+
+        Raises:
+            HeadUnavailable: the log takes nothing.
+        """
+        assert self._term is not None
+        head.recorder.leads(self._term)
+        head.members.patience, head.members.log = self._patience, self.name
+        if self.entries is None:
+            changes = emptying_changes(self._state)
+            for first in range(0, len(changes), MAX_CHANGES):
+                await head.recorder.record(*changes[first : first + MAX_CHANGES])
+        else:
+            taking = head.take_over(self.entries)
+            self.expect(head, taking, self.entries)
+            head.process.tasks.start(self._finish(taking, head.members.fence, self.entries))
+        await head.recorder.record(opened_change(self.cluster, address))
+
+    def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
+        """Tell a take-over, as it begins, which nodes it need not wait for, and which others it has to. By default it
+        waits for the members of the log."""
+
+    async def _finish(self, taking: TakeOver, fence: float, entries: Entries) -> None:
+        await taking.finish(fence)
+        assert self._term is not None
+        logger.warning(
+            "took over cluster %s, epoch %d: %d nodes, %d actors, %d names", self.cluster.hex()[:8],
+            self._term.epoch, taking.nodes, taking.actors, len(entries.names),
+        )  # fmt: skip
