@@ -85,6 +85,8 @@ class ActorRecord:
         self.state = "pending"
         """One of: pending, alive, restarting, dead."""
         self.worker: WorkerRecord | None = None
+        self.planned: ProcessId | None = None
+        """The process id that its first worker will have; None before it has a place, and once it has a worker."""
         self.index = 0
         """The actor's number in `worker`."""
         self.location = (b"", 0)

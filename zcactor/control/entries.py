@@ -170,11 +170,12 @@ def closed_change() -> Change:
 
 def actor_change(actor: ActorRecord, state: str) -> Change:
     """The change that an actor is in `state`."""
-    worker, recipe = actor.worker, actor.recipe
+    recipe = actor.recipe
+    worker = actor.planned or b"" if actor.worker is None else actor.worker.process
     entry = ActorEntry(
         state, actor.asked, actor.object_id, actor.owner, actor.number, actor.options, actor.class_name,
         b"" if actor.interface is None else actor.interface.wire(), actor.restarts, actor.node_id, actor.gpus,
-        b"" if worker is None else worker.process, actor.index,
+        worker, actor.index,
         None if recipe is None else RecipeAt(recipe.flags, list(actor.recipe_holders)),
     )  # fmt: skip
     return Change("actor", actor.actor_id.hex(), _encode(entry))
@@ -192,7 +193,7 @@ def reserved_changes(actor: ActorRecord, max_recipe: int, here: ProcessId) -> li
         ValueError: the options are larger than what a log takes.
     """
     key, recipe = actor.actor_id.hex(), actor.recipe
-    actor.recipe_holders = [here]
+    actor.recipe_holders = [] if recipe is None else [here]
     changes = [actor_change(actor, "pending")]
     if actor.name is not None:
         changes.append(Change("name", name_key(actor.namespace, actor.name), actor.actor_id))

@@ -45,6 +45,7 @@ from zcactor.errors import (
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface, shown
+from zcactor.workers.worker_table import FIRST_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -184,8 +185,9 @@ class Head(ActorEnds):
         """Give an actor a process, which is about to start or has started."""
         label = actor.class_name if actor.name is None else f"{actor.class_name} {shown(actor.name)}"
         assert actor.node is not None
-        worker = self._nodes.worker_for(actor.node, label, actor.options, self._root(actor), actor.gpus)
-        actor.worker = worker
+        root = self._root(actor)
+        worker = self._nodes.worker_for(actor.node, label, actor.options, root, actor.gpus, actor.planned)
+        actor.worker, actor.planned = worker, None
         actor.index = worker.take_index()
         worker.actors[actor] = None
         return worker
@@ -256,9 +258,15 @@ class Head(ActorEnds):
             await self._reservations.acquire(actor)
             actor.recorded = True
             here = ids.ProcessId(self.process.process)
-            worker = self._worker_of(actor)  # first, so that a head which takes over knows whose process that is
+            # A head which takes over has to know whose process it finds. A shared process is no actor's own, so that
+            # it may start first.
+            if options.get("process") == "shared":
+                self._worker_of(actor)
+            else:
+                actor.planned, actor.index = ids.new_process(), FIRST_INDEX
             await self.recorder.record(*reserved_changes(actor, self.recorder.max_recipe, here))
             if actor.state != "dead":
+                worker = actor.worker or self._worker_of(actor)
                 await worker.started(self.process.config.spawn_timeout, actor.label)
             if actor.state == "dead":
                 raise ActorDied(actor.label, actor.cause, False)

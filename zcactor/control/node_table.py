@@ -55,7 +55,9 @@ class Workers(Protocol):
 
     by_process: dict[ProcessId, WorkerRecord]
 
-    def start(self, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool) -> WorkerRecord:
+    def start(
+        self, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool, process: ProcessId | None = None
+    ) -> WorkerRecord:
         """Ask for a worker; see `zcactor.workers.pool.Pool.start`."""
         ...
 
@@ -66,12 +68,6 @@ class Workers(Protocol):
 
 class OwnWorkers(Workers, Protocol):
     """The workers of the agent's own node, by forks: `zcactor.workers.pool.Pool`."""
-
-    def start(
-        self, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool, process: ProcessId | None = None
-    ) -> WorkerRecord:
-        """Ask for a worker, as `Workers.start` does; `process` is its process id, by default a new one."""
-        ...
 
     async def wait_all(self, timeout: float) -> None:
         """Wait until every worker has ended, at most `timeout` seconds."""
@@ -119,10 +115,12 @@ class RemotePool(WorkerTable):
         self._cause = ""
         """The cause of the node's end; empty until then."""
 
-    def start(self, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool) -> WorkerRecord:
+    def start(
+        self, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool, process: ProcessId | None = None
+    ) -> WorkerRecord:
         """Have the node start a worker. See `Workers.start`. Where the node was lost since it was chosen, the worker
         ends in the loop's next turn."""
-        record = _RemoteWorker(ids.new_process(), self, label, driver, shared=shared)
+        record = _RemoteWorker(process or ids.new_process(), self, label, driver, shared=shared)
         self.by_process[record.process] = record
         if self._cause:
             self.loop.call_soon(self._end, record, self._cause)
@@ -301,8 +299,9 @@ class NodeTable:
             raise ValueError(f"{label}.options: there is no node {where!r}; nodes: {', '.join(self.by_id)}")
 
     def worker_for(
-        self, node: NodeRecord, label: str, options: Mapping[str, Any], driver: ProcessId, gpus: Sequence[int] = ()
-    ) -> WorkerRecord:
+        self, node: NodeRecord, label: str, options: Mapping[str, Any], driver: ProcessId, gpus: Sequence[int] = (),
+        process: ProcessId | None = None,
+    ) -> WorkerRecord:  # fmt: skip
         """A worker for an actor: one of its own, or one of the shared workers.
 
         Args:
@@ -311,6 +310,7 @@ class NodeTable:
             options: of the actor. Its own environment prevails over the one that shows it its GPUs.
             driver: the program for which it works.
             gpus: the numbers of the actor's GPUs on the node.
+            process: the process id of a worker of its own; None for a new one.
 
         Raises:
             InsufficientResources: the worker cannot be started.
@@ -318,19 +318,20 @@ class NodeTable:
         try:
             if options.get("process") != "shared":
                 env = {**node.environment(gpus), **(options.get("env") or {})}
-                return self._start(node, label, env, driver, shared=False)
+                return self._start(node, label, env, driver, process, shared=False)
             alive = [worker for worker in node.shared if not worker.leaving]
             if len(alive) >= SHARED_WORKERS:
                 return min(alive, key=lambda worker: len(worker.actors))
-            node.shared.append(self._start(node, "shared", {}, driver, shared=True))
+            node.shared.append(self._start(node, "shared", {}, driver, None, shared=True))
             return node.shared[-1]
         except OSError as error:
             raise InsufficientResources(f"no process could be started for {label}: {error}; see ulimit -n") from error
 
     def _start(
-        self, node: NodeRecord, label: str, env: Mapping[str, str], driver: ProcessId, *, shared: bool
-    ) -> WorkerRecord:
-        worker = node.workers.start(label, env, driver, shared=shared)
+        self, node: NodeRecord, label: str, env: Mapping[str, str], driver: ProcessId, process: ProcessId | None,
+        *, shared: bool,
+    ) -> WorkerRecord:  # fmt: skip
+        worker = node.workers.start(label, env, driver, shared=shared, process=process)
         self._enter(node, worker)
         return worker
 

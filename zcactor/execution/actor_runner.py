@@ -189,7 +189,8 @@ class ActorRunner(Movable):
         incoming.host = self
         if self.stopping or incoming.session in self._away:
             self._refuse(incoming)
-            incoming.host = None  # arguments that come later start nothing
+            if not incoming.returning:
+                incoming.host = None  # arguments that come later start nothing
             return
         if incoming.code >= len(self._methods):
             self._answers.failure(incoming, AttributeError(f"{self.label} has no method number {incoming.code}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import InsufficientResources
 from zcactor.workers.zygote import kill_group
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
     from zcactor.ids import ProcessId
 
-__all__ = ["WorkerRecord", "WorkerTable"]
+__all__ = ["FIRST_INDEX", "WorkerRecord", "WorkerTable"]
+
+FIRST_INDEX: Final = 2
+"""The number of a worker's first actor. Lower ones are of the actors that the system has in each process."""
 
 
 class WorkerRecord:
@@ -32,7 +35,7 @@ class WorkerRecord:
         """The label before the worker's output."""
         self.actors: dict[Any, None] = {}
         """In the order of their arrival."""
-        self.next_index = 2
+        self.next_index = FIRST_INDEX
         self.ready: asyncio.Future[None] = loop.create_future()
         """Done when the worker has reported; fails when the worker ends before."""
         self.ended: asyncio.Future[str] = loop.create_future()
