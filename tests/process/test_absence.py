@@ -39,8 +39,12 @@ def away(absence: Absence) -> bool:
     return absence.going_on
 
 
-async def test_requests_wait_until_the_head_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "refusal", [ConnectionLost("refused"), HeadUnavailable("/state/log.db", 0.0, "log")], ids=["no head", "silent log"]
+)
+async def test_requests_wait_until_the_head_is_back(monkeypatch: pytest.MonkeyPatch, refusal: Exception) -> None:
     head = Head(monkeypatch)
+    head.answer = refusal
     absence = head.absence
     assert (absence.patience, absence.log, absence.going_on) == (6.0, "/state/log.db", False)
     await absence.end()  # it is there

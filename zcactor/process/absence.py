@@ -80,7 +80,7 @@ class Absence:
 
         Args:
             rejoin: asks the head to take this process in again; False where the head refuses. It raises ConnectionLost
-                where the head does not answer.
+                where the head does not answer, and HeadUnavailable where the head's log does not: both are tried again.
             patience: seconds after which the search ends; None for a search without end.
 
         Returns:
@@ -98,7 +98,7 @@ class Absence:
                     try:
                         taken = await rejoin()
                         break
-                    except ConnectionLost as error:
+                    except (ConnectionLost, HeadUnavailable) as error:
                         logger.debug("the head is not back yet: %s", error)
                     await asyncio.sleep(pause)
                     if self._loop.time() - begun > self.patience:
