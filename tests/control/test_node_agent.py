@@ -319,8 +319,7 @@ class Away(Bench):
     async def join_and_lose(self) -> None:
         await self.member.join({"host": "n"}, {"CPU": 1.0})
         await self.member.start_worker(1, WORKER, "Shard", {}, DRIVER, False)
-        await self.member.worker_ready(WORKER, 7, "w@host:1")
-        self.pool.by_process[WORKER].pid = 7
+        await self.member.worker_ready(WORKER, 7, "w@host:1")  # before the zygote
         await self.member.start_worker(1, OTHER, "Late", {}, DRIVER, True)
         self.pool.by_process[OTHER].pid = 8
         self.lose(HEAD)

@@ -80,8 +80,8 @@ class NodeAgent:
         self._joined: tuple[Mapping[str, Any], Mapping[str, float]] | None = None
         """The facts and the resources with which this node has joined."""
         self._seeking: asyncio.Task[None] | None = None
-        self._addresses: dict[ProcessId, str] = {}
-        """The addresses of the workers that have reported."""
+        self._ready: dict[ProcessId, tuple[int, str]] = {}
+        """The pids and addresses that workers have reported, perhaps before the zygote has reported their pids."""
         self.over: Callable[[int, str], None] = lambda _status, _text: None
         """Called when the head says that the run is over, which it may do before it has answered that this node has
         joined."""
@@ -144,7 +144,7 @@ class NodeAgent:
         """Note that a worker of this node has started and listens."""
         record = self._pool.by_process.get(worker)
         if record is not None and not record.ready.done():
-            self._addresses[worker] = address
+            self._ready[worker] = pid, address
             record.ready.set_result(None)
             await self._say("worker_ready", worker, pid, address)
 
@@ -235,7 +235,7 @@ class NodeAgent:
 
     def worker_ended(self, record: WorkerRecord) -> None:
         """Report the end of a worker's process."""
-        self._addresses.pop(record.process, None)
+        self._ready.pop(record.process, None)
         self._report("worker_ended", record.process, record.ended.result())
 
     def output(self, stream: str, record: WorkerRecord, lines: list[str]) -> None:
@@ -286,8 +286,7 @@ class NodeAgent:
         """Report this node to a head that is back: its workers, and the actors that they hold."""
         assert self._joined is not None
         workers = [
-            (record.process, record.pid if record.ready.done() else 0, self._addresses.get(record.process, ""),
-             record.label, record.driver, record.shared)
+            (record.process, *self._ready.get(record.process, (0, "")), record.label, record.driver, record.shared)
             for record in self._pool.by_process.values()
         ]  # fmt: skip
         session, held = await self._process.head.rejoin("return_node", *self._joined, workers, list(self._holds))
