@@ -284,6 +284,52 @@ def test_a_spawn_that_the_log_refuses_leaves_nothing() -> None:
         made.run(program)
 
 
+def test_an_actor_whose_process_ends_before_its_life_is_recorded() -> None:
+    """Its spawn was not answered, so that it is not restarted."""
+    with played() as (made, log):
+
+        async def program(_: Process) -> None:
+            log.holds = has("actor", b"alive")
+            spawning = asyncio.ensure_future(Shop.options(max_restarts=-1).spawn())
+            await until(log.held)
+            head: Any = made.cluster.hosts["h0"].node
+            (record,) = head._actors.all()
+            record.worker.kill("the test ends it")
+            await until(lambda: not head._pool.by_process)
+            assert not spawning.done()
+            log.gate.set()
+            with pytest.raises(zc.ActorDied, match="the test ends it"):
+                await spawning
+            await until(lambda: not log.entries.actors)
+            assert not log.entries.recipes and await workers() == 0
+
+        made.run(program)
+
+
+@pytest.mark.parametrize("failure", ["its constructor raised ValueError", ""])
+def test_a_failed_spawn_is_taken_note_of_when_its_end_is_recorded(failure: str) -> None:
+    """Its spawner reports it to one head only."""
+    with played() as (made, log):
+
+        async def program(process: Process) -> None:
+            shop: Any = await Shop.spawn()
+            head: Any = made.cluster.hosts["h0"].node
+            record = head._actors.get(shop._remote.actor_id)
+            if not failure:
+                record.worker.kill("the test ends it")
+            log.holds = lambda changes: any(change.value is None for change in changes)
+            for _ in range(2):  # a repeated report waits, too
+                told = asyncio.ensure_future(process.head.ask_agent("constructed", record.actor_id, failure))
+                await until(log.held)
+                await asyncio.sleep(3)
+                assert record.state == "dead" and not told.done()
+            log.gate.set()
+            await told
+            assert not log.entries.actors
+
+        made.run(program)
+
+
 def test_a_refused_spawn_may_be_asked_for_again_by_the_same_request() -> None:
     with played() as (made, log):
 

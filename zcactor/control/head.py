@@ -287,7 +287,8 @@ class Head(ActorEnds):
         empty when its process was lost. A repeated report changes nothing.
 
         Raises:
-            ActorDied: it was constructed, and a head that has taken the cluster over had given the spawn up.
+            ActorDied: it was constructed, and its process has ended before that was recorded, or a head that has taken
+                the cluster over had given the spawn up.
             HeadUnavailable: the head's log does not take that the actor lives. The spawner gives it up.
         """
         await dawdle("constructed")
@@ -297,17 +298,20 @@ class Head(ActorEnds):
         if failure is None and (actor is None or (actor.state == "dead" and actor.withdrawn)):
             label = f"actor {actor_id.hex()[:8]}" if actor is None else actor.label
             raise ActorDied(label, "the cluster's head does not know it" if actor is None else actor.cause, True)
-        if actor is None or actor.state == "dead":
-            return
         if failure is None:
-            if actor.state == "pending":  # not so where the report is repeated, perhaps in the actor's next life
+            if actor is not None and actor.state == "pending":  # not so where the report is repeated
                 await self.recorder.record(actor_change(actor, "alive"))
+                if actor.state == "dead":
+                    raise ActorDied(actor.label, actor.cause, True)
                 if actor.state == "pending":
                     self._alive(actor)
             return
-        if not failure and actor.worker is not None:
-            await asyncio.wait([actor.worker.ended], timeout=self.end_report)
-        self._retire(actor, failure or "its process could not be reached")
+        if actor is not None and actor.state != "dead":
+            if not failure and actor.worker is not None:
+                await asyncio.wait([actor.worker.ended], timeout=self.end_report)
+            self._retire(actor, failure or "its process could not be reached")
+        # Nobody reports it to the next head.
+        await self.recorder.noted()
 
     def _alive(self, actor: ActorRecord) -> None:
         if actor.worker is not None:
