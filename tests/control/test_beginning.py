@@ -32,6 +32,7 @@ class FakeHead:
         self._term = term
 
     async def _record(self, *changes: Change) -> None:
+        assert not self.tasks, "the time in which nodes and programs return has not begun"
         await self._log.record(self._term, changes)
 
     def take_over(self, entries: Any) -> Any:

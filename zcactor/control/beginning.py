@@ -73,15 +73,17 @@ class Beginning:
         assert self._term is not None
         head.recorder.leads(self._term)
         head.members.patience, head.members.log = self._patience, self.name
+        taking = None
         if self.entries is None:
             changes = emptying_changes(self._state)
             for first in range(0, len(changes), MAX_CHANGES):
                 await head.recorder.record(*changes[first : first + MAX_CHANGES])
         else:
             taking = head.take_over(self.entries)
+        await head.recorder.record(opened_change(self.cluster, address))
+        if taking is not None and self.entries is not None:  # its time begins when nodes and programs can return
             self.expect(head, taking, self.entries)
             head.process.tasks.start(self._finish(taking, head.members.fence, self.entries))
-        await head.recorder.record(opened_change(self.cluster, address))
 
     def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
         """Tell a take-over, as it begins, which nodes it need not wait for, and which others it has to. By default it
