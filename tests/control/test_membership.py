@@ -349,6 +349,21 @@ async def test_a_node_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     await head.end()
 
 
+async def test_a_program_returns_while_the_log_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has it already."""
+    head = await returning(monkeypatch)
+
+    async def silent(*_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(head.log, "record", silent)
+        async with asyncio.timeout(20):
+            assert await head.by(FakeSession(DRIVER), head.members.return_driver("d@host:3", "m", [52])) == [52]
+    assert DRIVER in head.nodes.drivers
+    await head.end()
+
+
 async def test_a_node_that_this_head_does_not_know_is_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     head = await returning(monkeypatch, members=())
     assert await head.by(FakeSession(NODE), head.members.return_node(FACTS, {"CPU": 2}, [], [])) is None

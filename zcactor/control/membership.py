@@ -386,12 +386,13 @@ class Membership:
             ConnectionLost: the cluster takes no programs.
             HeadUnavailable: the head's log does not take the program.
         """
-        self._refuse_if_embedded()
         session = current_call.get().session
+        self._refuse_if_embedded(session)
         process = ProcessId(session.peer_process)
         try:
-            await self._agent.recorder.record(driver_change(process, address, machine))
-            self._refuse_if_embedded(session)
+            if self.taking_over is None or not self.taking_over.driver_returned(process):  # the log has it not yet
+                await self._agent.recorder.record(driver_change(process, address, machine))
+                self._refuse_if_embedded(session)
         except (ConnectionLost, asyncio.CancelledError):
             self.forget("driver", process)
             raise
@@ -411,10 +412,7 @@ class Membership:
             The actors of `held` that live, leased to the caller.
         """
         await self.join_driver(address, machine)
-        session = current_call.get().session
-        if self.taking_over is not None:
-            self.taking_over.driver_returned(session.peer_process)
-        return self._agent.grants.lease(session, held)
+        return self._agent.grants.lease(current_call.get().session, held)
 
     async def leave_driver(self, grace: float) -> None:
         """Stop the actors of the calling program, which is about to go: in order within `grace` seconds, and then at

@@ -174,10 +174,12 @@ class TakeOver:
             self._beside = None
             self._look()
 
-    def driver_returned(self, driver: ProcessId) -> None:
-        """Note a program that has returned."""
+    def driver_returned(self, driver: ProcessId) -> bool:
+        """Note a program that has returned; whether it was waited for."""
+        was_awaited = driver in self._drivers
         self._drivers.pop(driver, None)
         self._look()
+        return was_awaited
 
     def _look(self) -> None:
         if not self._awaited and not self._drivers and self._beside is None:
