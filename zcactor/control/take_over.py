@@ -214,7 +214,7 @@ class TakeOver:
         for actor, was in self._was.items():
             if was == "stopping":
                 self._decisions.stop(actor)
-            elif actor.state in ("alive", "restarting"):
+            elif actor.state != "dead":  # the spawner of one that is pending asks again where it waits for its place
                 self._decisions.unheld(actor)
 
     def _give_up_nodes(self) -> None:
