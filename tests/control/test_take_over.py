@@ -225,6 +225,7 @@ async def test_an_actor_that_was_ended_before_its_node_returned() -> None:
     made = Taking(dict.fromkeys((killed, beside, alone, own, gone), "alive"), (NODE, OTHER), ())
     for actor in (killed, alone, own, gone):
         actor.set_state("dead", "it was killed")
+    made.nodes.ledger.release(HEAD.hex(), own.request)  # its end gives back its place, which was kept
     node = made.comes(NODE, worker(W1, shared=True), worker(W2))
     await turns()
     assert made.done == [("resume", beside), ("discard", beside.worker, 2)], "they share a process"

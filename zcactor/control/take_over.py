@@ -100,6 +100,12 @@ class TakeOver:
         for actor in actors:
             self._by_node.setdefault(actor.node_id, []).append(actor)
         self._lost: list[tuple[ActorRecord, str]] = []
+        own = nodes.own
+        if own is not None:  # its processes have ended with the earlier head; their places are kept until all is decided
+            for actor in self._by_node.pop(own.id, ()):
+                actor.node = own
+                nodes.ledger.restore(own.id, actor.request, actor.gpus)
+                self._lost.append((actor, _ENDED))
         self._complete = asyncio.Event()
         self._look()
         self.done = asyncio.Event()
@@ -231,15 +237,8 @@ class TakeOver:
                     actor.node = node
                     self._lost.append((actor, _GONE))
         self._members.clear()
-        own = self._nodes.own
-        for actors in self._by_node.values():  # of the head's own node, or of one whose loss was recorded already
-            for actor in actors:
-                if actor.state == "dead":
-                    continue
-                if own is not None and actor.node_id == own.id:
-                    actor.node = own
-                    self._nodes.ledger.restore(own.id, actor.request, actor.gpus)
-                self._lost.append((actor, _ENDED))
+        for actors in self._by_node.values():  # of nodes whose loss was recorded already
+            self._lost += [(actor, _ENDED) for actor in actors if actor.state != "dead"]
         self._by_node.clear()
 
     def _decide(self, actor: ActorRecord, cause: str) -> None:
