@@ -94,3 +94,41 @@ async def test_an_end_that_an_earlier_head_has_decided(monkeypatch: pytest.Monke
     link.absence.joined(6.0, "log")
     answers += [zc.NoSuchActor("it is unknown")]
     assert await HeadLink.ask_agent(link, "stop", ActorId(b"a" * 16)) is None, "an earlier head may have ended it"
+
+
+async def test_a_lease_is_asked_for_again_at_the_next_head() -> None:
+    """Otherwise a process would hold an actor of which no head knows."""
+    link = Link(None)
+    released: list[int] = []
+    session = SimpleNamespace(release=released.append)
+    answers: list[Any] = [zc.ConnectionLost("gone"), True]
+
+    async def connect(_: bytes) -> Any:
+        return session
+
+    async def ask(_: Any, method: str, object_id: int) -> Any:
+        assert (method, object_id) == ("lease", 51)
+        answer = answers.pop(0)
+        if isinstance(answer, zc.ConnectionLost):
+            link.absence.begin()
+            asyncio.get_running_loop().call_soon(link.absence._over.set)
+            raise answer
+        return answer
+
+    async def on_loop(make: Any) -> None:
+        await make()
+
+    link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask=ask)  # type: ignore[assignment]
+    link._tasks.on_loop = on_loop  # type: ignore[method-assign, assignment]
+    release = await link.hold_actor(51)
+    assert release is not None and not answers
+    release()
+    assert released == [51]
+    link.absence._since = None
+
+    async def gone(*_: Any) -> Any:
+        raise zc.ConnectionLost("gone for good")
+
+    link._requests.ask = gone  # type: ignore[method-assign, assignment]
+    with pytest.raises(zc.ConnectionLost, match="gone for good"):
+        await link.hold_actor(51)

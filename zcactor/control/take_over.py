@@ -101,7 +101,9 @@ class TakeOver:
             self._by_node.setdefault(actor.node_id, []).append(actor)
         self._lost: list[tuple[ActorRecord, str]] = []
         own = nodes.own
-        if own is not None:  # its processes have ended with the earlier head; their places are kept until all is decided
+        if (
+            own is not None
+        ):  # its processes have ended with the earlier head; their places are kept until all is decided
             for actor in self._by_node.pop(own.id, ()):
                 actor.node = own
                 nodes.ledger.restore(own.id, actor.request, actor.gpus)

@@ -163,9 +163,18 @@ class HeadLink:
             session = await self._connections.connect(self._sessions.node)
             leased = await self._requests.ask_of(session, AGENT_INDEX, self._node(), "hold_actor", (object_id,))
         else:
-            session = await self._session()
-            leased = object_id if await self._requests.ask(session, "lease", object_id) else 0
+            session, is_leased = await self._lease(object_id)
+            leased = object_id if is_leased else 0
         return partial(session.release, leased) if leased else None
+
+    async def _lease(self, object_id: int) -> tuple[Session, Any]:
+        while True:
+            try:
+                session = await self._session()
+                return session, await self._requests.ask(session, "lease", object_id)
+            except ConnectionLost:
+                if not self.absence.going_on:
+                    raise
 
     async def locate(self, actor_id: ActorId, *, calls_wait: bool = False) -> tuple[str, tuple[bytes, int], str]:
         """Return the location of an actor: ``("alive", (process, index), "")`` or ``("dead", ..., cause)``.
