@@ -74,7 +74,7 @@ async def test_an_end_that_an_earlier_head_has_decided(monkeypatch: pytest.Monke
 
     async def ask_of(*_: object) -> None:
         answer = answers.pop(0)
-        if isinstance(answer, zc.ConnectionLost):
+        if isinstance(answer, zc.ConnectionLost | zc.ObjectLost):
             link.absence.begin()
             asyncio.get_running_loop().call_soon(link.absence._over.set)
         raise answer
@@ -84,6 +84,8 @@ async def test_an_end_that_an_earlier_head_has_decided(monkeypatch: pytest.Monke
 
     link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
     link._tasks.on_loop = on_loop  # type: ignore[method-assign, assignment]
+    assert await HeadLink.ask_agent(link, "kill", ActorId(b"a" * 16)) is None
+    answers += [zc.ObjectLost("a long answer"), zc.NoSuchActor("it is unknown")]
     assert await HeadLink.ask_agent(link, "kill", ActorId(b"a" * 16)) is None
     answers += [zc.ConnectionLost("gone"), zc.NoSuchActor("it is unknown")]
     with pytest.raises(zc.NoSuchActor):

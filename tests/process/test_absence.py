@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.control.agents import turns
-from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
+from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, ObjectLost
 from zcactor.process import absence as module
 from zcactor.process.absence import Absence
 
@@ -40,7 +40,9 @@ def away(absence: Absence) -> bool:
 
 
 @pytest.mark.parametrize(
-    "refusal", [ConnectionLost("refused"), HeadUnavailable("/state/log.db", 0.0, "log")], ids=["no head", "silent log"]
+    "refusal",
+    [ConnectionLost("refused"), HeadUnavailable("/state/log.db", 0.0, "log"), ObjectLost("half an answer")],
+    ids=["no head", "silent log", "lost answer"],
 )
 async def test_requests_wait_until_the_head_is_back(monkeypatch: pytest.MonkeyPatch, refusal: Exception) -> None:
     head = Head(monkeypatch)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.buggify import buggify
-from zcactor.errors import ConnectionLost, HeadUnavailable, NoSuchActor
+from zcactor.errors import ConnectionLost, HeadUnavailable, NoSuchActor, ObjectLost
 from zcactor.process.absence import Absence
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ class HeadLink:
             try:
                 session = await self._session()
                 return await self._requests.ask_of(session, index, interface(), method, args)
-            except ConnectionLost:  # an answer of the head's own, where it is there
-                if not self.absence.going_on:
+            except (ConnectionLost, ObjectLost):  # an answer of the head's own, where it is there
+                if not self.absence.going_on:  # the bytes of a long answer are lost with a head
                     raise
             except NoSuchActor:
                 if method in _ENDING and (repeated or self.absence.patience):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from zcactor.errors import ConnectionLost, HeadUnavailable, ZcactorError
+from zcactor.errors import ConnectionLost, HeadUnavailable, ObjectLost, ZcactorError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -80,7 +80,8 @@ class Absence:
 
         Args:
             rejoin: asks the head to take this process in again; False where the head refuses. It raises ConnectionLost
-                where the head does not answer, and HeadUnavailable where the head's log does not: both are tried again.
+                where the head does not answer, ObjectLost where it ends while it does, and HeadUnavailable where its
+                log does not answer: all three are tried again.
             patience: seconds after which the search ends; None for a search without end.
 
         Returns:
@@ -98,7 +99,7 @@ class Absence:
                     try:
                         taken = await rejoin()
                         break
-                    except (ConnectionLost, HeadUnavailable) as error:
+                    except (ConnectionLost, HeadUnavailable, ObjectLost) as error:
                         logger.debug("the head is not back yet: %s", error)
                     await asyncio.sleep(pause)
                     if self._loop.time() - begun > self.patience:
