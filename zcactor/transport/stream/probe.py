@@ -1,4 +1,8 @@
-"""The first contact with a cluster: the identity of the process at a host and a port."""
+"""The first contact with a cluster: the identity of the process at a host and a port, or at several of them.
+
+A standby has the name `NOBODY` in its handshake, and says after it where the head is that leads: a byte with the length
+of the address ``host:port``, and the address, which is empty where it knows of none.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,42 @@ import msgspec
 
 from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
 from zcactor.transport.stream.handshake import Crowded, Handshake, Introduction, Purpose
-from zcactor.transport.stream.handshake_io import admitted, answering, binding_of, progressed, send_all, shake_hands
+from zcactor.transport.stream.handshake_io import (
+    admitted,
+    answering,
+    binding_of,
+    progressed,
+    receive_exactly,
+    send_all,
+    shake_hands,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zcactor.transport.stream.tls import Tls
 
-__all__ = ["Identity", "identify", "parse_host_port"]
+__all__ = ["NOBODY", "Identity", "Standby", "find_leader", "identify", "parse_host_port"]
 
+NOBODY: Final = bytes(16)
+"""The name of a process that only says where the cluster's head is."""
 _ANY: Final = 16
+_PAUSE: Final = 0.1
+"""Seconds until standbys are asked again which know of no head."""
+
+
+class Standby(ConnectionLost):
+    """The process is a standby, and no head.
+
+    Args:
+        address: of the standby.
+        leader: ``host:port`` of the head that leads; empty where the standby knows of none.
+    """
+
+    def __init__(self, address: str, leader: str) -> None:
+        where = f"the head is at {leader}" if leader else "no head leads at present"
+        super().__init__(f"{address} is a standby, and {where}", False)
+        self.leader = leader
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -73,6 +103,7 @@ async def identify(address: str, token: bytes, tls: Tls | None = None) -> Identi
         AuthenticationError: one side does not hold the other's token, or refuses its certificate.
         VersionMismatch: the process has another protocol or Python version.
         ProtocolError: the program there does not speak zcactor's protocol.
+        Standby: the process is a standby.
     """
     host, port = parse_host_port(address)
     loop = asyncio.get_running_loop()
@@ -100,7 +131,63 @@ async def _ask(address: str, found: Iterable[tuple[Any, ...]], port: int, token:
             except (ConnectionLost, ProtocolError) as error:
                 kind = Crowded if isinstance(error, Crowded) else _plain(error)
                 raise kind(f"{address}: {error.args[0]}") from error
+            if handshake.peer.process == NOBODY:
+                raise Standby(address, await _leader(sock))
             return Identity(handshake.peer.process, str(sock.getpeername()[0]), port, str(sock.getsockname()[0]))
+
+
+async def _leader(sock: socket.socket) -> str:
+    """The head that a standby names."""
+    nbytes = (await receive_exactly(sock, 1))[0]
+    leader = (await receive_exactly(sock, nbytes)).decode("ascii", "replace")
+    if leader:
+        try:
+            parse_host_port(leader)
+        except ValueError as error:
+            raise ProtocolError(f"a standby names a head: {error}") from error
+    return leader
+
+
+async def find_leader(addresses: str, token: bytes, tls: Tls | None = None, patience: float = 0.0) -> Identity:
+    """Find the head of a cluster at the first of several addresses that leads to it. Standbys know where it is.
+
+    Args:
+        addresses: ``"host:port"``, or several of them, with commas between them.
+        token, tls: as in `identify`.
+        patience: seconds for which standbys are asked again that know of no head.
+
+    Raises:
+        ValueError: one of the addresses has another form.
+        ConnectionLost: none leads to a head. The message has the reason against each.
+        AuthenticationError, VersionMismatch, ProtocolError: as `identify`, at the first address where that happens.
+
+    Cancelling ends the search.
+    """
+    given = [each.strip() for each in addresses.split(",")]
+    for each in given:
+        parse_host_port(each)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + patience
+    while True:
+        failures: dict[str, ConnectionLost] = {}
+        places = [*reversed(given)]
+        while places:
+            place = places.pop()
+            if place in failures:
+                continue
+            try:
+                return await identify(place, token, tls)
+            except ConnectionLost as error:
+                failures[place] = error
+                if isinstance(error, Standby) and error.leader:
+                    places.append(error.leader)
+        waits = any(isinstance(error, Standby) for error in failures.values())
+        if not waits or loop.time() + _PAUSE > until:
+            break
+        await asyncio.sleep(_PAUSE)
+    if len(failures) == 1:
+        raise failures.popitem()[1]
+    raise ConnectionLost("; ".join(str(error.args[0]) for error in failures.values()), False)
 
 
 def _plain(error: ConnectionLost | ProtocolError) -> type[Exception]:
