@@ -85,7 +85,8 @@ class Config:
             off, including the lines about spawns that wait and about the end of a program.
         log_to_driver: whether the output and the log records of actors appear at the driver.
         loop: the event loop of this process and its actors: ``"uvloop"``, which is faster, or ``"asyncio"``.
-        address: ``"host:port"`` of the cluster to join as a driver; None starts an embedded node.
+        address: ``"host:port"`` of the cluster to join as a driver, several of them with commas between them, or the
+            ``etcd://`` URL of its heads; None starts an embedded node.
         namespace: the namespace of this program's actor names. Programs with different namespaces do not see each
             other's names.
         num_cpus: CPUs that this node offers to actors that ask for CPUs; None counts the CPUs that this process may run

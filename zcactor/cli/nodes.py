@@ -72,7 +72,11 @@ def custom_resources(text: str | None) -> dict[str, float]:
 
 @click.command()
 @click.option("--head", is_flag=True, help="Start a cluster: its head, and a node beside it.")
-@click.option("--address", metavar="HOST:PORT", help="Join the cluster whose head listens there.")
+@click.option(
+    "--address",
+    metavar="HOST:PORT[,...]",
+    help="Join the cluster whose head listens there, at one of several places, or an etcd:// URL.",
+)
 @click.option(
     "--host", help="IP address at which others reach this host. Default: this host only, or what leads to the head."
 )
@@ -180,7 +184,7 @@ def stop() -> None:
 
 
 @click.command()
-@click.option("--address", metavar="HOST:PORT", help="The head. Default: that of a node on this host.")
+@click.option("--address", metavar="HOST:PORT[,...]", help="The head. Default: that of a node on this host.")
 @click.option("--json", "as_json", is_flag=True, help="Print the same as one JSON object.")
 def status(address: str | None, as_json: bool) -> None:
     """Show a cluster's nodes, resources and actors."""

@@ -21,11 +21,11 @@ from zcactor.assembly.endpoints import tls_of
 from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at, write_record
 from zcactor.cluster.rendezvous import outward
 from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
+from zcactor.driver.finding import find_head, is_one
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.agent_main import launch, search_path, send_setup
 from zcactor.objectstore.groups import default_capacity
 from zcactor.token import default_file, find_token, make_token_file, read_token_file
-from zcactor.transport.stream.probe import identify
 from zcactor.workers.run_directory import RunDirectory, base_directory
 from zcactor.workers.zygote import wait_for_end
 
@@ -108,7 +108,8 @@ def start_node(
         config: the settings of the node and its workers, and of the head.
         own_host: whether a setting names `config.host`. Otherwise a node that joins listens at the address by which it
             reaches the head.
-        head: ``"host:port"`` of the head to join; None starts a head.
+        head: ``"host:port"`` of the head to join, or what else `zcactor.driver.finding.find_head` takes; None starts a
+            head.
         port: the port at which the node listens, or the head; 0 lets the system choose, as it does for the node beside
             a head.
         resources: amounts of custom resources of the node, by name.
@@ -137,10 +138,11 @@ def start_node(
     token, source = token_for(config, head) if token is None else (token, "the caller")
     tls = tls_of(config)
     if head is not None:
-        identity = asyncio.run(identify(head, token, tls))
+        identity = asyncio.run(find_head(head, token, tls, config.head_timeout))
         if not own_host:
             config = replace(config, host=identity.ours)
-        cluster = _Cluster(ids.ProcessId(identity.process), identity.address, head)
+        place = head if is_one(head) else identity.address.partition("@")[2]
+        cluster = _Cluster(ids.ProcessId(identity.process), identity.address, place, head)
         starting = _Starting(config, token, source, resources, launch, rank)
         return starting.member(process or ids.new_process(), cluster, port, stays=stays, logs=stays, follows=follows)
     before = None if state is None else cluster_in(state)
@@ -169,8 +171,10 @@ class _Cluster(msgspec.Struct, frozen=True):
     id: ids.ProcessId
     head_address: str
     """The address of the head's process, with its id."""
+    place: str
+    """``host:port`` of the head, as it was given where that is one address."""
     head: str
-    """The address of the head as it was given."""
+    """The address by which it was found."""
 
 
 class _Starting:
@@ -195,7 +199,8 @@ class _Starting:
             "again": {},
         }  # fmt: skip
         started, address = self._start(node, node, None, setup, logs=stays)
-        return started, _Cluster(node, address, started.record.address)
+        place = started.record.address
+        return started, _Cluster(node, address, place, place)
 
     def member(
         self, node: ids.ProcessId, cluster: _Cluster, port: int, *, stays: bool, logs: bool, follows: str = ""
@@ -206,7 +211,7 @@ class _Starting:
             "gpus": self._gpus, "state": None, "follows": follows,
             "again": options_again(self._config, self._token, cluster.head, port, self._custom, node.hex()),
         }  # fmt: skip
-        return self._start(node, cluster.id, cluster.head, setup, logs=logs)[0]
+        return self._start(node, cluster.id, cluster.place, setup, logs=logs)[0]
 
     def _start(
         self, node: ids.ProcessId, cluster: ids.ProcessId, head: str | None, setup: Mapping[str, Any], *, logs: bool

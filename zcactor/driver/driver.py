@@ -20,6 +20,7 @@ from zcactor.assembly.fork_guard import watch_forks
 from zcactor.assembly.process import Process
 from zcactor.config import TRANSPORTS, Config, load_config
 from zcactor.control.node_table import machine_of, own_machine
+from zcactor.driver.finding import find_head
 from zcactor.driver.head_search import HeadSearch
 from zcactor.driver.runtimes import EmbeddedRuntime, JoinedRuntime, Runtime, end_agent
 from zcactor.errors import AlreadyInitialized, AuthenticationError, ConnectionLost, NotInitialized
@@ -29,7 +30,6 @@ from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
 from zcactor.process import context
 from zcactor.token import default_file, find_token
-from zcactor.transport.stream.probe import identify
 from zcactor.workers.orphans import LastResort
 from zcactor.workers.run_directory import RunDirectory, base_directory
 
@@ -96,8 +96,9 @@ def init(
     program can spawn actors.
 
     Args:
-        address: ``"host:port"`` of the head of a running cluster, which the program joins as a driver. With no address
-            here or in the settings, an embedded node starts.
+        address: ``"host:port"`` of the head of a running cluster, which the program joins as a driver; several of them
+            with commas between them, any of which may be a standby's; or the ``etcd://`` URL of its heads. With no
+            address here or in the settings, an embedded node starts.
         num_cpus: number of CPUs that actors may reserve; default the CPUs that this process may use. For an embedded
             node only.
         num_gpus: number of GPUs that actors may reserve; default the GPUs that this process sees. For an embedded node
@@ -126,7 +127,7 @@ def init(
         AlreadyInitialized: the runtime is running in this process, or the process is an actor's.
         TypeError, ValueError: a setting is wrong, here, in the environment or in a file; the message names the source.
             Likewise `num_cpus`, `num_gpus` or `resources` together with `address`.
-        ConnectionLost: no process answers at `address`, or the process there takes no programs; or the embedded node's
+        ConnectionLost: no head is found by `address`, or the process there takes no programs; or the embedded node's
             agent ended, or was not ready within `Config.spawn_timeout` seconds.
         AuthenticationError: there is no token, the token is not that of the cluster, or other users can read the
             token's file; likewise for certificates.
@@ -272,7 +273,7 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
             "or set ZCACTOR_TOKEN_FILE or ZCACTOR_TOKEN, or pass token="
         )
     token, _ = found
-    head = await identify(address, token, tls_of(config))
+    head = await find_head(address, token, tls_of(config), config.head_timeout)
     if not own_host:
         config = replace(config, host=head.ours)
     raise_descriptor_limit()
