@@ -257,7 +257,9 @@ def _kind(path: str, body: Message) -> str:
         return path.rpartition("/")[2]
     targets = [each["target"] for each in body.get("compare", ())]
     if not targets:
-        return "view"
+        return "announce" if "request_put" in body["success"][0] else "view"
+    if len(body["success"]) == 1 and "request_put" in body["success"][0] and targets == ["CREATE"]:
+        return "mint"
     if "MOD" in targets:
         return "lead"
     if "VERSION" in targets:

@@ -376,3 +376,16 @@ async def test_aiohttp_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_bound_of_recipes() -> None:
     assert EtcdLog.recipe_nbytes == 16 << 10
     assert MemoryLog.recipe_nbytes > 900 << 10
+
+
+# ---- the cluster and its candidates
+
+
+async def test_the_first_proposal_is_the_id_of_the_cluster(make: Callable[..., EtcdLog]) -> None:
+    assert [await make().cluster(id) for id in (b"one", b"two")] == [b"one", b"one"]
+
+
+async def test_an_id_is_not_given_where_etcd_is_silent(etcd: FakeEtcd, make: Callable[..., EtcdLog]) -> None:
+    etcd.fail("mint*", "lost")
+    with pytest.raises(LogUnavailable):
+        await make(patience=0.0).cluster(b"one")

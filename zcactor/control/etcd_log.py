@@ -8,6 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from zcactor.control.etcd_candidates import EtcdCandidates
 from zcactor.control.etcd_messages import EtcdKeys, EtcdRefused, EtcdSilent, as_epoch, merged
 from zcactor.control.etcd_url import find_access, parse_url
 from zcactor.control.head_log import Deposed, LogInUse, LogUnavailable, LogUnusable, check_batch
@@ -111,6 +112,7 @@ class EtcdLog:
         self._greatest = 0
         """The greatest epoch that is known."""
         self._changed = asyncio.Event()
+        self._candidates = EtcdCandidates(self._gateway, self._keys)
 
     @classmethod
     def at(cls, url: str, token: bytes, environ: Mapping[str, str]) -> EtcdLog:
@@ -164,7 +166,7 @@ class EtcdLog:
         finally:
             if not term.epoch:
                 keeping.cancel()
-                self._last.add(self._start(self._revoke(term)))
+                self._last.add(self._start(self._revoke(term.lease)))
         if not term.epoch:
             return None
         self._term, self._keeping = term, keeping
@@ -214,7 +216,7 @@ class EtcdLog:
         held = self._term
         if held is not None and held.epoch == term.epoch and not held.over:
             self._end(held)
-            await self._revoke(held)
+            await self._revoke(held.lease)
 
     def _end(self, term: EtcdTerm) -> None:
         term.over = True
@@ -222,10 +224,10 @@ class EtcdLog:
             self._keeping.cancel()
             self._keeping = None
 
-    async def _revoke(self, term: EtcdTerm) -> None:
+    async def _revoke(self, lease: int) -> None:
         """Give a lease back. Where etcd does not answer, it ends by itself."""
         try:
-            await self._gateway().call("/v3/lease/revoke", {"ID": str(term.lease)}, within=0, limit=LAST)
+            await self._gateway().call("/v3/lease/revoke", {"ID": str(lease)}, within=0, limit=LAST)
         except (EtcdSilent, EtcdRefused, LogUnusable):
             return
 
@@ -239,6 +241,8 @@ class EtcdLog:
             task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
+        if self._candidates.lease:
+            await self._revoke(self._candidates.lease)
         self._notify()
         if self._made is not None:
             await self._made.aclose()
@@ -402,6 +406,37 @@ class EtcdLog:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    # ---------------------------------------------------------------- the cluster and its candidates
+
+    async def cluster(self, proposed: bytes) -> bytes:
+        """The id of all clusters of this name, which is `proposed` where they have none yet.
+
+        Raises:
+            LogUnusable: the log cannot be used as it is.
+            LogUnavailable: the log does not answer.
+        """
+        try:
+            await self._look(self._patience)  # whether they have another token
+            answer = await self._call(_TXN, self._keys.mint(proposed), within=self._patience)
+        except (EtcdSilent, EtcdRefused) as error:
+            raise self._unavailable(error) from error
+        return self._keys.minted(answer, proposed)
+
+    def announce(self, me: Candidate) -> None:
+        """Have others know that this process leads or would, until the log is closed. Call it once."""
+        self._start(self._candidates.announce(me))
+
+    async def candidates(self) -> list[str]:
+        """The addresses of those that lead or would, ``host:port``.
+
+        Raises:
+            LogUnavailable: the log does not answer.
+        """
+        try:
+            return await self._candidates.all()
+        except (EtcdSilent, EtcdRefused, LogUnusable) as error:
+            raise self._unavailable(error) from error
 
     # ---------------------------------------------------------------- parts
 

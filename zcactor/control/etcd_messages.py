@@ -3,7 +3,8 @@
 In the gateway's JSON 64-bit numbers are strings, bytes are base64, and a field that is false, 0 or empty is absent.
 
 The keys of a cluster begin with ``/zcactor/NAME/``: ``head`` is the leader's, under its lease; ``token`` tells clusters
-of one name apart; ``entries/KIND/KEY`` are what is recorded.
+of one name apart; ``cluster`` is the id of all clusters of that name; ``candidates/ADDRESS`` are processes that lead
+or would, each under a lease of its own; ``entries/KIND/KEY`` are what is recorded.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ class EtcdKeys:
         self.head = text_of(f"{prefix}head".encode())
         self._token = text_of(f"{prefix}token".encode())
         self._mark = text_of(hashlib.blake2b(name.encode(), key=token, digest_size=16).hexdigest().encode())
+        self._cluster = text_of(f"{prefix}cluster".encode())
+        self._candidates = f"{prefix}candidates/".encode()
         self._entries = f"{prefix}entries/".encode()
         self._name = name
 
@@ -155,6 +158,36 @@ class EtcdKeys:
     def watch(self, revision: int) -> Message:
         """The request for changes of ``head`` from a revision on."""
         return {"create_request": {"key": self.head, "start_revision": str(revision)}}
+
+    # ---------------------------------------------------------------- the cluster and its candidates
+
+    def mint(self, cluster: bytes) -> Message:
+        """The transaction that gives the clusters of this name their id, where they have none."""
+        return {
+            "compare": [{"key": self._cluster, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}],
+            "success": [{"request_put": {"key": self._cluster, "value": text_of(cluster)}}],
+            "failure": [{"request_range": {"key": self._cluster}}],
+        }
+
+    def minted(self, answer: Message, cluster: bytes) -> bytes:
+        """The id after `mint` with `cluster`."""
+        if answer.get("succeeded"):
+            return cluster
+        return base64.b64decode(_kvs(answer["responses"][0])[0].get("value", ""))
+
+    def candidate(self, me: Candidate, lease: int) -> Message:
+        """The request that makes a candidate known as long as the lease lasts."""
+        key = text_of(self._candidates + me.address.encode())
+        return {"success": [{"request_put": {"key": key, "value": text_of(b"1"), "lease": str(lease)}}]}
+
+    def all_candidates(self) -> Message:
+        """The request for what `candidates` reads."""
+        return {"success": [{"request_range": {**self._range(self._candidates), "keys_only": True}}]}
+
+    def candidates(self, answer: Message) -> list[str]:
+        """The addresses of all candidates, in order."""
+        keys = [base64.b64decode(kv["key"]) for kv in _kvs(answer["responses"][0])]
+        return [key.removeprefix(self._candidates).decode() for key in keys]
 
     # ---------------------------------------------------------------- entries
 
