@@ -16,6 +16,7 @@ LINES = 500
 """Lines of a module: a longer module holds more than one noun and has to be split."""
 
 TESTED_ELSEWHERE = {
+    "control/head_agent.py": "protocols without code; tests/control/test_membership.py has what satisfies them",
     "execution/home.py": "a protocol without code; tests/execution/test_actor_runner.py has what satisfies it",
     "mypy_plugin.py": "tests/test_typing.py runs mypy with it",
     "rpc/hub.py": "a protocol without code; tests/assembly/test_process.py has what satisfies it",

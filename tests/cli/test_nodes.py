@@ -258,6 +258,29 @@ def test_only_a_head_has_a_log(hosts: Hosts, arguments: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--address", "127.0.0.1:7433", "--standby"), "--directory and --standby are for --head"),
+        (("--address", "127.0.0.1:7433", "--directory", "etcd://h:1"), "--directory and --standby are for --head"),
+        (("--head", "--standby"), "--standby goes with --directory"),
+        (("--head", "--directory", "etcd://h:1", "--standby", "--fresh"), "a standby takes over what is there"),
+        (("--head", "--directory", "etcd://h:1", "--state", "here"), "give either --state"),
+    ],
+)
+def test_a_log_in_etcd_is_for_heads(hosts: Hosts, arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused(hosts, "start", *arguments, status=2)
+
+
+def test_a_secret_in_the_url_of_etcd(hosts: Hosts) -> None:
+    told = refused(hosts, "start", "--head", "--directory", "etcd://me:secret@h:1", status=1)
+    assert "ZCACTOR_ETCD_PASSWORD_FILE" in told and "secret" not in told
+
+
+def test_an_address_is_for_the_end_of_a_cluster(hosts: Hosts) -> None:
+    assert "--address is for --cluster" in refused(hosts, "stop", "--address", "127.0.0.1:7433", status=2)
+
+
+@pytest.mark.parametrize(
     ("resources", "message"),
     [
         ("{", "--resources is no JSON: "),

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.driver.programs import MARK, ROOT, Program, processes, until
-from zcactor.cluster.daemon import KeptState, StartedNode, start_node
+from zcactor.cluster.daemon import EtcdState, KeptState, StartedNode, start_node
 from zcactor.config import Config
 from zcactor.token import default_file
 
@@ -116,7 +116,7 @@ class Hosts:
     def start(
         self, where: str = "a", head: StartedNode | str | None = None, *, environ: Mapping[str, str] | None = None,
         own_host: bool = False, port: int = 0, resources: Mapping[str, float] | None = None, stays: bool = True,
-        state: KeptState | None = None, **settings: Any,
+        state: KeptState | EtcdState | None = None, **settings: Any,
     ) -> StartedNode:  # fmt: skip
         """Start a node on the host `where`, a head where `head` is None; its agent is a child of this process."""
         config = Config(**{"num_cpus": 2, "num_gpus": 0, "store_capacity": CAPACITY, **settings})

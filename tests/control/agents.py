@@ -11,6 +11,7 @@ from zcactor.errors import ConnectionLost
 from zcactor.ids import ProcessId, new_process
 from zcactor.process.absence import Absence
 from zcactor.process.epochs import KnownEpoch
+from zcactor.process.head_places import HeadPlaces
 from zcactor.workers.worker_table import WorkerRecord
 
 DRIVER = ProcessId(b"d" * 16)
@@ -41,6 +42,7 @@ class FakeProcess:
         self.system = SimpleNamespace(revive=None, known=KnownEpoch())
         self.requests = self.head = self
         self.absence = Absence(self.loop, 20.0)
+        self.places, self.moving = HeadPlaces("head:1"), False
         self.begun: list[asyncio.Task[Any]] = []
         self._answer = answer
 

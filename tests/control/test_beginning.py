@@ -23,7 +23,7 @@ class FakeHead:
     def __init__(self, log: MemoryLog) -> None:
         self.taken: list[Any] = []
         self.tasks: list[Any] = []
-        self.members = SimpleNamespace(patience=0.0, log="", fence=8.0)
+        self.members = SimpleNamespace(patience=0.0, log="", fence=8.0, standing=None)
         self.process = SimpleNamespace(tasks=SimpleNamespace(start=self.tasks.append))
         self.recorder = SimpleNamespace(leads=self._leads, record=self._record)
         self._log = log
@@ -36,7 +36,8 @@ class FakeHead:
         await self._log.record(self._term, changes)
 
     def take_over(self, entries: Any) -> Any:
-        async def finish(fence: float) -> None:
+        async def finish(fence: float, permitted: Any) -> None:
+            assert permitted is None
             self.taken.append(fence)
 
         self.taken.append(entries)

@@ -411,3 +411,42 @@ async def test_a_patient_node_that_has_closed_its_connection(
         assert "was lost: the connection to it ended (reset" in await record.ended
     assert ((NODE, "end", 1, 0.0) in head.process.asked) == (cause is None), "it ends at this head's word"
     await head.end()
+
+
+async def test_a_head_that_others_can_follow_asks_whether_nodes_serve_it() -> None:
+    head = Head()
+    noted: list[tuple[Any, ...]] = []
+    lasts = asyncio.Event()
+
+    async def until_it_lasts() -> bool:
+        await lasts.wait()
+        return True
+
+    standing: Any = SimpleNamespace(
+        joining=lambda node: noted.append(("joining", node)), joined=lambda node: noted.append(("joined", node)),
+        left=lambda node: noted.append(("left", node)), serves=lambda node, at: noted.append(("serves", node, at)),
+        now=lambda: 7.0, lasts=until_it_lasts,
+    )  # fmt: skip
+    head.members.standing = standing
+    told: list[None] = []
+    head.members.tell_heads = lambda: told.append(None)
+    _, node = await head.join()
+    assert noted == [("joining", node.id), ("joined", node.id)]
+    assert told == [None]
+    while len(noted) < 3:
+        await asyncio.sleep(0.001)
+    assert noted[2] == ("serves", node.id, 7.0), "nodes are asked without a term, too"
+    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not any(what[1] == "start_worker" for what in head.process.asked), "orders wait for a term"
+    lasts.set()
+    while not any(what[1] == "start_worker" for what in head.process.asked):
+        await asyncio.sleep(0.001)
+    record.kill()
+    noted.clear()
+    head.members.forget("member", node.process)
+    while ("left", node.id) not in noted:
+        await asyncio.sleep(0.001)
+    assert ("joining", node.id) in noted
+    await head.end()

@@ -395,3 +395,26 @@ async def test_a_node_that_is_ending_does_not_look_for_its_head(monkeypatch: pyt
     assert bench.member._seeking is None
     async with asyncio.timeout(20):
         await bench.member.finished
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+async def test_a_node_goes_on_as_long_as_its_head_says(
+    epoch: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(node_agent, "boot_clock", lambda: now[0])
+    monkeypatch.setattr(node_agent, "_LOOK", 0.0)
+    bench = Bench()
+    bench.process.absence.joined(6.0, "etcd://host:1")
+    await bench.member.serves(2)
+    bench.member._heard(2, 100.0, 0.0)
+    now[0] = 105.9
+    bench.member._heard(epoch, 104.0, 1.0)  # which prolongs it where it is the word of the head that is served
+    now[0] = 108.9 if epoch == 2 else 105.9
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not bench.member.finished.done()
+    now[0] = 109.0 if epoch == 2 else 106.0
+    async with asyncio.timeout(60.0):
+        await bench.member.finished
+    assert "no head has said in time" in caplog.text

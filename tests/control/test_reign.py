@@ -594,3 +594,14 @@ def test_an_outage_of_the_log_ends_nothing() -> None:
     assert made.heads[0].reign.state(made.now) is ReignState.ADRIFT
     assert [member.ended for member in made.members] == [False, False, True]
     assert made.members[0].actors == {1}
+
+
+def test_members_that_have_ended_count_as_such_that_serve_this_head() -> None:
+    reign = Reign(PATIENCE)
+    reign.begin(1, 100.0, ALL, 0.0)
+    reign.ended("a", 1.0)
+    assert reign.settle(1.0 + PATIENCE + GRACE) is None, "that is less than half"
+    reign.ended("b", 2.0)
+    reign.reported("c", 1, 1.0, 2.0)
+    assert reign.settle(2.0) is None
+    assert reign.settle(2.0 + PATIENCE + GRACE) == frozenset("d")

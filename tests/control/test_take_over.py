@@ -265,3 +265,22 @@ async def test_an_actor_that_is_restarted_and_that_nobody_holds() -> None:
     made.taking._decisions = made.taking._decisions._replace(unheld=unheld)
     await made.finish()
     assert seen == [(lost, True), (starting, True), (held, True)]
+
+
+async def test_nothing_is_decided_before_that_is_permitted() -> None:
+    case = Taking({of_log(1, NODE): "alive"})
+    permitted = asyncio.Event()
+
+    async def permission() -> None:
+        await permitted.wait()
+
+    finishing = asyncio.create_task(case.taking.finish(0.0, permission))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not case.taking.done.is_set()
+    assert not case.done
+    permitted.set()
+    async with asyncio.timeout(PATIENCE):
+        await finishing
+    assert case.taking.done.is_set()
+    assert case.done

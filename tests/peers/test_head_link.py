@@ -14,7 +14,9 @@ from tests.assembly.test_process import PATIENCE
 from zcactor.ids import ActorId
 from zcactor.peers import head_link
 from zcactor.peers.head_link import HeadLink
+from zcactor.process.head_places import HeadPlaces
 from zcactor.process.sessions import Sessions
+from zcactor.transport.stream.probe import Standby
 
 
 @pytest.fixture
@@ -134,3 +136,46 @@ async def test_a_lease_is_asked_for_again_at_the_next_head() -> None:
     link._requests.ask = gone  # type: ignore[method-assign, assignment]
     with pytest.raises(zc.ConnectionLost, match="gone for good"):
         await link.hold_actor(51)
+
+
+# ---- a head that may be elsewhere
+
+
+async def test_where_another_head_leads() -> None:
+    link = Link(None)
+    assert await link.whereabouts() == "", "nobody can be asked"
+    link._sessions.head = b"h" * 16
+    there: dict[str, Any] = {}
+
+    async def identify(place: str) -> Any:
+        found = there.get(place, zc.ConnectionLost("nobody is there"))
+        if isinstance(found, Exception):
+            raise found
+        return SimpleNamespace(process=found)
+
+    link.identify = identify
+    link.places = HeadPlaces("a:1")
+    link.places.learn(["a:1", "b:1", "c:1"])
+    there["a:1"] = b"h" * 16
+    assert await link.whereabouts() == "", "the present one is no other"
+    there["b:1"] = Standby("b:1", "a:1")
+    there["c:1"] = b"another cluster."
+    assert await link.whereabouts() == ""
+    there["c:1"] = b"h" * 16
+    assert await link.whereabouts() == "c:1"
+    there["b:1"] = Standby("b:1", "d:1")
+    assert await link.whereabouts() == "d:1", "a standby knows"
+
+
+@pytest.mark.parametrize("error", [zc.ConnectionLost("nobody is there"), zc.AuthenticationError("a standby is there")])
+async def test_the_next_place_is_looked_at_where_no_head_is(error: Exception) -> None:
+    link = Link(None)
+    link.places.learn(["a:1", "b:1"])
+
+    async def connect(process: bytes) -> Any:
+        raise error
+
+    link._connections = SimpleNamespace(connect=connect)  # type: ignore[assignment]
+    with pytest.raises(zc.ConnectionLost):
+        await link.rejoin("return_node")
+    assert link.places.current == "b:1"

@@ -192,6 +192,20 @@ async def test_who_is_on_another_host_is_asked_for(directory: Path) -> None:
         await endpoint.connect("cd" * 16)
 
 
+async def test_who_may_have_moved_is_looked_for_there(directory: Path) -> None:
+    local, tcp = Way("local"), Way("tcp")
+    publish(directory, "tcp", "here")
+    async with selecting(directory, local, tcp) as endpoint:
+        endpoint.elsewhere = lambda name: "there" if name == PEER else ""
+        found = await endpoint.connect(PEER)
+        assert found.kind == "tcp"
+        assert found.rejected == {"local": "it is elsewhere now"}
+        assert (local.asked, tcp.asked) == ([], ["there"])
+        endpoint.elsewhere = lambda _: "here"
+        assert (await endpoint.connect(PEER)).kind == "local", "it has not moved, or is back"
+        assert local.asked == [PEER]
+
+
 async def test_what_is_required_or_nothing(directory: Path) -> None:
     publish(directory, "verbs")
     local, verbs = Way("local", ConnectionLost("no socket")), Way("verbs", verbs="the proof failed")

@@ -51,5 +51,6 @@ def assemble_agent(
     assert workers is not None
     member = NodeAgent(process, workers, process.system.known)
     process.connections.on_lost, process.system.on_actor_changed = member.session_lost, member.actor_changed
+    process.system.on_heads = member.watch.told
     process.hosts.add(AGENT_INDEX, NodeAgent, "node agent", _OPTIONS).adopt(member)
     return member

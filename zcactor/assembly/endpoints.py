@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
 from zcactor.objectstore.store import Block
+from zcactor.process.head_places import HeadPlaces
 from zcactor.transport.local.endpoint import LocalEndpoint
 from zcactor.transport.stream.record_layer import REMEDY, Integrity, can_seal
 
@@ -95,10 +96,13 @@ def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_addres
     if not head_address:
         return
 
+    own, at, place = head_address.rpartition("@")
+    head.places = HeadPlaces(place)
+
     async def find(name: str) -> str:
         wanted = bytes.fromhex(name)
         if wanted == head.process:
-            return head_address
+            return f"{own}{at}{head.places.current}"
         claimed = places.try_(wanted)
         if claimed:
             return claimed
@@ -112,7 +116,8 @@ def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_addres
 
     endpoint.find_by(find)
     if isinstance(endpoint, SelectingEndpoint):
-        endpoint.is_urgent = lambda address: address == head_address and head.absence.going_on
+        endpoint.is_urgent = lambda address: address.rpartition("@")[2] in head.places and head.absence.going_on
+        endpoint.elsewhere = lambda name: f"{own}@{head.places.current}" if name == own and head.places.told else ""
 
 
 def problem_of(endpoint: Endpoint) -> str:

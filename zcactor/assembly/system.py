@@ -102,6 +102,8 @@ class SystemActor:
         """The epoch of the head whose orders this process carries out."""
         self.on_head_ends: Callable[[], None] = lambda: None
         """The function of a driver that is told that the cluster's head ends in order."""
+        self.on_heads: Callable[[list[str]], None] = lambda _: None
+        """The function that is told where the cluster has heads, and may have them one day."""
         self.print_log: Any = None
         """The function by which a driver shows the output of actors."""
 
@@ -457,6 +459,11 @@ class SystemActor:
     def head_ends(self) -> None:
         """Take the head's word that it ends in order, and that no other one comes."""
         self.on_head_ends()
+
+    @inline
+    def heads_are(self, places: list[str]) -> None:
+        """Take the head's word where it is, and then where others may lead one day: ``host:port`` of each."""
+        self.on_heads(places)
 
     @inline
     def log(self, stream: str, text: str) -> None:

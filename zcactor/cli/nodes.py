@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zcactor.cluster.child import fork_agent
-from zcactor.cluster.daemon import DEFAULT_PORT, KeptState, start_node, state_directory, stop_nodes
+from zcactor.cluster.daemon import DEFAULT_PORT, EtcdState, KeptState, start_node, state_directory, stop_nodes
 from zcactor.cluster.records import list_nodes
 from zcactor.config import load_config
 from zcactor.errors import ConnectionLost, ZcactorError
@@ -91,6 +91,12 @@ def custom_resources(text: str | None) -> dict[str, float]:
     metavar="DIR",
     help="Where a head keeps what it must not forget. Default: a folder of its address, in $XDG_STATE_HOME.",
 )
+@click.option(
+    "--directory",
+    metavar="etcd://H:P[,...][/NAME]",
+    help="Keep it in etcd instead, where heads on other hosts find it.",
+)
+@click.option("--standby", is_flag=True, help="With --directory: lead once the head that leads now is gone.")
 @click.option("--fresh", is_flag=True, help="Begin a new cluster, though an earlier head's has not ended.")
 @click.option("--block", is_flag=True, help="Stay in the foreground; Ctrl-C ends the node.")
 def start(
@@ -103,6 +109,8 @@ def start(
     resources: str | None,
     store_capacity: int | None,
     state: str | None,
+    directory: str | None,
+    standby: bool,
     fresh: bool,
     block: bool,
 ) -> None:
@@ -112,39 +120,52 @@ def start(
     some seconds, and names, actors and counts of restarts are as before. The options of the node are of no effect then
     where the node beside the head is still there.
 
+    With --directory a head on any host takes the cluster over. One with --standby waits for that.
+
     The exit status is 1 when the node could not start, and 2 for a wrong option.
     """
     if head == (address is not None):
         raise fail("give either --head, to start a cluster, or --address HOST:PORT, to join one", 2)
     if not head and (state is not None or fresh):
         raise fail("--state and --fresh are for --head: only a head keeps a log", 2)
+    if not head and (directory is not None or standby):
+        raise fail("--directory and --standby are for --head: only a head keeps a log", 2)
+    if state is not None and directory is not None:
+        raise fail("give either --state, for a log on this host, or --directory, for one in etcd", 2)
+    if standby and (directory is None or fresh):
+        why = "a standby takes over what is there" if fresh else "a standby needs a log that it reaches"
+        raise fail(f"--standby goes with --directory etcd://... and not with --fresh: {why}", 2)
     custom = custom_resources(resources)
     config, own_host = settings(host=host, num_cpus=num_cpus, num_gpus=num_gpus, store_capacity=store_capacity)
     if port is None:
         port = DEFAULT_PORT if head else 0
     folder = None
-    if head and (state is not None or port):  # nobody finds a head again that listens at any port
+    kept: KeptState | EtcdState | None = None
+    if directory is not None:
+        kept = EtcdState(directory, fresh, standby)
+    elif head and (state is not None or port):  # nobody finds a head again that listens at any port
         folder = state_directory(os.environ, config.host, port) if state is None else Path(state).absolute()
+        kept = KeptState(folder, fresh)
     status, follows = AGAIN, ""
     while status == AGAIN:
         try:
             node = start_node(
                 replace(config, address=None), own_host=own_host, head=address, port=port, resources=custom,
                 stays=not block, launch=fork_agent, follows=follows,
-                state=None if folder is None else KeptState(folder, fresh),
+                state=kept,
             )  # fmt: skip
         except (ZcactorError, OSError, ValueError) as error:
             raise fail(error) from error
         if block:
             _end_by_signals(node)  # before the line that names Ctrl-C is printed
-        _tell(node, block, folder)
+        _tell(node, block, directory or (None if folder is None else str(folder)))
         status, follows = node.process.wait() if block else 0, node.record.node
     if block and not status and node.member is not None:  # a head that was killed leaves the node to the next one
         node.member.process.wait()
     raise click.exceptions.Exit(status)
 
 
-def _tell(node: StartedNode, block: bool, state: Path | None) -> None:
+def _tell(node: StartedNode, block: bool, state: str | None) -> None:
     record = node.record
     where = "" if block else f", log {record.log}"
     kept = "" if state is None else f", state {state}"
@@ -169,18 +190,58 @@ def _end_by_signals(node: StartedNode) -> None:
 
 
 @click.command()
-def stop() -> None:
+@click.option("--cluster", is_flag=True, help="End the whole cluster, on all hosts.")
+@click.option(
+    "--address", metavar="HOST:PORT[,...]", help="With --cluster: its head. Default: as for 'zcactor status'."
+)
+def stop(cluster: bool, address: str | None) -> None:
     """End every node of this user on this host that 'zcactor start' has started.
 
-    Idle actors are closed in order; actors with running calls are killed.
+    Idle actors are closed in order; actors with running calls are killed. The cluster of a head ends with it, unless
+    a standby is left: then that one leads, and the cluster goes on.
     """
-    config, _ = settings()
+    config, _ = settings(address=address)
+    if cluster:
+        _end_cluster(config)
+        return
+    if address is not None:
+        raise fail("--address is for --cluster: without it, the nodes of this host are ended", 2)
     ended = stop_nodes(config.shutdown_timeout)
     for record, by_itself in ended:
         how = "has ended" if by_itself else "did not end in time and was killed"
         click.echo(f"zcactor: the {record.role} at {record.address} ({record.name}, pid {record.pid}) {how}")
     if not ended:
         click.echo("zcactor: no node of yours runs on this host")
+
+
+def _end_cluster(config: Config) -> None:
+    address = config.address or _heads_here()
+    try:
+        run(_ask_to_end(replace(config, address=address, store_capacity=1 << 24, num_cpus=None, num_gpus=None)))
+    except (ZcactorError, OSError, ValueError) as error:
+        raise fail(error) from error
+    click.echo(f"zcactor: the cluster at {address} has ended")
+
+
+async def _ask_to_end(config: Config) -> None:
+    from zcactor.driver import driver
+    from zcactor.process.context import current
+
+    async with driver.init(config=config):
+        await current().head.ask_agent("shutdown", config.shutdown_timeout)
+
+
+def _heads_here() -> str:
+    """The addresses by which this host's nodes know their head, and those of heads on this host."""
+    local = list_nodes(base_directory())
+    if not local:
+        raise fail("no node of yours runs on this host; give --address HOST:PORT")
+    places = [
+        local[0].head,
+        *(record.head for record in local),
+        *(each.address for each in local if each.role != "member"),
+    ]
+    return ",".join(dict.fromkeys(places))
 
 
 @click.command()
@@ -191,10 +252,7 @@ def status(address: str | None, as_json: bool) -> None:
     config, _ = settings(address=address)
     address = config.address
     if address is None:
-        local = list_nodes(base_directory())
-        if not local:
-            raise fail("no node of yours runs on this host; give --address HOST:PORT")
-        address = local[0].head
+        address = _heads_here()
     try:
         told = run(_ask(replace(config, address=address, store_capacity=1 << 24, num_cpus=None, num_gpus=None)))
     except (ZcactorError, OSError, ValueError) as error:
@@ -243,7 +301,8 @@ def _show(address: str, told: dict[str, Any]) -> None:
     console.print(nodes)
     head = told["head"]
     kept = f", log {head['log']}" if head["log"] else ""
-    console.print(f"head: pid {head['pid']}, {head['state']}, epoch {head['epoch']}{kept}", soft_wrap=True)
+    others = f", standbys {', '.join(head['standbys'])}" if head["standbys"] else ""
+    console.print(f"head: pid {head['pid']}, {head['state']}, epoch {head['epoch']}{kept}{others}", soft_wrap=True)
     for name, amount in told["resources"].items():
         console.print(f"{name}: {amount['free']:g} of {amount['total']:g} free")
     alive = [actor for actor in told["actors"] if actor["state"] != "dead"]

@@ -20,6 +20,7 @@ from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.endpoints import tls_of
 from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at, write_record
 from zcactor.cluster.rendezvous import outward
+from zcactor.control.head_log import LogUnavailable, LogUnusable
 from zcactor.driver.driver import HANG_AFTER, HEARTBEAT, resources_of
 from zcactor.driver.finding import find_head, is_one
 from zcactor.errors import AuthenticationError, ConnectionLost
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from zcactor.control.entries import ClusterEntry
 
 __all__ = [
-    "DEFAULT_PORT", "KeptState", "StartedNode", "cluster_in", "has_member", "log_directory", "options_again",
-    "start_node", "state_directory", "stop_nodes", "token_for",
+    "DEFAULT_PORT", "EtcdState", "KeptState", "StartedNode", "cluster_in", "has_member", "log_directory",
+    "options_again", "start_node", "state_directory", "stop_nodes", "token_for",
 ]  # fmt: skip
 
 DEFAULT_PORT = 7433
@@ -58,6 +59,16 @@ class KeptState(msgspec.Struct, frozen=True):
     folder: Path
     fresh: bool = False
     """Whether a cluster that the log knows is left, and a new one begun."""
+
+
+class EtcdState(msgspec.Struct, frozen=True):
+    """The log of a cluster's heads in etcd."""
+
+    url: str
+    fresh: bool = False
+    """Whether a cluster that the log knows is left, and a new one begun."""
+    standby: bool = False
+    """Whether the head waits as long as another one leads."""
 
 
 class StartedNode(msgspec.Struct, frozen=True):
@@ -96,7 +107,7 @@ def start_node(
     config: Config, *, own_host: bool, head: str | None, port: int, resources: Mapping[str, float], stays: bool,
     launch: Callable[[int, IO[bytes] | None], tuple[Agent, socket.socket]] = launch,
     rank: int | None = None, process: ids.ProcessId | None = None, token: bytes | None = None, follows: str = "",
-    state: KeptState | None = None,
+    state: KeptState | EtcdState | None = None,
 ) -> StartedNode:  # fmt: skip
     """Start a node on this host, or a head with a node beside it, and wait until they are ready.
 
@@ -121,7 +132,8 @@ def start_node(
         token: the cluster's token; None looks for it, see `token_for`.
         follows: the id of the node in whose place this one starts, with its options; empty for none.
         state: where a head keeps its log. A head whose log knows a cluster that has not ended takes that cluster over.
-            None keeps the log in memory.
+            None keeps the log in memory. A standby is ready once it waits; the node beside it joins the head that
+            leads.
 
     Raises:
         AuthenticationError: the token is missing where one is needed, is not safe, or is not the head's; likewise the
@@ -145,6 +157,9 @@ def start_node(
         cluster = _Cluster(ids.ProcessId(identity.process), identity.address, place, head)
         starting = _Starting(config, token, source, resources, launch, rank)
         return starting.member(process or ids.new_process(), cluster, port, stays=stays, logs=stays, follows=follows)
+    if isinstance(state, EtcdState):
+        starting = _Starting(config, token, source, resources, launch, rank)
+        return _with_etcd(starting, config, token, state, port, stays=stays)
     before = None if state is None else cluster_in(state)
     if before is not None and not port:
         port = int(before.address.rpartition(":")[2])
@@ -154,15 +169,61 @@ def start_node(
     started, cluster = starting.head(node, port, state, stays=stays, beside=not found)
     if found and has_member(node):  # it may have given its head up meanwhile
         return started
+    return _with_member(starting, started, cluster, stays=stays, gently=before is None)
+
+
+def _with_etcd(
+    starting: _Starting, config: Config, token: bytes, state: EtcdState, port: int, *, stays: bool
+) -> StartedNode:  # fmt: skip
+    """Start a head whose log is in etcd, or a standby, with a node beside it."""
+    node = asyncio.run(_cluster_in_etcd(state.url, token))
+    found = has_member(node)
+    started, cluster = starting.head(node, port, state, stays=stays, beside=not found)
+    if found and has_member(node):
+        return started
+    if started.record.role == "standby":
+        try:
+            identity = asyncio.run(find_head(cluster.head, token, tls_of(config), config.head_timeout))
+        except BaseException:
+            started.control.close()
+            _kill(started.process)
+            raise
+        cluster = _Cluster(node, identity.address, identity.address.partition("@")[2], cluster.head)
+    return _with_member(starting, started, cluster, stays=stays, gently=False)
+
+
+def _with_member(
+    starting: _Starting, started: StartedNode, cluster: _Cluster, *, stays: bool, gently: bool
+) -> StartedNode:  # fmt: skip
+    """Start a node beside a head. Where that fails the head ends, in order where `gently` says so: a head that ends in
+    order takes along what it has taken over."""
     try:
         member = starting.member(ids.new_process(), cluster, 0, stays=True, logs=stays)
     except BaseException:
-        if before is not None:  # a head that ends in order takes along what it has taken over
+        if not gently:
             started.process.kill()
         started.control.close()
         _kill(started.process)
         raise
     return msgspec.structs.replace(started, member=member)
+
+
+async def _cluster_in_etcd(url: str, token: bytes) -> ids.ProcessId:
+    """The id of the clusters of that name.
+
+    Raises:
+        ConnectionLost: etcd does not tell it.
+        ValueError: the URL or a variable is not as it must be.
+    """
+    from zcactor.control.etcd_log import EtcdLog
+
+    log = EtcdLog.at(url, token, os.environ)
+    try:
+        return ids.ProcessId(await log.cluster(ids.new_process()))
+    except (LogUnavailable, LogUnusable) as error:
+        raise ConnectionLost(str(error), False) from error
+    finally:
+        await log.aclose()
 
 
 class _Cluster(msgspec.Struct, frozen=True):
@@ -190,13 +251,15 @@ class _Starting:
         self._resources = resources_of(config, resources, self._gpus)
 
     def head(
-        self, node: ids.ProcessId, port: int, state: KeptState | None, *, stays: bool, beside: bool
+        self, node: ids.ProcessId, port: int, state: KeptState | EtcdState | None, *, stays: bool, beside: bool
     ) -> tuple[StartedNode, _Cluster]:  # fmt: skip
-        """Start a head."""
+        """Start a head, or a standby."""
+        etcd = state if isinstance(state, EtcdState) else None
         setup = {
             "head": (node, ""), "port": port, "stays": stays, "resources": {}, "gpus": [],
-            "state": None if state is None else (str(state.folder), state.fresh), "beside": beside, "follows": "",
-            "again": {},
+            "state": (str(state.folder), state.fresh) if isinstance(state, KeptState) else None, "beside": beside,
+            "etcd": None if etcd is None else (etcd.url, etcd.fresh, etcd.standby), "follows": "", "again": {},
+            "record": node.hex() if etcd is None else ids.new_process().hex(),
         }  # fmt: skip
         started, address = self._start(node, node, None, setup, logs=stays)
         place = started.record.address
@@ -221,7 +284,7 @@ class _Starting:
         with ExitStack() as undo:
             directory = RunDirectory.shared(base_directory(), cluster.hex())
             undo.callback(directory.remove)
-            log = log_directory(os.environ) / f"node-{node.hex()[:8]}.log"
+            log = log_directory(os.environ) / f"node-{setup.get('record', node.hex())[:8]}.log"
             output = None
             if logs:
                 log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -240,12 +303,17 @@ class _Starting:
                     },
                 },
             )  # fmt: skip
+            role = "head" if head is None else "member"
             ready = _until_ready(control, agent, config.spawn_timeout, log if logs else None)
+            if ready.startswith("s"):
+                role = "standby"
+            ready = ready[1:]
             address, _, told = ready.partition("\n")
             place = address.partition("@")[2]
             record = NodeFile(
-                node.hex(), agent.pid, started_at(agent.pid) or 0, "head" if head is None else "member", place,
+                setup.get("record", node.hex()), agent.pid, started_at(agent.pid) or 0, role, place,
                 head or place, str(log) if logs else "", 0 if rank is None else os.getpid(),
+                "" if role == "member" or cluster == node == bytes.fromhex(setup["record"]) else cluster.hex(),
             )  # fmt: skip
             write_record(directory.path, record)
             undo.pop_all()
@@ -324,7 +392,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _until_ready(control: socket.socket, agent: Agent, timeout: float, log: Path | None) -> str:
-    """The address of the node, once it has reported it, and the lines behind that.
+    """The report of the node once it is ready: ``r``, or ``s`` for a standby, its address, and the lines behind that.
 
     Raises:
         ConnectionLost: it has not in time, or has reported why it cannot start.
@@ -336,8 +404,8 @@ def _until_ready(control: socket.socket, agent: Agent, timeout: float, log: Path
         raise ConnectionLost(f"the node did not start within {timeout:g} s (spawn_timeout)") from None
     except ConnectionResetError:
         told = b""
-    if told[:1] == b"r":
-        return told[1:].decode()
+    if told[:1] in (b"r", b"s"):
+        return told.decode()
     if told[:1] == b"e":
         raise ConnectionLost(f"the node could not start: {told[1:].decode()}")
     status = agent.wait()

@@ -19,13 +19,14 @@ class NodeFile(msgspec.Struct, frozen=True):
     """One node of this host, or a head, started from the command line."""
 
     node: str
-    """The id of its process, 32 hexadecimal digits: a head's is the cluster's as well."""
+    """The id of its process, 32 hexadecimal digits: a head's is the cluster's as well. Heads with a log in etcd have
+    that one in common, and another one here."""
     pid: int
     """The pid of its agent, or of the head."""
     started: int
     """The start of that process, in ticks since boot: another process that gets the same pid began later."""
     role: str
-    """``"head"`` or ``"member"``."""
+    """``"head"``, ``"standby"`` or ``"member"``, as it was when it was ready: a standby may lead by now."""
     address: str
     """``host:port`` of the node."""
     head: str
@@ -35,10 +36,13 @@ class NodeFile(msgspec.Struct, frozen=True):
     launcher: int = 0
     """The pid of the ``zcactor run`` whose node it is, and which ends it; 0 for other nodes."""
 
+    cluster: str = ""
+    """The id of the cluster of a head or standby, where that is not `node`."""
+
     @property
     def name(self) -> str:
         """Its id, as people are told it."""
-        return f"{'cluster' if self.role == 'head' else 'node'} {self.node[:8]}"
+        return f"node {self.node[:8]}" if self.role == "member" else f"cluster {(self.cluster or self.node)[:8]}"
 
 
 def started_at(pid: int) -> int | None:

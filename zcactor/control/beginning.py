@@ -43,6 +43,8 @@ class Beginning:
         self._state: HeadState = {}
         self.entries: Entries | None = None
         """The entries of the cluster with which the head goes on; None for a new cluster."""
+        self.closed = False
+        """Whether the cluster that the log knows has ended in order."""
 
     async def campaign(self, me: Candidate) -> None:
         """Take the log for this head, before it listens, and read it. From here on no earlier head lives.
@@ -59,6 +61,7 @@ class Beginning:
         except msgspec.DecodeError as error:
             raise LogUnusable(f"the log {self.name} has an entry of another form: {error}; {self._remedy}") from error
         known = entries.cluster
+        self.closed = known is not None and known.closed
         if known is not None and not known.closed:
             if known.cluster != self.cluster:
                 raise LogUnusable(f"another head has begun a cluster with the log {self.name} just now; try again")
@@ -83,14 +86,15 @@ class Beginning:
         await head.recorder.record(opened_change(self.cluster, address))
         if taking is not None and self.entries is not None:  # its time begins when nodes and programs can return
             self.expect(head, taking, self.entries)
-            head.process.tasks.start(self._finish(taking, head.members.fence, self.entries))
+            head.process.tasks.start(self._finish(head, taking, self.entries))
 
     def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
         """Tell a take-over, as it begins, which nodes it need not wait for, and which others it has to. By default it
         waits for the members of the log."""
 
-    async def _finish(self, taking: TakeOver, fence: float, entries: Entries) -> None:
-        await taking.finish(fence)
+    async def _finish(self, head: Head, taking: TakeOver, entries: Entries) -> None:
+        standing = head.members.standing
+        await taking.finish(head.members.fence, None if standing is None else standing.settled)
         assert self._term is not None
         logger.warning(
             "took over cluster %s, epoch %d: %d nodes, %d actors, %d names", self.cluster.hex()[:8],

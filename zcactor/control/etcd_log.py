@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +11,7 @@ from zcactor.control.etcd_candidates import EtcdCandidates
 from zcactor.control.etcd_messages import EtcdKeys, EtcdRefused, EtcdSilent, as_epoch, merged
 from zcactor.control.etcd_url import find_access, parse_url
 from zcactor.control.head_log import Deposed, LogInUse, LogUnavailable, LogUnusable, check_batch
+from zcactor.control.head_watch import boot_clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -37,11 +37,6 @@ LAST: Final = 1.0
 _TXN: Final = "/v3/kv/txn"
 _NOT_FOUND: Final = 5
 """The code of gRPC for a lease that has ended."""
-
-
-def _boot_clock() -> float:
-    """Seconds since this host was started, those in which it slept included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class EtcdTerm:
@@ -88,7 +83,7 @@ class EtcdLog:
 
     def __init__(
         self, place: EtcdPlace, access: EtcdAccess, token: bytes, *, patience: float = 5.0,
-        clock: Callable[[], float] = _boot_clock,
+        clock: Callable[[], float] = boot_clock,
     ) -> None:  # fmt: skip
         self._place = place
         self._access = access

@@ -27,6 +27,7 @@ from zcactor.control.first_answers import FirstAnswers
 from zcactor.control.handle_grants import HandleGrant, HandleGrants
 from zcactor.control.hanging import watch
 from zcactor.control.head_log import Candidate, Deposed
+from zcactor.control.heads import Heads
 from zcactor.control.membership import Membership
 from zcactor.control.node_table import NodeRecord, NodeTable
 from zcactor.control.recorder import HeadRecorder
@@ -100,6 +101,7 @@ class Head(ActorEnds):
         self._reservations = Reservations(process.loop, self._nodes)
         self._actors = ActorTable[ActorRecord]()
         self.console = Console(process)
+        self.heads = Heads(process, self._nodes)
         self.members = Membership(self, self._nodes, self.console, heartbeat, hang_after)
         self.grants = HandleGrants(process, exports, self._nodes.addresses, self._actors, self._unheld, self.recorder)
         self.draining = Draining(

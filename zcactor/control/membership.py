@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from zcactor.control.entries import driver_change, member_change
 from zcactor.control.head_log import Change
@@ -23,14 +24,11 @@ from zcactor.peers.losses import ended_there, is_refused
 from zcactor.process.epochs import Deposed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from zcactor.control.draining import Draining
-    from zcactor.control.handle_grants import HandleGrants
-    from zcactor.control.recorder import HeadRecorder
-    from zcactor.process.context import LocalProcess
+    from zcactor.control.head_agent import HeadAgent, Showing
+    from zcactor.control.standing import Standing
     from zcactor.rpc.session import Session
-    from zcactor.workers.worker_table import WorkerRecord
 
 __all__ = ["Membership", "membership_interface"]
 
@@ -43,39 +41,6 @@ _BEYOND = 2.0
 """Seconds beyond the patience of nodes until all of them have ended."""
 _LAST_WORD = 1.0
 """Seconds beyond their grace that nodes get to report that their workers have ended."""
-
-
-class HeadAgent(Protocol):
-    """The parts of `zcactor.control.head.Head` that the membership needs."""
-
-    process: LocalProcess
-    driver: ProcessId
-    closing: bool
-    recorder: HeadRecorder
-    draining: Draining
-    grants: HandleGrants
-
-    async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
-        """Note that a worker of another node serves."""
-
-    def worker_ended(self, record: WorkerRecord) -> None:
-        """Note the end of a worker."""
-
-    def stop_owned(self, driver: ProcessId) -> list[asyncio.Task[None]]:
-        """Begin to stop the actors of a program that is about to go."""
-
-    def end_owned(self, driver: ProcessId) -> None:
-        """Retire the actors of a program that is gone."""
-
-
-class Showing(Protocol):
-    """A console for the output of workers; see `zcactor.control.console.Console`."""
-
-    def show(self, driver: ProcessId, stream: str, prefix: str, lines: list[str]) -> None:
-        """Show the output of a worker on another node."""
-
-    async def show_all(self) -> None:
-        """Wait until the rest of the output is shown."""
 
 
 class Membership:
@@ -117,6 +82,9 @@ class Membership:
         self.log = ""
         self.taking_over: TakeOver | None = None
         """The take-over, where this head goes on where an earlier one has ended."""
+        self.standing: Standing | None = None
+        """The rights of this head, where others can lead in its place."""
+        self.tell_heads: Callable[[], None] = lambda: None
 
     # ---------------------------------------------------------------- nodes
 
@@ -139,7 +107,11 @@ class Membership:
         session = current_call.get().session
         process = ProcessId(session.peer_process)
         try:
+            if self.standing is not None:
+                self.standing.joining(process.hex())
             await self._agent.recorder.record(member_change(process, facts, resources))
+            if self.standing is not None:
+                self.standing.joined(process.hex())
             self._refuse_if_embedded(session)
             node = self._add_node(session, facts, resources)
             if self.taking_over is not None:
@@ -161,6 +133,7 @@ class Membership:
         self._nodes.add(node, resources)
         self._some_node.set()
         self._process.tasks.start(self._watch(node, session))
+        self.tell_heads()
         self._successors.joined(node, facts.get("follows", ""))
         return node
 
@@ -205,8 +178,17 @@ class Membership:
 
     def forget(self, kind: str, process: ProcessId) -> None:
         """Note that a node or a program is gone."""
-        if not self._agent.closing:
-            self._agent.recorder.note(Change(kind, process.hex(), None))
+        if self._agent.closing:
+            return
+        self._agent.recorder.note(Change(kind, process.hex(), None))
+        if kind == "member" and self.standing is not None:
+            self.standing.joining(process.hex())
+            self._process.tasks.start(self._left(self.standing, process))
+
+    async def _left(self, standing: Standing, member: ProcessId) -> None:
+        with contextlib.suppress(Deposed):
+            await self._agent.recorder.noted()
+            standing.left(member.hex())
 
     def _refuse_if_embedded(self, session: Session | None = None) -> None:
         if self._agent.driver:
@@ -219,10 +201,14 @@ class Membership:
     def _tell(self, session: Session, method: str, *args: Any) -> None:
         self._process.tasks.start(self._ask(session, method, *args))
 
-    async def _ask(self, session: Session, method: str, *args: Any) -> None:
+    async def _ask(self, session: Session, method: str, *args: Any) -> bool:
+        """Order something of a node, once this head has a term. Returns whether it was done."""
+        return (self.standing is None or await self.standing.lasts()) and await self._order(session, method, *args)
+
+    async def _order(self, session: Session, method: str, *args: Any) -> bool:
         recorder = self._agent.recorder
         if recorder.is_deposed:
-            return
+            return False
         order = (recorder.epoch, *args)
         try:
             await self._process.requests.ask_of(session, AGENT_INDEX, member_interface(), method, order)
@@ -230,13 +216,16 @@ class Membership:
             recorder.depose(error.known)
         except ConnectionLost as error:  # the node is about to be taken for lost, so the request has lost its purpose
             logger.debug("a node was not told to %s: %s", method, error)
+        else:
+            return True
+        return False
 
     async def _watch(self, node: NodeRecord, session: Session) -> None:
         """Ping a node as long as it answers: a node whose agent is stopped keeps its connection."""
         while session.closed is None:
             try:
                 async with asyncio.timeout(self._hang_after):
-                    await self._process.requests.ask(session, "ping")
+                    await self._ping(node, session)
             except TimeoutError:
                 self._unreachable(node, f"it did not respond for {self._hang_after:g} s")
                 await session.aclose()
@@ -245,6 +234,14 @@ class Membership:
                 return
             node.heard = self._process.loop.time()
             await asyncio.sleep(self._heartbeat)
+
+    async def _ping(self, node: NodeRecord, session: Session) -> None:
+        if self.standing is None:
+            await self._process.requests.ask(session, "ping")
+            return
+        asked = self.standing.now()
+        if await self._order(session, "serves"):  # also without a term: nodes stay with a head that hears from them
+            self.standing.serves(node.id, asked)
 
     def _take(self, epoch: int) -> None:
         """Check the epoch of a report: this head's own is the only one that it takes.
@@ -302,6 +299,8 @@ class Membership:
         after the fence, because it may be looking for its head."""
         self._fenced[node] = None
         self._remove(node)
+        if self.standing is not None and not await self.standing.lasts():
+            return  # a node of a later head must not meet this one
         try:
             session = await self._process.connections.connect(node.process)
         except ConnectionLost as error:
@@ -398,6 +397,7 @@ class Membership:
             raise
         self._nodes.drivers[process] = DriverRecord(process, machine)
         self._nodes.addresses[process] = address
+        self.tell_heads()
         return self.patience, self.log
 
     async def return_driver(self, address: str, machine: str, held: list[int]) -> list[int]:

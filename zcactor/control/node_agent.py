@@ -16,6 +16,8 @@ from weakref import WeakValueDictionary
 
 from zcactor import ids
 from zcactor.control.drain import end_workers
+from zcactor.control.head_watch import HeadWatch, boot_clock
+from zcactor.control.reign import Allegiance
 from zcactor.errors import ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
@@ -42,6 +44,8 @@ _FOR_SPAWNERS = ("reserve", "waits")
 _NOTICE = 5.0
 """Seconds of silence after which a connection ends that no packet comes through; see `zcactor.transport.tcp.liveness`.
 The head's fence begins with the silence, and so does this node's patience."""
+_LOOK = 1.0
+"""Seconds between two looks at whether a head has said that this node may go on."""
 _LAST_REPORT = 1.0
 """Seconds that the head gets at the end to take in the last reports."""
 
@@ -88,6 +92,10 @@ class NodeAgent:
         self.again = False
         """Whether the node starts again when it has ended."""
         self.finished: asyncio.Future[None] = process.loop.create_future()
+        self._allegiance: Allegiance | None = None
+        """The time for which this node goes on without a word of the head, where others can lead in its place."""
+        self.watch = HeadWatch(process, known, self._heard)
+        """The watch over the head, once that has told where others are."""
 
     async def join(self, facts: Mapping[str, Any], resources: Mapping[str, float]) -> None:
         """Join the cluster.
@@ -135,6 +143,10 @@ class NodeAgent:
         record = self._pool.by_process.get(worker)
         if record is not None:
             record.kill(cause)
+
+    async def serves(self, epoch: int) -> None:
+        """Answer a head that asks whether this node serves it."""
+        self._known.check(epoch)
 
     async def worker_broken(self, cause: str) -> None:
         """End the calling worker, as `zcactor.control.head.Head.worker_broken` does."""
@@ -261,7 +273,8 @@ class NodeAgent:
 
     def _head_lost(self, session: Session) -> None:
         patience = self._process.head.absence.patience
-        if not ended_there(session.closed):  # the head may have lost this node as long ago
+        silent = not ended_there(session.closed) and not self._process.head.moving
+        if silent:  # the head may have lost this node as long ago
             patience = max(patience - _NOTICE, 0.0)
         if self._ending is not None or not patience:
             if self._ending is None:
@@ -271,6 +284,21 @@ class NodeAgent:
             logger.warning("the cluster's head is lost (%s); looking for it for %g s", session.closed, patience)
             self._process.head.absence.begin()
             self._seeking = self._process.tasks.begin(self._seek(patience))
+
+    def _heard(self, epoch: int, asked: float, age: float | None) -> None:
+        if self._allegiance is None:
+            self._allegiance = Allegiance(self._process.head.absence.patience, asked)
+            self._process.tasks.start(self._end_in_time(self._allegiance))
+        self._allegiance.epoch = self._known.epoch
+        self._allegiance.heard(epoch, asked, age)
+
+    async def _end_in_time(self, allegiance: Allegiance) -> None:
+        """End this node where no head has said for too long that it may go on: another one may decide so by now."""
+        while (left := allegiance.ends_at() - boot_clock()) > 0:  # noqa: ASYNC110  # a clock decides
+            await asyncio.sleep(min(left, _LOOK))
+        if self._ending is None:
+            logger.warning("no head has said in time that this node may go on; it ends")
+            await self.end_itself(0.0)
 
     async def _seek(self, patience: float) -> None:
         """Look for the head, and end this node where it does not come back."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zcactor.control.actor_record import ActorRecord
     from zcactor.control.actor_table import ActorTable
     from zcactor.control.handle_grants import HandleGrants
+    from zcactor.control.heads import Heads
     from zcactor.control.membership import Membership
     from zcactor.control.node_table import NodeTable
     from zcactor.control.recorder import HeadRecorder
@@ -32,6 +33,7 @@ class Questions:
 
     Attributes:
         grants: gives handles out.
+        heads: where heads are.
         members: lets nodes and programs join.
         recorder: has the head's decisions on their way to its log; no answer tells of one that is not there yet.
     """
@@ -41,6 +43,7 @@ class Questions:
     and more for a process with much memory."""
 
     grants: HandleGrants
+    heads: Heads
     members: Membership
     recorder: HeadRecorder
     _actors: ActorTable[ActorRecord]
@@ -50,13 +53,32 @@ class Questions:
 
     async def leader(self) -> dict[str, Any]:
         """The facts about this head: ``address``, ``pid``, ``epoch`` (of its term), ``log`` (empty for one in memory),
-        ``state`` (``"leading"``, or ``"taking over"`` until all is decided) and ``standbys``."""
-        facts = self._facts
+        ``state`` (``"leading"``, ``"taking over"`` until all is decided, or ``"adrift"`` while the log does not renew
+        its term) and ``standbys``, the addresses of the heads that would lead in its place."""
+        facts, standing = self._facts, self.members.standing
+        state = "taking over" if self.members.is_taking_over else "leading"
+        if standing is not None and not standing.in_term:
+            state = "adrift"
         return {
             "address": facts["address"].rpartition("@")[2], "pid": facts["pid"], "epoch": self.recorder.epoch,
-            "log": self.members.log, "state": "taking over" if self.members.is_taking_over else "leading",
-            "standbys": [],
+            "log": self.members.log, "state": state,
+            "standbys": self.heads.standbys,
         }  # fmt: skip
+
+    async def stay(self, epoch: int) -> tuple[int, float | None]:
+        """Tell a node or a program whether it may stay with this head.
+
+        Args:
+            epoch: the greatest one that the caller knows.
+
+        Returns:
+            This head's epoch, and the age of its knowledge; see `zcactor.control.reign.Reign.age`.
+        """
+        recorder, standing = self.recorder, self.members.standing
+        if epoch > recorder.epoch:
+            recorder.depose(epoch)
+        age = 0.0 if standing is None else standing.age()
+        return recorder.epoch, None if recorder.is_deposed else age
 
     async def locate(self, actor_id: ActorId, calls_wait: bool) -> tuple[str, bytes, int, str]:
         """The place of an actor; see `zcactor.peers.head_link.HeadLink.locate`."""

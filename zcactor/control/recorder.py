@@ -17,7 +17,7 @@ from zcactor.control.head_log import MAX_CHANGES, MAX_NBYTES, Deposed, LogUnavai
 from zcactor.errors import HeadUnavailable, RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from zcactor.control.head_log import Candidate, Change, HeadLog, Term
     from zcactor.process.context import Asking
@@ -66,6 +66,8 @@ class HeadRecorder:
         self._silent_since: float | None = None
         """The loop's time at which the first attempt began that the log has refused since it took the last batch."""
         self.max_recipe = MAX_NBYTES
+        self.lasts: Callable[[], Awaitable[bool]] | None = None
+        """The function that waits until it is known whether the term goes on; None where only this head ends it."""
 
     @property
     def epoch(self) -> int:
@@ -172,8 +174,11 @@ class HeadRecorder:
             ConnectionLost: the connection has ended.
             RemoteError: the order has failed there.
         """
+        over = self.lasts is not None and not await self.lasts()
         if self._deposed is not None:
             raise Deposed(self._deposed.epoch, self._deposed.known)
+        if over:
+            raise Deposed(self.epoch, self.epoch)
         try:
             return await requests.ask(session, method, *args, self.epoch)
         except RemoteError as error:

@@ -183,6 +183,11 @@ class Reign:
         if 2 * len(self._accepted & self._founders) >= len(self._founders):
             self._half_at = min(self._half_at, now)
 
+    def ended(self, member: str, now: float) -> None:
+        """Note that a member has ended, as its host says: it serves no other head."""
+        self.accepted(member, self.epoch, -math.inf, now)
+        self._reported.add(member)
+
     def reported(self, member: str, epoch: int, asked: float, now: float) -> None:
         """Note the report of a member, which serves the epoch then."""
         self.accepted(member, epoch, asked, now)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from zcactor.control.node_table import NodeRecord, RemotePool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from zcactor.control.actor_record import ActorRecord
@@ -200,8 +200,8 @@ class TakeOver:
 
     # ---------------------------------------------------------------- the end
 
-    async def finish(self, fence: float) -> None:
-        """Wait for all that may return, at most `fence` seconds, and decide the rest.
+    async def finish(self, fence: float, permitted: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Wait for all that may return, at most `fence` seconds, and until `permitted()`, and decide the rest.
 
         Cancelling leaves it undecided.
         """
@@ -212,6 +212,8 @@ class TakeOver:
             logger.warning(
                 "%d nodes and %d programs have not returned in %g s", len(self._members), len(self._drivers), fence
             )
+        if permitted is not None:
+            await permitted()
         self._give_up_nodes()
         for actor, cause in self._lost:
             self._decide(actor, cause)

@@ -19,6 +19,7 @@ from zcactor.assembly.endpoints import address_of, find_through, make_endpoint, 
 from zcactor.assembly.fork_guard import watch_forks
 from zcactor.assembly.process import Process
 from zcactor.config import TRANSPORTS, Config, load_config
+from zcactor.control.head_watch import HeadWatch
 from zcactor.control.node_table import machine_of, own_machine
 from zcactor.driver.finding import find_head
 from zcactor.driver.head_search import HeadSearch
@@ -30,6 +31,7 @@ from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
 from zcactor.process import context
 from zcactor.token import default_file, find_token
+from zcactor.transport.stream.probe import identify
 from zcactor.workers.orphans import LastResort
 from zcactor.workers.run_directory import RunDirectory, base_directory
 
@@ -273,7 +275,8 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
             "or set ZCACTOR_TOKEN_FILE or ZCACTOR_TOKEN, or pass token="
         )
     token, _ = found
-    head = await find_head(address, token, tls_of(config), config.head_timeout)
+    tls = tls_of(config)
+    head = await find_head(address, token, tls, config.head_timeout)
     if not own_host:
         config = replace(config, host=head.ours)
     raise_descriptor_limit()
@@ -294,6 +297,8 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
         process.locations.machine = own_machine(config, directory.path)
         process.system.print_log = _print_log
         find_through(endpoint, process.places, process.head, head.address)
+        process.head.identify = lambda place: identify(place, token, tls)
+        process.system.on_heads = HeadWatch(process, process.system.known).told
         context.set_current(process)  # the answers to the calls below are unpacked in it
         try:
             await endpoint.start(process.connections.accepted)

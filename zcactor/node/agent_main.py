@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import IO
 
+    from zcactor.node.head_state import HeadBeginning
+    from zcactor.node.standby import StandbyBeginning
+
 __all__ = ["AGAIN", "SECRETS", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
 
 _BOOTSTRAP = (
@@ -47,6 +50,8 @@ _DESCRIPTORS = 1 << 16
 """Descriptors for thousands of actors; not more, because some programs walk through all that they might have."""
 AGAIN = 75
 """Exit status of an agent whose launcher is to start it again (``EX_TEMPFAIL`` of sysexits.h)."""
+_STAND_BY = -1
+"""The result of a head that has lost its term, and waits for the next one."""
 _ZYGOTE_END = 2.0
 """Seconds that the zygote gets to end its workers."""
 
@@ -119,7 +124,9 @@ def send_setup(sock: socket.socket, setup: Mapping[str, Any]) -> None:
             where it is the head), ``clustered`` (whether the cluster may have other hosts; then a head is no node's
             agent), ``port`` (where it listens for them, 0 for any), ``stays`` (whether it outlives its launcher),
             ``rank`` (of a node of a run, and of the head beside it; otherwise left out or None), ``state`` (the folder
-            of a head's log, and whether to begin anew in it; None for a log in memory), ``beside`` (whether a node is
+            of a head's log, and whether to begin anew in it; None for a log in memory), ``etcd`` (of a head with a log
+            in etcd its URL, whether to begin anew in it, and whether to wait while another head leads), ``record`` (the
+            name of its file in the run directory, where it is not its process id), ``beside`` (whether a node is
             about to be started beside a head with such a folder), ``config``, ``loop``, ``resources``, ``gpus`` (the
             UUIDs of those it offers), ``cwd``, ``heartbeat``, ``hang_after``, ``follows`` (the id of the node in whose
             place it has started, if any), ``again`` (the code that starts a node in its place, and what that reads;
@@ -186,8 +193,10 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
     try:
         loop = new_event_loop(setup["loop"])
         asyncio.set_event_loop(loop)
-        again = loop.run_until_complete(_serve(loop, control, None if child is None else child[1], setup))
-        status = AGAIN if again else 0
+        end = _STAND_BY
+        while end == _STAND_BY:
+            end = loop.run_until_complete(_serve(loop, control, None if child is None else child[1], setup))
+        status = end
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -197,7 +206,7 @@ def main(fd: int, lock_fd: int, parent: int = 0) -> None:
             _end_zygote(pid)
         zygote.kill_orphans()
         directory = RunDirectory.inherited(Path(setup["directory"]), lock_fd, shared=setup["clustered"])
-        directory.path.joinpath(f"node-{setup['agent'].hex()}.json").unlink(missing_ok=True)
+        directory.path.joinpath(f"node-{setup.get('record') or setup['agent'].hex()}.json").unlink(missing_ok=True)
         directory.remove()
         if status == AGAIN and setup["stays"]:
             status = _start_again(setup["again"])
@@ -298,10 +307,10 @@ def raise_descriptor_limit() -> None:
 
 async def _serve(
     loop: asyncio.AbstractEventLoop, control: socket.socket, zygote: socket.socket | None, setup: dict[str, Any]
-) -> bool:
-    """Run the agent to its end. Returns whether the node is to start again."""
+) -> int:
+    """Run the agent to its end. Returns the exit status, or `_STAND_BY`."""
     from zcactor.assembly.agents import assemble_agent
-    from zcactor.assembly.endpoints import address_of, find_through, make_endpoint, problem_of
+    from zcactor.assembly.endpoints import address_of, find_through, make_endpoint, problem_of, tls_of
     from zcactor.assembly.process import Process
     from zcactor.config import Config
     from zcactor.control.head import Head
@@ -311,8 +320,27 @@ async def _serve(
     from zcactor.objectstore.groups import within_file_limit
     from zcactor.objectstore.store import Store
     from zcactor.process import context
+    from zcactor.transport.stream.probe import identify
 
     config = Config(**setup["config"])
+    begun: HeadBeginning | None = None
+    standby = None
+    if setup.get("etcd"):
+        from zcactor.node.standby import StandbyBeginning  # other nodes do without it, and without aiohttp
+
+        try:
+            begun = standby = StandbyBeginning(
+                setup, config, lambda place: _tell(control, f"s{setup['agent'].hex()}@{place}".encode())
+            )
+            if not await _led(loop, control, standby, setup):
+                return 0
+        except (ZcactorError, ValueError) as error:
+            _tell(control, b"e" + str(error).encode())
+            return 0
+        except OSError as error:
+            _tell(control, f"ecannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
+            return 0
+        setup["port"] = standby.port
     store = Store(within_file_limit(AGENT_ARENA), setup["agent"])
     directory = Path(setup["directory"])
     head, head_address = setup["head"]
@@ -326,8 +354,7 @@ async def _serve(
     problem = problem_of(endpoint)
     if problem:
         _tell(control, b"e" + problem.encode())
-        return False
-    begun = None
+        return 0
     if setup.get("state"):
         from zcactor.node.head_state import HeadBeginning  # other nodes do without it
 
@@ -336,15 +363,17 @@ async def _serve(
             await begun.take()
         except ZcactorError as error:
             _tell(control, b"e" + str(error).encode())
-            return False
+            return 0
     door = Door(process.connections.accepted)
     try:
         await endpoint.start(door.accepted)
     except OSError as error:
         _tell(control, b"e" + f"cannot listen at {config.host} port {setup['port']}: {error.strerror}".encode())
-        return False
+        return 0
     address = address_of(endpoint)
     find_through(endpoint, process.places, process.head, head_address or address)
+    if head_address:
+        process.head.identify = functools.partial(identify, token=setup["token"], tls=tls_of(config))
     pool = None
     if zygote is not None:
         from zcactor.workers.pool import Pool
@@ -376,8 +405,12 @@ async def _serve(
     door.open()
     end = node.shutdown if isinstance(node, Head) else node.end_itself
 
+    async def end_in_order(grace: float) -> None:
+        if standby is None or not isinstance(node, Head) or not await standby.resign(node):
+            await end(grace)
+
     def told_to_end(grace: float = 0.0) -> None:
-        process.tasks.start(end(grace))
+        process.tasks.start(end_in_order(grace))
 
     def launcher_gone() -> None:
         loop.remove_reader(control.fileno())
@@ -411,7 +444,38 @@ async def _serve(
     await process.close()
     if pool is not None:
         pool.close()
-    return isinstance(node, NodeAgent) and node.again
+    if standby is not None and standby.again:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+        loop.remove_reader(control.fileno())
+        context.clear_current()
+        setup["etcd"] = (setup["etcd"][0], False, True)
+        return _STAND_BY
+    return AGAIN if isinstance(node, NodeAgent) and node.again else 0
+
+
+async def _led(
+    loop: asyncio.AbstractEventLoop, control: socket.socket, standby: StandbyBeginning, setup: Mapping[str, Any]
+) -> bool:
+    """Wait until a head leads. Returns False where it was told to end before, or the cluster has ended."""
+    taking = loop.create_task(standby.take())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, taking.cancel)
+    if not setup["stays"]:
+        loop.add_reader(control.fileno(), taking.cancel)
+    led = False
+    try:
+        await taking
+        led = not standby.is_over
+    except asyncio.CancelledError:
+        pass
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+        loop.remove_reader(control.fileno())
+        if not led:
+            await standby.aclose()
+    return led
 
 
 def _tell(control: socket.socket, message: bytes) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zcactor.config import Config
     from zcactor.control.entries import Entries
     from zcactor.control.head import Head
+    from zcactor.control.head_log import HeadLog
     from zcactor.control.take_over import TakeOver
 
 __all__ = ["HeadBeginning"]
@@ -36,12 +37,19 @@ class HeadBeginning(Beginning):
     Args:
         setup: of the agent; see `zcactor.node.agent_main.send_setup`.
         config: its settings.
+        log: the log; None for the one in the folder that `setup` has.
+        remedy: the remedy for a log that cannot be used.
     """
 
-    def __init__(self, setup: Mapping[str, Any], config: Config) -> None:
-        folder, fresh = setup["state"]
-        log = FileLog(Path(folder), fresh=fresh)
-        super().__init__(log, str(log.path), setup["agent"], config.head_patience, FRESH)
+    def __init__(
+        self, setup: Mapping[str, Any], config: Config, log: HeadLog | None = None, remedy: str = FRESH
+    ) -> None:
+        name = str(log)
+        if log is None:
+            folder, fresh = setup["state"]
+            log = FileLog(Path(folder), fresh=fresh)
+            name = str(log.path)
+        super().__init__(log, name, setup["agent"], config.head_patience, remedy)
         self._address = f"{config.host}:{setup['port']}"
         self._directory = Path(setup["directory"])
         self._beside: bool = setup["beside"]
@@ -55,9 +63,13 @@ class HeadBeginning(Beginning):
         place = Place.here()
         await self.campaign(Candidate(self._address, place.host, place.pid))
         if self.entries is not None:
-            for suffix in _LEFT:
-                with contextlib.suppress(FileNotFoundError):
-                    self._directory.joinpath(f"{self.cluster.hex()}.{suffix}").unlink()
+            self.clear()
+
+    def clear(self) -> None:
+        """Remove what an earlier head of the cluster has left in the run directory."""
+        for suffix in _LEFT:
+            with contextlib.suppress(FileNotFoundError):
+                self._directory.joinpath(f"{self.cluster.hex()}.{suffix}").unlink()
 
     def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
         """See `zcactor.control.beginning.Beginning.expect`: a node that is about to be started beside the head is
@@ -66,15 +78,17 @@ class HeadBeginning(Beginning):
             taking.await_beside(machine_of(self._directory))
         for key, member in entries.members.items():
             place = member.facts["address"].rpartition("@")[2]
-            head.process.tasks.start(self._look_at(taking, ProcessId(bytes.fromhex(key)), place))
+            head.process.tasks.start(self._look_at(head, taking, ProcessId(bytes.fromhex(key)), place))
 
-    async def _look_at(self, taking: TakeOver, node: ProcessId, place: str) -> None:
+    async def _look_at(self, head: Head, taking: TakeOver, node: ProcessId, place: str) -> None:
         """Do not wait for a node that has ended with the earlier head, as when all processes of a host are killed."""
         host, _, port = place.rpartition(":")
         try:
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         except ConnectionRefusedError:
             taking.ended(node)
+            if head.members.standing is not None:
+                head.members.standing.ended(node.hex())
         except OSError as error:  # it may return from there all the same
             logger.debug("node %s at %s cannot be looked at: %s", node.hex()[:8], place, error)
         else:

@@ -11,11 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.buggify import buggify
-from zcactor.errors import ConnectionLost, HeadUnavailable, NoSuchActor, ObjectLost
+from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, NoSuchActor, ObjectLost, ProtocolError
 from zcactor.process.absence import Absence
+from zcactor.process.head_places import HeadPlaces
+from zcactor.transport.stream.probe import Standby
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from zcactor.ids import ActorId
     from zcactor.interface import Interface
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from zcactor.process.sessions import Sessions
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.session import Session
+    from zcactor.transport.stream.probe import Identity
 
 __all__ = ["AGENT_INDEX", "MEMBERSHIP_INDEX", "RELAYED", "HeadLink"]
 
@@ -70,6 +73,12 @@ class HeadLink:
         self._requests = requests
         self._tasks = tasks
         self.absence = Absence(tasks.loop, timeout)
+        self.places = HeadPlaces()
+        """The places at which this process looks for the head, if that may be on another host."""
+        self.identify: Callable[[str], Awaitable[Identity]] | None = None
+        """The function that finds out which process is at a place; see `zcactor.transport.stream.probe.identify`."""
+        self.moving = False
+        """Whether the connection to the head ends because this process has found another head that leads."""
         self._agent = agent
         self._members = members
         self._node = node
@@ -143,10 +152,38 @@ class HeadLink:
         one by the time of the answer.
 
         Raises:
-            ConnectionLost: the head does not answer.
+            ConnectionLost: the head does not answer at the place where it is looked for. The next attempt looks at the
+                next place.
+            HeadUnavailable: it decides nothing at present; likewise.
         """
-        session = await self._connections.connect(self._sessions.head)
-        return session, await self._requests.ask_of(session, MEMBERSHIP_INDEX, self._members(), method, args)
+        self.moving = False
+        try:
+            session = await self._connections.connect(self._sessions.head)
+            return session, await self._requests.ask_of(session, MEMBERSHIP_INDEX, self._members(), method, args)
+        except AuthenticationError as error:  # a standby answers in the place of a head
+            self.places.turn()
+            raise ConnectionLost(str(error.args[0]), False) from error
+        except (ConnectionLost, HeadUnavailable):
+            self.places.turn()
+            raise
+
+    async def whereabouts(self) -> str:
+        """The place of a head that leads elsewhere; empty where none is found."""
+        if self.identify is None:
+            return ""
+        for place in self.places.others:
+            try:
+                async with asyncio.timeout(_ANSWER):
+                    found = await self.identify(place)
+            except Standby as standby:
+                if standby.leader and standby.leader != self.places.current:
+                    return standby.leader
+            except (TimeoutError, ConnectionLost, ProtocolError):
+                continue
+            else:
+                if found.process == self.process:
+                    return place
+        return ""
 
     async def _ask_node(self, method: str, *args: Any) -> Any:
         session = await self._connections.connect(self._sessions.node)

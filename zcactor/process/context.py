@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zcactor.objectstore.store import Store
     from zcactor.observe.stats import Stats
     from zcactor.process.absence import Absence
+    from zcactor.process.head_places import HeadPlaces
     from zcactor.process.place import Place
     from zcactor.process.places import Places
     from zcactor.process.sessions import Sessions
@@ -82,10 +83,15 @@ class AskingHead(Protocol):
     """Requests to the head; see `zcactor.peers.head_link.HeadLink`."""
 
     absence: Absence
+    places: HeadPlaces
+    moving: bool
 
     @property
     def process(self) -> bytes:
         """Id of the head's process."""
+
+    async def whereabouts(self) -> str:
+        """The place of a head that leads elsewhere."""
 
     async def rejoin(self, method: str, *args: Any) -> tuple[Session, Any]:
         """Call the `Membership` of a head that is away."""

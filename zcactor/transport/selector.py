@@ -84,6 +84,8 @@ class SelectingEndpoint(EndpointContext):
         """Returns the address of a process on another host, or raises ConnectionLost."""
         self.is_urgent: Callable[[str], bool] = lambda _: False
         """Whether an address is tried at once, also where it has failed a moment ago: its process is being sought."""
+        self.elsewhere: Callable[[str], str] = lambda _: ""
+        """Returns the address of a process that may be elsewhere than the run directory says; empty for all others."""
         self._directory = directory
         self._required = required
         self._resting = _Resting()
@@ -154,13 +156,18 @@ class SelectingEndpoint(EndpointContext):
         """
         rejected: dict[str, str] = {}
         failure: ConnectionLost | None = None
+        moved = self.elsewhere(address)
+        if moved and moved in self._published(address):
+            moved = ""
         for way in self.ways:
             problem = None if way.kind == "local" else way.viability()
+            if moved and way.kind == "local":
+                problem = "it is elsewhere now"
             if problem is not None:
                 rejected[way.kind] = problem
                 continue
             try:
-                connection = await self._connect(way, await self._address(address, way.kind))
+                connection = await self._connect(way, moved or await self._address(address, way.kind))
             except ConnectionLost as error:
                 rejected[way.kind] = str(error.args[0])
                 failure = error
@@ -197,6 +204,15 @@ class SelectingEndpoint(EndpointContext):
             if self.find is not None:
                 return await self.find(process)
             raise ConnectionLost(f"process {process} does not listen by {kind}, or has ended") from None
+
+    def _published(self, process: str) -> list[str]:
+        """The addresses of a process in the run directory."""
+        found = []
+        for way in self.ways:
+            if way.kind != "local":
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(self._path(process, way.kind).read_text("ascii"))
+        return found
 
     def abandon(self) -> None:
         """Abandon all endpoints, in a forked child."""

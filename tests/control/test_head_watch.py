@@ -1,0 +1,116 @@
+"""The watch over a head, in place of which others can lead."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zcactor.control import head_watch
+from zcactor.control.head_watch import HeadWatch
+from zcactor.errors import ConnectionLost
+from zcactor.process.epochs import KnownEpoch
+from zcactor.process.head_places import HeadPlaces
+from zcactor.process.tasks import Tasks
+
+PATIENCE = 60.0
+
+
+class World:
+    """A process, and its head."""
+
+    def __init__(self) -> None:
+        self.tasks = Tasks(asyncio.get_running_loop())
+        self.places = HeadPlaces("a:1")
+        self.absence = SimpleNamespace(going_on=False)
+        self.moving = False
+        self.process = b"head"
+        self.head = self
+        self.sessions = SimpleNamespace(used={b"head": self})
+        self.asked = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.answers: list[Any] = []
+        """The answers to come; the last one is given again and again."""
+        self.leader = ""
+        self.heard: list[tuple[int, float | None]] = []
+        self.known = KnownEpoch()
+        self.known.check(2)
+        watched: Any = self
+        self.watch = HeadWatch(watched, self.known, lambda epoch, _, age: self.heard.append((epoch, age)))
+
+    async def ask_agent(self, method: str, epoch: int) -> Any:
+        """Ask the head."""
+        assert (method, epoch) == ("stay", 2)
+        self.asked.set()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            await asyncio.Event().wait()
+        return answer
+
+    async def whereabouts(self) -> str:
+        """The place of another head."""
+        return self.leader
+
+    async def aclose(self) -> None:
+        """Close the session."""
+        self.closed.set()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_watch, "_EACH", 0.01)
+    monkeypatch.setattr(head_watch, "_ANSWER", 0.05)
+
+
+async def until_asked(world: World, times: int) -> None:
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(times):
+            world.asked.clear()
+            await world.asked.wait()
+
+
+async def test_a_head_that_leads_is_stayed_with() -> None:
+    world = World()
+    world.answers = [(2, 0.0)]
+    world.leader = "b:1"
+    world.watch.told(["a:1", "b:1"])
+    world.watch.told(["a:1"])
+    await until_asked(world, 3)
+    assert world.heard[:2] == [(2, 0.0)] * 2
+    assert not world.closed.is_set()
+    assert world.places.current == "a:1"
+    world.tasks.cancel()
+
+
+@pytest.mark.parametrize("answer", [None, (2, None)])
+async def test_another_head_is_gone_to_where_this_one_is_silent_or_says_so(answer: Any) -> None:
+    world = World()
+    world.answers = [answer]
+    world.watch.told(["a:1", "b:1"])
+    await until_asked(world, 2)
+    assert not world.closed.is_set(), "no other head is there yet"
+    world.leader = "b:1"
+    async with asyncio.timeout(PATIENCE):
+        await world.closed.wait()
+    assert world.places.current == "b:1"
+    assert world.moving
+    world.tasks.cancel()
+
+
+async def test_a_head_that_is_lost_is_not_asked_while_it_is_sought() -> None:
+    world = World()
+    world.answers = [ConnectionLost("it has ended", False)]
+    world.leader = "b:1"
+    world.watch.told(["a:1"])
+    await until_asked(world, 1)
+    world.absence.going_on = True
+    await asyncio.sleep(0.05)
+    world.asked.clear()
+    await asyncio.sleep(0.05)
+    assert not world.asked.is_set()
+    assert not world.closed.is_set()
+    world.tasks.cancel()

@@ -1,0 +1,277 @@
+"""Heads whose log is in a real etcd: they are killed, and others lead. `make test-engines` installs etcd."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.hosts import Hosts
+from tests.driver.programs import until
+from tests.engines.etcds import Etcd
+from tests.engines.launching import User
+from zcactor.cluster.daemon import EtcdState, StartedNode, stop_nodes
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 60.0
+"""Seconds that nodes wait for their head: they have to outlast its start on a machine that is busy."""
+_names = (f"h{number}" for number in itertools.count())
+
+USING = """
+@zc.actor
+class Keeper:
+    def __init__(self): self.count = 0
+    def add(self): self.count += 1; return self.count
+    def pid(self): return os.getpid()
+
+async def main():
+    async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=60.0)):
+        nodes = [node.node_id for node in await zc.nodes()]
+        kept = [
+            await Keeper.options(name=f"kept-{n}", node=node, lifetime="detached", max_restarts=1).spawn()
+            for n, node in enumerate(nodes)
+        ]
+        pids = [await actor.pid() for actor in kept]
+        await asyncio.gather(*(actor.add() for actor in kept))
+        tell(ready=pids)
+        while not os.path.exists(GATE):  # until the head is killed
+            await asyncio.sleep(0.01)
+        tell(calls=[await actor.add() for actor in kept])
+        found = [await zc.get_actor(f"kept-{n}") for n in range(len(kept))]
+        tell(found=[await actor.add() for actor in found])
+        tell(same=[await actor.pid() for actor in found] == pids)
+        made = await Keeper.options(node=nodes[-1]).spawn()
+        tell(made=await made.add())
+    tell(done=True)
+zc.run(main())
+"""
+LOOKING = """
+async def main():
+    async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=60.0)):
+        tell(names=sorted(each.name for each in await zc.actors() if each.name))
+        tell(nodes=len(await zc.nodes()))
+zc.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with User() as user:
+        yield Etcd(user)
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with Hosts() as found:
+        yield found
+
+
+@pytest.fixture
+def url(etcd: Etcd) -> str:
+    """A cluster of its own."""
+    return etcd.url(next(_names))
+
+
+def begin(
+    hosts: Hosts, url: str, where: str = "a", *, standby: bool = False, fresh: bool = False, **more: Any
+) -> StartedNode:
+    """Start a head, or a standby."""
+    settings = {"head_patience": PATIENCE, "head_timeout": PATIENCE, **more}
+    return hosts.start(where, state=EtcdState(url, fresh, standby), **settings)
+
+
+def kill(node: StartedNode) -> None:
+    node.process.kill()
+    node.process.wait()
+
+
+def said(node: StartedNode, words: str) -> None:
+    """Wait until the log of a head has these words."""
+    until(lambda: words in Path(node.record.log).read_text(), f"the words {words!r}", PATIENCE)
+
+
+def end(hosts: Hosts, *nodes: StartedNode) -> None:
+    """End all nodes in order, and check that nothing is left."""
+    for host in "ab":
+        with hosts.on(host):
+            stop_nodes(5.0)
+    for node in nodes:
+        node.process.wait(20)
+    hosts.assert_clean("a", "b")
+
+
+def test_a_killed_head_goes_on_where_it_was(hosts: Hosts, url: str) -> None:
+    head = begin(hosts, url)
+    assert head.record.role == "head"
+    gate = hosts.directory / "gate"
+    with hosts.program(f"GATE = {str(gate)!r}\n{USING}", head.record.address) as program:
+        program.told("ready")
+        kill(head)
+        gate.touch()
+        assert program.told("calls") == [2]
+        port = int(head.record.address.rpartition(":")[2])
+        again = begin(hosts, url, port=port)
+        assert again.record.address == head.record.address
+        assert again.member is None, "a node that is left is not started twice"
+        assert (program.told("found"), program.told("same"), program.told("made")) == ([3], True, 1)
+        assert program.status() == 0
+    said(again, "took over cluster ")
+    with hosts.program(LOOKING, url) as program:
+        assert (program.told("names"), program.told("nodes")) == (["kept-0"], 1)
+        assert program.status() == 0
+    end(hosts, again)
+
+
+def test_a_standby_leads_once_the_head_is_killed(hosts: Hosts, url: str) -> None:
+    head = begin(hosts, url)
+    standby = begin(hosts, url, "b", standby=True)
+    assert standby.record.role == "standby"
+    assert standby.member is not None
+    gate = hosts.directory / "gate"
+    with hosts.program(f"GATE = {str(gate)!r}\n{USING}", f"{standby.record.address}") as program:
+        program.told("ready")
+        kill(head)
+        gate.touch()
+        assert program.told("calls") == [2, 2]
+        assert (program.told("found"), program.told("same"), program.told("made")) == ([3, 3], True, 1)
+        assert program.status() == 0
+    said(standby, "took over cluster ")
+    with hosts.program(LOOKING, f"{head.record.address},{standby.record.address}", host="b") as program:
+        assert (program.told("names"), program.told("nodes")) == (["kept-0", "kept-1"], 2)
+        assert program.status() == 0
+    end(hosts, standby)
+
+
+def test_a_head_that_is_stopped_for_a_while_stands_by_again(hosts: Hosts, url: str) -> None:
+    head = begin(hosts, url)
+    standby = begin(hosts, url, "b", standby=True)
+    gate = hosts.directory / "gate"
+    with hosts.program(f"GATE = {str(gate)!r}\n{USING}", url) as program:
+        program.told("ready")
+        head.process.send_signal(signal.SIGSTOP)
+        said(standby, "took over cluster ")
+        gate.touch()
+        assert program.told("calls") == [2, 2]
+        assert (program.told("found"), program.told("same"), program.told("made")) == ([3, 3], True, 1)
+        assert program.status() == 0
+    head.process.send_signal(signal.SIGCONT)
+    said(head, "this head decides no more")
+    with hosts.program(LOOKING, head.record.address) as program:
+        assert (program.told("names"), program.told("nodes")) == (["kept-0", "kept-1"], 2)
+        assert program.status() == 0
+    kill(standby)
+    said(head, "took over cluster ")
+    with hosts.program(LOOKING, standby.record.address + "," + head.record.address) as program:
+        assert (program.told("names"), program.told("nodes")) == (["kept-0", "kept-1"], 2)
+        assert program.status() == 0
+    end(hosts, head)
+
+
+def test_a_head_that_is_ended_resigns_to_a_standby(hosts: Hosts, url: str) -> None:
+    head = begin(hosts, url)
+    standby = begin(hosts, url, "b", standby=True)
+    gate = hosts.directory / "gate"
+    gate.touch()
+    with hosts.program(f"GATE = {str(gate)!r}\n{USING}", url, host="b") as program:
+        assert program.status() == 0
+    said_standbys(hosts, head, [standby.record.address])
+    with hosts.on("a"):
+        stop_nodes(5.0)
+    assert head.process.wait(20) == 0
+    said(standby, "took over cluster ")
+    with hosts.program(LOOKING, url, host="b") as program:
+        assert program.told("names") == ["kept-0", "kept-1"], "one of them was started again"
+        assert program.status() == 0
+    end(hosts, standby)
+
+
+def said_standbys(hosts: Hosts, head: StartedNode, standbys: list[str]) -> None:
+    """Wait until a head knows of these standbys, and check what it says of itself."""
+
+    def told() -> dict[str, Any]:
+        shown = hosts.zcactor("status", "--json", "--address", head.record.address)
+        assert not shown.returncode, shown.stderr
+        found: dict[str, Any] = json.loads(shown.stdout)["head"]
+        return found
+
+    until(lambda: told()["standbys"] == standbys, "a head that knows of its standbys", PATIENCE)
+    found = told()
+    assert found["address"] == head.record.address
+    assert found["pid"] == head.record.pid
+    assert found["epoch"] > 0
+    assert found["log"].startswith("etcd://")
+    assert found["state"] in ("leading", "adrift")
+
+
+def test_a_cluster_that_is_ended_ends_its_standbys(hosts: Hosts, url: str) -> None:
+    head = begin(hosts, url)
+    standby = begin(hosts, url, "b", standby=True)
+    ended = hosts.zcactor("stop", "--cluster", "--address", standby.record.address)
+    assert not ended.returncode, ended.stderr
+    for node in (*head.all, *standby.all):
+        assert node.process.wait(PATIENCE) == 0
+    hosts.assert_clean("a", "b")
+    end(hosts, begin(hosts, url))
+
+
+WAITING = """
+@zc.actor
+class Keeper:
+    def add(self): return 1
+
+async def refused():
+    try:
+        await Keeper.spawn()
+    except zc.HeadUnavailable as error:
+        return error.log
+    return None
+
+async def main():
+    async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=60.0)):
+        kept = [await Keeper.options(node=node.node_id).spawn() for node in await zc.nodes()]
+        tell(ready=True)
+        while not os.path.exists(GATE):  # until etcd is stopped
+            await asyncio.sleep(0.01)
+        logs = []
+        while len(logs) < 3:  # each takes as long as the log's patience, some seconds
+            log = await refused()
+            logs += [log] if log else []
+        tell(logs=logs)
+        tell(calls=[await actor.add() for actor in kept])
+        tell(again=True)
+        while await refused():
+            pass
+        tell(nodes=len(await zc.nodes()))
+    tell(done=True)
+zc.run(main())
+"""
+
+
+def test_an_outage_of_etcd_ends_nothing(hosts: Hosts) -> None:
+    with User() as user:
+        etcd = Etcd(user)
+        url = etcd.url("outage")
+        head = begin(hosts, url, head_patience=12.0)
+        standby = begin(hosts, url, "b", standby=True, head_patience=12.0)
+        gate = hosts.directory / "gate"
+        with hosts.program(f"GATE = {str(gate)!r}\n{WAITING}", head.record.address) as program:
+            program.told("ready")
+            said_standbys(hosts, head, [standby.record.address])
+            etcd.kill(0)
+            gate.touch()
+            assert program.told("logs", PATIENCE) == [url] * 3
+            assert program.told("calls") == [1, 1]
+            shown = hosts.zcactor("status", "--json", "--address", head.record.address)
+            etcd.start()
+            assert program.told("again")
+            assert program.told("nodes") == 2
+            assert program.status() == 0
+        assert shown.returncode, "a program that joins is not recorded"
+        assert {*(node.record.pid for node in (*head.all, *standby.all))} <= {*hosts.processes()}
+        end(hosts, standby, head)

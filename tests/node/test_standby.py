@@ -1,0 +1,257 @@
+"""The beginning of heads whose log is in a made-up etcd."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.control.fake_etcd import FakeEtcd
+from tests.transport.local_arena import TOKEN
+from zcactor.config import Config
+from zcactor.control.entries import closed_change, opened_change
+from zcactor.control.head_log import Deposed, LogUnusable
+from zcactor.ids import ProcessId
+from zcactor.node import standby as standby_module
+from zcactor.node.standby import StandbyBeginning, written
+from zcactor.process.tasks import Tasks
+from zcactor.transport.stream.probe import Standby, identify
+
+PATIENCE = 60.0
+CLUSTER = ProcessId(b"c" * 16)
+Make = Callable[..., StandbyBeginning]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby_module, "_LOOK", 0.02)
+    monkeypatch.setattr(standby_module, "_PAUSE", 0.02)
+
+
+@pytest.fixture
+async def etcd() -> AsyncIterator[FakeEtcd]:
+    async with FakeEtcd() as made:
+        yield made
+
+
+@pytest.fixture
+async def make(etcd: FakeEtcd, tmp_path: Path) -> AsyncIterator[Make]:
+    """A maker of beginnings, which note in ``stood`` that they stand by."""
+    made: list[StandbyBeginning] = []
+
+    def beginning(*, waits: bool = False, fresh: bool = False, stood: list[str] | None = None) -> StandbyBeginning:
+        setup = {
+            "etcd": (etcd.url, fresh, waits), "token": TOKEN, "agent": CLUSTER, "port": 0, "directory": str(tmp_path),
+            "beside": True,
+        }  # fmt: skip
+        places: list[str] = [] if stood is None else stood
+        made.append(StandbyBeginning(setup, Config(), places.append))
+        return made[-1]
+
+    yield beginning
+    for each in made:
+        await each.aclose()
+
+
+class FakeHead:
+    """A head that ends when it is told so."""
+
+    def __init__(self, beginning: StandbyBeginning) -> None:
+        loop = asyncio.get_running_loop()
+        self.closing = False
+        self.finished = asyncio.Event()
+        self.deposed: list[int] = []
+        tasks = Tasks(loop)
+        self.process = SimpleNamespace(tasks=tasks, config=Config())
+        self.members = SimpleNamespace(patience=0.0, log="", fence=8.0, standing=None, tell_heads=None)
+        self.heads = SimpleNamespace(own="", all=[], standbys=[], tell=self._tell)
+        self.told = asyncio.Event()
+        self.recorder: Any = self
+        self.epoch, self.is_deposed = 0, False
+        self._beginning = beginning
+
+    async def _tell(self) -> None:
+        self.told.set()
+
+    def leads(self, term: Any) -> None:
+        """Note the term."""
+        self._term, self.epoch = term, term.epoch
+
+    async def record(self, *changes: Any) -> None:
+        """Record changes."""
+        await self._beginning.log.record(self._term, changes)
+
+    def depose(self, known: int) -> None:
+        """Note a later head."""
+        self.deposed.append(known)
+        self.is_deposed = True
+
+    def finish(self) -> None:
+        """End."""
+        self.finished.set()
+
+
+async def led(beginning: StandbyBeginning) -> Any:
+    """Lead, and begin the term. Returns the head."""
+    async with asyncio.timeout(PATIENCE):
+        await beginning.take()
+        head: Any = FakeHead(beginning)
+        await beginning.begin(head, f"127.0.0.1:{beginning.port}")
+    return head
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_places() -> None:
+    assert written("10.0.0.1", 7) == "10.0.0.1:7"
+    assert written("::1", 7) == "[::1]:7"
+
+
+async def test_a_new_cluster(make: Make) -> None:
+    first = make(waits=True)
+    head = await led(first)
+    assert first.entries is None
+    assert head.members.standing.age() == 0.0
+    async with asyncio.timeout(PATIENCE):
+        await head.told.wait()
+    assert head.heads.own == f"127.0.0.1:{first.port}"
+    head.process.tasks.cancel()
+
+
+async def test_a_standby_tells_who_leads_and_leads_after_it(etcd: FakeEtcd, make: Make) -> None:
+    first, stood = make(), list[str]()
+    head = await led(first)
+    second = make(waits=True, stood=stood)
+    taking = asyncio.create_task(second.take())
+    await until(lambda: stood)
+    with pytest.raises(Standby) as found:
+        await identify(stood[0], TOKEN)
+    assert found.value.leader == f"127.0.0.1:{first.port}"
+    await until(lambda: stood[0] in head.heads.all)
+    head.heads.standbys = [stood[0]]
+    assert await first.resign(head)
+    assert head.finished.is_set()
+    head.process.tasks.cancel()
+    await first.aclose()
+    async with asyncio.timeout(PATIENCE):
+        await taking
+    assert stood == [f"127.0.0.1:{second.port}"]
+    assert second.entries is not None
+    assert not second.is_over
+
+
+async def test_a_standby_that_was_killed_gets_no_term(make: Make) -> None:
+    first = make()
+    head = await led(first)
+    head.heads.standbys = ["127.0.0.1:1"]
+    assert not await first.resign(head)
+    assert not head.finished.is_set()
+    head.process.tasks.cancel()
+
+
+@pytest.mark.parametrize("how", ["lost", "deposed"])
+async def test_a_head_whose_term_is_over_stands_by(etcd: FakeEtcd, make: Make, how: str) -> None:
+    first = make()
+    head = await led(first)
+    if how == "lost":
+        etcd.expire_all()
+    else:
+        head.is_deposed = True
+    async with asyncio.timeout(PATIENCE):
+        await head.finished.wait()
+    assert first.again
+    assert head.deposed
+    assert head.members.standing.age() is None
+    head.process.tasks.cancel()
+
+
+async def test_a_head_whose_term_is_over_before_it_has_begun(etcd: FakeEtcd, make: Make) -> None:
+    first = make()
+    await first.take()
+    etcd.expire_all()
+    head: Any = FakeHead(first)
+    await first.begin(head, f"127.0.0.1:{first.port}")
+    assert head.finished.is_set()
+    assert first.again
+    head.process.tasks.cancel()
+
+
+async def test_a_head_that_ends_in_order_does_not_stand_by(etcd: FakeEtcd, make: Make) -> None:
+    first = make()
+    head = await led(first)
+    head.closing = True
+    etcd.expire_all()
+    await until(lambda: head.deposed)
+    assert not first.again
+    head.process.tasks.cancel()
+
+
+async def test_a_head_that_is_no_standby_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = await led(make())
+    monkeypatch.setattr(standby_module, "_LEFT", 0.3)
+    with pytest.raises(LogUnusable, match="the head at .* leads the cluster of etcd://.* --standby"):
+        await make().take()
+    head.process.tasks.cancel()
+
+
+async def test_a_standby_whose_cluster_has_ended(make: Make) -> None:
+    first, stood = make(), list[str]()
+    head = await led(first)
+    second = make(waits=True, stood=stood)
+    taking = asyncio.create_task(second.take())
+    await until(lambda: stood)
+    await head.record(closed_change())
+    head.process.tasks.cancel()
+    await first.aclose()
+    async with asyncio.timeout(PATIENCE):
+        await taking
+    assert second.is_over
+
+
+async def test_a_standby_whose_log_cannot_be_read_tries_again(etcd: FakeEtcd, make: Make) -> None:
+    first, stood = make(), list[str]()
+    head = await led(first)
+    second = make(waits=True, stood=stood)
+    taking = asyncio.create_task(second.take())
+    await until(lambda: stood)
+    etcd.fail("page", (400, 3, "etcdserver: no"))
+    head.process.tasks.cancel()
+    await first.aclose()
+    async with asyncio.timeout(PATIENCE):
+        await taking
+    assert etcd.count("lead") == 3
+
+
+async def test_a_cluster_is_begun_anew(make: Make, tmp_path: Path) -> None:
+    first = make()
+    head = await led(first)
+    await head.record(opened_change(CLUSTER, "host:1"))
+    head.process.tasks.cancel()
+    await first.aclose()
+    again = make(fresh=True)
+    left = tmp_path / f"{CLUSTER.hex()}.sock"
+    left.touch()
+    await again.take()
+    assert again.entries is None
+    assert not left.exists(), "the cluster has the same id as the one before"
+    with pytest.raises(Deposed):
+        await head.record(opened_change(CLUSTER, "host:1"))
+
+
+async def test_a_standby_that_is_cancelled(make: Make) -> None:
+    head = await led(make())
+    stood: list[str] = []
+    taking = asyncio.create_task(make(waits=True, stood=stood).take())
+    await until(lambda: stood)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    head.process.tasks.cancel()

@@ -1,0 +1,106 @@
+"""The standing of a head that others may depose: its rights by its term, its members and the clock.
+
+`zcactor.control.reign` decides; here are the clock, and the questions of members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from zcactor.control.reign import Reign, ReignState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from zcactor.control.head_log import Term
+
+__all__ = ["Standing"]
+
+_LOOK: Final = 0.1
+"""Seconds between two looks at whether this head may act."""
+
+
+class Standing:
+    """The standing of one head in one term. Used on the loop's thread.
+
+    Args:
+        term: the term.
+        members: the nodes on record when it began, by the ids of their processes.
+        patience: seconds that nodes go on without a head.
+        clock: the clock of terms.
+    """
+
+    def __init__(
+        self, term: Term, members: Iterable[str], patience: float, clock: Callable[[], float]
+    ) -> None:  # fmt: skip
+        self._term = term
+        self._clock = clock
+        self._reign = Reign(patience)
+        self._reign.begin(term.epoch, term.valid_until(), members, clock())
+
+    @property
+    def state(self) -> ReignState:
+        """The present state."""
+        now = self._clock()
+        self._reign.renew(self._term.valid_until(), now)
+        return self._reign.state(now)
+
+    @property
+    def in_term(self) -> bool:
+        """Whether nobody else can lead at present."""
+        return self._clock() < self._term.valid_until()
+
+    def now(self) -> float:
+        """The time, for `serves`."""
+        return self._clock()
+
+    def joining(self, member: str) -> None:
+        """Note that the log is asked to add or remove a member."""
+        self._reign.joining(member)
+
+    def joined(self, member: str) -> None:
+        """Note that a member is on record."""
+        self._reign.joined(member)
+
+    def left(self, member: str) -> None:
+        """Note that a member is on record no more."""
+        self._reign.left(member)
+
+    def serves(self, member: str, asked: float) -> None:
+        """Note that a member, which has joined or returned, serves this head, by its answer to a question that was
+        asked at `asked`."""
+        if self.state is not ReignState.FOLLOWING:
+            self._reign.reported(member, self._reign.epoch, asked, self._clock())
+
+    def ended(self, member: str) -> None:
+        """Note that a member on record has ended."""
+        if self.state is not ReignState.FOLLOWING:
+            self._reign.ended(member, self._clock())
+
+    def depose(self) -> None:
+        """Note that the term is over. Idempotent."""
+        if self._reign.state(self._clock()) is not ReignState.FOLLOWING:
+            self._reign.depose()
+
+    async def lasts(self) -> bool:
+        """Wait while the log does not say whether the term goes on. Returns whether it does.
+
+        Cancelling ends the wait.
+        """
+        while self.state is ReignState.ADRIFT:  # noqa: ASYNC110  # a clock decides
+            await asyncio.sleep(_LOOK)
+        return self.state is not ReignState.FOLLOWING
+
+    async def settled(self) -> None:
+        """Wait until this head may act: at least half of the members on record serve it, and the others have ended.
+
+        Cancelling ends the wait.
+        """
+        while self.state is not ReignState.LEADING:
+            if self._reign.settle(self._clock()) is None:
+                await asyncio.sleep(_LOOK)
+
+    def age(self) -> float | None:
+        """The age in seconds of the knowledge that members may stay; None where they have to seek another head."""
+        return None if self.state is ReignState.FOLLOWING else self._reign.age(self._clock())
