@@ -18,13 +18,27 @@ from zcactor.process.tasks import Tasks
 PATIENCE = 60.0
 
 
+class Absence:
+    """The absence of a head, and the looks at it."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.looked = asyncio.Event()
+
+    @property
+    def going_on(self) -> bool:
+        """Whether the head is away."""
+        self.looked.set()
+        return self.is_away
+
+
 class World:
     """A process, and its head."""
 
     def __init__(self) -> None:
         self.tasks = Tasks(asyncio.get_running_loop())
         self.places = HeadPlaces("a:1")
-        self.absence = SimpleNamespace(going_on=False)
+        self.absence = Absence()
         self.moving = False
         self.process = b"head"
         self.head = self
@@ -107,10 +121,11 @@ async def test_a_head_that_is_lost_is_not_asked_while_it_is_sought() -> None:
     world.leader = "b:1"
     world.watch.told(["a:1"])
     await until_asked(world, 1)
-    world.absence.going_on = True
-    await asyncio.sleep(0.05)
+    world.absence.is_away = True
     world.asked.clear()
-    await asyncio.sleep(0.05)
+    for _ in range(3):
+        world.absence.looked.clear()
+        await world.absence.looked.wait()
     assert not world.asked.is_set()
     assert not world.closed.is_set()
     world.tasks.cancel()

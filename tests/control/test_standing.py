@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 
+from zcactor.control import standing as module
 from zcactor.control.reign import GRACE, ReignState
 from zcactor.control.standing import Standing
 
@@ -21,9 +23,11 @@ class Now:
     def __init__(self) -> None:
         self.at = 100.0
         self.until = math.inf
+        self.looked = asyncio.Event()
 
     def valid_until(self) -> float:
         """The end of the term."""
+        self.looked.set()
         return self.until
 
     def standing(self, *members: str) -> Standing:
@@ -31,9 +35,16 @@ class Now:
         return Standing(self, members, PATIENCE, lambda: self.at)
 
 
-async def is_pending(waiting: asyncio.Task[None]) -> bool:
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK", 0.0)
+
+
+async def is_pending(waiting: asyncio.Task[Any], now: Now) -> bool:
     """Whether a task goes on, after a few looks of it."""
-    await asyncio.sleep(0.3)
+    for _ in range(3):
+        now.looked.clear()
+        await now.looked.wait()
     return not waiting.done()
 
 
@@ -60,7 +71,7 @@ async def test_less_than_half_of_the_members_serve() -> None:
     standing.serves("a", 100.0)
     waiting = asyncio.create_task(standing.settled())
     now.at += 1000.0
-    assert await is_pending(waiting)
+    assert await is_pending(waiting, now)
     standing.ended("b")
     now.at += PATIENCE + GRACE + 0.1
     await waiting
@@ -73,7 +84,7 @@ async def test_silent_members_are_given_time() -> None:
     standing.serves("a", 100.0)
     waiting = asyncio.create_task(standing.settled())
     now.at += PATIENCE
-    assert await is_pending(waiting)
+    assert await is_pending(waiting, now)
     now.at += GRACE
     await waiting
 
@@ -98,8 +109,7 @@ async def test_a_term_that_is_not_renewed_for_a_while(renewed: bool) -> None:
     assert standing.state is ReignState.ADRIFT
     assert standing.age() == 5.0, "more than half have answered then"
     waiting = asyncio.create_task(standing.lasts())
-    await asyncio.sleep(0.3)
-    assert not waiting.done()
+    assert await is_pending(waiting, now)
     if renewed:
         now.until = 110.0
     else:
