@@ -30,6 +30,8 @@ _ENDED: Final = "its process had ended when the cluster's head was started again
 _GONE: Final = "its node did not return to the cluster's new head"
 NO_RECIPE: Final = "; the log has not its class and arguments, so it is not started again"
 """An addition to the cause of the end of an actor that could otherwise restart."""
+_LATE: Final = 2.0
+"""Seconds after a take-over in which a spawner gets its lease, if it was about to when the head was lost."""
 _UNEXPLAINED: Final = "the cluster's log knows no actor in it"
 
 
@@ -224,7 +226,9 @@ class TakeOver:
         for actor, was in self._was.items():
             if was == "stopping":
                 self._decisions.stop(actor)
-            elif actor.state != "dead":  # the spawner of one that is pending asks again where it waits for its place
+            elif actor.state == "pending":  # its spawner has given it up, unless that asks for the place again
+                self._loop.call_later(_LATE, self._decisions.unheld, actor)
+            elif actor.state != "dead":
                 self._decisions.unheld(actor)
 
     def _give_up_nodes(self) -> None:
