@@ -281,6 +281,29 @@ async def test_a_report_is_made_again_where_the_head_is_a_later_one() -> None:
         await bench.member.kill_worker(4, WORKER, None)
 
 
+async def test_reports_at_the_same_time_all_arrive() -> None:
+    """The first refusal tells all of them which head there is, and that may be followed by another one."""
+    together = asyncio.Barrier(2)
+
+    async def answer(_: bytes, method: str, epoch: int, *args: Any) -> None:
+        if method != "worker_ended":
+            return
+        if epoch == 3:
+            await together.wait()
+            raise Deposed(epoch, 5)
+        if epoch == 5:
+            raise Deposed(epoch, 6)
+
+    bench = Bench(answer)
+    for worker in (WORKER, OTHER):
+        await bench.member.start_worker(3, worker, "Shard", {}, DRIVER, False)
+        await bench.member.kill_worker(3, worker, "for a reason")
+    await bench.process.settle()
+    assert sorted(what for what in bench.told if what[1] == 6) == [
+        ("worker_ended", 6, worker, "for a reason") for worker in (OTHER, WORKER)
+    ]
+
+
 async def test_a_report_to_an_earlier_head_is_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
     async def answer(_: bytes, method: str, epoch: int, *args: Any) -> None:
         raise Deposed(2, epoch)

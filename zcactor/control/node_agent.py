@@ -331,14 +331,16 @@ class NodeAgent:
     async def _say(self, method: str, *args: Any) -> None:
         """Report something to the head, with the epoch that is known here. A head of a later one refuses that, so that
         this node knows its term from then on."""
-        ask = self._process.head.ask_members
-        try:
-            await ask(method, self._known.epoch, *args)
-        except Deposed as error:
-            if error.known <= self._known.epoch:
-                raise  # this head's own term is over
-            self._known.check(error.known)
-            await ask(method, self._known.epoch, *args)
+        while True:
+            epoch = self._known.epoch  # another report may raise it meanwhile
+            try:
+                await self._process.head.ask_members(method, epoch, *args)
+                return
+            except Deposed as error:
+                if error.known <= epoch:
+                    raise  # this head's own term is over
+                if error.known > self._known.epoch:
+                    self._known.check(error.known)
 
     def _report(self, method: str, *args: Any) -> None:
         task = self._process.loop.create_task(self._tell_head(method, args))
