@@ -10,7 +10,7 @@ import pytest
 
 from tests.control.agents import DRIVER, FakePool, FakeProcess, FakeSession
 from zcactor.control import drain
-from zcactor.control.drain import discard, end_workers
+from zcactor.control.drain import discard, discard_others, end_workers
 from zcactor.control.head_log import Candidate
 from zcactor.control.memory_log import MemoryLog
 from zcactor.control.recorder import HeadRecorder
@@ -80,6 +80,10 @@ async def test_an_actor_of_a_process_that_is_not_reached_is_discarded_later(monk
     recorder = HeadRecorder(process.loop, MemoryLog(), Candidate("h@host:1", "h", 1))
     await discard(process, recorder, worker, 5)
     assert process.asked == [(WILLING, "discard", 5, 0)] * 3
+    process.asked.clear()
+    await discard_others(process, recorder, worker, (4, 5))
+    assert process.asked == [(WILLING, "discard_others", [4, 5], 0)] * 3
+    process.asked.clear()
 
     async def end(*_: Any) -> None:
         pool.end(worker, "it was killed")
@@ -88,4 +92,4 @@ async def test_an_actor_of_a_process_that_is_not_reached_is_discarded_later(monk
     process._answer = end
     await discard(process, recorder, worker, 6)
     await discard(process, recorder, worker, 7)
-    assert process.asked[3:] == [(WILLING, "discard", 6, 0)]
+    assert process.asked == [(WILLING, "discard", 6, 0)]

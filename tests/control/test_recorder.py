@@ -595,6 +595,29 @@ def test_a_kill_whose_caller_goes_away_is_carried_out() -> None:
         made.run(program)
 
 
+def test_a_shared_process_ends_the_actors_that_a_new_head_does_not_know() -> None:
+    with played() as (made, _):
+
+        async def program(process: Process) -> None:
+            shops: list[Any] = [await Shop.options(process="shared").spawn() for _ in range(9)]
+            places = [shop._remote.location for shop in shops]
+            shared = next(place[0] for place in places if sum(other[0] == place[0] for other in places) > 1)
+            known, *others = [shop for shop in shops if shop._remote.location[0] == shared]
+            index = known._remote.location[1]
+            session = await process.connections.connect(shared)
+            await process.requests.ask(session, "discard_others", [index], 1)
+            (hosts,) = [
+                loop.process.hosts for loop in made.world.loops.values()
+                if loop.process is not None and loop.process.process == shared
+            ]  # fmt: skip
+            assert [host.index for host in hosts.actors()] == [index] and others
+            assert await known.keep("abc") == 3
+            for shop in shops:
+                await zc.kill(shop)
+
+        made.run(program)
+
+
 def test_a_worker_refuses_an_earlier_head_which_decides_no_more() -> None:
     """As if another head had led for a while: the worker has carried out its order."""
     with played() as (made, _):
@@ -605,8 +628,8 @@ def test_a_worker_refuses_an_earlier_head_which_decides_no_more() -> None:
             later = (shop._remote.actor_id, "alive", *shop._remote.location, "", 9)
             await process.requests.ask(session, "actor_changed", *later)
             for method, args in (
-                ("stop", (0, 8)), ("discard", (0, 8)), ("actor_changed", (*later[:-1], 8)),
-                ("create", (1, b"a" * 16, 1, 0, {}, None, 8)),
+                ("stop", (0, 8)), ("discard", (0, 8)), ("discard_others", ([], 8)),
+                ("actor_changed", (*later[:-1], 8)), ("create", (1, b"a" * 16, 1, 0, {}, None, 8)),
             ):  # fmt: skip
                 with pytest.raises(zc.RemoteError) as caught:
                     await process.requests.ask(session, method, *args)

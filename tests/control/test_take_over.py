@@ -45,7 +45,7 @@ class Taking:
         self.orders: list[tuple[Any, ...]] = []
         decisions = Decisions(
             self._resume, self._note("lost"), self._note("restart"), self._note("stop"), self._note("retire"),
-            self._note("discard"), self._note("end owned"), self._note("unheld"), self._note("forget"),
+            self._note("discard others"), self._note("end owned"), self._note("unheld"), self._note("forget"),
         )  # fmt: skip
         self.taking = TakeOver(loop, decisions, self.nodes, actors, dict.fromkeys(members, FACTS), drivers)
 
@@ -232,7 +232,7 @@ async def test_an_actor_that_was_ended_before_its_node_returned() -> None:
     made.nodes.ledger.release(HEAD.hex(), own.request)  # its end gives back its place, which was kept
     node = made.comes(NODE, worker(W1, shared=True), worker(W2))
     await turns()
-    assert made.done == [("resume", beside), ("discard", beside.worker, 2)], "they share a process"
+    assert made.done == [("resume", beside), ("discard others", beside.worker)], "they share a process"
     assert made.orders == [("kill_worker", W2, "the cluster's log knows no actor in it")]
     assert made.nodes.ledger.free(node.id) == {"CPU": 3.0}
     done = await made.finish(0.0)

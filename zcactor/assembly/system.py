@@ -426,6 +426,11 @@ class SystemActor:
         self.known.check(epoch)
         await self.worker.discard(index)
 
+    async def discard_others(self, indices: list[int], epoch: int) -> None:
+        """End at once, in a worker, the actors that are not at `indices`, as `discard` does."""
+        self.known.check(epoch)
+        await self.worker.discard_others(indices)
+
     async def leave(self, grace: float) -> None:
         """End the process, in a worker; see `zcactor.node.worker_main.Worker.leave`."""
         await self.worker.leave(grace)

@@ -7,7 +7,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
-from zcactor.control.drain import decide_end, discard
+from zcactor.control.drain import decide_end, discard, discard_others
 from zcactor.control.entries import gone_changes, stopping_changes
 from zcactor.control.head_log import Deposed
 from zcactor.control.questions import Questions
@@ -52,10 +52,12 @@ class ActorEnds(Questions):
             self._nodes.unshare(worker)
             worker.kill()
         elif worker.shared:
-            self._discard(worker, actor.index)
+            self.process.tasks.start(discard(self.process, self.recorder, worker, actor.index))
 
-    def _discard(self, worker: WorkerRecord, index: int) -> None:
-        self.process.tasks.start(discard(self.process, self.recorder, worker, index))
+    def _discard_others(self, worker: WorkerRecord) -> None:
+        """End all that is in a shared process, but the actors that this head has there."""
+        indices = [actor.index for actor in worker.actors]
+        self.process.tasks.start(discard_others(self.process, self.recorder, worker, indices))
 
     def _bury(self, actor: ActorRecord, cause: str) -> None:
         if actor.state == "dead":

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["decide_end", "discard", "end_workers"]
+__all__ = ["decide_end", "discard", "discard_others", "end_workers"]
 
 logger = logging.getLogger("zcactor")
 RESPONSE = 1.0
@@ -67,16 +67,29 @@ async def discard(process: LocalProcess, recorder: HeadRecorder, worker: WorkerR
         worker: the shared process.
         index: index of the actor in that process.
     """
+    await _order(process, recorder, worker, "discard", index)
+
+
+async def discard_others(
+    process: LocalProcess, recorder: HeadRecorder, worker: WorkerRecord, indices: Sequence[int]
+) -> None:  # fmt: skip
+    """End the actors of a shared process at once that are not at these indices. Otherwise as `discard`."""
+    await _order(process, recorder, worker, "discard_others", list(indices))
+
+
+async def _order(
+    process: LocalProcess, recorder: HeadRecorder, worker: WorkerRecord, method: str, which: int | list[int]
+) -> None:  # fmt: skip
     pause = _FIRST_PAUSE
     while not worker.ended.done():
         try:
             session = await process.connections.connect(worker.process)
-            await recorder.order(process.requests, session, "discard", index)
+            await recorder.order(process.requests, session, method, which)
         except Deposed as error:
             logger.debug("a later head decides about an actor: %s", error)
             return
         except ConnectionLost as error:
-            logger.debug("an actor of worker %d is not discarded yet: %s", worker.pid, error)
+            logger.debug("actors of worker %d are not discarded yet: %s", worker.pid, error)
             await asyncio.wait([worker.ended], timeout=pause)
             pause = min(2 * pause, _LAST_PAUSE)
         else:

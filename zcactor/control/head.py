@@ -335,7 +335,7 @@ class Head(ActorEnds):
             self._alive, self._actor_lost,
             lambda actor: self.process.tasks.start(self._restart(actor, actor.restarts, 0.0)),
             lambda actor: self._begin_stop(actor, "it was being stopped", decided=True),
-            self._retire, self._discard, self.end_owned, self._unheld, self.members.forget,
+            self._retire, self._discard_others, self.end_owned, self._unheld, self.members.forget,
         )  # fmt: skip
         actors = restored(entries)
         for actor in actors:

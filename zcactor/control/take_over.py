@@ -61,8 +61,8 @@ class Decisions(NamedTuple):
     """Stop an actor, as was decided before."""
     retire: Callable[[ActorRecord, str], None]
     """End an actor, for a cause."""
-    discard: Callable[[WorkerRecord, int], None]
-    """End what is at an index of a shared process."""
+    discard_others: Callable[[WorkerRecord], None]
+    """End all that is in a shared process, but the actors that are known there."""
     end_owned: Callable[[ProcessId], None]
     """Retire the actors that a process made which has ended."""
     unheld: Callable[[ActorRecord], None]
@@ -135,24 +135,19 @@ class TakeOver:
         self._awaited.pop(node.process, None)
         self.nodes += 1
         found: dict[bytes, WorkerRecord] = {}
-        ended: list[tuple[WorkerRecord, int]] = []
         for told in workers:
             worker = node.workers.adopt(told.process, told.label, told.driver, shared=told.shared, pid=told.pid)
             self._nodes.adopt(node, worker, told.address)
             found[told.process] = worker
         for actor in self._by_node.pop(node.id, ()):
-            place = found.get(actor.location[0])
-            if actor.state != "dead":
-                self._settle(actor, node, place)
-            elif place is not None:  # it was ended before its node returned
-                ended.append((place, actor.location[1]))
+            if actor.state != "dead":  # as it is where it was ended before its node returned
+                self._settle(actor, node, found.get(actor.location[0]))
         for worker in found.values():
             if not worker.actors:
                 worker.leaving = True
                 worker.kill(_UNEXPLAINED)
-        for worker, index in ended:
-            if worker.actors:
-                self._decisions.discard(worker, index)
+            elif worker.shared:  # the earlier head may have been killed before it ended what it had decided to end
+                self._decisions.discard_others(worker)
         self._look()
 
     def _settle(self, actor: ActorRecord, node: NodeRecord, worker: WorkerRecord | None) -> None:

@@ -32,6 +32,8 @@ from zcactor.process.loops import new_event_loop
 from zcactor.rpc.messages import Flags
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from zcactor.errors import DeviceError
     from zcactor.ids import ActorId, ProcessId
     from zcactor.marshal.packed import Packed
@@ -174,6 +176,13 @@ class Worker:
             host.close()
             self.process.groups.actor_ended(host.info.actor_id, "it was ended")
             self.process.graphs.actor_ended(host.info.actor_id, "it was ended")
+
+    async def discard_others(self, indices: Collection[int]) -> None:
+        """End the actors at once that are at no index of `indices`: the head of before has ended them, and was killed
+        before it could say so."""
+        for index in list(self.process.hosts.by_index):
+            if index > self.process.last_system_index and index not in indices:
+                await self.discard(index)
 
     async def leave(self, grace: float) -> None:
         """End the process: idle actors are closed first, within `grace` seconds."""
