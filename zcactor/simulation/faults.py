@@ -303,6 +303,6 @@ class Faults:
         if book is not None and first is not None:
             book.resume()
             book.loss = 0.0
-            if first.agent is None:
+            if first.agent is None and not self.beheaded:
                 self._cluster.start_agent(first.name)
         self._world.note(self._loop.label, "healed")
