@@ -201,6 +201,7 @@ def test_terms_that_last_as_long_as_the_process() -> None:
     first = scene.start(lead)
     scene.run(lambda: "name" in scene.book.state)
     scene.start(lead)
+    assert not scene.world.run(lambda: len(terms) == 2, limit=scene.world.now + 10), "it waits"
     scene.book.stop()
     assert not scene.world.run(lambda: len(terms) == 2, limit=scene.world.now + 100), "no silence ends it"
     scene.book.resume()
