@@ -312,7 +312,7 @@ class Head(ActorEnds):
             if not failure and actor.worker is not None:
                 await asyncio.wait([actor.worker.ended], timeout=self.end_report)
             self._retire(actor, failure or "its process could not be reached")
-        # Nobody reports it to the next head.
+        # Its spawner reports it once, and a head that has not recorded it may be killed.
         await self.recorder.noted()
 
     def _alive(self, actor: ActorRecord) -> None:

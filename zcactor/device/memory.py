@@ -51,7 +51,7 @@ def wait_on_host(moments: Iterable[Moment]) -> None:
         while not moment.done():
             if moment.is_lost():
                 raise ObjectLost(LOST)
-            time.sleep(pause)
+            time.sleep(pause)  # no wait of the driver ends where the process is gone
             pause = min(2 * pause, _LAST_PAUSE)
 
 
