@@ -24,10 +24,18 @@ from zcactor.cluster.daemon import EtcdState, KeptState, StartedNode, start_node
 from zcactor.config import Config
 from zcactor.token import default_file
 
-__all__ = ["CLOSING_ACTOR", "Hosts"]
+__all__ = ["CLOSING_ACTOR", "KEEPER", "Hosts"]
 
 CAPACITY = 1 << 26
 """Bytes of each process's arena: small, because the machine may have little memory."""
+KEEPER = """
+@zc.actor
+class Keeper:
+    def __init__(self): self.count = 0
+    def add(self): self.count += 1; return self.count
+    def pid(self): return os.getpid()
+"""
+"""The source of an actor that counts."""
 CLOSING_ACTOR = """
 @zc.actor
 class Closing:

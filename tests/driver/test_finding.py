@@ -9,12 +9,11 @@ import pytest
 
 from tests.control.fake_etcd import FakeEtcd
 from tests.transport.local_arena import TOKEN
-from tests.transport.tcp_arena import tcp_side
+from tests.transport.tcp_arena import tcp_listener
 from zcactor.control.etcd_log import EtcdLog
 from zcactor.control.head_log import Candidate
 from zcactor.driver.finding import find_head, is_one
 from zcactor.errors import ConnectionLost
-from zcactor.testing.conformance.connection import turns
 from zcactor.transport.tcp.endpoint import TcpEndpoint
 
 PATIENCE = 60.0
@@ -29,12 +28,8 @@ async def etcd() -> AsyncIterator[FakeEtcd]:
 @pytest.fixture
 async def head() -> AsyncIterator[TcpEndpoint]:
     """A process that may be a head."""
-    with tcp_side("127.0.0.1") as side:
-        assert isinstance(side.endpoint, TcpEndpoint)
-        await side.endpoint.start(lambda connection: connection.abort())
-        yield side.endpoint
-        await side.endpoint.aclose()
-        await turns()
+    async with tcp_listener("127.0.0.1") as endpoint:
+        yield endpoint
 
 
 def place(endpoint: TcpEndpoint) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Hosts
-from tests.driver.programs import until
+from tests.cluster.hosts import KEEPER, Hosts
+from tests.driver.programs import Program, until
 from tests.engines.etcds import Etcd
 from tests.engines.launching import User
 from zcactor.cluster.daemon import EtcdState, StartedNode, stop_nodes
@@ -23,13 +23,9 @@ PATIENCE = 60.0
 """Seconds that nodes wait for their head: they have to outlast its start on a machine that is busy."""
 _names = (f"h{number}" for number in itertools.count())
 
-USING = """
-@zc.actor
-class Keeper:
-    def __init__(self): self.count = 0
-    def add(self): self.count += 1; return self.count
-    def pid(self): return os.getpid()
-
+USING = (
+    KEEPER
+    + """
 async def main():
     async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=60.0)):
         nodes = [node.node_id for node in await zc.nodes()]
@@ -51,6 +47,7 @@ async def main():
     tell(done=True)
 zc.run(main())
 """
+)
 LOOKING = """
 async def main():
     async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=60.0)):
@@ -96,6 +93,20 @@ def said(node: StartedNode, words: str) -> None:
     until(lambda: words in Path(node.record.log).read_text(), f"the words {words!r}", PATIENCE)
 
 
+def goes_on(program: Program, nodes: int) -> None:
+    """Check that a program whose head was killed finds the same actors, on so many nodes, at the next one."""
+    assert program.told("calls") == [2] * nodes
+    assert (program.told("found"), program.told("same"), program.told("made")) == ([3] * nodes, True, 1)
+    assert program.status() == 0
+
+
+def is_whole(hosts: Hosts, address: str, nodes: int, host: str = "a") -> None:
+    """Check that another program finds the detached actors and all nodes."""
+    with hosts.program(LOOKING, address, host=host) as program:
+        assert (program.told("names"), program.told("nodes")) == ([f"kept-{n}" for n in range(nodes)], nodes)
+        assert program.status() == 0
+
+
 def end(hosts: Hosts, *nodes: StartedNode) -> None:
     """End all nodes in order, and check that nothing is left."""
     for host in "ab":
@@ -122,9 +133,7 @@ def test_a_killed_head_goes_on_where_it_was(hosts: Hosts, url: str) -> None:
         assert (program.told("found"), program.told("same"), program.told("made")) == ([3], True, 1)
         assert program.status() == 0
     said(again, "took over cluster ")
-    with hosts.program(LOOKING, url) as program:
-        assert (program.told("names"), program.told("nodes")) == (["kept-0"], 1)
-        assert program.status() == 0
+    is_whole(hosts, url, 1)
     end(hosts, again)
 
 
@@ -138,13 +147,9 @@ def test_a_standby_leads_once_the_head_is_killed(hosts: Hosts, url: str) -> None
         program.told("ready")
         kill(head)
         gate.touch()
-        assert program.told("calls") == [2, 2]
-        assert (program.told("found"), program.told("same"), program.told("made")) == ([3, 3], True, 1)
-        assert program.status() == 0
+        goes_on(program, 2)
     said(standby, "took over cluster ")
-    with hosts.program(LOOKING, f"{head.record.address},{standby.record.address}", host="b") as program:
-        assert (program.told("names"), program.told("nodes")) == (["kept-0", "kept-1"], 2)
-        assert program.status() == 0
+    is_whole(hosts, f"{head.record.address},{standby.record.address}", 2, "b")
     end(hosts, standby)
 
 
@@ -157,19 +162,13 @@ def test_a_head_that_is_stopped_for_a_while_stands_by_again(hosts: Hosts, url: s
         head.process.send_signal(signal.SIGSTOP)
         said(standby, "took over cluster ")
         gate.touch()
-        assert program.told("calls") == [2, 2]
-        assert (program.told("found"), program.told("same"), program.told("made")) == ([3, 3], True, 1)
-        assert program.status() == 0
+        goes_on(program, 2)
     head.process.send_signal(signal.SIGCONT)
     said(head, "this head decides no more")
-    with hosts.program(LOOKING, head.record.address) as program:
-        assert (program.told("names"), program.told("nodes")) == (["kept-0", "kept-1"], 2)
-        assert program.status() == 0
+    is_whole(hosts, head.record.address, 2)
     kill(standby)
     said(head, "took over cluster ")
-    with hosts.program(LOOKING, standby.record.address + "," + head.record.address) as program:
-        assert (program.told("names"), program.told("nodes")) == (["kept-0", "kept-1"], 2)
-        assert program.status() == 0
+    is_whole(hosts, f"{standby.record.address},{head.record.address}", 2)
     end(hosts, head)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Hosts
+from tests.cluster.hosts import KEEPER, Hosts
 from tests.driver.programs import Program, alive
 from zcactor.cluster.daemon import KeptState, StartedNode, cluster_in, stop_nodes
 from zcactor.control.file_log import FileLog
@@ -17,13 +17,9 @@ from zcactor.errors import ConnectionLost
 PATIENCE = 40.0
 """Seconds that nodes wait for their head: they have to outlast its start on a machine that is busy."""
 
-USING = """
-@zc.actor
-class Keeper:
-    def __init__(self): self.count = 0
-    def add(self): self.count += 1; return self.count
-    def pid(self): return os.getpid()
-
+USING = (
+    KEEPER
+    + """
 async def main():
     async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=40.0)):
         here, member = [node.node_id for node in await zc.nodes()]
@@ -62,6 +58,7 @@ async def main():
     tell(done=True)
 zc.run(main())
 """
+)
 
 LOOKING = """
 async def main():

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.transport.local_arena import TOKEN
-from tests.transport.tcp_arena import tcp_side
+from tests.transport.tcp_arena import tcp_listener
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.signpost import Signpost
 from zcactor.testing.conformance.connection import turns
@@ -32,12 +32,8 @@ async def signpost(request: pytest.FixtureRequest) -> AsyncIterator[Signpost]:
 @pytest.fixture
 async def head() -> AsyncIterator[TcpEndpoint]:
     """A process that may be a head."""
-    with tcp_side("127.0.0.1") as side:
-        assert isinstance(side.endpoint, TcpEndpoint)
-        await side.endpoint.start(lambda connection: connection.abort())
-        yield side.endpoint
-        await side.endpoint.aclose()
-        await turns()
+    async with tcp_listener("127.0.0.1") as endpoint:
+        yield endpoint
 
 
 def place(of: Signpost | TcpEndpoint) -> str:

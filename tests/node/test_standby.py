@@ -104,6 +104,19 @@ async def led(beginning: StandbyBeginning) -> Any:
     return head
 
 
+async def one_waits(
+    make: Make,
+) -> tuple[StandbyBeginning, Any, StandbyBeginning, asyncio.Task[None], list[str]]:
+    """A head that leads, and one that waits: the beginning and the head of the first, the beginning of the second, its
+    wait, and where it stands by."""
+    first, stood = make(), list[str]()
+    head = await led(first)
+    second = make(waits=True, stood=stood)
+    taking = asyncio.create_task(second.take())
+    await until(lambda: stood)
+    return first, head, second, taking, stood
+
+
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
@@ -127,11 +140,7 @@ async def test_a_new_cluster(make: Make) -> None:
 
 
 async def test_a_standby_tells_who_leads_and_leads_after_it(etcd: FakeEtcd, make: Make) -> None:
-    first, stood = make(), list[str]()
-    head = await led(first)
-    second = make(waits=True, stood=stood)
-    taking = asyncio.create_task(second.take())
-    await until(lambda: stood)
+    first, head, second, taking, stood = await one_waits(make)
     with pytest.raises(Standby) as found:
         await identify(stood[0], TOKEN)
     assert found.value.leader == f"127.0.0.1:{first.port}"
@@ -203,11 +212,7 @@ async def test_a_head_that_is_no_standby_is_refused(make: Make, monkeypatch: pyt
 
 
 async def test_a_standby_whose_cluster_has_ended(make: Make) -> None:
-    first, stood = make(), list[str]()
-    head = await led(first)
-    second = make(waits=True, stood=stood)
-    taking = asyncio.create_task(second.take())
-    await until(lambda: stood)
+    first, head, second, taking, _ = await one_waits(make)
     await head.record(closed_change())
     head.process.tasks.cancel()
     await first.aclose()
@@ -217,11 +222,7 @@ async def test_a_standby_whose_cluster_has_ended(make: Make) -> None:
 
 
 async def test_a_standby_whose_log_cannot_be_read_tries_again(etcd: FakeEtcd, make: Make) -> None:
-    first, stood = make(), list[str]()
-    head = await led(first)
-    second = make(waits=True, stood=stood)
-    taking = asyncio.create_task(second.take())
-    await until(lambda: stood)
+    first, head, _, taking, _ = await one_waits(make)
     etcd.fail("page", (400, 3, "etcdserver: no"))
     head.process.tasks.cancel()
     await first.aclose()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from tests.transport.local_arena import TOKEN, memfd
-from zcactor.testing.conformance.connection import ARENA_NBYTES, Side
+from zcactor.testing.conformance.connection import ARENA_NBYTES, Side, turns
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.stream.tls import load_tls
 from zcactor.transport.tcp.endpoint import TcpEndpoint
@@ -27,3 +27,14 @@ def tcp_side(
         with memoryview(arena) as view:
             endpoint = TcpEndpoint(host, process, TOKEN, fd, nbytes, sealing=sealing, integrity=integrity, tls=made)
             yield Side(endpoint, process, view)
+
+
+@contextlib.asynccontextmanager
+async def tcp_listener(host: str) -> AsyncIterator[TcpEndpoint]:
+    """An endpoint that listens at `host`, greets, and ends each connection."""
+    with tcp_side(host) as side:
+        assert isinstance(side.endpoint, TcpEndpoint)
+        await side.endpoint.start(lambda connection: connection.abort())
+        yield side.endpoint
+        await side.endpoint.aclose()
+        await turns()
