@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,38 @@ async def test_from_a_gpu_that_the_reader_does_not_see() -> None:
         del x, y
         await actor.keep(None)
         await until(lambda: zc.stats().leases == 0, "all leases are back")
+
+
+async def test_a_result_that_is_only_passed_on_is_not_copied_here() -> None:
+    async with running("late=1", transports="tcp"):
+        owner, reader = await spawned(), await spawned()
+        result = owner.full(LARGE, 2)
+        assert await reader.total(result) == ("DeviceArray", 2 * LARGE)
+        assert HOST not in zc.stats().copies
+        assert zc.to_host(await result).sum(dtype="u8") == 2 * LARGE
+        assert zc.stats().copies[HOST] == CopyCount(1, LARGE)
+        del result
+        await given_back()
+        dropped = owner.full(1000, 2)
+        await until(dropped.done, "the result has come")
+        del dropped
+        await until_there(partial(_uses_nothing, owner), "the result that nobody read is freed")
+        assert zc.stats().copies[HOST] == CopyCount(1, LARGE)
+
+
+async def _uses_nothing(actor: Any) -> bool:
+    return bool((await actor.stats()).device_used == 0)
+
+
+async def test_a_result_that_was_not_read_ends_with_its_owner() -> None:
+    async with running(transports="tcp"):
+        owner, reader = await spawned(), await spawned()
+        result = owner.full(1000, 2)
+        await until(result.done, "the result has come")
+        await zc.kill(owner)
+        for wanted in (result, reader.total(result)):
+            with pytest.raises((ObjectLost, zc.ActorDied)):
+                await wanted
 
 
 # ---- failures

@@ -31,15 +31,15 @@ async def test_regions_of_our_own() -> None:
         for offset, nbytes in ((block.offset, 1001), (block.offset - 1, 5), (block.offset + 1, 1000), (1 << 60, 1)):
             region = Region(RegionKind.DEVICE, process.process, block.id, offset, nbytes, 0)
             with pytest.raises(ProtocolError, match="outside its 1000 bytes"):
-                reach.import_region(session, region)
+                reach.import_region(session, region, False)
         host = zc.zeros(100_000, "u1")
         await actor.keep(host)
         hosts = process.store.block_of(host)
         assert hosts is not None
         region = Region(RegionKind.DEVICE, process.process, hosts[0].id, hosts[0].offset, 10, 0)
         with pytest.raises(ProtocolError):
-            reach.import_region(session, region)
-        part, later = reach.import_region(session, Region(RegionKind.DEVICE, process.process, 12345, 0, 1, 0))
+            reach.import_region(session, region, False)
+        part, later = reach.import_region(session, Region(RegionKind.DEVICE, process.process, 12345, 0, 1, 0), False)
         assert later is None
         with pytest.raises(ObjectLost, match="was freed before"):
             part.holder.raise_error()

@@ -54,6 +54,11 @@ class DeviceLease:
         """A copy of all bytes in this process's GPU memory, which is passed on once the owner has ended."""
         self._release: Final = release
 
+    @property
+    def unread(self) -> bool:
+        """See `zcactor.rpc.parts.is_unread`."""
+        return self.extent is None
+
     def place(self, extent: ImportedExtent) -> None:
         """Set the imported extent in which the bytes lie."""
         self.extent = extent

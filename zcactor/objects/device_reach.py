@@ -27,7 +27,7 @@ from zcactor.marshal.values import Code, unpackers
 from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objects.locations import LostPart, outcome
 from zcactor.objectstore.ref import RegionKind
-from zcactor.rpc.parts import Part
+from zcactor.rpc.parts import Part, is_unread
 
 if TYPE_CHECKING:
     from zcactor.device.lease import DeviceLease
@@ -79,9 +79,10 @@ class DeviceReach:
         """Copies that are here: blocks in our GPU memory, or arrays of NumPy."""
         self._coming: dict[_Key, asyncio.Task[Any]] = {}
         connections.on_left.append(self._left)
+        locations.bring_device = self.bring
         unpackers.setdefault(Code.DEVICE_ARRAY, _unpack_first)
 
-    def import_region(self, session: Session, region: Region) -> tuple[Part, asyncio.Future[Part] | None]:
+    def import_region(self, session: Session, region: Region, unread: bool) -> tuple[Part, asyncio.Future[Part] | None]:
         """Make the part for a region of GPU memory; see `zcactor.rpc.hub.Hub`.
 
         Raises:
@@ -106,7 +107,21 @@ class DeviceReach:
         copy = self._copy_here(lease)
         if copy is not None:
             return copy, None
+        if unread and not self._may_map(session, lease):
+            return Part(_KIND, lease, offset, nbytes), None
         return coming, self._tasks.begin(outcome(_KIND, self._reach, session, lease))
+
+    def bring(self, part: Part) -> Part | asyncio.Task[Part]:
+        """Return `part` itself, unless its bytes have not been read: then a task that gets the part with the bytes
+        here. The task does not raise: a part that cannot be had is a `LostPart`."""
+        return self._tasks.begin(outcome(_KIND, self._read, part.holder)) if is_unread(part) else part
+
+    async def _read(self, lease: DeviceLease) -> Part:
+        try:
+            owner = await self._connections.connect(lease.owner)
+        except (ZcactorError, OSError) as error:
+            return Part(_KIND, LostPart(f"an array on a GPU is lost, as its owner has ended: {error}"), 0, 0)
+        return await self._reach(owner, lease)
 
     async def _adopt(self, session: Session, region: Region) -> Part:
         """Get a lease of our own from the owner, a third process, then release the sender's pin."""
@@ -136,6 +151,10 @@ class DeviceReach:
         devices = self._store.devices_in_use
         return None if devices is None else devices.imports.find(lease.owner, lease.offset, max(lease.nbytes, 1))
 
+    def _may_map(self, owner: Session, lease: DeviceLease) -> bool:
+        """Whether the bytes of a lease may be had without a copy."""
+        return bool(owner.connection.fetch_extents is not None and _gpu_of(lease) not in self.rejected and self._gpus())
+
     def _gpus(self) -> list[Any]:
         """The memory of this process on the GPUs that it sees."""
         try:
@@ -149,7 +168,7 @@ class DeviceReach:
         if self._place(lease):
             return Part(_KIND, lease, lease.offset, lease.nbytes)
         owner = owner.in_use
-        if owner.connection.fetch_extents is not None and _gpu_of(lease) not in self.rejected and self._gpus():
+        if self._may_map(owner, lease):
             await self._import(owner, lease)
             if self._place(lease):
                 return Part(_KIND, lease, lease.offset, lease.nbytes)

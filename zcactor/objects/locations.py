@@ -144,6 +144,8 @@ class Locations:
         self.machine = ""
         """Name of this host for processes that may map our arena, see `zcactor.control.node_table.own_machine`; empty
         where no process may."""
+        self.bring_device: Callable[[Part], Part | asyncio.Task[Part]] = lambda part: part
+        """Does the same as `bring` for an array on a GPU, see `zcactor.objects.device_reach.DeviceReach.bring`."""
         self._tasks = tasks
         self._sessions = sessions
         self._connections = connections
@@ -192,7 +194,7 @@ class Locations:
         """
         lease = part.holder
         if type(lease) is not RemoteLease:
-            return part
+            return self.bring_device(part) if part.kind == RegionKind.DEVICE else part
         if part.kind != RegionKind.ARRAY:
             return self._tasks.begin(outcome(part.kind, self._bring, part))
         if lease.session.connection.integrity != "frames" and not sealed:  # an array comes like a pickle

@@ -94,7 +94,7 @@ class Resolver:
         """
         kind, owner, object_id, offset, nbytes, *_ = region
         if kind == RegionKind.DEVICE:
-            return self.devices.import_region(session, region)
+            return self.devices.import_region(session, region, unread)
         if kind == RegionKind.REF and offset:
             return self._announced(session, region), None
         if owner == self._process:

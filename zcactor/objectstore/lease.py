@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import numpy as np
@@ -61,6 +61,9 @@ class RemoteLease(_Granted):
     """
 
     __slots__ = ("rkey", "seal", "session")
+
+    unread: Final = True
+    """See `zcactor.rpc.parts.is_unread`."""
 
     def __init__(
         self, owner: bytes, object_id: int, offset: int, nbytes: int, session: Any, seal: int, rkey: int,

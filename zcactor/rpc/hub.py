@@ -65,7 +65,7 @@ class Hub(Protocol):
         Args:
             session: the session with the peer.
             region: the region.
-            unread: leave the reading of bytes for later; the part's holder is then a `RemoteLease`.
+            unread: leave the reading of bytes for later; see `zcactor.rpc.parts.is_unread`.
             sealed: the bytes are ciphertext whose tag is in the frame. Decryption checks them, so they need no tags on
                 their way.
 

@@ -6,12 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.errors import ProtocolError
-from zcactor.objectstore.lease import RemoteLease
 from zcactor.objectstore.ref import OWNER_NBYTES
 from zcactor.rpc.arrivals import Arrivals, hold_back, when
 from zcactor.rpc.codec import decode, decode_hello, frame_at
 from zcactor.rpc.incoming import Answering, Incoming
 from zcactor.rpc.messages import MAX_FORWARDS, Flags, Kind, Status
+from zcactor.rpc.parts import is_unread
 from zcactor.rpc.verify import MAX_STATUS
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Intake:
         return end
 
     def _respond_to(self, call: Call, code: int, payload: bytes, parts: Sequence[Part], flags: int) -> None:
-        if any(type(part.holder) is RemoteLease for part in parts):
+        if any(map(is_unread, parts)):
             call.arrive(code, payload, parts, flags, self._hub.read_result)
         else:
             call.complete(code, payload, parts, flags)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from zcactor.objectstore.table import LeaseTable
 
-__all__ = ["Announced", "Granting", "Holder", "Part"]
+__all__ = ["Announced", "Granting", "Holder", "Part", "is_unread"]
 
 
 class Granting(Protocol):
@@ -58,3 +58,9 @@ class Part(NamedTuple):
     """Length in bytes; 0 for references and handles."""
     authenticate: int = 0
     """1: a pickle refers to the bytes; see `zcactor.objectstore.ref.Region.authenticate`."""
+
+
+def is_unread(part: Part) -> bool:
+    """Whether the holder is a lease on bytes that cannot be mapped and have not been read. Such a part can be passed
+    on, and its bytes are read where its value is needed."""
+    return bool(getattr(part.holder, "unread", False))
