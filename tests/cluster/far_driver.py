@@ -108,7 +108,7 @@ class Commands:
         return {name: getattr(stats, name) for name in ("bytes_copied", "bytes_received", "bytes_mapped")}
 
 
-async def answer(commands: Commands, given: dict[str, Any]) -> None:
+async def answer(commands: Any, given: dict[str, Any]) -> None:
     number = given.pop("id")
     try:
         found = {"value": await getattr(commands, given.pop("do"))(**given)}
@@ -117,8 +117,8 @@ async def answer(commands: Commands, given: dict[str, Any]) -> None:
     print(json.dumps({"id": number, **found}), flush=True)
 
 
-async def main() -> None:
-    commands = Commands()
+async def main(commands: Any) -> None:
+    """Join a cluster, and answer commands until there are no more."""
     tasks = []
     async with zc.init(sys.argv[1], store_capacity=1 << 28):
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -128,4 +128,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    zc.run(main())
+    zc.run(main(Commands()))

@@ -27,22 +27,23 @@ NOTICED = 16.0
 """Seconds in which a cut cable must be noticed: the six that are promised, and time for a busy machine."""
 
 
-def zcactor(host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the `zcactor` command on a host."""
+def zcactor(host: Host, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run the `zcactor` command on a host, with further variables of its environment."""
     with host.start(
         sys.executable, "-m", "zcactor", *arguments,
-        env=TOKEN, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**TOKEN, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
         output, _ = process.communicate(timeout=40)
         return subprocess.CompletedProcess(arguments, process.returncode, output)
 
 
-def start_nodes(hosts: list[Host]) -> str:
-    """Start a node on each host, on the first one the head's. Returns the head's address."""
+def start_nodes(hosts: list[Host], **settings: str) -> str:
+    """Start a node on each host, on the first one the head's, with further variables of their environment. Returns the
+    head's address."""
     head = f"{hosts[0].address}:7433"
     for host in hosts:
         arguments = ["--head", "--host", host.address] if host is hosts[0] else ["--address", head]
-        done = zcactor(host, "start", *arguments, "--num-cpus", "2")
+        done = zcactor(host, "start", *arguments, "--num-cpus", "2", **settings)
         assert done.returncode == 0, done.stdout
         assert f"ready at {host.address}:" in done.stdout
     return head
