@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from zcactor.device.fake.options import FakeOptions
 
-__all__ = ["GRANULARITY", "FakeMemory"]
+__all__ = ["GRANULARITY", "FakeMemory", "legacy_nbytes"]
 
 GRANULARITY: Final = 2 << 20
 """Bytes, as of today's GPUs."""
@@ -320,6 +320,11 @@ class FakeMemory:
             self._ranges.clear()
             self._reservations.clear()
             self._used = dict.fromkeys(self._used, 0)
+
+
+def legacy_nbytes(exported: bytes) -> int:
+    """The bytes of the memory that a handle of `HANDLE_NBYTES` bytes names; any number for another handle."""
+    return int(_LEGACY.unpack(exported)[-1])
 
 
 def _check_size(nbytes: int) -> None:
