@@ -144,19 +144,23 @@ async def test_a_flood_does_not_hold_up_calls(node: zc.Runtime, capsys: pytest.C
 async def test_a_driver_that_does_not_listen_does_not_block_actors(tmp_path: Path) -> None:
     source = f"""
 class Flood:
-    def run(self, path):
+    def run(self, begin, done):
+        with open(begin): pass
         for _ in range(400): print("x" * 99_999)
-        with open(path, "w"): pass
+        with open(done, "w"): pass
 async def main():
+    begin, done = {str(tmp_path / "begin")!r}, {str(tmp_path / "done")!r}
     async with zc.init():
         actor = await zc.spawn(Flood)
-        ref = actor.run({str(tmp_path / "done")!r})
+        ref = actor.run(begin, done)
         await asyncio.sleep(0)
         await zc.nodes()
-        with open({str(tmp_path / "done")!r}): pass  # blocks the driver's loop until the actor opens the other end
+        # The loop is blocked before the first line, and until the actor opens the other end of the second pipe.
+        with open(begin, "w"), open(done): pass
         await ref
 zc.run(main())
 """
+    os.mkfifo(tmp_path / "begin")
     os.mkfifo(tmp_path / "done")
     with Program(source) as program:
         assert program.status() == 0
