@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.hosts import Hosts
 from tests.driver.programs import until
+from zcactor.cluster.daemon import KeptState
 from zcactor.cluster.drain import Drained
 
 PROGRAM = """
@@ -75,7 +76,7 @@ def lines_of(path: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_call_fails_while_a_node_is_drained_and_starts_again(hosts: Hosts) -> None:
-    head = hosts.start("a")
+    head = hosts.start("a", state=KeptState(hosts.directory / "log"))
     member = hosts.start("b", head, resources={"tape": 2.0})
     settings = f"NODE, RESTART, FOLDER = {member.record.node!r}, True, {str(hosts.directory)!r}\n"
     with hosts.program(settings + PROGRAM, head.record.address) as program:

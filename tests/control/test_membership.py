@@ -413,6 +413,34 @@ async def test_a_patient_node_that_has_closed_its_connection(
     await head.end()
 
 
+@pytest.mark.parametrize("left", ["a worker", ""])
+async def test_a_patient_node_that_has_left_in_order(monkeypatch: pytest.MonkeyPatch, left: str) -> None:
+    """The head waits for the fence only where a worker of the node may live on."""
+    head = Head()
+    head.members.patience = 6.0
+    reached = FakeSession(NODE)
+
+    async def connect(_: bytes) -> FakeSession:
+        return reached
+
+    head.process.connections = SimpleNamespace(connect=connect)  # type: ignore[attr-defined]
+    monkeypatch.setattr(membership, "FENCE", 0.0)
+    monkeypatch.setattr(membership, "_BEYOND", -6.0)
+    session, node = await head.join()
+    record = head.nodes.worker_for(node, "Shard", {}, DRIVER)
+    await head.by(session, head.members.leave_node(head.recorder.epoch))
+    if not left:
+        await head.by(session, head.members.worker_ended(head.recorder.epoch, record.process, "it ended"))
+    session.closed = ConnectionLost("the process closed the connection")
+    head.members.session_lost(session)  # type: ignore[arg-type]
+    assert node.gone.is_set() == (not left)
+    async with asyncio.timeout(20):
+        await node.gone.wait()
+        await record.ended
+    assert ((NODE, "end", 1, 0.0) in head.process.asked) == bool(left), "a node that lives ends at this head's word"
+    await head.end()
+
+
 async def test_a_head_that_others_can_follow_asks_whether_nodes_serve_it() -> None:
     head = Head()
     noted: list[tuple[Any, ...]] = []

@@ -266,20 +266,21 @@ class Membership:
         self._take(epoch)
         peer = current_call.get().session.peer_process
         node = self._agents.get(peer)
-        if node is not None and self._nodes.has(node):
+        if node is not None:
             self._remove(node)
 
     def _remove(self, node: NodeRecord) -> None:
-        self._nodes.remove(node)
-        node.removed.set()
-        self.ranks.leave(node.id)
+        """Take a node out of the table, unless it has left before."""
+        if self._nodes.has(node):
+            self._nodes.remove(node)
+            node.removed.set()
+            self.ranks.leave(node.id)
 
     def _unreachable(self, node: NodeRecord, cause: str) -> None:
         """Fence a node: stop placing actors on it, and give it up once it must have given the head up."""
         logger.warning("%s cannot be reached: %s", node.label, cause)
         self._fenced[node] = None
-        if self._nodes.has(node):
-            self._remove(node)
+        self._remove(node)
         self._process.tasks.start(self._fence(node, cause))
 
     @property
@@ -323,8 +324,7 @@ class Membership:
             del self._agents[node.process]
         if not self._agent.closing and not self._successors.are_expected_for(node):
             logger.warning("%s is lost: %s", node.label, cause)
-        if self._nodes.has(node):
-            self._remove(node)
+        self._remove(node)
         pool.lost(f"its {node.label} was lost: {cause}")
         node.gone.set()
         if not self._remote:
@@ -455,7 +455,7 @@ class Membership:
             cause = f"the connection to it ended ({session.closed})"
             if not ended_there(session.closed):
                 self._unreachable(node, cause)
-            elif self.patience and not self._agent.closing:
+            elif self.patience and not self._agent.closing and not self._nodes.has_ended(node):
                 self._process.tasks.start(self._examine(node, cause))
             else:
                 self._lost(node, cause)

@@ -246,6 +246,10 @@ class NodeTable:
         """Whether `node` belongs to the cluster."""
         return node is not None and self.by_id.get(node.id) is node
 
+    def has_ended(self, node: NodeRecord) -> bool:
+        """Whether a node has left and reported the end of each of its workers, so that nothing of it may live on."""
+        return not self.has(node) and not node.workers.by_process
+
     def find(self, process: ProcessId) -> str:
         """The address at which `process` listens for peers of other hosts.
 
