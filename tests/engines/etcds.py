@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import signal
@@ -19,6 +20,13 @@ from tests.engines.launching import PATIENCE, User, unused_ports
 from tests.transport.certificates import Authority
 
 
+def missing() -> str | None:
+    """The reason why no etcd can run here; None where one can."""
+    if importlib.util.find_spec("aiohttp") is None:
+        return "aiohttp is not installed: pip install 'zcactor[etcd]'"
+    return None if shutil.which("etcd") else "etcd is not installed: make test-engines does that as root on Debian"
+
+
 class Etcd:
     """The members of one etcd.
 
@@ -30,9 +38,10 @@ class Etcd:
     """
 
     def __init__(self, user: User, count: int = 1, authority: Authority | None = None, *arguments: str) -> None:
-        path = shutil.which("etcd")
-        if path is None:
-            pytest.skip("etcd is not installed: make test-engines does that as root on Debian")
+        reason = missing()
+        if reason is not None:
+            pytest.skip(reason)
+        path = str(shutil.which("etcd"))
         ports = unused_ports(2 * count)
         self.folder = user.folder
         self.ports, self.peer_ports = ports[:count], ports[count:]

@@ -6,12 +6,15 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 from collections.abc import Iterator
 
-from tests.driver.programs import until
+import psutil
+
+from tests.driver.programs import processes, until
 from tests.engines.launching import PATIENCE, User, unused_ports
 
-__all__ = ["missing", "slurm"]
+__all__ = ["kill_node", "missing", "slurm"]
 
 _NEEDED = ("munged", "slurmctld", "slurmd", "srun")
 _CONF = """
@@ -81,3 +84,13 @@ def slurm(count: int) -> Iterator[User]:
             made.start("slurmd", "-D", "-N", f"n{number}", name=f"slurmd-{number}")
         until(lambda: made.done_beside("sinfo", "-h", "-o", "%D %T")[1] == f"{count} idle\n", "idle nodes", PATIENCE)
         yield made
+
+
+def kill_node(user: User, name: str) -> None:
+    """Kill a node's slurmd, its step's daemon and all tasks, as the loss of a host does."""
+    tasks = {psutil.Process(pid) for pid in user.having({"SLURMD_NODENAME": name})}
+    above = {parent for task in tasks for parent in task.parents() if parent.name() == "slurmstepd"}
+    daemons = [pid for pid, line in processes(user.mark).items() if line.strip().endswith(f" -N {name}")]
+    for each in (*map(psutil.Process, daemons), *above, *tasks):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(signal.SIGKILL)
