@@ -122,7 +122,7 @@ ITEMS: Final[dict[str, Item]] = {
     "broadcast": Item(("-m", "benchmarks.broadcast", "--quick"), 120, no_hosts),
     "group-hosts": Item(("-m", "benchmarks.group_hosts", "--quick"), 180, no_hosts),
     "cluster": Item(("-m", "benchmarks.cluster"), 60),
-    "engines": Item(("-m", "benchmarks.engines", "--quick"), 180),
+    "engines": Item(("-m", "benchmarks.engines", "--quick"), 300),
     "thesis": Item(("-m", "benchmarks.thesis", "local", "tcp", "--quick"), 120),
     "thesis-hosts": Item(("-m", "benchmarks.thesis", "veth", "--quick"), 120, no_hosts),
     "thesis-guest": Item(("-m", "benchmarks.thesis", "rxe", "--quick"), 610, no_guest),
@@ -367,6 +367,8 @@ BETWEEN_HOSTS: Final[tuple[Row, ...]] = (
     Row("cluster", "memory of a node", "memory of a node", at_most(40, "value"), "MiB"),
 )  # fmt: skip
 
+_LOGS: Final = (("in a file", "SQLite"), ("in etcd", "etcd"))
+
 ENGINES: Final[tuple[Row, ...]] = (
     Row("engines", "zcactor start --head, until it is ready, next to an interpreter with NumPy",
         "zcactor start --head, until it is ready", at_most(2.5)),
@@ -378,20 +380,45 @@ ENGINES: Final[tuple[Row, ...]] = (
         "a run on 8 nodes of Slurm, until the program runs", at_most(2, "value"), "s"),
     Row("engines", "SIGTERM to a run of 4 ranks, until its actors are closed and no process is left",
         "SIGTERM to a run of 4 ranks, until no process is left", at_most(5, "value"), "s"),
+    Row("engines", "scancel of a run on 8 virtual nodes of Slurm, until its actors are closed and no process is left",
+        "scancel of a run on 8 nodes of Slurm, until no process is left", at_most(5, "value"), "s"),
     Row("engines", "a node of a run is killed, until it is lost", "a node of a run is killed, until it is lost",
         at_most(7, "value"), "s"),
+    Row("engines", "slurmd, step and tasks of a node are killed, until an actor is elsewhere and another one dead",
+        "a node of Slurm is killed, until its actors are elsewhere or dead", at_most(7, "value"), "s"),
     *(
-        Row("engines", f"call with {what} between nodes of a run, next to nodes started one by one",
-            f"call with {what} to another node of a run", at_most(1.1))
+        Row("engines", f"call with {what} between nodes {where}, next to nodes started one by one",
+            f"call with {what} to another node {where}", at_most(1.1))
+        for where in ("of a run", "placed by Ray", "with the head's log in etcd")
         for what in ("an int", "an array of 64 MiB")
     ),
     Row("engines", "memory of a head with 8 nodes", "memory of a head with 8 nodes", at_most(40, "value"), "MiB"),
     Row("engines", "a head with its log in a file is killed and started again, next to its first start",
         "a head that was killed, until it leads again", at_most(1.5)),
-    Row("engines", "a spawn with a log in a file, next to one without and 3 bare commits of SQLite",
-        "a spawn with a log in a file", at_most(1.0)),
-    Row("engines", "spawns at once with a log in a file, next to those without", "spawns at once with a log in a file",
-        at_most(1.3)),
+    Row("engines", "a head with its log in etcd and a standby is killed, until the control plane is back",
+        "a head with a standby is killed, until the control plane is back", at_most(4, "value"), "s"),
+    Row("engines", "a head with its log in etcd and a standby is killed: failed calls",
+        "a head with a standby is killed: failed calls", exactly(0)),
+    Row("engines", "a head with its log in etcd and a standby is killed: longest call, next to the longest before",
+        "a head with a standby is killed: longest call between actors", at_most(5)),
+    Row("engines", "such a head is stopped for 20 s, until the control plane is back",
+        "a head with a standby is stopped, until the control plane is back", at_most(12, "value"), "s"),
+    Row("engines", "such a head goes on after 20 s: actors that it still makes",
+        "a head that was stopped goes on: actors that it still makes", exactly(0)),
+    *(
+        Row("engines", f"a spawn with a log {where}, next to one without and 3 bare commits of {store}",
+            f"a spawn with a log {where}", at_most(1.0))
+        for where, store in _LOGS
+    ),
+    *(
+        Row("engines", f"spawns at once with a log {where}, next to those without",
+            f"spawns at once with a log {where}", at_most(1.3))
+        for where, _ in _LOGS
+    ),
+    Row("engines", "drain of a node with 50 idle actors that may restart, next to spawning them",
+        "drain of a node with 50 idle actors", at_most(2)),
+    Row("engines", "drain of a node with 50 idle actors that may restart: failed calls",
+        "drain of a node with 50 idle actors: failed calls", exactly(0)),
 )  # fmt: skip
 
 _READ: Final = (256, 1), (5124, 6)

@@ -2,48 +2,53 @@
 
 ::
 
-    python -m benchmarks.engines              # everything that the engines at hand allow
-    python -m benchmarks.engines --quick      # fewer runs
+    python -m benchmarks.engines                # everything that the engines at hand allow
+    python -m benchmarks.engines --quick        # fewer runs
+    python -m benchmarks.engines deaths drains  # two parts of it
 
-Nodes are processes of this machine, of a made-up user. Real launchers are taken where they are installed
-(``make engines``); a measure whose launcher is missing is left out, and says why. Times of a launcher begin when the
-process of its last rank does: how long the launcher takes to start them is its own.
+Nodes are processes of this machine, of a made-up user. Real engines are taken where they are installed
+(``make engines``); a measure whose engine is missing says why, in the place of a figure. Times of a launcher begin when
+the process of its last rank does: how long the launcher takes to start them is its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
 import shutil
 import signal
-import sqlite3
-import subprocess
 import sys
 import time
-from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from benchmarks.harness import Measurement, Scale, at_most, show, spread
+from benchmarks.harness import Measurement, Scale, Unmeasured, at_most, show
+from benchmarks.heads import deaths, restarts, spawns
+from benchmarks.placed_nodes import calls, drains
 from benchmarks.program import options_of, report
+from benchmarks.serving import (
+    ITEM,
+    PATIENCE,
+    ZCACTOR,
+    head_of,
+    measured,
+    place,
+    seconds_of,
+    start,
+    zcactor,
+)  # fmt: skip
 from tests.driver.programs import processes, until
 from tests.engines.launching import User, unused_ports
+from tests.engines.slurm_cluster import kill_node, slurm
 from tests.engines.slurm_cluster import missing as no_slurm
-from tests.engines.slurm_cluster import slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-    from typing import IO
+    import subprocess
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from benchmarks.harness import Budget
+__all__ = ["PARTS", "main", "measure"]
 
-__all__ = ["ITEM", "main", "measure"]
-
-ITEM: Final = "engines"
 LAUNCHED: Final = 2.0
 """Budget: seconds from the start of the last rank's process to the first line of the program."""
 STARTS: Final = 2.5
@@ -53,133 +58,9 @@ ORDERLY: Final = 5.0
 """Budget: seconds from SIGTERM until no process is left, all actors being closed."""
 LOST: Final = 7.0
 """Budget: seconds until a node whose processes were killed is lost, and said to be."""
-BACK: Final = 1.5
-"""Budget: a head that was killed, next to its first start."""
-COMMITS: Final = 3
-"""Commits that a spawn may cost."""
-TOGETHER: Final = 100
-"""Actors that are spawned at once."""
-AT_ONCE: Final = 1.3
-"""Budget: so many spawns with a log next to those without."""
-PLACED: Final = 1.1
-"""Budget: calls between nodes of a run next to nodes that were started one by one."""
 NODES: Final = 8
 RANKS: Final = 4
-_ZCACTOR: Final = (sys.executable, "-m", "zcactor")
-_PATIENCE: Final = 60.0
-
 FULL, QUICK = Scale(7, 1.0), Scale(3, 0.5)
-
-_SERVING: Final = """
-import asyncio, sys, time
-import numpy as np
-import zcactor as zc
-
-@zc.actor
-class Near:
-    def one(self, x): return x
-    def size(self, array): return array.nbytes
-
-async def spawned(count):
-    before = time.perf_counter()
-    actors = await asyncio.gather(*(Near.options(num_cpus=0).spawn() for _ in range(count)))
-    seconds = time.perf_counter() - before
-    for each in actors:
-        await zc.kill(each)
-    return seconds
-
-async def called(actor, count, value):
-    before = time.perf_counter()
-    for _ in range(count):
-        await actor.one(value) if isinstance(value, int) else await actor.size(value)
-    return (time.perf_counter() - before) / count
-
-async def main():
-    async with zc.init():
-        far = (await zc.nodes())[-1].node_id
-        actor = await Near.options(node=far, num_cpus=0).spawn()
-        array = zc.ones(64 << 20, "u1")
-        await called(actor, 100, 1), await called(actor, 3, array), await spawned(1)
-        print("ready", flush=True)
-        while line := (await asyncio.to_thread(sys.stdin.readline)).split():
-            what, count = line[0], int(line[1])
-            if what == "spawn":
-                print(await spawned(count), flush=True)
-            else:
-                print(await called(actor, count, 1 if what == "call" else array), flush=True)
-
-zc.run(main())
-"""
-"""A program that measures what the lines of its input name, in seconds."""
-
-
-def _measured(
-    name: str, values: Sequence[float], unit: str, budget: Budget, floors: Sequence[float] = (), floor_name: str = ""
-) -> Measurement:
-    """The measurement of the median of some values, next to the median of their floors."""
-    floor = median(floors) if floors else None
-    return Measurement(ITEM, name, median(values), unit, floor, floor_name, budget, len(values), spread=spread(values))
-
-
-class _Serving:
-    """A program of `_SERVING` under way, in a run or beside nodes.
-
-    Args:
-        user: the user, whose folder it is in.
-        command: the words before the interpreter and the program.
-        environ: further variables.
-    """
-
-    def __init__(self, user: User, *command: str, **environ: str) -> None:
-        path = user.folder / "serving.py"
-        path.write_text(_SERVING)
-        self._process = subprocess.Popen(
-            [*command, sys.executable, str(path)], env={**user.variables, **environ}, cwd=user.folder,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
-        if self._line() != "ready":
-            raise RuntimeError(f"{' '.join(command)} did not begin to measure")
-
-    def _line(self) -> str:
-        output: IO[str] | None = self._process.stdout
-        assert output is not None
-        return output.readline().strip()
-
-    def seconds(self, what: str, count: int) -> float:
-        """Measure ``"call"`` or ``"array"``, the mean of `count`, or ``"spawn"``, of so many at once."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{what} {count}\n")
-        self._process.stdin.flush()
-        return float(self._line())
-
-    def end(self) -> None:
-        """Let the program end in order."""
-        self._process.communicate("\n", timeout=_PATIENCE)
-
-
-def _start(user: User, *arguments: str) -> float:
-    """Run ``zcactor start``, which returns when all that it starts is ready; the seconds."""
-    return _seconds(user, *_ZCACTOR, "start", *arguments)
-
-
-def _zcactor(user: User, *arguments: str) -> str:
-    """Run a command of zcactor's; return its output."""
-    done = subprocess.run([*_ZCACTOR, *arguments], env=user.variables, cwd=user.folder, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"zcactor {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
-    return done.stdout
-
-
-def _head(user: User) -> dict[str, Any]:
-    """The head's line of ``zcactor status``."""
-    found: dict[str, Any] = json.loads(_zcactor(user, "status", "--json"))["head"]
-    return found
-
-
-def _seconds(user: User, *command: str) -> float:
-    before = time.perf_counter()
-    subprocess.run(command, env=user.variables, cwd=user.folder, check=True, capture_output=True)
-    return time.perf_counter() - before
 
 
 def _starts(scale: Scale) -> Iterator[Measurement]:
@@ -187,108 +68,25 @@ def _starts(scale: Scale) -> Iterator[Measurement]:
     numpy, head, run = list[float](), list[float](), list[float]()
     for _ in range(scale.runs):
         with User() as user:
-            numpy.append(_seconds(user, sys.executable, "-c", "import numpy"))
-            head.append(_start(user, "--head", "--port", str(unused_ports(1)[0])))
-            _zcactor(user, "stop")
-            run.append(_seconds(user, *_ZCACTOR, "run", "--", "true"))
-    yield _measured("zcactor start --head, until it is ready", head, "s", at_most(STARTS), numpy,
+            numpy.append(seconds_of(user, sys.executable, "-c", "import numpy"))
+            head.append(start(user, "--head", "--port", str(unused_ports(1)[0])))
+            zcactor(user, "stop")
+            run.append(seconds_of(user, *ZCACTOR, "run", "--", "true"))
+    yield measured("zcactor start --head, until it is ready", head, "s", at_most(STARTS), numpy,
                     "an interpreter with NumPy")  # fmt: skip
-    yield _measured("zcactor run -- true", run, "s", at_most(STARTS), head, "zcactor start --head")
+    yield measured("zcactor run -- true", run, "s", at_most(STARTS), head, "zcactor start --head")
 
 
 def _memory(scale: Scale) -> Iterator[Measurement]:
     """The memory of the head's process."""
     with User() as user:
-        _start(user, "--head", "--port", "0")
-        head = _head(user)
+        start(user, "--head", "--port", "0")
+        head = head_of(user)
         for _ in range(1, NODES):
-            _start(user, "--address", head["address"])
+            start(user, "--address", head["address"])
         found = [psutil.Process(head["pid"]).memory_full_info().pss / (1 << 20) for _ in range(scale.runs)]
-        yield _measured(f"memory of a head with {NODES} nodes", found, "MiB", at_most(HEAD_MIB, "value"))
-        _zcactor(user, "stop")
-
-
-def _restarts(scale: Scale) -> Iterator[Measurement]:
-    """A head that is killed and started again."""
-    first, again = list[float](), list[float]()
-    for _ in range(scale.runs):
-        with User() as user:
-            arguments = ("--head", "--port", str(unused_ports(1)[0]))
-            first.append(_start(user, *arguments))
-            os.kill(_head(user)["pid"], signal.SIGKILL)
-            again.append(_start(user, *arguments))
-            _zcactor(user, "stop")
-    yield _measured("a head that was killed, until it leads again", again, "s", at_most(BACK), first, "its first start")
-
-
-def _commit(file: Path) -> float:
-    """A bare commit of SQLite, durable at its return as those of a head's log are."""
-    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as db:
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=FULL")
-        db.execute("CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY, v BLOB)")
-        before = time.perf_counter()
-        for _ in range(10):
-            db.execute("INSERT INTO t (v) VALUES (?)", (b"x" * 200,))
-        return (time.perf_counter() - before) / 10
-
-
-def _spawns(scale: Scale) -> Iterator[Measurement]:
-    """Spawns with a log next to those without."""
-    with User() as plain, User() as logged:
-        _start(plain, "--head", "--port", "0")
-        _start(logged, "--head", "--port", str(unused_ports(1)[0]))
-        one, many = ([list[float](), list[float]()] for _ in range(2))
-        floors = list[float]()
-        sides = [_Serving(user, ZCACTOR_ADDRESS=_head(user)["address"]) for user in (plain, logged)]
-        count = scale.count(TOGETHER, 20)
-        for turn in range(scale.runs):
-            for side in ((0, 1), (1, 0))[turn % 2]:
-                one[side].append(median(sides[side].seconds("spawn", 1) for _ in range(5)))
-                many[side].append(sides[side].seconds("spawn", count))
-            floors.append(one[0][-1] + COMMITS * _commit(logged.folder / "bare.db"))
-        for serving, user in zip(sides, (plain, logged), strict=True):
-            serving.end()
-            _zcactor(user, "stop")
-    yield _measured("a spawn with a log in a file", [1e3 * each for each in one[1]], "ms", at_most(1.0),
-                    [1e3 * each for each in floors], f"one without a log and {COMMITS} bare commits")  # fmt: skip
-    yield _measured("spawns at once with a log in a file", many[1], "s", at_most(AT_ONCE), many[0],
-                    f"{count} without a log")  # fmt: skip
-
-
-def _place(user: User, rank: int, size: int) -> dict[str, str]:
-    """The variables of a rank of a run without a launcher."""
-    return {
-        "ZCACTOR_RANK": str(rank), "ZCACTOR_SIZE": str(size), "ZCACTOR_RUN": user.mark, "ZCACTOR_HEAD": "127.0.0.1"
-    }  # fmt: skip
-
-
-def _calls(scale: Scale) -> Iterator[Measurement]:
-    """Calls and arrays between nodes of a run, and between nodes that were started one by one."""
-    with User() as plain, User() as run:
-        for user in (plain, run):
-            user.variables["ZCACTOR_STORE_CAPACITY"] = str(1 << 28)
-        _start(plain, "--head", "--port", "0")
-        address = _head(plain)["address"]
-        _start(plain, "--address", address)
-        member = run.start(*_ZCACTOR, "run", "--", "true", name="member", **_place(run, 1, 2))
-        sides = [
-            _Serving(plain, ZCACTOR_ADDRESS=address),
-            _Serving(run, *_ZCACTOR, "run", "--", **_place(run, 0, 2)),
-        ]
-        for what, name, count in (
-            ("call", "call with an int to another node", scale.count(2000)),
-            ("array", "call with an array of 64 MiB to another node", scale.count(1000)),
-        ):
-            found = [list[float](), list[float]()]
-            for turn in range(2 * scale.runs):
-                for side in ((0, 1), (1, 0))[turn % 2]:
-                    found[side].append(1e6 * sides[side].seconds(what, count))
-            yield _measured(f"{name} of a run", found[1], "us", at_most(PLACED), found[0], "nodes started one by one")
-        for serving in sides:
-            serving.end()
-        member.wait(_PATIENCE)
-        _zcactor(plain, "stop")
+        yield measured(f"memory of a head with {NODES} nodes", found, "MiB", at_most(HEAD_MIB, "value"))
+        zcactor(user, "stop")
 
 
 @contextlib.contextmanager
@@ -296,9 +94,9 @@ def _running(size: int) -> Iterator[tuple[User, list[subprocess.Popen[str]]]]:
     """A run of some ranks without a launcher, whose program has an actor on each node: the user, and the ranks'
     processes."""
     with User() as user:
-        command = (*_ZCACTOR, "run", "--", sys.executable, "waiting.py")
-        ranks = [user.start(*command, name=f"rank-{rank}", **_place(user, rank, size)) for rank in range(size)]
-        until(lambda: "up" in user.text("rank-0"), "the program", _PATIENCE)
+        command = (*ZCACTOR, "run", "--", sys.executable, "waiting.py")
+        ranks = [user.start(*command, name=f"rank-{rank}", **place(user, rank, size)) for rank in range(size)]
+        until(lambda: "up" in user.text("rank-0"), "the program", PATIENCE)
         yield user, ranks
 
 
@@ -310,7 +108,7 @@ def _ends(scale: Scale) -> Iterator[Measurement]:
             before = time.perf_counter()
             for process in ranks:
                 process.send_signal(signal.SIGTERM)
-            until(lambda mark=user.mark: not processes(mark), "processes to end", _PATIENCE)  # type: ignore[misc]
+            until(lambda mark=user.mark: not processes(mark), "processes to end", PATIENCE)  # type: ignore[misc]
             ended.append(time.perf_counter() - before)
             if len(user.closed()) != RANKS:
                 raise RuntimeError(f"{len(user.closed())} of {RANKS} actors were closed")
@@ -320,14 +118,14 @@ def _ends(scale: Scale) -> Iterator[Measurement]:
             for each in (member, *member.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.kill()
-            until(lambda user=user: "left" in user.text("rank-0"), "the loss", _PATIENCE)  # type: ignore[misc]
+            until(lambda user=user: "left" in user.text("rank-0"), "the loss", PATIENCE)  # type: ignore[misc]
             lost.append(time.perf_counter() - before)
             ranks[0].send_signal(signal.SIGTERM)
-            ranks[0].wait(_PATIENCE)
-    yield _measured(
+            ranks[0].wait(PATIENCE)
+    yield measured(
         f"SIGTERM to a run of {RANKS} ranks, until no process is left", ended, "s", at_most(ORDERLY, "value")
     )
-    yield _measured("a node of a run is killed, until it is lost", lost, "s", at_most(LOST, "value"))
+    yield measured("a node of a run is killed, until it is lost", lost, "s", at_most(LOST, "value"))
 
 
 _TELLING: Final = "import time; print('program', time.time(), flush=True)"
@@ -347,29 +145,129 @@ def _launched(user: User, scale: Scale, *launcher: str) -> list[float]:
     return found
 
 
-def _launchers(scale: Scale) -> Iterator[Measurement]:
-    """Runs under real launchers."""
+def _mpi(scale: Scale) -> Iterator[Measurement | Unmeasured]:
+    """Runs under Open MPI."""
+    name = f"a run of {RANKS} ranks under mpirun, until the program runs"
     mpirun = shutil.which("mpirun.openmpi")
     if mpirun is None:
-        print("mpirun.openmpi is not installed: make engines does that as root on Debian", file=sys.stderr)
-    else:
-        with User() as user:
-            found = _launched(user, scale, mpirun, "--allow-run-as-root", "--oversubscribe", "-n", str(RANKS))
-        yield _measured(f"a run of {RANKS} ranks under mpirun, until the program runs", found, "s",
-                        at_most(LAUNCHED, "value"))  # fmt: skip
+        yield Unmeasured(ITEM, name, "mpirun.openmpi is not installed: make engines does that as root on Debian")
+        return
+    with User() as user:
+        found = _launched(user, scale, mpirun, "--allow-run-as-root", "--oversubscribe", "-n", str(RANKS))
+    yield measured(name, found, "s", at_most(LAUNCHED, "value"))
+
+
+_LOSING: Final = """
+import asyncio, os
+import zcactor as zc
+
+@zc.actor
+class Kept:
+    def node(self): return os.environ["SLURMD_NODENAME"]
+
+async def main():
+    async with zc.init():
+        nodes = [node.node_id for node in await zc.nodes()]
+        moving = [await Kept.options(node="spread", num_cpus=0, max_restarts=-1).spawn() for _ in nodes]
+        fixed = [await Kept.options(node=node, num_cpus=0).spawn() for node in nodes]
+        one, victim = moving[-1], await moving[-1].node()
+        others = [actor for actor in fixed if await actor.node() == victim]
+
+        async def moved():
+            while True:
+                try:
+                    if await one.node() != victim: return
+                except zc.ZcactorError:
+                    await asyncio.sleep(0.01)
+
+        async def dead():
+            while True:
+                try:
+                    await others[0].node()
+                except zc.ActorDied:
+                    return
+                except zc.ZcactorError:
+                    await asyncio.sleep(0.01)
+
+        print("victim", victim, flush=True)
+        await asyncio.gather(moved(), dead())
+        print("lost", flush=True)
+
+zc.run(main())
+"""
+"""A program that says which of its nodes to kill, and when an actor of that node is elsewhere and another is dead."""
+
+
+def _cancelled(user: User) -> float:
+    """Seconds from ``scancel`` of a run until its actors are closed and no process is left."""
+    process = user.start(*_SRUN, f"-N{NODES}", *ZCACTOR, "run", "--", sys.executable, "waiting.py")
+    user.says("up")
+    _, job = user.done_beside("squeue", "-h", "-o", "%A")
+    before = time.perf_counter()
+    user.done_beside("scancel", job.strip())
+    user.ended({"SLURM_JOB_ID": job.strip(), "SLURM_STEP_ID": "0"})
+    seconds = time.perf_counter() - before
+    process.wait(PATIENCE)
+    if len(user.closed()) != NODES:
+        raise RuntimeError(f"{len(user.closed())} of {NODES} actors were closed")
+    for name in user.closed():
+        (user.folder / name).unlink()
+    return seconds
+
+
+def _bereft(user: User, lost: list[str]) -> float:
+    """Seconds from the death of a node, whose name is added to those that are lost, until an actor of it is elsewhere
+    and another is known to be dead."""
+    command = (*_SRUN, f"-N{NODES - len(lost)}", *([f"--exclude={','.join(lost)}"] if lost else []))
+    process = user.start(*command, *ZCACTOR, "run", "--", sys.executable, "-c", _LOSING)
+    user.says("victim")
+    found = re.search(r"victim (\w+)", user.text())
+    assert found is not None
+    before = time.perf_counter()
+    kill_node(user, found[1])
+    user.says("lost")
+    seconds = time.perf_counter() - before
+    lost.append(found[1])
+    process.terminate()
+    process.wait(PATIENCE)
+    return seconds
+
+
+_SRUN: Final = ("srun", "--ntasks-per-node=1", "--no-kill")
+
+
+def _slurm(scale: Scale) -> Iterator[Measurement | Unmeasured]:
+    """Runs under Slurm, whose nodes are virtual ones of this machine."""
+    begins, ends, losses = (
+        f"a run on {NODES} nodes of Slurm, until the program runs",
+        f"scancel of a run on {NODES} nodes of Slurm, until no process is left",
+        "a node of Slurm is killed, until its actors are elsewhere or dead",
+    )
     reason = no_slurm()
     if reason is not None:
-        print(reason, file=sys.stderr)
+        for name in (begins, ends, losses):
+            yield Unmeasured(ITEM, name, reason)
         return
     with slurm(NODES) as user:
-        found = _launched(user, scale, "srun", f"-N{NODES}", "--ntasks-per-node=1", "--no-kill")
-    yield _measured(f"a run on {NODES} nodes of Slurm, until the program runs", found, "s", at_most(LAUNCHED, "value"))
+        found = _launched(user, scale, *_SRUN, f"-N{NODES}")
+        yield measured(begins, found, "s", at_most(LAUNCHED, "value"))
+        found = [_cancelled(user) for _ in range(scale.count(2))]
+        yield measured(ends, found, "s", at_most(ORDERLY, "value"))
+        lost = list[str]()
+        found = [_bereft(user, lost) for _ in range(scale.count(2))]
+        yield measured(losses, found, "s", at_most(LOST, "value"))
 
 
-def measure(scale: Scale) -> Iterator[Measurement]:
-    """Measure all that the engines at hand allow."""
-    for part in (_starts, _memory, _restarts, _spawns, _calls, _ends, _launchers):
-        yield from part(scale)
+PARTS: Final[Mapping[str, Callable[[Scale], Iterator[Measurement | Unmeasured]]]] = {
+    "starts": _starts, "memory": _memory, "restarts": restarts, "spawns": spawns, "deaths": deaths, "calls": calls,
+    "drains": drains, "ends": _ends, "mpi": _mpi, "slurm": _slurm,
+}  # fmt: skip
+
+
+def measure(scale: Scale, parts: Sequence[str] = ()) -> Iterator[Measurement | Unmeasured]:
+    """Measure what the engines at hand allow: these parts, or all."""
+    for name in parts or PARTS:
+        yield from PARTS[name](scale)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -378,10 +276,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0; 1 with ``--strict`` when a budget does not hold.
     """
-    options = options_of("benchmarks.engines", "Launchers, and heads that may die.").parse_args(arguments)
-    found = list(measure(QUICK if options.quick else FULL))
+    parser = options_of("benchmarks.engines", "Launchers, and heads that may die.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"which (default all): {', '.join(PARTS)}")
+    options = parser.parse_args(arguments)
+    for name in options.parts:
+        if name not in PARTS:
+            parser.error(f"there is no part {name!r}; parts: {', '.join(PARTS)}")
+    lines = list(measure(QUICK if options.quick else FULL, options.parts))
+    found = [line for line in lines if isinstance(line, Measurement)]
     show("Launchers, and heads that may die", found)
-    return report(options, found)
+    return report(options, found, [line for line in lines if isinstance(line, Unmeasured)])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ __all__ = [
     "Budget",
     "Measurement",
     "Scale",
+    "Unmeasured",
     "at_least",
     "at_most",
     "exactly",
@@ -139,6 +140,25 @@ class Measurement:
         fields["budget"] = None if budget is None else Budget(**budget)
         fields["spread"] = None if spread is None else (spread[0], spread[1])
         return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """A line of the result without a figure.
+
+    Attributes:
+        item: the benchmark's name.
+        name: the name of the measure.
+        reason: the lack of this machine, in words.
+    """
+
+    item: str
+    name: str
+    reason: str
+
+    def plain(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return asdict(self)
 
 
 async def interleave(runs: int, subjects: Mapping[str, Sample], *, warm_up: bool = True) -> dict[str, list[float]]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks import machine
 from benchmarks.budget_rows import BASE, ITEMS, TABLES, Item, Row
-from benchmarks.harness import Measurement, quantity
+from benchmarks.harness import Measurement, Unmeasured, quantity
 from benchmarks.paired import built
 
 if TYPE_CHECKING:
@@ -51,10 +51,15 @@ class Outcome:
         found: its measurements.
         problem: why the others are missing; empty where nothing went wrong.
         failed: whether that is an error, and not a lack of the machine.
+        absent: the measures for which this machine lacks something.
     """
 
-    def __init__(self, found: Iterable[Measurement] = (), problem: str = "", *, failed: bool = False) -> None:
+    def __init__(
+        self, found: Iterable[Measurement] = (), problem: str = "", *, failed: bool = False,
+        absent: Iterable[Unmeasured] = (),
+    ) -> None:  # fmt: skip
         self.found = {measurement.name: measurement for measurement in found}
+        self.absent = {each.name: each.reason for each in absent}
         self.problem = problem
         self.failed = failed
 
@@ -63,6 +68,8 @@ def cells(row: Row, outcome: Outcome) -> tuple[str, ...]:
     """The cells of one line of a table."""
     command = f"`python -m benchmarks.performance {row.item}`"
     measured = outcome.found.get(row.measurement)
+    if row.measurement in outcome.absent:
+        return row.what, row.limit(""), _plain(outcome.absent[row.measurement]), "", "not measured", command
     if measured is None:
         reason = outcome.problem or "the program has not measured it"
         verdict = "**error**" if outcome.failed or not outcome.problem else "not measured"
@@ -170,16 +177,18 @@ def run_item(item: Item, limit: float, base: Path | None = None) -> Outcome:
         errors.seek(0)
         said = errors.read()
     sys.stderr.write(said)
-    found = [Measurement.from_plain(json.loads(line)) for line in output.splitlines() if line.startswith('{"item"')]
+    plain = [json.loads(line) for line in output.splitlines() if line.startswith('{"item"')]
+    found = [Measurement.from_plain(each) for each in plain if "value" in each]
+    absent = [Unmeasured(**each) for each in plain if "value" not in each]
     if late:
-        return Outcome(found, f"took longer than {seconds:.0f} s", failed=True)
+        return Outcome(found, f"took longer than {seconds:.0f} s", failed=True, absent=absent)
     if process.returncode == 124:  # as `timeout` and tools/vm.py say it
-        return Outcome(found, "took longer than it may: ended with status 124", failed=True)
+        return Outcome(found, "took longer than it may: ended with status 124", failed=True, absent=absent)
     if process.returncode:
         lines = [line for line in (output + "\n" + said).splitlines() if line.strip()]
         last = lines[-1] if lines else "it said nothing"
-        return Outcome(found, f"ended with status {process.returncode}: {last[:200]}", failed=True)
-    return Outcome(found)
+        return Outcome(found, f"ended with status {process.returncode}: {last[:200]}", failed=True, absent=absent)
+    return Outcome(found, absent=absent)
 
 
 def _ended(process: subprocess.Popen[str]) -> str:

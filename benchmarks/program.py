@@ -12,7 +12,7 @@ from benchmarks.harness import markdown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.harness import Measurement
+    from benchmarks.harness import Measurement, Unmeasured
 
 __all__ = ["options_of", "report"]
 
@@ -27,16 +27,19 @@ def options_of(module: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def report(options: argparse.Namespace, found: Sequence[Measurement]) -> int:
-    """Write and print the requested reports, and how many budgets hold.
+def report(options: argparse.Namespace, found: Sequence[Measurement], absent: Sequence[Unmeasured] = ()) -> int:
+    """Write and print the requested reports, how many budgets hold, and what could not be measured.
 
     Returns:
         The exit status: 0, or with ``--strict`` 1 when a budget does not hold.
     """
     if options.json is not None:
-        options.json.write_text("".join(json.dumps(measurement.plain()) + "\n" for measurement in found))
+        lines = [measurement.plain() for measurement in found] + [each.plain() for each in absent]
+        options.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if options.markdown:
         print(markdown(found) + "\n")
+    for each in absent:
+        print(f"{each.name}: not measured: {each.reason}")
     with_budget = [m for m in found if m.budget is not None]
     missed = [m for m in with_budget if m.verdict == "FAIL"]
     print(f"{len(with_budget) - len(missed)} of {len(with_budget)} budgets hold")

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks import broadcast, budgets, cluster, memory, numpy_memory, performance, shuffle
 from benchmarks.budget_rows import ITEMS, TABLES, Item, Row
-from benchmarks.harness import Measurement, at_most, exactly
+from benchmarks.harness import Measurement, Unmeasured, at_most, exactly
 from benchmarks.performance import Outcome, cells, page, run_item
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,6 +119,13 @@ def test_rows_that_the_page_on_costs_names_are_there() -> None:
 def test_what_a_program_finds() -> None:
     outcome = run_item(printing(CALL), 60)
     assert (outcome.found, outcome.problem) == ({"call": CALL}, "")
+
+
+def test_a_program_that_lacks_something_keeps_what_it_found() -> None:
+    missing = json.dumps(Unmeasured("item", "start", "no Slurm").plain())
+    outcome = run_item(printing(CALL, then=f"print({missing!r})"), 60)
+    assert (outcome.found, outcome.failed) == ({"call": CALL}, False)
+    assert cells(VALUE, outcome)[2:5] == ("no Slurm", "", "not measured")
 
 
 def test_a_program_that_fails_keeps_what_it_found() -> None:
