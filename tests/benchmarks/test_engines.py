@@ -22,7 +22,7 @@ def test_starts_are_measured() -> None:
 
 
 def test_each_row_has_its_name_without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not installed has its line with the reason, and no figure."""
+    """A missing engine gives lines with the reason, and no figure."""
     monkeypatch.setattr(shutil, "which", lambda *_: None)
     for module in (heads, placed_nodes):
         monkeypatch.setattr(module, "no_etcd", lambda: "no etcd")
