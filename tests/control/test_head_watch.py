@@ -100,8 +100,8 @@ async def test_a_head_that_leads_is_stayed_with() -> None:
     world.tasks.cancel()
 
 
-@pytest.mark.parametrize("answer", [None, (2, None)])
-async def test_another_head_is_gone_to_where_this_one_is_silent_or_says_so(answer: Any) -> None:
+@pytest.mark.parametrize("answer", [None, (2, None), (2, 0.5)])
+async def test_another_head_is_gone_to_where_this_one_is_silent_says_so_or_has_no_term(answer: Any) -> None:
     world = World()
     world.answers = [answer]
     world.watch.told(["a:1", "b:1"])
@@ -128,4 +128,48 @@ async def test_a_head_that_is_lost_is_not_asked_while_it_is_sought() -> None:
         await world.absence.looked.wait()
     assert not world.asked.is_set()
     assert not world.closed.is_set()
+    world.tasks.cancel()
+
+
+async def test_another_head_is_gone_to_while_this_one_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node lives for some seconds after the last answer, and spends none of them on an answer that does not come."""
+    world = World()
+    world.answers = [None]
+    world.watch.told(["a:1", "b:1"])
+    await until_asked(world, 1)
+    monkeypatch.setattr(head_watch, "_ANSWER", 10 * PATIENCE)
+    await until_asked(world, 1)
+    world.leader = "b:1"
+    async with asyncio.timeout(PATIENCE):
+        await world.closed.wait()
+    assert world.places.current == "b:1"
+    world.tasks.cancel()
+
+
+async def test_a_head_that_answers_again_is_stayed_with() -> None:
+    world = World()
+    world.answers = [None, None, (2, 0.0)]
+    world.watch.told(["a:1", "b:1"])
+    await until_asked(world, 5)
+    assert world.heard[0] == (2, 0.0)
+    assert not world.closed.is_set()
+    world.tasks.cancel()
+
+
+async def test_a_head_that_is_back_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.answers = [ConnectionLost("it has ended", False)]
+    world.watch.told(["a:1"])
+    await until_asked(world, 1)
+    world.absence.is_away = True
+    for _ in range(3):
+        world.absence.looked.clear()
+        await world.absence.looked.wait()
+    monkeypatch.setattr(head_watch, "_EACH", 10 * PATIENCE)
+    for _ in range(3):
+        world.absence.looked.clear()
+        await asyncio.wait_for(world.absence.looked.wait(), PATIENCE)
+    world.answers = [(2, 0.0)]
+    world.absence.is_away = False
+    await until_asked(world, 1)
     world.tasks.cancel()

@@ -1,7 +1,12 @@
 """The watch of a process over its cluster's head, where other heads can lead in its place.
 
 A head that is stopped, or cut off from the others, keeps its connections. So each process asks it every second whether
-it may stay. Where the head does not answer, or says no, the process looks whether another one leads, and goes there.
+it may stay. Where the head does not answer, says no or has no term, the process looks whether another one leads, and
+goes there.
+
+A node lives for `head_patience` after the last answer, and a term in etcd lasts for much of that. So from the first
+question without an answer on, the process looks for another head without a pause, also while it asks again; and it asks
+a head that it has found at once.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ _EACH: Final = 1.0
 """Seconds between two questions."""
 _ANSWER: Final = 2.0
 """Seconds without an answer after which another head is looked for."""
+_LOOK: Final = 0.2
+"""Seconds between two looks for another head, and for whether a lost one is back."""
 
 
 def boot_clock() -> float:
@@ -61,31 +68,62 @@ class HeadWatch:
             self._process.tasks.start(self._run())
 
     async def _run(self) -> None:
+        silent = False
         while True:
-            await asyncio.sleep(_EACH)
-            if not self._head.absence.going_on and not await self._may_stay():
-                await self._move()
+            away = self._head.absence.going_on
+            await asyncio.sleep(_LOOK if silent or away else _EACH)
+            if self._head.absence.going_on:
+                silent = False
+            elif silent:
+                silent = await self._ask_and_look()
+            else:
+                age = await self._ask()
+                silent = age is None
+                if age != 0 and await self._move():  # also from a head without a term: another one may have it
+                    silent = False
 
-    async def _may_stay(self) -> bool:
+    async def _ask_and_look(self) -> bool:
+        """Ask a head that was silent, and look for another one meanwhile. Returns whether it still is, and no other
+        leads."""
+        asking, looking = (asyncio.ensure_future(each) for each in (self._ask(), self._look()))
+        both = asking, looking
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            return not looking.done() and asking.result() is None
+        finally:
+            for each in both:
+                each.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+    async def _look(self) -> None:
+        """Look for another head until one leads, and go there."""
+        while not await self._move():
+            await asyncio.sleep(_LOOK)
+
+    async def _ask(self) -> float | None:
+        """Ask the head whether this process may stay. Returns the age of its knowledge, which is 0 as long as it has
+        its term; None where it says no, or nothing."""
         asked = boot_clock()
+        age: float | None
         try:
             async with asyncio.timeout(_ANSWER):
                 epoch, age = await self._head.ask_agent("stay", self._known.epoch)
         except TimeoutError:
-            return False
+            return None
         except ZcactorError as error:  # it is lost, which the connection's end says
             logger.debug("the head was not asked: %s", error)
-            return True
+            return 0.0
         self._heard(epoch, asked, age)
-        return age is not None
+        return age
 
-    async def _move(self) -> None:
-        """Go to another head, if one leads."""
+    async def _move(self) -> bool:
+        """Go to another head, if one leads. Returns whether that is so."""
         place = await self._head.whereabouts()
         session = self._process.sessions.used.get(self._head.process)
         if not place or session is None:
-            return
+            return False
         logger.warning("another head leads, at %s", place)
         self._head.places.at(place)
         self._head.moving = True
         await session.aclose()
+        return True
