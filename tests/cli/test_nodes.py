@@ -265,6 +265,8 @@ def test_only_a_head_has_a_log(hosts: Hosts, arguments: tuple[str, ...]) -> None
         (("--head", "--standby"), "--standby goes with --directory"),
         (("--head", "--directory", "etcd://h:1", "--standby", "--fresh"), "a standby takes over what is there"),
         (("--head", "--directory", "etcd://h:1", "--state", "here"), "give either --state"),
+        (("--head", "--force"), "--force goes with --head --directory etcd://... --standby"),
+        (("--head", "--directory", "etcd://h:1", "--force"), "--force goes with --head --directory"),
     ],
 )
 def test_a_log_in_etcd_is_for_heads(hosts: Hosts, arguments: tuple[str, ...], message: str) -> None:

@@ -91,9 +91,15 @@ def test_members_that_join_meanwhile_are_no_part_of_the_half() -> None:
 
 def test_the_half_is_waived_by_force() -> None:
     reign = Reign(PATIENCE)
-    reign.begin(1, 1000.0, ALL, 0.0, forced=True)
+    reign.begin(1, 1000.0, ALL, 0.0)
+    reign.reported("a", 1, 0.0, 0.0)
+    assert reign.lacks_half()
+    assert reign.silent == frozenset(ALL) - {"a"}
+    assert reign.settle(500.0) is None
+    reign.force(0.0)
+    assert not reign.lacks_half()
     assert reign.settle(PATIENCE + GRACE - 0.1) is None
-    assert reign.settle(PATIENCE + GRACE) == frozenset(ALL)
+    assert reign.settle(PATIENCE + GRACE) == frozenset(ALL) - {"a"}
     first = Reign(PATIENCE)
     first.begin(1, 1000.0, (), 0.0)
     assert first.settle(0.0) == frozenset()

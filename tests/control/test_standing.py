@@ -143,3 +143,22 @@ def test_a_head_that_was_deposed_hears_of_no_member() -> None:
     standing.ended("a")
     assert standing.state is ReignState.FOLLOWING
     assert standing.age() is None
+
+
+async def test_an_operator_has_a_head_act_without_half_of_its_members() -> None:
+    now, lacks = Now(), list[float]()
+    standing = now.standing("a", "b", "c")
+    standing.serves("a", 100.0)
+    waiting = asyncio.create_task(standing.settled(lambda: lacks.append(now.at)))
+    now.at += 1000.0
+    assert await is_pending(waiting, now)
+    assert lacks == [1100.0], "that is said once"
+    assert standing.lacks_half()
+    assert standing.silent == {"b", "c"}
+    standing.force()
+    assert not standing.lacks_half()
+    now.at += PATIENCE
+    assert await is_pending(waiting, now), "those that are silent get their time to end"
+    now.at += GRACE
+    await waiting
+    assert standing.state is ReignState.LEADING

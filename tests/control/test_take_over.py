@@ -288,3 +288,14 @@ async def test_nothing_is_decided_before_that_is_permitted() -> None:
         await finishing
     assert case.taking.done.is_set()
     assert case.done
+
+
+async def test_the_nodes_that_do_not_come_are_named() -> None:
+    taking = Taking({}, (NODE, OTHER), ())
+    taking.comes(NODE)
+    label = f"node {OTHER.hex()[:8]} ({FACTS['host']}, host:1)"
+    assert taking.taking.absent == {OTHER.hex(): label}
+    assert taking.taking.given_up == []
+    assert [taking.taking.awaits(each) for each in (NODE, OTHER, DRIVER)] == [False, True, False]
+    await taking.finish(0.0)
+    assert taking.taking.given_up == [label]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,3 +275,68 @@ def test_an_outage_of_etcd_ends_nothing(hosts: Hosts) -> None:
         assert shown.returncode, "a program that joins is not recorded"
         assert {*(node.record.pid for node in (*head.all, *standby.all))} <= {*hosts.processes()}
         end(hosts, standby, head)
+
+
+LOSING = (
+    KEEPER
+    + """
+async def added(actor):
+    while True:
+        try:
+            return await actor.add()
+        except (zc.ActorDied, zc.ActorUnavailable):  # it was on its way when the process was killed
+            await asyncio.sleep(0.05)
+
+async def main():
+    async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=60.0)):
+        kept = [
+            await Keeper.options(node="spread", lifetime="detached", max_restarts=-1).spawn() for _ in await zc.nodes()
+        ]
+        await asyncio.gather(*(actor.add() for actor in kept))
+        tell(ready=len({actor.node_id for actor in await zc.actors()}))
+        while not os.path.exists(GATE):  # until more than half of the nodes are killed, with the head
+            await asyncio.sleep(0.01)
+        tell(calls=sorted(await asyncio.gather(*(added(actor) for actor in kept))))
+        tell(nodes=len(await zc.nodes()))
+    tell(done=True)
+zc.run(main())
+"""
+)
+
+
+def test_a_head_is_forced_to_give_up_more_than_half_of_the_nodes(hosts: Hosts, url: str) -> None:
+    more: dict[str, Any] = {"head_patience": 12.0, "num_cpus": 4}  # the end of a term, and a busy machine; room for all
+    head = begin(hosts, url, **more)
+    standby = begin(hosts, url, "b", standby=True, **more)
+    hosts.start("a", url, **more)
+    gate = hosts.directory / "gate"
+    with hosts.program(f"GATE = {str(gate)!r}\n{LOSING}", url, host="b") as program:
+        assert program.told("ready") == 3
+        lost = hosts.processes_of("a")
+        for pid in sorted(lost, key=lambda pid: pid != head.process.pid):  # silent, as a host without power is
+            os.kill(pid, signal.SIGSTOP)
+        said(standby, "this head decides nothing yet: less than half of the nodes on record serve it")
+        shown = hosts.zcactor("status", "--address", standby.record.address, host="b")
+        assert "taking over" in shown.stdout and "waits for node " in shown.stdout, shown.stderr
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+        gate.touch()
+        port = standby.record.address.rpartition(":")[2]
+        options = ("--directory", url, "--standby", "--force", "--port", port)
+        forced = hosts.zcactor("start", "--head", *options, host="b", environ={"ZCACTOR_HEAD_TIMEOUT": "60"})
+        assert (forced.returncode, forced.stdout) == (0, "")
+        warning, waits, gave_up = forced.stderr.splitlines()
+        assert "its actors live twice" in warning
+        assert waits.count("node ") == gave_up.count("node ") == 2
+        assert "has given up node " in gave_up
+        assert program.told("calls") == [1, 1, 2], "two of the actors have started again"
+        assert program.told("nodes") == 1
+        assert program.status() == 0
+    said(standby, "took over cluster ")
+    again = hosts.zcactor("start", "--head", *options, host="b", environ={"ZCACTOR_HEAD_TIMEOUT": "60"})
+    assert again.returncode == 1
+    assert "leads and acts: start this one without --force" in again.stderr
+    with hosts.on("b"):
+        stop_nodes(5.0)
+    standby.process.wait(20)
+    hosts.assert_clean("b")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zcactor.cli.forcing import WARNING, have_it_act, is_there
 from zcactor.cluster.child import fork_agent
 from zcactor.cluster.daemon import DEFAULT_PORT, EtcdState, KeptState, start_node, state_directory, stop_nodes
 from zcactor.cluster.records import list_nodes
@@ -97,6 +98,9 @@ def custom_resources(text: str | None) -> dict[str, float]:
     help="Keep it in etcd instead, where heads on other hosts find it.",
 )
 @click.option("--standby", is_flag=True, help="With --directory: lead once the head that leads now is gone.")
+@click.option(
+    "--force", is_flag=True, help="With --standby: let the head give up more than half of the nodes, which have ended."
+)
 @click.option("--fresh", is_flag=True, help="Begin a new cluster, though an earlier head's has not ended.")
 @click.option("--block", is_flag=True, help="Stay in the foreground; Ctrl-C ends the node.")
 def start(
@@ -111,6 +115,7 @@ def start(
     state: str | None,
     directory: str | None,
     standby: bool,
+    force: bool,
     fresh: bool,
     block: bool,
 ) -> None:
@@ -120,7 +125,8 @@ def start(
     some seconds, and names, actors and counts of restarts are as before. The options of the node are of no effect then
     where the node beside the head is still there.
 
-    With --directory a head on any host takes the cluster over. One with --standby waits for that.
+    With --directory a head on any host takes the cluster over. One with --standby waits for that. Where more than half
+    of the nodes were lost at once, such a head waits for them, and --force lets the one that leads give them up.
 
     The exit status is 1 when the node could not start, and 2 for a wrong option.
     """
@@ -135,6 +141,8 @@ def start(
     if standby and (directory is None or fresh):
         why = "a standby takes over what is there" if fresh else "a standby needs a log that it reaches"
         raise fail(f"--standby goes with --directory etcd://... and not with --fresh: {why}", 2)
+    if force and not standby:
+        raise fail("--force goes with --head --directory etcd://... --standby: it is about a cluster that is there", 2)
     custom = custom_resources(resources)
     config, own_host = settings(host=host, num_cpus=num_cpus, num_gpus=num_gpus, store_capacity=store_capacity)
     if port is None:
@@ -146,6 +154,8 @@ def start(
     elif head and (state is not None or port):  # nobody finds a head again that listens at any port
         folder = state_directory(os.environ, config.host, port) if state is None else Path(state).absolute()
         kept = KeptState(folder, fresh)
+    if force and directory is not None and _is_forced(config, directory, port):
+        return
     status, follows = AGAIN, ""
     while status == AGAIN:
         try:
@@ -159,10 +169,33 @@ def start(
         if block:
             _end_by_signals(node)  # before the line that names Ctrl-C is printed
         _tell(node, block, directory or (None if folder is None else str(folder)))
+        if force and directory is not None:
+            force = False  # it is said once
+            _force(config, directory)
         status, follows = node.process.wait() if block else 0, node.record.node
     if block and not status and node.member is not None:  # a head that was killed leaves the node to the next one
         node.member.process.wait()
     raise click.exceptions.Exit(status)
+
+
+def _is_forced(config: Config, url: str, port: int) -> bool:
+    """Warn, and have the head act that waits at the very place where one is about to be started. Returns whether there
+    is one."""
+    try:
+        there = asyncio.run(is_there(config, url, port))
+    except (ZcactorError, OSError, ValueError) as error:
+        raise fail(error) from error
+    click.echo(WARNING, err=True)
+    if there:
+        _force(config, url)
+    return there
+
+
+def _force(config: Config, url: str) -> None:
+    try:
+        run(have_it_act(config, url))
+    except (ZcactorError, OSError) as error:
+        raise fail(error) from error
 
 
 def _tell(node: StartedNode, block: bool, state: str | None) -> None:
@@ -302,7 +335,10 @@ def _show(address: str, told: dict[str, Any]) -> None:
     head = told["head"]
     kept = f", log {head['log']}" if head["log"] else ""
     others = f", standbys {', '.join(head['standbys'])}" if head["standbys"] else ""
-    console.print(f"head: pid {head['pid']}, {head['state']}, epoch {head['epoch']}{kept}{others}", soft_wrap=True)
+    waits = f", waits for {', '.join(head['waits_for'])}" if head["waits_for"] else ""
+    console.print(
+        f"head: pid {head['pid']}, {head['state']}, epoch {head['epoch']}{kept}{others}{waits}", soft_wrap=True
+    )
     for name, amount in told["resources"].items():
         console.print(f"{name}: {amount['free']:g} of {amount['total']:g} free")
     alive = [actor for actor in told["actors"] if actor["state"] != "dead"]

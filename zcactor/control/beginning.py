@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from zcactor.control.entries import emptying_changes, opened_change, read
+from zcactor.control.forcing import reason
 from zcactor.control.head_log import MAX_CHANGES, LogUnusable
 
 if TYPE_CHECKING:
@@ -94,7 +96,10 @@ class Beginning:
 
     async def _finish(self, head: Head, taking: TakeOver, entries: Entries) -> None:
         standing = head.members.standing
-        await taking.finish(head.members.fence, None if standing is None else standing.settled)
+        permitted = None
+        if standing is not None:
+            permitted = partial(standing.settled, lambda: logger.warning("%s", reason(head.members)))
+        await taking.finish(head.members.fence, permitted)
         assert self._term is not None
         logger.warning(
             "took over cluster %s, epoch %d: %d nodes, %d actors, %d names", self.cluster.hex()[:8],

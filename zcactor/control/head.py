@@ -24,6 +24,7 @@ from zcactor.control.drain import end_workers
 from zcactor.control.draining import Draining
 from zcactor.control.entries import actor_change, closed_change, reserved_changes
 from zcactor.control.first_answers import FirstAnswers
+from zcactor.control.forcing import force
 from zcactor.control.handle_grants import HandleGrant, HandleGrants
 from zcactor.control.hanging import watch
 from zcactor.control.head_log import Candidate, Deposed
@@ -49,7 +50,7 @@ from zcactor.interface import Interface, shown
 from zcactor.workers.worker_table import FIRST_INDEX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
     from zcactor.control.entries import Entries
     from zcactor.control.head_log import HeadLog
@@ -112,6 +113,8 @@ class Head(ActorEnds):
         self._heartbeat = heartbeat
         self._hang_after = hang_after
         self.closing, self.driver = False, b""
+        self.resign: Callable[[], Awaitable[bool]] = _stays
+        """Ends this head where another one stands by, and returns whether that is so."""
         self._ending: asyncio.Task[None] | None = None
         self.finished: asyncio.Future[None] = process.loop.create_future()
 
@@ -346,6 +349,15 @@ class Head(ActorEnds):
         self.members.taking_over = taking
         return taking
 
+    async def give_way(self, epoch: int) -> bool:
+        """End this head where its term has that epoch and another head stands by, which leads then. Returns whether
+        that is so, unless the answer is lost with this head: a later one returns False."""
+        return epoch == self.recorder.epoch and await self.resign()
+
+    async def force(self) -> list[str]:
+        """Have this head act that waits for nodes; see `zcactor.control.forcing.force`."""
+        return await force(self.members)
+
     # ---------------------------------------------------------------- ends and restarts
 
     def _actor_lost(self, actor: ActorRecord, cause: str) -> None:
@@ -458,6 +470,10 @@ class Head(ActorEnds):
         """End the agent's process."""
         if not self.finished.done():
             self.finished.set_result(None)
+
+
+async def _stays() -> bool:
+    return False
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from zcactor import ids
+from zcactor.control.forcing import waited_for
 from zcactor.control.handle_grants import HandleGrant
 from zcactor.control.shortage import waits
 from zcactor.errors import AuthenticationError, NoSuchActor
@@ -54,7 +55,8 @@ class Questions:
     async def leader(self) -> dict[str, Any]:
         """The facts about this head: ``address``, ``pid``, ``epoch`` (of its term), ``log`` (empty for one in memory),
         ``state`` (``"leading"``, ``"taking over"`` until all is decided, or ``"adrift"`` while the log does not renew
-        its term) and ``standbys``, the addresses of the heads that would lead in its place."""
+        its term), ``standbys``, the addresses of the heads that would lead in its place, and ``waits_for``, the labels
+        of the nodes without which it may not act yet."""
         facts, standing = self._facts, self.members.standing
         state = "taking over" if self.members.is_taking_over else "leading"
         if standing is not None and not standing.in_term:
@@ -62,7 +64,7 @@ class Questions:
         return {
             "address": facts["address"].rpartition("@")[2], "pid": facts["pid"], "epoch": self.recorder.epoch,
             "log": self.members.log, "state": state,
-            "standbys": self.heads.standbys,
+            "standbys": self.heads.standbys, "waits_for": waited_for(self.members),
         }  # fmt: skip
 
     async def stay(self, epoch: int) -> tuple[int, float | None]:

@@ -109,7 +109,7 @@ class Reign:
 
     # ---------------------------------------------------------------- the term
 
-    def begin(self, epoch: int, until: float, members: Iterable[str], now: float, *, forced: bool = False) -> None:
+    def begin(self, epoch: int, until: float, members: Iterable[str], now: float) -> None:
         """Begin a term.
 
         Args:
@@ -117,7 +117,6 @@ class Reign:
             until: the time until which it is valid.
             members: the members on record, as the log has them within the term.
             now: the time.
-            forced: whether the half is waived, by an operator who knows that the other members have ended.
         """
         self._turn(ReignEvent.TERM_BEGUN)
         self.epoch = epoch
@@ -129,7 +128,21 @@ class Reign:
         self._accepted.clear()
         self._reported.clear()
         self._heard.clear()
-        self._half_at = now if forced or not self._founders else math.inf
+        self._half_at = math.inf if self._founders else now
+
+    def force(self, now: float) -> None:
+        """Waive the half, at the word of an operator who knows that the other members have ended."""
+        self._half_at = min(self._half_at, now)
+
+    def lacks_half(self) -> bool:
+        """Whether less than half of the members on record when the term began have accepted the epoch, and nobody has
+        waived that."""
+        return self._half_at == math.inf
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """The members on record when the term began that have neither reported nor ended."""
+        return self._founders - self._reported
 
     def renew(self, until: float, now: float) -> None:
         """Note until when the term is valid."""
@@ -202,7 +215,7 @@ class Reign:
         """
         if self.state(now) is not ReignState.TAKING_OVER:
             return None
-        silent = self._founders - self._reported
+        silent = self.silent
         if silent and now < self._half_at + self._patience + GRACE:
             return None
         self._settled = True

@@ -92,14 +92,36 @@ class Standing:
             await asyncio.sleep(_LOOK)
         return self.state is not ReignState.FOLLOWING
 
-    async def settled(self) -> None:
+    def lacks_half(self) -> bool:
+        """Whether less than half of the members on record have served this head since its term began."""
+        return self._reign.lacks_half()
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """The members on record when the term began that have neither come nor ended."""
+        return self._reign.silent
+
+    def force(self) -> None:
+        """Have this head act without half of its members, at the word of an operator who knows that they have ended.
+        Those that are silent still get the time that they need to end."""
+        self._reign.force(self._clock())
+
+    async def settled(self, lacks: Callable[[], None] = lambda: None) -> None:
         """Wait until this head may act: at least half of the members on record serve it, and the others have ended.
+
+        Args:
+            lacks: called once where less than half serve it by now.
 
         Cancelling ends the wait.
         """
+        told = False
         while self.state is not ReignState.LEADING:
-            if self._reign.settle(self._clock()) is None:
-                await asyncio.sleep(_LOOK)
+            if self._reign.settle(self._clock()) is not None:
+                continue
+            if self.lacks_half() and not told and self.state is ReignState.TAKING_OVER:
+                told = True
+                lacks()
+            await asyncio.sleep(_LOOK)
 
     def age(self) -> float | None:
         """The age in seconds of the knowledge that members may stay; None where they have to seek another head."""

@@ -116,6 +116,8 @@ class TakeOver:
         """Set when everything is decided."""
         self.nodes = 0
         """Nodes that have returned."""
+        self.given_up: list[str] = []
+        """Labels of the nodes that have not returned, once that is decided."""
 
     # ---------------------------------------------------------------- returns
 
@@ -123,6 +125,14 @@ class TakeOver:
     def actors(self) -> int:
         """The number of actors of the earlier head that live."""
         return sum(actor.state != "dead" for actor in self._was)
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Labels of the nodes that have not returned, by the ids of the nodes."""
+        return {
+            process.hex(): f"node {process.hex()[:8]} ({facts['host']}, {facts['address'].rpartition('@')[2]})"
+            for process, facts in self._members.items()
+        }
 
     def expects(self, node: ProcessId) -> bool:
         """Whether that node may return."""
@@ -234,6 +244,7 @@ class TakeOver:
             self._decisions.forget("member", process)
             pool = RemotePool(self._loop, lambda *_: None, lambda _: None)
             pool.lost(_GONE)
+        self.given_up = list(self.absent.values())
             node = NodeRecord(process, pool, facts)
             for actor in self._by_node.pop(node.id, ()):
                 if actor.state != "dead":

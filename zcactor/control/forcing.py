@@ -1,0 +1,66 @@
+"""The wait of a new head that may not act, because less than half of the nodes on record serve it, and its end by an
+operator's word."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from zcactor.control.standing import Standing
+    from zcactor.control.take_over import TakeOver
+
+__all__ = ["Forced", "force", "reason", "waited_for"]
+
+logger = logging.getLogger("zcactor")
+
+
+class Forced(Protocol):
+    """The parts of `zcactor.control.membership.Membership` that are needed here."""
+
+    taking_over: TakeOver | None
+    standing: Standing | None
+
+
+def _labels(members: Forced) -> list[str]:
+    """Labels of the nodes that have neither come nor ended."""
+    if members.standing is None or members.taking_over is None:
+        return []
+    absent = members.taking_over.absent
+    return [absent[node] for node in sorted(members.standing.silent) if node in absent]
+
+
+def waited_for(members: Forced) -> list[str]:
+    """Labels of the nodes without which a head may not act; empty where it acts, or will after some seconds."""
+    return _labels(members) if members.standing is not None and members.standing.lacks_half() else []
+
+
+def reason(members: Forced) -> str:
+    """The reason why a head does not act, and the remedy, for people."""
+    return (
+        "this head decides nothing yet: less than half of the nodes on record serve it, and the others may serve "
+        f"another head. It waits for {', '.join(_labels(members))}. Where these have ended for good: "
+        "zcactor start --head --directory ... --standby --force"
+    )
+
+
+async def force(members: Forced) -> list[str]:
+    """Have a head act though less than half of the nodes on record serve it, and wait until it does. Nodes that are
+    silent get the time that they need to end by themselves, and are given up.
+
+    Returns:
+        Labels of the nodes that were given up.
+
+    Raises:
+        ValueError: the head takes nothing over, or has done that.
+
+    Cancelling ends the wait alone.
+    """
+    standing, taking = members.standing, members.taking_over
+    if standing is None or taking is None or taking.done.is_set():
+        raise ValueError("the head acts already, so there is nothing to force")
+    if standing.lacks_half():
+        logger.warning("an operator has this head act by force, without %s", ", ".join(_labels(members)))
+    standing.force()
+    await taking.done.wait()
+    return taking.given_up
