@@ -13,7 +13,7 @@ import pytest
 
 from tests.transport.certificates import Authority
 from tests.transport.local_arena import TOKEN, run_directory
-from zcactor.assembly.endpoints import make_endpoint, tls_of
+from zcactor.assembly.endpoints import hear_of_heads, make_endpoint, tls_of
 from zcactor.config import Config
 from zcactor.errors import AuthenticationError
 from zcactor.objectstore.store import Store
@@ -206,3 +206,22 @@ def test_the_wish_for_integrity_is_handed_on(directory: Path, store: Store, tran
     config = replace(CONFIG, transports=transports, integrity=integrity)
     made: Any = make_endpoint(config, directory, NAME, TOKEN, store)
     assert made.ways[0]._integrity.name.lower() == integrity
+
+
+@pytest.mark.parametrize("transports", ["local,tcp", "tcp,local", "tcp"])
+def test_who_hears_of_heads(directory: Path, store: Store, transports: str) -> None:
+    config = replace(CONFIG, transports=transports)
+    endpoint: Any = make_endpoint(config, directory, NAME, TOKEN, store, clustered=True)
+    heard: list[tuple[str, int]] = []
+    hear_of_heads(endpoint, lambda *word: heard.append(word))
+    (far,) = [way for way in endpoint.ways if way.kind == "tcp"]
+    far.summoned("a:1", 3)
+    assert heard == [("a:1", 3)]
+
+
+def test_an_endpoint_of_one_way_hears_of_heads(directory: Path, store: Store) -> None:
+    heard: list[tuple[str, int]] = []
+    local = make(directory, store, "local")
+    hear_of_heads(local, lambda *word: heard.append(word))
+    local.summoned("a:1", 3)
+    assert heard == [("a:1", 3)]

@@ -173,3 +173,31 @@ async def test_a_head_that_is_back_is_asked_at_once(monkeypatch: pytest.MonkeyPa
     world.absence.is_away = False
     await until_asked(world, 1)
     world.tasks.cancel()
+
+
+@pytest.mark.parametrize(
+    ("place", "epoch", "away", "goes"),
+    [
+        ("b:1", 3, False, True),
+        ("b:1", 2, False, True),
+        ("b:1", 1, False, False),  # its term is over
+        ("a:1", 3, False, False),  # it is there already
+        ("b:1", 3, True, False),  # and looked for
+    ],
+)
+async def test_a_head_that_says_that_it_leads(place: str, epoch: int, away: bool, goes: bool) -> None:
+    world = World()
+    world.absence.is_away = away
+    world.watch.summoned(place, epoch)
+    assert world.places.current == (place if epoch > 1 else "a:1")
+    await world.tasks.settled(PATIENCE)
+    assert world.moving is goes
+    assert world.closed.is_set() is goes
+
+
+async def test_a_head_that_says_so_where_none_is_connected() -> None:
+    world = World()
+    world.sessions.used.clear()
+    world.watch.summoned("b:1", 3)
+    assert world.places.current == "b:1"
+    assert not world.moving

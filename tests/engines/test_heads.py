@@ -173,6 +173,23 @@ def test_a_head_that_is_stopped_for_a_while_stands_by_again(hosts: Hosts, url: s
     end(hosts, head)
 
 
+def test_a_head_that_nobody_was_told_of_calls_nodes_and_programs(hosts: Hosts, url: str) -> None:
+    head = begin(hosts, url)
+    gate = hosts.directory / "gate"
+    with hosts.program(f"GATE = {str(gate)!r}\n{USING}", head.record.address, host="b") as program:
+        program.told("ready")
+        head.process.send_signal(signal.SIGSTOP)  # the connections to it do not end
+        standby = begin(hosts, url, "b", standby=True)
+        said(standby, "took over cluster ")
+        gate.touch()
+        goes_on(program, 1)
+    with hosts.program(LOOKING, standby.record.address, host="b") as program:
+        assert (program.told("names"), program.told("nodes")) == (["kept-0"], 2)
+        assert program.status() == 0
+    kill(head)
+    end(hosts, standby)
+
+
 def test_a_head_that_is_ended_resigns_to_a_standby(hosts: Hosts, url: str) -> None:
     head = begin(hosts, url)
     standby = begin(hosts, url, "b", standby=True)

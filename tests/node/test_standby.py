@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ import pytest
 
 from tests.control.fake_etcd import FakeEtcd
 from tests.transport.local_arena import TOKEN
+from tests.transport.tcp_arena import tcp_listener
 from zcactor.config import Config
-from zcactor.control.entries import closed_change, opened_change
+from zcactor.control.entries import DriverEntry, MemberEntry, closed_change, opened_change
 from zcactor.control.head_log import Deposed, LogUnusable
 from zcactor.ids import ProcessId
 from zcactor.node import standby as standby_module
@@ -245,6 +247,44 @@ async def test_a_cluster_is_begun_anew(make: Make, tmp_path: Path) -> None:
     assert not left.exists(), "the cluster has the same id as the one before"
     with pytest.raises(Deposed):
         await head.record(opened_change(CLUSTER, "host:1"))
+
+
+async def test_nodes_and_programs_are_called_until_they_have_come(make: Make) -> None:
+    first = make()
+    head = await led(first)
+    come: set[ProcessId] = set()
+    taking: Any = SimpleNamespace(
+        done=asyncio.Event(), awaits=lambda process: process not in come, await_beside=lambda _: None,
+        ended=lambda _: None,
+    )  # fmt: skip
+    async with tcp_listener("127.0.0.1") as member, tcp_listener("127.0.0.1") as driver:
+        members = {member.process.hex(): MemberEntry({"address": member.address}, {})}
+        drivers = {
+            driver.process.hex(): DriverEntry(driver.address, "b"),
+            bytes(16).hex(): DriverEntry("", "b"),  # it reaches its own host only
+            b"\1".hex() * 16: DriverEntry(f"{'01' * 16}@{member.address.partition('@')[2]}", "b"),  # it has ended
+        }
+        words: list[tuple[ProcessId, str, int]] = []
+        some = asyncio.Event()
+
+        def hear(process: bytes, place: str, epoch: int) -> None:
+            words.append((ProcessId(process), place, epoch))
+            some.set()
+
+        for each in (member, driver):
+            each.summoned = functools.partial(hear, each.process)
+        entries: Any = SimpleNamespace(members=members, drivers=drivers)
+        first.expect(head, taking, entries)
+        for process in (member.process, driver.process):  # each is told again until it has come
+            async with asyncio.timeout(PATIENCE):
+                while sum(each[0] == process for each in words) < 2:
+                    some.clear()
+                    await some.wait()
+            come.add(ProcessId(process))
+        taking.done.set()
+        assert {each[1:] for each in words} == {(f"127.0.0.1:{first.port}", head.epoch)}
+        head.process.tasks.cancel()
+        await head.process.tasks.settled(PATIENCE)
 
 
 async def test_a_standby_that_is_cancelled(make: Make) -> None:

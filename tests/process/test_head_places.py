@@ -54,3 +54,10 @@ def test_a_head_that_has_no_place() -> None:
     places.turn()
     assert places.current == "b:1"
     assert places.others == []
+
+
+def test_a_head_that_calls() -> None:
+    places = HeadPlaces("a:1")
+    places.called("b:1")
+    assert (places.current, places.others) == ("b:1", ["a:1"])
+    assert places.told, "another one may lead one day"

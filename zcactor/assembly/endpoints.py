@@ -10,9 +10,12 @@ from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
 from zcactor.objectstore.store import Block
 from zcactor.process.head_places import HeadPlaces
 from zcactor.transport.local.endpoint import LocalEndpoint
+from zcactor.transport.stream.endpoint import ListeningEndpoint
 from zcactor.transport.stream.record_layer import REMEDY, Integrity, can_seal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zcactor.config import Config
     from zcactor.objectstore.store import Store
     from zcactor.peers.head_link import HeadLink
@@ -21,7 +24,16 @@ if TYPE_CHECKING:
     from zcactor.transport.stream.tls import Tls
     from zcactor.transport.tcp.endpoint import TcpEndpoint
 
-__all__ = ["address_of", "find_through", "make_endpoint", "may_read", "preload", "problem_of", "tls_of"]
+__all__ = [
+    "address_of",
+    "find_through",
+    "hear_of_heads",
+    "make_endpoint",
+    "may_read",
+    "preload",
+    "problem_of",
+    "tls_of",
+]
 
 
 def tls_of(config: Config) -> Tls | None:
@@ -118,6 +130,16 @@ def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_addres
     if isinstance(endpoint, SelectingEndpoint):
         endpoint.is_urgent = lambda address: address.rpartition("@")[2] in head.places and head.absence.going_on
         endpoint.elsewhere = lambda name: f"{own}@{head.places.current}" if name == own and head.places.told else ""
+
+
+def hear_of_heads(endpoint: Endpoint, heard: Callable[[str, int], None]) -> None:
+    """Have an endpoint that reaches other hosts call ``heard(place, epoch)`` where another process says that a head
+    leads at that place, ``host:port``, in a term of that epoch."""
+    from zcactor.transport.selector import SelectingEndpoint
+
+    for way in endpoint.ways if isinstance(endpoint, SelectingEndpoint) else [endpoint]:
+        if isinstance(way, ListeningEndpoint):
+            way.summoned = heard
 
 
 def problem_of(endpoint: Endpoint) -> str:

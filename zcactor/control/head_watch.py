@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from zcactor.process.context import LocalProcess
     from zcactor.process.epochs import KnownEpoch
+    from zcactor.rpc.session import Session
 
 __all__ = ["HeadWatch", "boot_clock"]
 
@@ -67,6 +68,18 @@ class HeadWatch:
             self._begun = True
             self._process.tasks.start(self._run())
 
+    def summoned(self, place: str, epoch: int) -> None:
+        """Go to a head that says that it leads, at `place`, ``host:port``. Its word is as good as an order: that of a
+        head whose term is over is not taken."""
+        head = self._head
+        session = self._process.sessions.used.get(head.process)
+        stays = session is not None and not head.absence.going_on
+        if epoch < self._known.epoch or (stays and place == head.places.current):
+            return
+        head.places.called(place)
+        if session is not None and stays:
+            self._process.tasks.start(self._leave(session, place))
+
     async def _run(self) -> None:
         silent = False
         while True:
@@ -97,7 +110,7 @@ class HeadWatch:
 
     async def _look(self) -> None:
         """Look for another head until one leads, and go there."""
-        while not await self._move():
+        while not await self._move():  # noqa: ASYNC110 nobody announces a head
             await asyncio.sleep(_LOOK)
 
     async def _ask(self) -> float | None:
@@ -122,8 +135,11 @@ class HeadWatch:
         session = self._process.sessions.used.get(self._head.process)
         if not place or session is None:
             return False
-        logger.warning("another head leads, at %s", place)
         self._head.places.at(place)
+        await asyncio.shield(self._process.tasks.begin(self._leave(session, place)))
+        return True
+
+    async def _leave(self, session: Session, place: str) -> None:
+        logger.warning("another head leads, at %s", place)
         self._head.moving = True
         await session.aclose()
-        return True

@@ -138,6 +138,10 @@ class TakeOver:
         """Whether that node may return."""
         return node in self._members
 
+    def awaits(self, process: ProcessId) -> bool:
+        """Whether that node or program may return."""
+        return process in self._members or process in self._drivers
+
     def returned(self, node: NodeRecord, workers: Sequence[ReportedWorker]) -> None:
         """Note a node that has returned and is in the table, with its workers."""
         assert isinstance(node.workers, RemotePool)
@@ -240,11 +244,11 @@ class TakeOver:
         for driver in self._drivers:
             self._decisions.forget("driver", driver)
         self._drivers.clear()
+        self.given_up = list(self.absent.values())
         for process, facts in self._members.items():
             self._decisions.forget("member", process)
             pool = RemotePool(self._loop, lambda *_: None, lambda _: None)
             pool.lost(_GONE)
-        self.given_up = list(self.absent.values())
             node = NodeRecord(process, pool, facts)
             for actor in self._by_node.pop(node.id, ()):
                 if actor.state != "dead":

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from zcactor import ids
 from zcactor.assembly.devices import offered_gpus
-from zcactor.assembly.endpoints import address_of, find_through, make_endpoint, problem_of, tls_of
+from zcactor.assembly.endpoints import (
+    address_of,
+    find_through,
+    hear_of_heads,
+    make_endpoint,
+    problem_of,
+    tls_of,
+)
 from zcactor.assembly.fork_guard import watch_forks
 from zcactor.assembly.process import Process
 from zcactor.config import TRANSPORTS, Config, load_config
@@ -298,7 +305,9 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
         process.system.print_log = _print_log
         find_through(endpoint, process.places, process.head, head.address)
         process.head.identify = lambda place: identify(place, token, tls)
-        process.system.on_heads = HeadWatch(process, process.system.known).told
+        watch = HeadWatch(process, process.system.known)
+        process.system.on_heads = watch.told
+        hear_of_heads(endpoint, watch.summoned)
         context.set_current(process)  # the answers to the calls below are unpacked in it
         try:
             await endpoint.start(process.connections.accepted)

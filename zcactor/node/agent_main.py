@@ -310,7 +310,14 @@ async def _serve(
 ) -> int:
     """Run the agent to its end. Returns the exit status, or `_STAND_BY`."""
     from zcactor.assembly.agents import assemble_agent
-    from zcactor.assembly.endpoints import address_of, find_through, make_endpoint, problem_of, tls_of
+    from zcactor.assembly.endpoints import (
+        address_of,
+        find_through,
+        hear_of_heads,
+        make_endpoint,
+        problem_of,
+        tls_of,
+    )
     from zcactor.assembly.process import Process
     from zcactor.config import Config
     from zcactor.control.head import Head
@@ -395,6 +402,8 @@ async def _serve(
         facts["follows"] = setup["follows"]
     log = None if begun is None else begun.log
     node = assemble_agent(process, pool, facts, setup["resources"], setup["heartbeat"], setup["hang_after"], log)
+    if isinstance(node, NodeAgent):
+        hear_of_heads(endpoint, node.watch.summoned)
     if isinstance(node, Head):
         node.driver = setup["driver"]
         node.console.has_log = not node.driver

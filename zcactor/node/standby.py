@@ -15,18 +15,21 @@ from zcactor.control.head_log import Candidate, Deposed, LogUnavailable, LogUnus
 from zcactor.control.head_watch import boot_clock
 from zcactor.control.standing import Standing
 from zcactor.errors import ConnectionLost, HeadUnavailable, ProtocolError
+from zcactor.ids import ProcessId
 from zcactor.node.head_state import HeadBeginning
 from zcactor.node.signpost import Signpost
 from zcactor.process.place import Place
 from zcactor.transport.stream.probe import Standby, identify
+from zcactor.transport.stream.summons import summon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from zcactor.config import Config
+    from zcactor.control.entries import Entries
     from zcactor.control.head import Head
     from zcactor.control.head_log import LeaderAt
-
+    from zcactor.control.take_over import TakeOver
 __all__ = ["StandbyBeginning", "written"]
 
 logger = logging.getLogger("zcactor")
@@ -186,6 +189,28 @@ class StandbyBeginning(HeadBeginning):
             await head.heads.tell()
             await asyncio.sleep(_LOOK)
         self._step_down(head, None)
+
+    def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
+        """See `zcactor.control.beginning.Beginning.expect`. Nodes and programs are called, too: their connection to a
+        head that is stopped does not end, and nobody may have told them of this one."""
+        super().expect(head, taking, entries)
+        addresses = {key: member.facts["address"] for key, member in entries.members.items()}
+        addresses.update({key: driver.address for key, driver in entries.drivers.items()})
+        for key, address in addresses.items():
+            if address:
+                head.process.tasks.start(self._call(taking, ProcessId(bytes.fromhex(key)), address))
+
+    async def _call(self, taking: TakeOver, process: ProcessId, address: str) -> None:
+        """Tell a process where this head is, until it has come."""
+        assert self._term is not None
+        tls = tls_of(self._config)
+        while taking.awaits(process) and not taking.done.is_set():
+            try:
+                async with asyncio.timeout(_ANSWER):
+                    await summon(address, self._address, self._term.epoch, self._token, tls)
+            except (TimeoutError, ConnectionLost, ProtocolError) as error:  # it may have ended, and come all the same
+                logger.debug("process %s was not told where this head is: %s", process.hex()[:8], error)
+            await asyncio.sleep(_LOOK)
 
     async def resign(self, head: Head) -> bool:
         """End the head where another one stands by. Returns whether that is so."""

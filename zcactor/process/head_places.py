@@ -46,6 +46,11 @@ class HeadPlaces:
         """Note that a head is at `place`: it is looked for there next."""
         self._all = [place, *(each for each in self._all if each != place)]
 
+    def called(self, place: str) -> None:
+        """Note that a head at `place` has said that it leads. Others may lead at any time, too."""
+        self.told = True
+        self.at(place)
+
     def turn(self) -> None:
         """Look at the next place, because no head was found at the present one."""
         self._all = [*self._all[1:], self._all[0]]

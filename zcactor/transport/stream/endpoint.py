@@ -89,6 +89,9 @@ class ListeningEndpoint(EndpointContext):
         self._listener: Listener | None = None
         self._under_way = asyncio.Semaphore(UNDER_WAY)
         self._accepted: Callable[[Connection], None] | None = None
+        self.summoned: Callable[[str, int], None] = lambda _place, _epoch: None
+        """Called where another process says that a head leads: with its place ``host:port``, and the epoch of its
+        term."""
 
     @property
     def pending(self) -> int:

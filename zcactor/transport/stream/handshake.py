@@ -105,6 +105,8 @@ class Purpose(IntEnum):
     DEVICE_EXTENTS = 4
     """To get extents of the acceptor's GPU memory (`zcactor.transport.local.extents`). The connection ends after
     that."""
+    SUMMONS = 5
+    """To say where the cluster's head is (`zcactor.transport.stream.summons`). The connection ends after that."""
 
 
 _PURPOSES: Final = frozenset(Purpose)

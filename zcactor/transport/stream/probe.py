@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from zcactor.transport.stream.tls import Tls
 
-__all__ = ["NOBODY", "Identity", "Standby", "find_leader", "identify", "parse_host_port"]
+__all__ = ["NOBODY", "Identity", "Standby", "connected", "find_leader", "identify", "parse_host_port"]
 
 NOBODY: Final = bytes(16)
 """The name of a process that only says where the cluster's head is."""
@@ -118,7 +118,7 @@ async def identify(address: str, token: bytes, tls: Tls | None = None) -> Identi
 async def _ask(address: str, found: Iterable[tuple[Any, ...]], port: int, token: bytes, tls: Tls | None) -> Identity:
     async with answering(address, "over TCP"):
         with contextlib.ExitStack() as undo:
-            sock = undo.enter_context(await _connected(found))
+            sock = undo.enter_context(await connected(found))
             progressed()
             hello = Introduction(secrets.token_bytes(_ANY), os.getpid(), 0, 4, 64, Purpose.NAME)
             try:
@@ -195,7 +195,7 @@ def _plain(error: ConnectionLost | ProtocolError) -> type[Exception]:
     return next(cls for cls in type(error).__mro__ if cls.__module__ == ZcactorError.__module__)
 
 
-async def _connected(found: Iterable[tuple[Any, ...]]) -> socket.socket:
+async def connected(found: Iterable[tuple[Any, ...]]) -> socket.socket:
     """Return a socket that is connected to the first of the addresses `found` at which a process listens.
 
     Raises:

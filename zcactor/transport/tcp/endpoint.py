@@ -47,6 +47,7 @@ from zcactor.transport.stream.handshake_io import (
 )
 from zcactor.transport.stream.listener import Listener
 from zcactor.transport.stream.record_layer import REMEDY, Integrity, SealedSocket, can_seal, key_exchange
+from zcactor.transport.stream.summons import take_summons
 from zcactor.transport.tcp.authenticated import DataSeal, SealedChannel
 from zcactor.transport.tcp.connection import TcpConnection
 from zcactor.transport.tcp.data import KEY_NBYTES
@@ -334,6 +335,9 @@ class TcpEndpoint(ListeningEndpoint):
             await shake_hands(sock, handshake)
             hello = handshake.peer
             if hello.purpose is Purpose.NAME:  # it knows the name by now
+                return
+            if hello.purpose is Purpose.SUMMONS:
+                self.summoned(*await take_summons(sock, handshake, self._token))
                 return
             if hello.purpose is Purpose.DATA:
                 await self._adopt(sock, hello, handshake.transcript)
