@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import CLOSING_ACTOR, Hosts
+from tests.cluster.hosts import CLOSING_ACTOR, KEEPER, Hosts
 from tests.driver.programs import alive, until
 from zcactor.cluster import daemon
 from zcactor.cluster.daemon import StartedNode, log_directory, stop_nodes
@@ -883,3 +883,95 @@ def test_ctrl_c_says_for_what_it_waits_and_once_more_ends_it(hosts: Hosts) -> No
         until(lambda: line in program.stderr().splitlines(), f"{line!r} in {program.stderr()!r}")
         os.kill(program.pid, signal.SIGINT)
         assert program.status() in (-signal.SIGINT, 130)
+
+
+MOVING = (
+    KEEPER
+    + """
+failed = 0
+
+async def again(call):
+    global failed  # calls that are lost with a process are made again
+    while True:
+        try:
+            return await call()
+        except zc.ActorUnavailable:
+            failed += 1
+            await asyncio.sleep(0.01)
+
+async def main():
+    async with zc.init(ADDRESS):
+        kept = await Keeper.options(max_restarts=1).spawn()  # beside this program
+        tell(ready=await kept.pid())
+        while not os.path.exists(GATE):
+            await again(kept.add)
+        pid = await again(kept.pid)
+        (actor,) = await zc.actors()
+        tell(now=[pid, actor.restarts, actor.node_id, failed])
+    tell(done=True)
+zc.run(main())
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moves", [True, False])
+def test_sigterm_has_the_actors_of_a_node_move_and_stop_does_not(hosts: Hosts, moves: bool) -> None:
+    head = hosts.start("a")
+    member = hosts.start("b", head)
+    gate = hosts.directory / "gate"
+    with hosts.program(f"GATE = {str(gate)!r}\n{MOVING}", head.record.address, host="b") as program:
+        pid = program.told("ready")
+        if moves:
+            member.process.send_signal(signal.SIGTERM)
+        else:
+            assert stop(hosts, "b") == ended(member)
+        assert member.process.wait(20) == 0
+        gate.touch()
+        now, restarts, node, failed = program.told("now")
+        assert now != pid
+        assert restarts == (0 if moves else 1), "a move is no restart"
+        assert not (moves and failed), "calls wait for an actor that moves"
+        assert node == beside(head).record.node
+        assert program.status() == 0
+    assert ("draining node" in Path(head.record.log).read_text()) is moves
+    stop(hosts)
+    head.process.wait()
+    hosts.assert_clean("a", "b")
+
+
+BUSY = """
+zc.actor(Busy)
+
+async def main():
+    async with zc.init(ADDRESS):
+        actor = await Busy.options(max_restarts=1).spawn()  # beside this program
+        call = actor.wait()
+        tell(ready=True)
+        try:
+            await call
+        except zc.ActorUnavailable:
+            tell(lost=True)
+        tell(nodes=len(await zc.nodes()))
+    tell(done=True)
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_a_node_at_once(hosts: Hosts) -> None:
+    head = hosts.start("a")
+    member = hosts.start("b", head, shutdown_timeout=1000.0)
+    with hosts.program(BUSY, head.record.address, host="b") as program:
+        assert program.told("ready")
+        assert program.told("waiting")
+        member.process.send_signal(signal.SIGTERM)
+        until(lambda: "draining node" in Path(head.record.log).read_text(), "a drain")
+        member.process.send_signal(signal.SIGTERM)
+        assert member.process.wait(20) == 0
+        assert program.told("lost")
+        assert program.told("nodes") == 1
+        assert program.status() == 0
+    stop(hosts)
+    head.process.wait()
+    hosts.assert_clean("a", "b")

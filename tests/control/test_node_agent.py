@@ -17,7 +17,7 @@ from zcactor.control import node_agent
 from zcactor.control.head import agent_interface
 from zcactor.control.membership import membership_interface
 from zcactor.control.node_agent import NodeAgent, member_interface
-from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.errors import AuthenticationError, ConnectionLost, InsufficientResources
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.objectstore.table import LeaseTable
@@ -441,3 +441,95 @@ async def test_a_node_goes_on_as_long_as_its_head_says(
     async with asyncio.timeout(60.0):
         await bench.member.finished
     assert "no head has said in time" in caplog.text
+
+
+async def test_a_node_that_leaves_has_its_actors_move_before() -> None:
+    moving, moved = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: bytes, method: str, *args: Any) -> Any:
+        if method == "drain":
+            moving.set()
+            await moved.wait()
+            return {"left": ["Shard: it has max_restarts=0"]}
+        return 0.0, ""
+
+    bench = Bench(answer)
+    await bench.member.join({}, {})
+    leaving = asyncio.create_task(bench.member.leave(5.0))
+    await moving.wait()
+    assert bench.told[1:] == [("drain", HEAD.hex(), 5.0, False)]
+    assert not bench.member.finished.done()
+    moved.set()
+    async with asyncio.timeout(20):
+        await leaving
+        await bench.member.finished
+
+
+@pytest.mark.parametrize("error", [InsufficientResources("no room"), ValueError("it is the last node")])
+async def test_a_node_whose_actors_cannot_move_ends(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(_: bytes, method: str, *args: Any) -> Any:
+        if method == "drain":
+            raise error
+        return 0.0, ""
+
+    bench = Bench(answer)
+    await bench.member.join({}, {})
+    async with asyncio.timeout(20):
+        await bench.member.leave(5.0)
+        await bench.member.finished
+    assert f"the actors of this node stay until it ends: {error}" in caplog.text
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_a_node_without_a_head_leaves_at_once(away: bool) -> None:
+    bench = Bench()
+    if away:
+        bench.process._answer = _joined
+        await bench.member.join({}, {})
+        bench.process.absence.begin()
+    async with asyncio.timeout(20):
+        await bench.member.leave(5.0)
+        await bench.member.finished
+    assert "drain" not in [method for method, *_ in bench.told]
+
+
+async def _joined(*_: Any) -> tuple[float, str]:
+    return 0.0, ""
+
+
+async def test_a_node_that_is_told_to_leave_twice_ends_at_once() -> None:
+    moving = asyncio.Event()
+
+    async def answer(_: bytes, method: str, *args: Any) -> Any:
+        if method == "drain":
+            moving.set()
+            await asyncio.Event().wait()
+        return 0.0, ""
+
+    bench = Bench(answer)
+    await bench.member.join({}, {})
+    await bench.member.start_worker(1, WORKER, "Shard", {}, DRIVER, False)
+    leaving = asyncio.create_task(bench.member.leave(1000.0))
+    await moving.wait()
+    await bench.member.leave(1000.0)
+    async with asyncio.timeout(20):
+        await bench.member.finished
+    assert not bench.pool.by_process
+    leaving.cancel()
+
+
+async def test_a_head_that_does_not_answer_in_time_keeps_no_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(_: bytes, method: str, *args: Any) -> Any:
+        if method == "drain":
+            await asyncio.Event().wait()
+        return 0.0, ""
+
+    monkeypatch.setattr(node_agent, "_LAST_MOVES", 0.0)
+    bench = Bench(answer)
+    await bench.member.join({}, {})
+    async with asyncio.timeout(20):
+        await bench.member.leave(0.0)
+        await bench.member.finished
+    assert "stay until it ends: the head does not answer" in caplog.text

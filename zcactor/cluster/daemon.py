@@ -471,7 +471,7 @@ def _end(nodes: list[tuple[NodeFile, int]], grace: float) -> dict[str, bool]:
             if record.launcher and parent_of(record.pid) == record.launcher:
                 launchers.add(record.launcher)
             else:
-                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+                signal.pidfd_send_signal(pidfd, signal.SIGHUP)  # SIGTERM has a node's actors move
     for launcher in launchers:
         with suppress(ProcessLookupError):
             os.kill(launcher, signal.SIGTERM)  # the run ends in order, its program first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -112,7 +113,7 @@ class NodeHost:
         self._ending = True
         if self._node is None or self._watcher is None:
             return
-        self._node.process.terminate()
+        self._node.process.send_signal(signal.SIGHUP)  # SIGTERM has its actors move
         self._watcher.join(seconds + _AGENT_WORK)
         if self._watcher.is_alive():
             self._node.process.kill()

@@ -46,6 +46,8 @@ _NOTICE = 5.0
 The head's fence begins with the silence, and so does this node's patience."""
 _LOOK = 1.0
 """Seconds between two looks at whether a head has said that this node may go on."""
+_LAST_MOVES = 6.0
+"""Seconds beyond its time that a drain takes where moves have begun."""
 _LAST_REPORT = 1.0
 """Seconds that the head gets at the end to take in the last reports."""
 
@@ -77,6 +79,8 @@ class NodeAgent:
         self._pool = pool
         self._known = known
         self._ending: asyncio.Task[None] | None = None
+        self._leaving = False
+        """Whether this node has been told to leave."""
         self._reports: dict[asyncio.Task[None], None] = {}
         self._printers = Printers(self._show, process.tasks.start)
         self._holds: WeakValueDictionary[int, _ActorHold] = WeakValueDictionary()
@@ -228,6 +232,28 @@ class NodeAgent:
             self._ending = self._process.loop.create_task(self._end(grace))
         elif grace <= 0:
             self._pool.kill_all("the node was shut down")
+
+    async def leave(self, grace: float) -> None:
+        """Have the head move this node's actors to other nodes, for at most `grace` seconds, and end then, in order
+        within as many. Asked a second time it ends at once. Without a head, or where nothing can be moved, it does not
+        wait."""
+        if self._leaving or self._ending is not None:
+            await self.end_itself(0.0)
+            return
+        self._leaving = True
+        head = self._process.head
+        if self._joined is not None and not head.absence.going_on:
+            try:
+                async with asyncio.timeout(grace + _LAST_MOVES):
+                    told = await head.ask_members("drain", self._process.process.hex(), grace, False)
+            except (TimeoutError, ZcactorError, ValueError) as error:
+                logger.warning(
+                    "the actors of this node stay until it ends: %s", str(error) or "the head does not answer"
+                )
+            else:
+                for line in told["left"]:
+                    logger.warning("left in its place: %s", line)
+        await self.end_itself(grace)
 
     async def _end(self, grace: float) -> None:
         self._report("leave_node")  # before the workers end, so that the head starts no others here in their place

@@ -431,6 +431,9 @@ async def _serve(
         loop.add_reader(control.fileno(), launcher_gone)
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, told_to_end, 0.0 if setup["driver"] else config.shutdown_timeout)
+        if isinstance(node, NodeAgent):  # SIGHUP ends it where it is, as a whole host or cluster ends
+            leave = functools.partial(node.leave, config.shutdown_timeout)
+            loop.add_signal_handler(signal.SIGTERM, lambda: process.tasks.start(leave()))
     line = None
     if rank is not None:
         from zcactor.node.launcher import LauncherLine  # other nodes do without it
