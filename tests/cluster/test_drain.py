@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.cluster.hosts import Hosts
 from tests.driver.programs import until
+from zcactor.cluster import drain as module
 from zcactor.cluster.daemon import KeptState
-from zcactor.cluster.drain import Drained
+from zcactor.cluster.drain import Drained, drain
 
 PROGRAM = """
 from tests.control.movers import Tally
@@ -111,3 +114,52 @@ def test_no_call_fails_while_a_node_is_drained_and_starts_again(hosts: Hosts) ->
 def test_the_end_of_a_drain() -> None:
     told = {"node": "n", "moved": 1, "left": ["Tally(a): it stays"], "joined": ""}
     assert msgspec.convert(told, Drained) == Drained("n", 1, ["Tally(a): it stays"], "")
+
+
+class FakeLink:
+    """The way to a head beside the node that is drained, where perhaps another one stands by."""
+
+    def __init__(self, standbys: list[str], resigns: bool) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.epoch, self._standbys, self._resigns = 3, standbys, resigns
+        self._given = False
+        self.beside_head, self.left = True, list[str]()
+
+    async def ask_members(self, method: str, *args: Any) -> dict[str, Any]:
+        """Drain."""
+        self.asked.append((method, *args))
+        return {"node": "n", "moved": 1, "left": self.left, "joined": "", "beside_head": self.beside_head}
+
+    async def ask_agent(self, method: str, *args: Any) -> Any:
+        """Say who leads, or have the next one lead."""
+        self.asked.append((method, *args))
+        if method == "leader":
+            told = {"epoch": self.epoch, "address": f"head:{self.epoch}", "standbys": self._standbys}
+            self.epoch += self._given and self._resigns
+            return told
+        self._given = True
+        return self._resigns
+
+
+@pytest.mark.parametrize(
+    ("standbys", "resigns", "head"), [(["b:1"], True, "head:4"), (["b:1"], False, ""), ([], True, "")]
+)
+async def test_the_head_on_the_nodes_host_resigns(
+    monkeypatch: pytest.MonkeyPatch, standbys: list[str], resigns: bool, head: str
+) -> None:
+    link = FakeLink(standbys, resigns)
+    monkeypatch.setattr(module, "current", lambda: SimpleNamespace(head=link))
+    assert await drain("n", 5.0) == Drained("n", 1, [], "", True, head)
+    assert link.asked[:2] == [("drain", "n", 5.0, False), ("leader",)]
+    again = [("leader",)] * resigns  # it answered once before it ended
+    assert link.asked[2:] == ([("give_way", 3), ("leader",), *again] if standbys else [])
+
+
+@pytest.mark.parametrize("why", ["restart", "elsewhere", "left"])
+async def test_a_head_that_stays(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    link = FakeLink(["b:1"], True)
+    link.beside_head = why != "elsewhere"
+    link.left = ["Tally(a): it stays"] if why == "left" else []
+    monkeypatch.setattr(module, "current", lambda: SimpleNamespace(head=link))
+    assert (await drain("n", restart=why == "restart")).head == ""
+    assert link.asked == [("drain", "n", None, why == "restart")]

@@ -604,3 +604,13 @@ async def test_values_reach_a_restarted_actor_after_its_spawners_reference_is_go
     async with asyncio.timeout(PATIENCE):
         while zc.stats().leases:
             await asyncio.sleep(0.005)
+
+
+@pytest.mark.usefixtures("node")
+async def test_a_head_gives_way_in_its_own_term_and_to_another_one() -> None:
+    head = current().head
+    epoch = (await head.ask_agent("leader"))["epoch"]
+    assert not await head.ask_agent("give_way", epoch), "nobody stands by"
+    assert not await head.ask_agent("give_way", epoch + 1)
+    with pytest.raises(ValueError, match="acts already"):
+        await head.ask_agent("force")

@@ -250,3 +250,9 @@ def test_a_machine_has_a_name_where_its_processes_prefer_to_map(tmp_path: Path) 
     assert name != own_machine(zc.Config(), other)
     assert own_machine(zc.Config(transports="tcp"), tmp_path) == ""
     assert own_machine(zc.Config(transports="tcp,local"), tmp_path) == ""
+
+
+async def test_the_nodes_of_the_heads_host() -> None:
+    nodes = NodeTable(None, {}, "machine b")
+    made = {letter: Node(letter, f"machine {letter}") for letter in "ab"}
+    assert [nodes.is_beside_head(made[letter]) for letter in "ab"] == [False, True]

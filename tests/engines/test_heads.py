@@ -208,6 +208,46 @@ def test_a_head_that_is_ended_resigns_to_a_standby(hosts: Hosts, url: str) -> No
     end(hosts, standby)
 
 
+DRAINING = (
+    KEEPER
+    + """
+async def main():
+    async with zc.init(config=zc.Config(address=ADDRESS, head_timeout=60.0)):
+        kept = await Keeper.options(name="kept-0", lifetime="detached", max_restarts=1).spawn()  # beside this program
+        await kept.add()
+        tell(ready=await kept.pid())
+        while not os.path.exists(GATE):  # until the node is drained
+            await kept.add()
+        (actor,) = [each for each in await zc.actors() if each.state == "alive"]
+        tell(moved=[actor.restarts, actor.node_id, actor.pid == await kept.pid()])
+    tell(done=True)
+zc.run(main())
+"""
+)
+
+
+def test_the_head_resigns_whose_host_is_drained(hosts: Hosts, url: str) -> None:
+    head = begin(hosts, url)
+    standby = begin(hosts, url, "b", standby=True)
+    said_standbys(hosts, head, [standby.record.address])
+    assert head.member is not None
+    assert standby.member is not None
+    gate = hosts.directory / "gate"
+    with hosts.program(f"GATE = {str(gate)!r}\n{DRAINING}", url) as program:
+        program.told("ready")
+        environ = {"ZCACTOR_HEAD_TIMEOUT": "60"}
+        done = hosts.zcactor("drain", head.member.record.node[:8], host="b", environ=environ)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"the head on its host has resigned, and the one at {standby.record.address} leads" in done.stdout
+        gate.touch()
+        assert program.told("moved") == [0, standby.member.record.node, True]
+        assert program.status() == 0
+    assert (head.process.wait(20), head.member.process.wait(20)) == (0, 0)
+    said(standby, "took over cluster ")
+    is_whole(hosts, standby.record.address, 1, "b")
+    end(hosts, standby)
+
+
 def said_standbys(hosts: Hosts, head: StartedNode, standbys: list[str]) -> None:
     """Wait until a head knows of these standbys, and check what it says of itself."""
 

@@ -163,7 +163,7 @@ async def test_a_standby_that_was_killed_gets_no_term(make: Make) -> None:
     first = make()
     head = await led(first)
     head.heads.standbys = ["127.0.0.1:1"]
-    assert not await first.resign(head)
+    assert not await head.resign()
     assert not head.finished.is_set()
     head.process.tasks.cancel()
 

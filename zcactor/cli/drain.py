@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zcactor.cli.nodes import fail, settings
-from zcactor.cluster.records import list_nodes
+from zcactor.cli.nodes import fail, heads_here, settings
 from zcactor.errors import ZcactorError
 from zcactor.process.loops import run
-from zcactor.workers.run_directory import base_directory
 
 if TYPE_CHECKING:
     from zcactor.config import Config
@@ -31,12 +29,13 @@ _LEFT = 3
 )  # fmt: skip
 @click.option("--restart", is_flag=True, help="Start the node again, with its own options, when it has left.")
 @click.option("--each", is_flag=True, help="All nodes, one after the other; needs --restart.")
-@click.option("--address", metavar="HOST:PORT", help="The head. Default: that of a node on this host.")
+@click.option("--address", metavar="HOST:PORT[,...]", help="The head. Default: that of a node on this host.")
 def drain(node: str | None, timeout: float | None, restart: bool, each: bool, address: str | None) -> None:
     """Move the actors of NODE to other nodes, after which NODE leaves the cluster.
 
     NODE is named by four or more digits of its id, its host name, or its address. Actors with max_restarts other than 0
-    are closed in order and constructed elsewhere; calls to them wait meanwhile. Others are waited for.
+    are closed in order and constructed elsewhere; calls to them wait meanwhile. Others are waited for. Where NODE is on
+    the head's host, the head resigns then to another one that stands by.
 
     The exit status is 1 when nothing was moved because that cannot be done, or the node was lost; 2 for a wrong option;
     and 3 when actors were left after --timeout: they are listed, and the node is open again.
@@ -49,10 +48,7 @@ def drain(node: str | None, timeout: float | None, restart: bool, each: bool, ad
         raise fail("give the node to drain: see zcactor status", 2)
     config, _ = settings(address=address)
     if config.address is None:
-        local = list_nodes(base_directory())
-        if not local:
-            raise fail("no node of yours runs on this host; give --address HOST:PORT")
-        config = replace(config, address=local[0].head)
+        config = replace(config, address=heads_here())
     config = replace(config, store_capacity=1 << 24, num_cpus=None, num_gpus=None)
     try:
         status = run(_drain(config, node, timeout, restart))
@@ -80,4 +76,8 @@ async def _drain(config: Config, node: str | None, timeout: float | None, restar
                 break
             again = f", and has started again as node {done.joined[:8]}" if done.joined else ""
             click.echo(f"zcactor: node {done.node[:8]} has left, {done.moved} actors have moved{again}")
+            if done.head:
+                click.echo(f"zcactor: the head on its host has resigned, and the one at {done.head} leads")
+            elif done.beside_head and not restart:
+                click.echo("zcactor: the head on its host goes on, as no other one stands by")
     return status

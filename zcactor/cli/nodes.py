@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from zcactor.cluster.daemon import StartedNode
     from zcactor.config import Config
 
-__all__ = ["custom_resources", "fail", "settings", "start", "status", "stop", "token"]
+__all__ = ["custom_resources", "fail", "heads_here", "settings", "start", "status", "stop", "token"]
 
 _AMOUNT = click.IntRange(min=0)
 
@@ -248,7 +248,7 @@ def stop(cluster: bool, address: str | None) -> None:
 
 
 def _end_cluster(config: Config) -> None:
-    address = config.address or _heads_here()
+    address = config.address or heads_here()
     try:
         run(_ask_to_end(replace(config, address=address, store_capacity=1 << 24, num_cpus=None, num_gpus=None)))
     except (ZcactorError, OSError, ValueError) as error:
@@ -264,7 +264,7 @@ async def _ask_to_end(config: Config) -> None:
         await current().head.ask_agent("shutdown", config.shutdown_timeout)
 
 
-def _heads_here() -> str:
+def heads_here() -> str:
     """The addresses by which this host's nodes know their head, and those of heads on this host."""
     local = list_nodes(base_directory())
     if not local:
@@ -285,7 +285,7 @@ def status(address: str | None, as_json: bool) -> None:
     config, _ = settings(address=address)
     address = config.address
     if address is None:
-        address = _heads_here()
+        address = heads_here()
     try:
         told = run(_ask(replace(config, address=address, store_capacity=1 << 24, num_cpus=None, num_gpus=None)))
     except (ZcactorError, OSError, ValueError) as error:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, Final
 
 import msgspec
 
 from zcactor.process.context import current
 
 __all__ = ["Drained", "drain"]
+
+_LOOK: Final = 0.05
+"""Seconds between two looks at whether a head has ended that resigns."""
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -22,6 +26,10 @@ class Drained(msgspec.Struct, frozen=True):
     """A line for each actor that could not leave in time. The node is open again then; otherwise it has left."""
     joined: str
     """Id of the node that has started in its place; empty for none."""
+    beside_head: bool = False
+    """Whether it was on the host of the cluster's head."""
+    head: str = ""
+    """``host:port`` of the head that leads now, where the one on the node's host has resigned."""
 
 
 async def drain(node: str, timeout: float | None = None, *, restart: bool = False) -> Drained:
@@ -30,6 +38,9 @@ async def drain(node: str, timeout: float | None = None, *, restart: bool = Fals
     Nothing is placed on the node from now on. Actors with ``max_restarts`` other than 0 are closed in order (queued
     calls run, then ``close()``) and constructed elsewhere, under the same id and name, which counts as no restart;
     calls that are made meanwhile wait. Other actors are waited for. Lines on the progress are printed.
+
+    Where the node was on the head's host and does not start again, the head resigns, if another one stands by.
+    Otherwise it stays there.
 
     Args:
         node: at least four digits of the node's id, its host name, or its address.
@@ -44,5 +55,15 @@ async def drain(node: str, timeout: float | None = None, *, restart: bool = Fals
 
     Cancelling opens the node again; actors that have moved stay where they are.
     """
-    told: dict[str, Any] = await current().head.ask_members("drain", node, timeout, restart)
-    return msgspec.convert(told, Drained)
+    head = current().head
+    told: dict[str, Any] = await head.ask_members("drain", node, timeout, restart)
+    done = msgspec.convert(told, Drained)
+    if done.left or restart or not done.beside_head:
+        return done
+    before = await head.ask_agent("leader")
+    if not before["standbys"]:
+        return done
+    resigns = await head.ask_agent("give_way", before["epoch"])  # the answer may be lost with that head
+    while (after := await head.ask_agent("leader"))["epoch"] == before["epoch"] and resigns:  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK)  # until that process has ended
+    return done if after["epoch"] == before["epoch"] else msgspec.structs.replace(done, head=after["address"])

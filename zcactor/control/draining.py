@@ -118,8 +118,8 @@ class Draining:
 
         Returns:
             ``node`` (its id), ``moved`` (the number of actors), ``left`` (a line for each actor that could not leave in
-            time; the node is open again then, and has not left), and ``joined`` (the id of the node that has started in
-            its place; empty without `again`).
+            time; the node is open again then, and has not left), ``joined`` (the id of the node that has started in
+            its place; empty without `again`), and ``beside_head`` (whether it is on this head's host).
 
         Raises:
             ValueError: the name fits no node, or several; or the node cannot leave: it is the head's, the last one, or
@@ -129,6 +129,7 @@ class Draining:
         """
         node = self._named(name)
         self._check(node, again)
+        beside = self._nodes.is_beside_head(node)
         deadline = None if timeout is None else self._process.loop.time() + timeout
         drain = self._drains[node] = _Drain(node, deadline, lambda line: self._show(caller, "stdout", "", [line]))
         self._nodes.ledger.close(node.id)
@@ -136,9 +137,9 @@ class Draining:
             await self._clear(drain)
             left = [self._reason(actor) for actor in self._on(node)]
             if left:
-                return {"node": node.id, "moved": drain.moved, "left": left, "joined": ""}
+                return {"node": node.id, "moved": drain.moved, "left": left, "joined": "", "beside_head": beside}
             joined = await self._part(drain, again)
-            return {"node": node.id, "moved": drain.moved, "left": [], "joined": joined}
+            return {"node": node.id, "moved": drain.moved, "left": [], "joined": joined, "beside_head": beside}
         finally:
             drain.ended.set()
             del self._drains[node]

@@ -285,6 +285,10 @@ class NodeTable:
         near = self.by_id.get(process.hex()) if driver is None else self._on(driver.machine)
         return near or self.own or self._on(self._machine)
 
+    def is_beside_head(self, node: NodeRecord) -> bool:
+        """Whether a node is on the head's host."""
+        return bool(node.facts["machine"] == self._machine)
+
     def _on(self, machine: str) -> NodeRecord | None:
         """The first node of a machine."""
         return next(iter(self._of_machine.get(machine, {}).values()), None)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.assembly.endpoints import tls_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from zcactor.control.head import Head
     from zcactor.control.head_log import LeaderAt
     from zcactor.control.take_over import TakeOver
+
 __all__ = ["StandbyBeginning", "written"]
 
 logger = logging.getLogger("zcactor")
@@ -71,6 +73,7 @@ class StandbyBeginning(HeadBeginning):
         self._standing_by = standing_by
         self._stood = False
         """Whether another head has led while this one waited."""
+        self._resigned = False
         self.again = False
         """Whether this head has lost its term to another one, or to nobody, and is to stand by again."""
 
@@ -158,6 +161,7 @@ class StandbyBeginning(HeadBeginning):
             self._step_down(head, None)
             return
         head.heads.own = self._address
+        head.resign = partial(self.resign, head)
         head.members.tell_heads = lambda: head.process.tasks.start(head.heads.tell())
         head.process.tasks.start(self._watch(head))
         head.process.tasks.start(self._introduce(head))
@@ -176,7 +180,7 @@ class StandbyBeginning(HeadBeginning):
         if head.members.standing is not None:
             head.members.standing.depose()
         head.recorder.depose(head.recorder.epoch if leader is None else leader.epoch)
-        if not head.closing:
+        if not head.closing and not self._resigned:
             self.again = True
             head.finish()
 
@@ -220,6 +224,7 @@ class StandbyBeginning(HeadBeginning):
                 async with asyncio.timeout(_ANSWER):
                     await identify(place, self._token, tls)
             except Standby:
+                self._resigned = True
                 logger.warning("this head resigns; the standby at %s leads from now on", place)
                 head.finish()
                 return True
