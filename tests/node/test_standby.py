@@ -159,6 +159,19 @@ async def test_a_standby_tells_who_leads_and_leads_after_it(etcd: FakeEtcd, make
     assert not second.is_over
 
 
+async def test_a_head_that_has_resigned_does_not_stand_by(etcd: FakeEtcd, make: Make) -> None:
+    first, head, _, taking, stood = await one_waits(make)
+    head.heads.standbys = [stood[0]]
+    assert await head.resign()
+    etcd.expire_all()
+    await until(lambda: head.deposed)  # it sees the end of its term before it has ended
+    assert not first.again
+    head.process.tasks.cancel()
+    await first.aclose()
+    async with asyncio.timeout(PATIENCE):
+        await taking
+
+
 async def test_a_standby_that_was_killed_gets_no_term(make: Make) -> None:
     first = make()
     head = await led(first)
