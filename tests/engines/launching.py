@@ -23,6 +23,9 @@ PATIENCE = 120.0
 RUN = (sys.executable, "-m", "zcactor", "run", "--timeout", "100", "--grace", "20")
 """The beginning of a run's command, patient enough for a slow machine."""
 
+_NOT_OURS = ("ZCACTOR_", "SLURM_", "PYTHONDONTWRITEBYTECODE")
+"""Beginnings of variables that a made-up user does not have. Users keep bytecode, or each start compiles NumPy anew."""
+
 SUM = """
 import asyncio, os, sys
 import numpy as np
@@ -81,7 +84,7 @@ class User:
         self.mark = uuid.uuid4().hex
         self.folder = Path(tempfile.mkdtemp(prefix="zce-", dir="/tmp"))
         self.variables = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("ZCACTOR_", "SLURM_"))},
+            **{name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)},
             MARK: self.mark,
             "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
