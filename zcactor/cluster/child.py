@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from zcactor.node.agent_main import SECRETS, main, search_path
+from zcactor.node.agent_main import SECRETS, import_all, main, search_path
 from zcactor.workers.zygote import wait_for_end
 
 if TYPE_CHECKING:
@@ -105,6 +105,9 @@ def fork_agent(lock_fd: int, output: IO[bytes] | None = None) -> tuple[Child, so
     Raises:
         OSError: the process could not be started.
     """
+    gc.disable()
+    import_all()  # once for all agents of this process
+    gc.enable()
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
