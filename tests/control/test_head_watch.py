@@ -201,3 +201,23 @@ async def test_a_head_that_says_so_where_none_is_connected() -> None:
     world.watch.summoned("b:1", 3)
     assert world.places.current == "b:1"
     assert not world.moving
+
+
+async def test_a_head_that_was_just_found_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first answer has to come before the life is over that the last answer of the other one has given."""
+    world = World()
+    world.answers = [None]
+    world.watch.told(["a:1", "b:1"])
+    await until_asked(world, 2)
+    monkeypatch.setattr(head_watch, "_EACH", 10 * PATIENCE)
+    world.leader = "b:1"
+    async with asyncio.timeout(PATIENCE):
+        await world.closed.wait()
+    world.answers = [(3, 0.0)]
+    await until_asked(world, 1)
+    async with asyncio.timeout(PATIENCE):
+        while not world.heard:
+            await asyncio.sleep(0)
+    assert world.heard == [(3, 0.0)]
+    assert world.known.epoch == 3
+    world.tasks.cancel()

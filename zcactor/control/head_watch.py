@@ -81,28 +81,28 @@ class HeadWatch:
             self._process.tasks.start(self._leave(session, place))
 
     async def _run(self) -> None:
-        silent = False
+        pause, silent = _EACH, False
         while True:
-            away = self._head.absence.going_on
-            await asyncio.sleep(_LOOK if silent or away else _EACH)
+            await asyncio.sleep(pause)
             if self._head.absence.going_on:
-                silent = False
-            elif silent:
-                silent = await self._ask_and_look()
+                pause, silent = _LOOK, False
+                continue
+            if silent:
+                age, moved = await self._ask_and_look()
             else:
                 age = await self._ask()
-                silent = age is None
-                if age != 0 and await self._move():  # also from a head without a term: another one may have it
-                    silent = False
+                moved = age != 0 and await self._move()  # also from one without a term: another head may have it
+            silent = age is None and not moved
+            pause = _LOOK if silent or moved else _EACH
 
-    async def _ask_and_look(self) -> bool:
-        """Ask a head that was silent, and look for another one meanwhile. Returns whether it still is, and no other
-        leads."""
-        asking, looking = (asyncio.ensure_future(each) for each in (self._ask(), self._look()))
+    async def _ask_and_look(self) -> tuple[float | None, bool]:
+        """Ask a head that was silent, and look for another one meanwhile. Returns the answer, see `_ask`, and whether
+        another one leads."""
+        asking, looking = asyncio.ensure_future(self._ask()), asyncio.ensure_future(self._look())
         both = asking, looking
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            return not looking.done() and asking.result() is None
+            return (None, True) if looking.done() else (asking.result(), False)
         finally:
             for each in both:
                 each.cancel()
@@ -126,6 +126,8 @@ class HeadWatch:
         except ZcactorError as error:  # it is lost, which the connection's end says
             logger.debug("the head was not asked: %s", error)
             return 0.0
+        if epoch > self._known.epoch:  # that of a head which this process has just found
+            self._known.check(epoch)
         self._heard(epoch, asked, age)
         return age
 
