@@ -284,6 +284,30 @@ def test_a_spawn_that_the_log_refuses_leaves_nothing() -> None:
         made.run(program)
 
 
+@pytest.mark.parametrize("state", [b"pending", b"alive"])
+def test_a_spawn_to_which_the_log_does_not_answer_leaves_nothing(state: bytes) -> None:
+    """The log may take it later, as one that is stopped for a while does, and takes its end after it."""
+    with played() as (made, log):
+
+        async def program(process: Process) -> None:
+            free = await zc.available_resources()
+            pool: Any = made.cluster.hosts["h0"].workers
+            log.holds = has("actor", state)
+            with pytest.raises(zc.HeadUnavailable, match="has not answered for 10.0 s; nothing was done"):
+                await Shop.options(name="till", num_cpus=1, max_restarts=1).spawn()
+            assert log.held()
+            log.gate.set()
+            await until(lambda: log.taken[-1] == log.begun[-1] and not log.entries.actors)
+            assert not log.entries.names and not log.entries.recipes
+            await until(lambda: not pool.by_process)
+            assert await zc.available_resources() == free
+            shop: Any = await Shop.options(name="till").spawn()
+            assert await shop.keep("abc") == 3
+            await zc.stop(shop)
+
+        made.run(program)
+
+
 def test_an_actor_whose_process_ends_before_its_life_is_recorded() -> None:
     """Its spawn was not answered, so that it is not restarted."""
     with played() as (made, log):

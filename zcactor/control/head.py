@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
     from zcactor.control.entries import Entries
-    from zcactor.control.head_log import HeadLog
+    from zcactor.control.head_log import Change, HeadLog
     from zcactor.control.node_table import OwnWorkers
     from zcactor.ids import ActorId
     from zcactor.marshal.packed import Packed
@@ -259,6 +259,7 @@ class Head(ActorEnds):
         actor = ActorRecord(options, class_name, interface, owner, asked.object_id, asked.actor)
         actor.recipe, actor.asked = recipe, asked.request
         self._actors.add(actor)
+        in_doubt = False
         try:
             await self._reservations.acquire(actor)
             actor.recorded = True
@@ -269,7 +270,10 @@ class Head(ActorEnds):
                 self._worker_of(actor)
             else:
                 actor.planned, actor.index = ids.new_process(), FIRST_INDEX
-            await self.recorder.record(*reserved_changes(actor, self.recorder.max_recipe, here))
+            changes = reserved_changes(actor, self.recorder.max_recipe, here)
+            in_doubt = not await self._record_in_time(*changes)
+            if in_doubt:
+                raise self._silent()
             if actor.state != "dead":
                 worker = actor.worker or self._worker_of(actor)
                 await worker.started(self.process.config.spawn_timeout, actor.label)
@@ -277,10 +281,29 @@ class Head(ActorEnds):
                 raise ActorDied(actor.label, actor.cause, False)
         except BaseException as error:
             actor.withdrawn = isinstance(error, asyncio.CancelledError)
-            actor.recorded = actor.recorded and not isinstance(error, HeadUnavailable)
+            actor.recorded = actor.recorded and (in_doubt or not isinstance(error, HeadUnavailable))
             self._retire(actor, f"it could not be placed: {str(error) or type(error).__name__}")
             raise
         return actor, False
+
+    async def _record_in_time(self, *changes: Change) -> bool:
+        """Record a part of a spawn, within `head_timeout`. Returns whether that is done; otherwise the log may do it
+        later, so that the end of the actor has to be recorded after it.
+
+        Raises:
+            HeadUnavailable: the log does not take it, for certain.
+            Deposed: another head decides.
+        """
+        try:
+            async with asyncio.timeout(self.process.config.head_timeout):
+                await self.recorder.record(*changes)
+        except TimeoutError:
+            return False
+        return True
+
+    def _silent(self) -> HeadUnavailable:
+        """The refusal of a request to whose decision the log has not answered in time."""
+        return HeadUnavailable(self.members.log, self.process.config.head_timeout)
 
     def _root(self, actor: ActorRecord) -> ProcessId:
         """The program for which the actor was made, directly or through other actors."""
@@ -305,7 +328,8 @@ class Head(ActorEnds):
             raise ActorDied(label, "the cluster's head does not know it" if actor is None else actor.cause, True)
         if failure is None:
             if actor is not None and actor.state == "pending":  # not so where the report is repeated
-                await self.recorder.record(actor_change(actor, "alive"))
+                if not await self._record_in_time(actor_change(actor, "alive")):
+                    raise self._silent()
                 if actor.state == "dead":
                     raise ActorDied(actor.label, actor.cause, True)
                 if actor.state == "pending":
