@@ -110,7 +110,7 @@ class HeadWatch:
 
     async def _look(self) -> None:
         """Look for another head until one leads, and go there."""
-        while not await self._move():  # noqa: ASYNC110  # nobody announces a head
+        while not await self._move():  # noqa: ASYNC110  # another host decides
             await asyncio.sleep(_LOOK)
 
     async def _ask(self) -> float | None:
