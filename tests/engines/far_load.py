@@ -169,7 +169,7 @@ class Commands:
         return host
 
     async def leader(self) -> dict[str, Any]:
-        """What the head says of itself."""
+        """The facts that the head tells of itself."""
         told: dict[str, Any] = await current().head.ask_agent("leader")
         return told
 
