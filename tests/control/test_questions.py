@@ -88,3 +88,19 @@ async def test_each_spawn_that_waits_is_told_once() -> None:
             await head.waits("Shop", b"w" * 16)
     finally:
         current_call.reset(token)
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+async def test_a_head_that_waits_for_nodes_says_so(lacks: bool) -> None:
+    head: Any = Asked()
+    head._facts = {"address": "aa@h:1", "pid": 7}
+    head.heads = SimpleNamespace(standbys=["b:1"])
+    taking = SimpleNamespace(absent={"bb": "node bb (b)"})
+    standing = SimpleNamespace(in_term=True, silent={"bb"}, lacks_half=lambda: lacks)
+    head.members = SimpleNamespace(taking_over=taking, standing=standing, is_taking_over=True, log="the log")
+    told = await head.leader()
+    assert told.pop("waits_for", None) == (["node bb (b)"] if lacks else None)
+    assert told == {
+        "address": "h:1", "pid": 7, "epoch": head.recorder.epoch, "log": "the log", "state": "taking over",
+        "standbys": ["b:1"],
+    }  # fmt: skip

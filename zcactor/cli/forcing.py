@@ -92,7 +92,7 @@ async def have_it_act(config: Config, url: str) -> None:
 
     async with driver.init(config=_small(config, url)):
         head = current().head
-        waits_for = (await head.ask_agent("leader"))["waits_for"]
+        waits_for = (await head.ask_agent("leader")).get("waits_for", [])
         if waits_for:
             click.echo(f"zcactor: it waits for {', '.join(waits_for)}", err=True)
         try:

@@ -335,7 +335,7 @@ def _show(address: str, told: dict[str, Any]) -> None:
     head = told["head"]
     kept = f", log {head['log']}" if head["log"] else ""
     others = f", standbys {', '.join(head['standbys'])}" if head["standbys"] else ""
-    waits = f", waits for {', '.join(head['waits_for'])}" if head["waits_for"] else ""
+    waits = f", waits for {', '.join(head['waits_for'])}" if "waits_for" in head else ""
     console.print(
         f"head: pid {head['pid']}, {head['state']}, epoch {head['epoch']}{kept}{others}{waits}", soft_wrap=True
     )

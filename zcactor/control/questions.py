@@ -55,16 +55,17 @@ class Questions:
     async def leader(self) -> dict[str, Any]:
         """The facts about this head: ``address``, ``pid``, ``epoch`` (of its term), ``log`` (empty for one in memory),
         ``state`` (``"leading"``, ``"taking over"`` until all is decided, or ``"adrift"`` while the log does not renew
-        its term), ``standbys``, the addresses of the heads that would lead in its place, and ``waits_for``, the labels
-        of the nodes without which it may not act yet."""
+        its term) and ``standbys``, the addresses of the heads that would lead in its place. Where it may not act
+        without certain nodes there is also ``waits_for``, with their labels."""
         facts, standing = self._facts, self.members.standing
         state = "taking over" if self.members.is_taking_over else "leading"
         if standing is not None and not standing.in_term:
             state = "adrift"
+        waits_for = waited_for(self.members)
         return {
             "address": facts["address"].rpartition("@")[2], "pid": facts["pid"], "epoch": self.recorder.epoch,
             "log": self.members.log, "state": state,
-            "standbys": self.heads.standbys, "waits_for": waited_for(self.members),
+            "standbys": self.heads.standbys, **({"waits_for": waits_for} if waits_for else {}),
         }  # fmt: skip
 
     async def stay(self, epoch: int) -> tuple[int, float | None]:
