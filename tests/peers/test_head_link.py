@@ -179,3 +179,36 @@ async def test_the_next_place_is_looked_at_where_no_head_is(error: Exception) ->
     with pytest.raises(zc.ConnectionLost):
         await link.rejoin("return_node")
     assert link.places.current == "b:1"
+
+
+async def test_a_stopped_head_is_left_for_the_next_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its system accepts connections, and its process never answers."""
+    link = Link(None)
+    link.places.learn(["a:1", "b:1"])
+    looked, connected = list[str](), list[str]()
+
+    async def identify(place: str) -> Any:
+        looked.append(place)
+        if place == "a:1":
+            await asyncio.get_running_loop().create_future()
+
+    async def connect(_: bytes) -> str:
+        connected.append(link.places.current)
+        return "session"
+
+    async def ask_of(*_: object) -> str:
+        return "answer"
+
+    link.identify = identify
+    link._connections = SimpleNamespace(connect=connect)  # type: ignore[assignment]
+    link._requests = SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
+    with monkeypatch.context() as patch:
+        patch.setattr(head_link, "_ANSWER", 0.01)
+        with pytest.raises(zc.ConnectionLost, match="the head at a:1 does not answer"):
+            await link.rejoin("return_node")
+    assert not connected
+    assert await link.rejoin("return_node") == ("session", "answer")
+    assert looked == ["a:1", "b:1"] and connected == ["b:1"]
+    link.places.learn(["c:1"])  # the only one: whether it answers is seen then
+    assert await link.rejoin("return_node") == ("session", "answer")
+    assert looked == ["a:1", "b:1"] and connected == ["b:1", "c:1"]

@@ -158,6 +158,7 @@ class HeadLink:
         """
         self.moving = False
         try:
+            await self._look_there()
             session = await self._connections.connect(self._sessions.head)
             return session, await self._requests.ask_of(session, MEMBERSHIP_INDEX, self._members(), method, args)
         except AuthenticationError as error:  # a standby answers in the place of a head
@@ -166,6 +167,20 @@ class HeadLink:
         except (ConnectionLost, HeadUnavailable):
             self.places.turn()
             raise
+
+    async def _look_there(self) -> None:
+        """Check that a head answers at the present place, where it may be at another one: the system of a stopped head
+        accepts connections all the same, and the handshake waits for longer than a node lives without a head.
+
+        Raises:
+            ConnectionLost, ProtocolError: it does not, or another program does.
+        """
+        if self.identify is not None and self.places.others:
+            try:
+                async with asyncio.timeout(_ANSWER):
+                    await self.identify(self.places.current)
+            except TimeoutError:
+                raise ConnectionLost(f"the head at {self.places.current} does not answer", False) from None
 
     async def whereabouts(self) -> str:
         """The place of a head that leads elsewhere; empty where none is found."""
