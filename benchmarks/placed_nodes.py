@@ -30,10 +30,14 @@ _STORE: Final = {"ZCACTOR_STORE_CAPACITY": str(1 << 28)}
 
 _RUN, _RAY, _ETCD = "of a run", "placed by Ray", "with the head's log in etcd"
 _MEASURES: Final = (
-    ("call", "call with an int to another node", 1000),
-    ("array", "call with an array of 64 MiB to another node", 500),
+    ("call", "call with an int to another node"),
+    ("array", "call with an array of 64 MiB to another node"),
 )
-"""The program's command, the name of the measure, and calls of a round."""
+"""The program's command, and the name of the measure."""
+_ROUNDS: Final = 16
+"""Rounds for each run: as many short ones in turns meet quiet moments of the machine on every side."""
+_CALLS: Final = 200
+"""Calls of a round."""
 
 
 def _user(undo: contextlib.ExitStack) -> User:
@@ -75,18 +79,18 @@ def calls(scale: Scale) -> Iterator[Measurement | Unmeasured]:
         for serving in sides.values():
             undo.callback(serving.end)
             serving.ask("warm")
-        for command, name, count in _MEASURES:
+        for command, name in _MEASURES:
             found: dict[str, list[float]] = {side: [] for side in sides}
-            for turn in range(4 * scale.runs):
+            for turn in range(_ROUNDS * scale.runs):
                 for side in sorted(sides, reverse=bool(turn % 2)):
-                    found[side].append(1e6 * sides[side].ask(command, scale.count(count)))
+                    found[side].append(1e6 * sides[side].ask(command, scale.count(_CALLS)))
             for side in (_RUN, _RAY, _ETCD):
                 if side in found:
                     yield measured(f"{name} {side}", found[side], "us", at_most(PLACED), found[""],
-                                   "nodes started one by one")  # fmt: skip
+                                   "nodes started one by one", least=True)  # fmt: skip
     for side, reason in ((_RAY, no_ray()), (_ETCD, no_etcd())):
         if reason is not None:
-            for _, name, _ in _MEASURES:
+            for _, name in _MEASURES:
                 yield Unmeasured(ITEM, f"{name} {side}", reason)
 
 
