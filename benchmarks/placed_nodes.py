@@ -87,7 +87,7 @@ def calls(scale: Scale) -> Iterator[Measurement | Unmeasured]:
             for side in (_RUN, _RAY, _ETCD):
                 if side in found:
                     yield measured(f"{name} {side}", found[side], "us", at_most(PLACED), found[""],
-                                   "nodes started one by one", least=True)  # fmt: skip
+                                   "nodes started one by one")  # fmt: skip
     for side, reason in ((_RAY, no_ray()), (_ETCD, no_etcd())):
         if reason is not None:
             for _, name in _MEASURES:

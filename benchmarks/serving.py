@@ -33,20 +33,11 @@ PATIENCE: Final = 120.0
 
 
 def measured(
-    name: str,
-    values: Sequence[float],
-    unit: str,
-    budget: Budget,
-    floors: Sequence[float] = (),
-    floor_name: str = "",
-    *,
-    least: bool = False,
+    name: str, values: Sequence[float], unit: str, budget: Budget, floors: Sequence[float] = (), floor_name: str = ""
 ) -> Measurement:
-    """The measurement of the median of some values, or of the least, next to that of their floors."""
-    figure, statistic = (min, "least") if least else (median, "median")
-    floor = figure(floors) if floors else None
-    value, count = figure(values), len(values)
-    return Measurement(ITEM, name, value, unit, floor, floor_name, budget, count, statistic, spread(values))
+    """The measurement of the median of some values, next to the median of their floors."""
+    floor = median(floors) if floors else None
+    return Measurement(ITEM, name, median(values), unit, floor, floor_name, budget, len(values), spread=spread(values))
 
 
 class Serving:

@@ -197,39 +197,6 @@ class Site:
             program.answer(0, PATIENCE)
             yield program
 
-    def join(self, *hosts: Host) -> None:
-        """Start a node on each of these hosts, at the same time."""
-        with ThreadPoolExecutor() as pool:
-            for each in [pool.submit(self.start, host, head=False) for host in hosts]:
-                each.result()
-
-    def start(self, host: Host, *, head: bool) -> None:
-        """Start a head, or a standby where another head leads, and a node where there is none; or a node alone."""
-        arguments = ["start", "--num-cpus", "2"]
-        if head:
-            arguments += ["--head", "--host", host.address, "--directory", self.url, "--standby"]
-        else:
-            arguments += ["--address", self.heads]
-        status, _, errors = self.zcactor(host, *arguments)
-        assert not status, errors
-        self._pids.update(host.pids().values())
-
-    @contextlib.contextmanager
-    def program(self, host: Host, address: str = "") -> Iterator[Program]:
-        """A program on a host, of `tests.engines.far_load`, that has joined."""
-        path = str(Path(__file__).with_name("far_load.py"))
-        environ = {**self._environment(host), "ZCACTOR_HEAD_TIMEOUT": "60"}
-        with host.python(path, address or self.heads, str(self.beats), env=environ) as program:
-            program.answer(0, PATIENCE)
-            yield program
-
-    def head_of(self, host: Host, address: str = "") -> dict[str, Any]:
-        """The facts about the head that ``zcactor status --json`` shows on a host."""
-        status, output, errors = self.zcactor(host, "status", "--json", "--address", address or self.heads)
-        assert not status, errors
-        found: dict[str, Any] = json.loads(output)["head"]
-        return found
-
     def head_pid(self, host: Host) -> int:
         """The pid, here, of the head or standby of a host."""
         records = [json.loads(path.read_text()) for path in (host.directory / "run").rglob("node-*.json")]

@@ -192,9 +192,8 @@ async def test_a_stopped_head_is_left_for_the_next_place(monkeypatch: pytest.Mon
         if place == "a:1":
             await asyncio.get_running_loop().create_future()
 
-    async def connect(_: bytes) -> str:
+    async def connect(_: bytes) -> Any:
         connected.append(link.places.current)
-        return "session"
 
     async def ask_of(*_: object) -> str:
         return "answer"
@@ -207,8 +206,8 @@ async def test_a_stopped_head_is_left_for_the_next_place(monkeypatch: pytest.Mon
         with pytest.raises(zc.ConnectionLost, match="the head at a:1 does not answer"):
             await link.rejoin("return_node")
     assert not connected
-    assert await link.rejoin("return_node") == ("session", "answer")
+    assert (await link.rejoin("return_node"))[1] == "answer"
     assert looked == ["a:1", "b:1"] and connected == ["b:1"]
     link.places.learn(["c:1"])  # the only one: whether it answers is seen then
-    assert await link.rejoin("return_node") == ("session", "answer")
+    assert (await link.rejoin("return_node"))[1] == "answer"
     assert looked == ["a:1", "b:1"] and connected == ["b:1", "c:1"]
