@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -13,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from zcactor.node.agent_main import SECRETS, import_all, main, search_path
+from zcactor.node.agent_main import SECRETS, main, search_path
 from zcactor.workers.zygote import wait_for_end
 
 if TYPE_CHECKING:
@@ -95,6 +96,18 @@ class Child:
             os.close(pidfd)
 
 
+def _import_all() -> None:
+    """Import the modules of a cluster's agents and heads, so that forks of this process have them."""
+    import zcactor.assembly.agents
+    import zcactor.node.worker_main
+    import zcactor.workers.pool  # noqa: F401
+    from zcactor.assembly.endpoints import preload
+
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: F401
+    preload("", clustered=True)
+
+
 def fork_agent(lock_fd: int, output: IO[bytes] | None = None) -> tuple[Child, socket.socket]:
     """Start a node agent by a fork of this process: in a third of the time and the CPU time of
     `zcactor.node.agent_main.launch`.
@@ -106,7 +119,7 @@ def fork_agent(lock_fd: int, output: IO[bytes] | None = None) -> tuple[Child, so
         OSError: the process could not be started.
     """
     gc.disable()
-    import_all()  # once for all agents of this process
+    _import_all()  # once for all agents of this process
     gc.enable()
     ours, theirs = socket.socketpair()
     sys.stdout.flush()

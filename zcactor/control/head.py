@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
     from zcactor.control.entries import Entries
-    from zcactor.control.head_log import Change, HeadLog
+    from zcactor.control.head_log import HeadLog
     from zcactor.control.node_table import OwnWorkers
     from zcactor.ids import ActorId
     from zcactor.marshal.packed import Packed
@@ -271,9 +271,10 @@ class Head(ActorEnds):
             else:
                 actor.planned, actor.index = ids.new_process(), FIRST_INDEX
             changes = reserved_changes(actor, self.recorder.max_recipe, here)
-            in_doubt = not await self._record_in_time(*changes)
+            timeout = self.process.config.head_timeout
+            in_doubt = not await self.recorder.record_within(timeout, *changes)
             if in_doubt:
-                raise self._silent()
+                raise HeadUnavailable(self.members.log, timeout)
             if actor.state != "dead":
                 worker = actor.worker or self._worker_of(actor)
                 await worker.started(self.process.config.spawn_timeout, actor.label)
@@ -285,25 +286,6 @@ class Head(ActorEnds):
             self._retire(actor, f"it could not be placed: {str(error) or type(error).__name__}")
             raise
         return actor, False
-
-    async def _record_in_time(self, *changes: Change) -> bool:
-        """Record a part of a spawn, within `head_timeout`. Returns whether that is done; otherwise the log may do it
-        later, so that the end of the actor has to be recorded after it.
-
-        Raises:
-            HeadUnavailable: the log does not take it, for certain.
-            Deposed: another head decides.
-        """
-        try:
-            async with asyncio.timeout(self.process.config.head_timeout):
-                await self.recorder.record(*changes)
-        except TimeoutError:
-            return False
-        return True
-
-    def _silent(self) -> HeadUnavailable:
-        """The refusal of a request to whose decision the log has not answered in time."""
-        return HeadUnavailable(self.members.log, self.process.config.head_timeout)
 
     def _root(self, actor: ActorRecord) -> ProcessId:
         """The program for which the actor was made, directly or through other actors."""
@@ -328,8 +310,9 @@ class Head(ActorEnds):
             raise ActorDied(label, "the cluster's head does not know it" if actor is None else actor.cause, True)
         if failure is None:
             if actor is not None and actor.state == "pending":  # not so where the report is repeated
-                if not await self._record_in_time(actor_change(actor, "alive")):
-                    raise self._silent()
+                timeout = self.process.config.head_timeout
+                if not await self.recorder.record_within(timeout, actor_change(actor, "alive")):
+                    raise HeadUnavailable(self.members.log, timeout)
                 if actor.state == "dead":
                     raise ActorDied(actor.label, actor.cause, True)
                 if actor.state == "pending":

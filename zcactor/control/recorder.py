@@ -116,6 +116,21 @@ class HeadRecorder:
         """
         await self._add(changes, refusable=True)
 
+    async def record_within(self, seconds: float, *changes: Change) -> bool:
+        """Record a decision as `record` does, and wait for it for so many seconds. Returns whether it is recorded;
+        otherwise the log may take it later, so that what undoes it has to be recorded after it.
+
+        Raises:
+            HeadUnavailable: the log does not take it, for certain.
+            Deposed: another head decides now.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self.record(*changes)
+        except TimeoutError:
+            return False
+        return True
+
     def note(self, *changes: Change) -> None:
         """Record an event, in time. Nobody waits."""
         self._append(changes, None, refusable=False)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zcactor.node.head_state import HeadBeginning
     from zcactor.node.standby import StandbyBeginning
 
-__all__ = ["AGAIN", "SECRETS", "import_all", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
+__all__ = ["AGAIN", "SECRETS", "launch", "main", "raise_descriptor_limit", "search_path", "send_setup"]
 
 _BOOTSTRAP = (
     "import sys; sys.path[:] = {path!r}; from zcactor.node.agent_main import main; main({fd}, {lock_fd}, {parent})"
@@ -152,18 +152,6 @@ def _receive_setup(sock: socket.socket) -> dict[str, Any] | None:
             chunks.append(chunk)
             left -= len(chunk)
     return msgspec.msgpack.decode(b"".join(chunks))  # type: ignore[no-any-return]
-
-
-def import_all() -> None:
-    """Import the modules of a cluster's agents and heads, so that forks of this process have them."""
-    import zcactor.assembly.agents
-    import zcactor.node.worker_main
-    import zcactor.workers.pool  # noqa: F401
-    from zcactor.assembly.endpoints import preload
-
-    with contextlib.suppress(ImportError):
-        import uvloop  # noqa: F401
-    preload("", clustered=True)
 
 
 def main(fd: int, lock_fd: int, parent: int = 0) -> None:
