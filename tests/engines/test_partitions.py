@@ -53,12 +53,10 @@ class Kept:
         if self.site is None:
             self.site = self._stack.enter_context(Site(3, head_patience=str(NODES_WAIT)))
         site, self.site = self.site, None
-        try:
+        with ExitStack() as undo:
+            undo.push(self._stack.pop_all())
             yield site
-        except BaseException as error:
-            with contextlib.suppress(type(error)):
-                self._stack.__exit__(type(error), error, error.__traceback__)
-            raise
+            self._stack = undo.pop_all()
         self.site = site
 
     def end(self) -> None:
