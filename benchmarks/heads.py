@@ -189,13 +189,14 @@ def deaths(scale: Scale) -> Iterator[Measurement | Unmeasured]:
             said = pair.deposed()
             pid, at = pair.signal(signal.SIGSTOP)
             stopped.append(serving.ask("decide", DECISIONS) - at)
+            # The head is stopped for that long: this is what is measured.
             time.sleep(max(0.0, at + min(STOPPED, scale.count(200)) - time.monotonic()))
             os.kill(pid, signal.SIGCONT)
             until(lambda said=said: pair.deposed() > said, "a head that stands by again", PATIENCE)  # type: ignore[misc]
             pair.wait_for_standby()
             surplus.append(serving.ask("surplus"))
             serving.ask("take")
-            time.sleep(min(BEFORE, scale.count(100)))
+            time.sleep(min(BEFORE, scale.count(100)))  # calls go on, and their longest is the floor
             _, _, most = serving.ask("take")
             before.append(1e3 * most)
             _, at = pair.signal(signal.SIGKILL)

@@ -80,6 +80,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_watch, "_ANSWER", 0.05)
 
 
+async def until_closed(world: World) -> None:
+    """Wait until the process has left its head."""
+    async with asyncio.timeout(PATIENCE):
+        await world.closed.wait()
+
+
 async def until_asked(world: World, times: int) -> None:
     async with asyncio.timeout(PATIENCE):
         for _ in range(times):
@@ -108,8 +114,7 @@ async def test_another_head_is_gone_to_where_this_one_is_silent_says_so_or_has_n
     await until_asked(world, 2)
     assert not world.closed.is_set(), "no other head is there yet"
     world.leader = "b:1"
-    async with asyncio.timeout(PATIENCE):
-        await world.closed.wait()
+    await until_closed(world)
     assert world.places.current == "b:1"
     assert world.moving
     world.tasks.cancel()
@@ -140,8 +145,7 @@ async def test_another_head_is_gone_to_while_this_one_is_asked_again(monkeypatch
     monkeypatch.setattr(head_watch, "_ANSWER", 10 * PATIENCE)
     await until_asked(world, 1)
     world.leader = "b:1"
-    async with asyncio.timeout(PATIENCE):
-        await world.closed.wait()
+    await until_closed(world)
     assert world.places.current == "b:1"
     world.tasks.cancel()
 
@@ -211,8 +215,7 @@ async def test_a_head_that_was_just_found_is_asked_at_once(monkeypatch: pytest.M
     await until_asked(world, 2)
     monkeypatch.setattr(head_watch, "_EACH", 10 * PATIENCE)
     world.leader = "b:1"
-    async with asyncio.timeout(PATIENCE):
-        await world.closed.wait()
+    await until_closed(world)
     world.answers = [(3, 0.0)]
     await until_asked(world, 1)
     async with asyncio.timeout(PATIENCE):

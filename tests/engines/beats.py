@@ -51,7 +51,7 @@ def beat_for_ever(folder: str, name: str, actor: str) -> None:
         while True:
             beats += 1
             _FORM.pack_into(written, 0, first, time.clock_gettime(time.CLOCK_BOOTTIME), beats)
-            time.sleep(EACH)
+            time.sleep(EACH)  # the time between two beats, by which two lives at one time are found
 
     threading.Thread(target=beat, name="beats", daemon=True).start()
 

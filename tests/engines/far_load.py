@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import zcactor as zc
+from tests.cluster.far_driver import answer
 from tests.engines.beats import beat_for_ever
 from zcactor.process.context import current
 
@@ -198,15 +199,6 @@ class Commands:
         """End the actors of these names."""
         for name in names:
             await zc.kill(await zc.get_actor(name))
-
-
-async def answer(commands: Commands, given: dict[str, Any]) -> None:
-    number = given.pop("id")
-    try:
-        found = {"value": await getattr(commands, given.pop("do"))(**given)}
-    except (zc.ZcactorError, ValueError, TypeError) as error:
-        found = {"error": f"{type(error).__name__}: {error}"}
-    print(json.dumps({"id": number, **found}), flush=True)
 
 
 async def main() -> None:
