@@ -13,7 +13,7 @@ import pytest
 
 from tests.transport.certificates import Authority
 from tests.transport.local_arena import TOKEN, run_directory
-from zcactor.assembly.endpoints import hear_of_heads, make_endpoint, tls_of
+from zcactor.assembly.endpoints import hear_of_heads, make_endpoint, tell_of_term, tls_of
 from zcactor.config import Config
 from zcactor.errors import AuthenticationError
 from zcactor.objectstore.store import Store
@@ -225,3 +225,12 @@ def test_an_endpoint_of_one_way_hears_of_heads(directory: Path, store: Store) ->
     hear_of_heads(local, lambda *word: heard.append(word))
     local.summoned("a:1", 3)
     assert heard == [("a:1", 3)]
+
+
+@pytest.mark.parametrize("transports", ["local,tcp", "tcp"])
+def test_who_tells_of_a_term(directory: Path, store: Store, transports: str) -> None:
+    endpoint: Any = make_endpoint(replace(CONFIG, transports=transports), directory, NAME, TOKEN, store, clustered=True)
+    (far,) = [way for way in endpoint.ways if way.kind == "tcp"]
+    assert far.term() == 0
+    tell_of_term(endpoint, lambda: 5)
+    assert far.term() == 5

@@ -31,8 +31,8 @@ from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError, V
 from zcactor.transport.stream.probe import Identity
 
 TOKEN, RUN = b"t" * 32, "17.0"
-HEAD = Identity(cluster_of(RUN, TOKEN), "10.0.0.1", 20001, "10.0.0.9")
-OTHER = Identity(cluster_of("18.0", TOKEN), "10.0.0.1", 20000, "10.0.0.9")
+HEAD = Identity(cluster_of(RUN, TOKEN), "10.0.0.1", 20001, "10.0.0.9", 0)
+OTHER = Identity(cluster_of("18.0", TOKEN), "10.0.0.1", 20000, "10.0.0.9", 0)
 
 
 def test_ports_of_a_run() -> None:

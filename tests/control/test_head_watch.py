@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,7 @@ class World:
         self.tasks = Tasks(asyncio.get_running_loop())
         self.places = HeadPlaces("a:1")
         self.absence = Absence()
+        self.epoch = 1
         self.moving = False
         self.process = b"head"
         self.head = self
@@ -48,6 +50,8 @@ class World:
         self.answers: list[Any] = []
         """The answers to come; the last one is given again and again."""
         self.leader = ""
+        self.looking: Callable[[], None] = lambda: None
+        """Called while the place of a head is looked for."""
         self.heard: list[tuple[int, float | None]] = []
         self.known = KnownEpoch()
         self.known.check(2)
@@ -65,9 +69,13 @@ class World:
             await asyncio.Event().wait()
         return answer
 
-    async def whereabouts(self) -> str:
+    async def whereabouts(self, known: int) -> str:
         """The place of another head."""
-        return self.leader
+        assert known == self.known.epoch
+        place = self.leader
+        if place:
+            self.looking()
+        return place
 
     async def aclose(self) -> None:
         """Close the session."""
@@ -180,20 +188,22 @@ async def test_a_head_that_is_back_is_asked_at_once(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("place", "epoch", "away", "goes"),
+    ("place", "epoch", "away", "ours", "goes"),
     [
-        ("b:1", 3, False, True),
-        ("b:1", 2, False, True),
-        ("b:1", 1, False, False),  # its term is over
-        ("a:1", 3, False, False),  # it is there already
-        ("b:1", 3, True, False),  # and looked for
+        ("b:1", 3, False, 1, True),
+        ("b:1", 2, False, 1, True),
+        ("b:1", 1, False, 1, False),  # its term is over
+        ("a:1", 3, False, 1, False),  # it is there already
+        ("b:1", 3, True, 1, False),  # and looked for
+        ("b:1", 2, False, 2, False),  # it is the present one, at another of its addresses
     ],
 )
-async def test_a_head_that_says_that_it_leads(place: str, epoch: int, away: bool, goes: bool) -> None:
+async def test_a_head_that_says_that_it_leads(place: str, epoch: int, away: bool, ours: int, goes: bool) -> None:
     world = World()
+    world.epoch = ours
     world.absence.is_away = away
     world.watch.summoned(place, epoch)
-    assert world.places.current == (place if epoch > 1 else "a:1")
+    assert world.places.current == (place if epoch > ours else "a:1")
     await world.tasks.settled(PATIENCE)
     assert world.moving is goes
     assert world.closed.is_set() is goes
@@ -223,4 +233,26 @@ async def test_a_head_that_was_just_found_is_asked_at_once(monkeypatch: pytest.M
             await asyncio.sleep(0)
     assert world.heard == [(3, 0.0)]
     assert world.known.epoch == 3
+    world.tasks.cancel()
+
+
+async def test_a_process_that_has_gone_to_another_head_while_it_looked_stays_there() -> None:
+    """The head that it finds may be that one, and the connection the one to it."""
+    world = World()
+    world.answers = [(2, 0.5)]
+    moved = asyncio.Event()
+
+    def move() -> None:
+        world.sessions.used[b"head"] = SimpleNamespace(aclose=world.aclose)
+        world.leader = ""
+        moved.set()
+
+    world.leader, world.looking = "b:1", move
+    world.watch.told(["a:1", "b:1"])
+    async with asyncio.timeout(PATIENCE):
+        await moved.wait()
+    await until_asked(world, 2)
+    assert not world.closed.is_set() and not world.moving
+    assert world.places.current == "a:1"
+    assert world.epoch == 2, "the head has said so"
     world.tasks.cancel()

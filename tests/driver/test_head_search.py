@@ -10,6 +10,7 @@ from zcactor.api.handle import ActorHold
 from zcactor.driver.head_search import HeadSearch
 from zcactor.errors import ConnectionLost
 from zcactor.process.absence import Absence
+from zcactor.process.epochs import KnownEpoch
 
 PATIENCE = 20.0
 HEAD = b"h" * 16
@@ -31,7 +32,9 @@ class Scene:
         self.absence.joined(patience, "log")
         head = SimpleNamespace(absence=self.absence, rejoin=self._rejoin)
         tasks = SimpleNamespace(closing=False, begin=self._begin)
-        process: Any = SimpleNamespace(sessions=self.sessions, tasks=tasks, head=head, address="here")
+        system = SimpleNamespace(known=KnownEpoch())
+        system.known.check(3)
+        process: Any = SimpleNamespace(sessions=self.sessions, tasks=tasks, head=head, address="here", system=system)
         self.search = HeadSearch(process, "machine")
 
     def _begin(self, work: Any) -> asyncio.Task[None]:
@@ -59,7 +62,7 @@ async def test_the_actors_are_leased_anew() -> None:
     async with asyncio.timeout(PATIENCE):
         (searching,) = scene.tasks
         await searching
-    assert scene.asked == [("return_driver", "here", "machine", [1])] * 2
+    assert scene.asked == [(3, "return_driver", "here", "machine", [1])] * 2
     assert scene.released == [2], "the program has dropped that one meanwhile"
     assert not scene.absence.going_on
     scene.hold.release()

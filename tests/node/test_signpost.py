@@ -14,6 +14,7 @@ from tests.transport.tcp_arena import tcp_listener
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.signpost import Signpost
 from zcactor.testing.conformance.connection import turns
+from zcactor.transport.stream.head_word import HeadWord
 from zcactor.transport.stream.probe import Standby, find_leader, identify
 from zcactor.transport.tcp.endpoint import TcpEndpoint
 
@@ -51,11 +52,17 @@ def nowhere() -> str:
 
 
 async def test_a_standby_that_knows_a_head(signpost: Signpost, head: TcpEndpoint) -> None:
-    signpost.leader = place(head)
+    signpost.leader = HeadWord(place(head), 3)
     with pytest.raises(Standby, match=f"is a standby, and the head is at {place(head)}") as found:
         await identify(place(signpost), TOKEN)
-    assert found.value.leader == place(head)
+    assert (found.value.leader, found.value.epoch) == (place(head), 3)
     assert (await find_leader(place(signpost), TOKEN)).address == head.address
+
+
+async def test_a_head_says_in_which_term_it_leads(head: TcpEndpoint) -> None:
+    assert (await identify(place(head), TOKEN)).epoch == 0, "it is none"
+    head.term = lambda: 4
+    assert (await identify(place(head), TOKEN)).epoch == 4
 
 
 async def test_a_standby_that_knows_none(signpost: Signpost) -> None:
@@ -67,7 +74,7 @@ async def test_a_standby_that_knows_one_later(signpost: Signpost, head: TcpEndpo
     finding = asyncio.create_task(find_leader(place(signpost), TOKEN, patience=PATIENCE))
     await turns()
     assert not finding.done()
-    signpost.leader = place(head)
+    signpost.leader = HeadWord(place(head), 3)
     assert (await finding).process == head.process
 
 
@@ -77,22 +84,22 @@ async def test_another_token(signpost: Signpost) -> None:
 
 
 async def test_several_addresses(signpost: Signpost, head: TcpEndpoint) -> None:
-    signpost.leader = nowhere()
+    signpost.leader = HeadWord(nowhere(), 3)
     given = f"{nowhere()}, {place(signpost)},{place(head)}"
     assert (await find_leader(given, TOKEN)).address == head.address
     assert (await find_leader(f"{place(head)},{place(head)}", TOKEN)).address == head.address
 
 
 async def test_several_addresses_of_which_none_leads_to_a_head(signpost: Signpost) -> None:
-    signpost.leader = nowhere()
+    signpost.leader = HeadWord(nowhere(), 3)
     first = nowhere()
     with pytest.raises(ConnectionLost) as lost:
         await find_leader(f"{first},{place(signpost)}", TOKEN)
     reasons = lost.value.args[0].split("; ")
     assert len(reasons) == 3
     assert reasons[0].startswith(f"process {first} cannot be reached")
-    assert reasons[1].endswith(f"is a standby, and the head is at {signpost.leader}")
-    assert reasons[2].startswith(f"process {signpost.leader} cannot be reached")
+    assert reasons[1].endswith(f"is a standby, and the head is at {signpost.leader.place}")
+    assert reasons[2].startswith(f"process {signpost.leader.place} cannot be reached")
 
 
 @pytest.mark.parametrize("given", ["", "host:1,", "host:1,,host:2", "host"])

@@ -16,7 +16,9 @@ from zcactor.peers import head_link
 from zcactor.peers.head_link import HeadLink
 from zcactor.process.head_places import HeadPlaces
 from zcactor.process.sessions import Sessions
-from zcactor.transport.stream.probe import Standby
+from zcactor.transport.stream.probe import Identity, Standby
+
+HEAD = b"h" * 16
 
 
 @pytest.fixture
@@ -141,30 +143,93 @@ async def test_a_lease_is_asked_for_again_at_the_next_head() -> None:
 # ---- a head that may be elsewhere
 
 
-async def test_where_another_head_leads() -> None:
-    link = Link(None)
-    assert await link.whereabouts() == "", "nobody can be asked"
-    link._sessions.head = b"h" * 16
-    there: dict[str, Any] = {}
+class Places:
+    """The processes at the places where a head may be; see `zcactor.transport.stream.probe.identify`."""
 
-    async def identify(place: str) -> Any:
-        found = there.get(place, zc.ConnectionLost("nobody is there"))
+    def __init__(self, link: HeadLink, *places: str) -> None:
+        link._sessions.head = HEAD
+        link.places = HeadPlaces(places[0])
+        link.places.learn(places)
+        link.identify = self._identify
+        self.there: dict[str, Any] = {}
+        self.looked: list[str] = []
+
+    def heads(self, **epochs: int) -> None:
+        """Say which heads answer, each by the first letter of its place and the epoch of its term."""
+        self.there = {f"{name}:1": Identity(HEAD, name, 1, "us", epoch) for name, epoch in epochs.items()}
+
+    async def _identify(self, place: str) -> Any:
+        self.looked.append(place)
+        found = self.there.get(place, zc.ConnectionLost("nobody is there"))
         if isinstance(found, Exception):
             raise found
-        return SimpleNamespace(process=found)
+        return await asyncio.get_running_loop().create_future() if found is None else found
 
-    link.identify = identify
-    link.places = HeadPlaces("a:1")
-    link.places.learn(["a:1", "b:1", "c:1"])
-    there["a:1"] = b"h" * 16
-    assert await link.whereabouts() == "", "the present one is no other"
-    there["b:1"] = Standby("b:1", "a:1")
-    there["c:1"] = b"another cluster."
-    assert await link.whereabouts() == ""
-    there["c:1"] = b"h" * 16
-    assert await link.whereabouts() == "c:1"
-    there["b:1"] = Standby("b:1", "d:1")
-    assert await link.whereabouts() == "d:1", "a standby knows"
+
+async def test_where_another_head_leads() -> None:
+    link = Link(None)
+    assert await link.whereabouts(0) == "", "nobody can be asked"
+    places = Places(link, "a:1", "b:1", "c:1")
+    link.epoch = 1
+    places.heads(a=1)
+    assert await link.whereabouts(1) == "", "the present one is no other"
+    places.there["b:1"] = Standby("b:1", "a:1", 1)
+    places.there["c:1"] = Identity(b"another cluster.", "c", 1, "us", 2)
+    assert await link.whereabouts(1) == ""
+    places.heads(a=1, c=2)
+    assert await link.whereabouts(1) == "c:1"
+    places.heads(a=1, d=2)
+    places.there["b:1"] = Standby("b:1", "d:1", 2)
+    assert await link.whereabouts(1) == "d:1", "a standby knows"
+    places.there["b:1"] = Standby("b:1", "", 0)
+    assert await link.whereabouts(1) == "", "it knows of none"
+
+
+@pytest.mark.parametrize(("known", "ours"), [(3, 3), (3, 2), (2, 3)])
+async def test_a_head_of_an_earlier_term_does_not_lead(known: int, ours: int) -> None:
+    """One that was stopped and goes on answers as a head until it looks at its log."""
+    link = Link(None)
+    places = Places(link, "a:1", "b:1", "c:1")
+    link.epoch = ours
+    places.heads(a=ours, b=2)
+    places.there["c:1"] = Standby("c:1", "b:1", 2)
+    assert await link.whereabouts(known) == ""
+    places.heads(a=ours, b=4)
+    assert await link.whereabouts(known) == "b:1"
+
+
+@pytest.mark.parametrize(("ours", "is_other"), [(3, False), (2, True), (0, True)])
+async def test_the_present_head_at_another_of_its_addresses(ours: int, is_other: bool) -> None:
+    link = Link(None)
+    places = Places(link, "a:1", "b:1")
+    link.epoch = ours
+    places.heads(a=ours, b=3)
+    assert await link.whereabouts(3) == ("b:1" if is_other else "")
+
+
+async def test_a_standby_that_names_a_head_that_is_gone() -> None:
+    link = Link(None)
+    places = Places(link, "a:1", "b:1", "c:1")
+    places.there["b:1"], places.there["c:1"] = Standby("b:1", "d:1", 3), Standby("c:1", "b:1", 3)
+    assert await link.whereabouts(2) == ""
+    assert places.looked == ["b:1", "d:1", "c:1"], "each place is looked at once"
+
+
+async def test_a_head_whose_term_is_over_is_left_for_the_next_place() -> None:
+    link = Link(None)
+    places = Places(link, "a:1", "b:1")
+    places.heads(a=1, b=2)
+
+    async def connect(_: bytes) -> Any: ...
+
+    async def ask_of(*_: object) -> str:
+        return link.places.current
+
+    link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
+    with pytest.raises(zc.ConnectionLost, match="the term of the head at a:1 is over"):
+        await link.rejoin(2, "return_node")
+    assert (await link.rejoin(2, "return_node"))[1] == "b:1"
+    assert link.epoch == 2
 
 
 @pytest.mark.parametrize("error", [zc.ConnectionLost("nobody is there"), zc.AuthenticationError("a standby is there")])
@@ -177,7 +242,7 @@ async def test_the_next_place_is_looked_at_where_no_head_is(error: Exception) ->
 
     link._connections = SimpleNamespace(connect=connect)  # type: ignore[assignment]
     with pytest.raises(zc.ConnectionLost):
-        await link.rejoin("return_node")
+        await link.rejoin(0, "return_node")
     assert link.places.current == "b:1"
 
 
@@ -187,10 +252,11 @@ async def test_a_stopped_head_is_left_for_the_next_place(monkeypatch: pytest.Mon
     link.places.learn(["a:1", "b:1"])
     looked, connected = list[str](), list[str]()
 
-    async def identify(place: str) -> Any:
+    async def identify(place: str) -> Identity:
         looked.append(place)
         if place == "a:1":
             await asyncio.get_running_loop().create_future()
+        return Identity(HEAD, "b", 1, "us", 1)
 
     async def connect(_: bytes) -> Any:
         connected.append(link.places.current)
@@ -204,10 +270,10 @@ async def test_a_stopped_head_is_left_for_the_next_place(monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(head_link, "_ANSWER", 0.01)
         with pytest.raises(zc.ConnectionLost, match="the head at a:1 does not answer"):
-            await link.rejoin("return_node")
+            await link.rejoin(0, "return_node")
     assert not connected
-    assert (await link.rejoin("return_node"))[1] == "answer"
+    assert (await link.rejoin(0, "return_node"))[1] == "answer"
     assert looked == ["a:1", "b:1"] and connected == ["b:1"]
     link.places.learn(["c:1"])  # the only one: whether it answers is seen then
-    assert (await link.rejoin("return_node"))[1] == "answer"
+    assert (await link.rejoin(0, "return_node"))[1] == "answer"
     assert looked == ["a:1", "b:1"] and connected == ["b:1", "c:1"]

@@ -14,7 +14,7 @@ from zcactor.transport.stream.endpoint import ListeningEndpoint
 from zcactor.transport.stream.record_layer import REMEDY, Integrity, can_seal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from zcactor.config import Config
     from zcactor.objectstore.store import Store
@@ -32,6 +32,7 @@ __all__ = [
     "may_read",
     "preload",
     "problem_of",
+    "tell_of_term",
     "tls_of",
 ]
 
@@ -135,11 +136,23 @@ def find_through(endpoint: Endpoint, places: Places, head: HeadLink, head_addres
 def hear_of_heads(endpoint: Endpoint, heard: Callable[[str, int], None]) -> None:
     """Have an endpoint that reaches other hosts call ``heard(place, epoch)`` where another process says that a head
     leads at that place, ``host:port``, in a term of that epoch."""
+    for way in _listening(endpoint):
+        way.summoned = heard
+
+
+def tell_of_term(endpoint: Endpoint, term: Callable[[], int]) -> None:
+    """Have an endpoint that reaches other hosts tell all that ask for its name the epoch that ``term()`` returns, in
+    which this process leads its cluster; 0 where it leads none."""
+    for way in _listening(endpoint):
+        way.term = term
+
+
+def _listening(endpoint: Endpoint) -> Iterator[ListeningEndpoint]:
     from zcactor.transport.selector import SelectingEndpoint
 
     for way in endpoint.ways if isinstance(endpoint, SelectingEndpoint) else [endpoint]:
         if isinstance(way, ListeningEndpoint):
-            way.summoned = heard
+            yield way
 
 
 def problem_of(endpoint: Endpoint) -> str:

@@ -74,7 +74,7 @@ class HeadWatch:
         head = self._head
         session = self._process.sessions.used.get(head.process)
         stays = session is not None and not head.absence.going_on
-        if epoch < self._known.epoch or (stays and place == head.places.current):
+        if epoch < self._known.epoch or (stays and (place == head.places.current or epoch <= head.epoch)):
             return
         head.places.called(place)
         if session is not None and stays:
@@ -126,6 +126,7 @@ class HeadWatch:
         except ZcactorError as error:  # it is lost, which the connection's end says
             logger.debug("the head was not asked: %s", error)
             return 0.0
+        self._head.epoch = epoch
         if epoch > self._known.epoch:  # that of a head which this process has just found
             self._known.check(epoch)
         self._heard(epoch, asked, age)
@@ -133,9 +134,9 @@ class HeadWatch:
 
     async def _move(self) -> bool:
         """Go to another head, if one leads. Returns whether that is so."""
-        place = await self._head.whereabouts()
         session = self._process.sessions.used.get(self._head.process)
-        if not place or session is None:
+        place = await self._head.whereabouts(self._known.epoch)
+        if not place or session is None or session is not self._process.sessions.used.get(self._head.process):
             return False
         self._head.places.at(place)
         await asyncio.shield(self._process.tasks.begin(self._leave(session, place)))

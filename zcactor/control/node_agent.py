@@ -343,7 +343,9 @@ class NodeAgent:
             (record.process, *self._ready.get(record.process, (0, "")), record.label, record.driver, record.shared)
             for record in self._pool.by_process.values()
         ]  # fmt: skip
-        session, held = await self._process.head.rejoin("return_node", *self._joined, workers, list(self._holds))
+        session, held = await self._process.head.rejoin(
+            self._known.epoch, "return_node", *self._joined, workers, list(self._holds)
+        )
         if held is None:
             return False
         for object_id in held:

@@ -47,7 +47,9 @@ class HeadSearch:
         """Join a head that is back, as the program of before, and lease the actors anew of which this process has
         handles."""
         process = self._process
-        session, held = await process.head.rejoin("return_driver", process.address, self._machine, list(self._holds()))
+        session, held = await process.head.rejoin(
+            process.system.known.epoch, "return_driver", process.address, self._machine, list(self._holds())
+        )
         holds = self._holds()
         for object_id in held:
             if object_id in holds:

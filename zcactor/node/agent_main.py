@@ -316,6 +316,7 @@ async def _serve(
         hear_of_heads,
         make_endpoint,
         problem_of,
+        tell_of_term,
         tls_of,
     )
     from zcactor.assembly.process import Process
@@ -405,6 +406,7 @@ async def _serve(
     if isinstance(node, NodeAgent):
         hear_of_heads(endpoint, node.watch.summoned)
     if isinstance(node, Head):
+        tell_of_term(endpoint, lambda: node.recorder.epoch)
         node.driver = setup["driver"]
         node.console.has_log = not node.driver
         if begun is None:

@@ -1,6 +1,6 @@
 """The listener of a standby: it tells any caller where the cluster's head is, and takes no connection.
 
-See `zcactor.transport.stream.probe` for the form of the answer.
+See `zcactor.transport.stream.head_word` for the form of the answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from zcactor.transport.stream.handshake import Handshake, Introduction, Purpose
-from zcactor.transport.stream.handshake_io import binding_of, send_all, shake_hands
+from zcactor.transport.stream.handshake_io import binding_of, shake_hands
+from zcactor.transport.stream.head_word import HeadWord, say
 from zcactor.transport.stream.listener import Listener
 from zcactor.transport.stream.probe import NOBODY
 
@@ -40,8 +41,8 @@ class Signpost:
     def __init__(self, host: str, port: int, token: bytes, tls: Tls | None = None) -> None:
         self._token = token
         self._tls = tls
-        self.leader = ""
-        """``host:port`` of the head that leads; empty where none does."""
+        self.leader = HeadWord("", 0)
+        """The head that leads."""
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
         with contextlib.ExitStack() as undo:
             kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -62,8 +63,7 @@ class Signpost:
             handshake = Handshake(self._token, hello, accepting=True, binding=binding_of(sock))
             await shake_hands(sock, handshake)
             if handshake.peer.purpose is Purpose.NAME:
-                leader = self.leader.encode("ascii")
-                await send_all(sock, bytes((len(leader),)) + leader)
+                await say(sock, handshake, self._token, self.leader.encode())
 
     async def aclose(self) -> None:
         """Stop listening. Idempotent."""

@@ -20,6 +20,7 @@ from zcactor.ids import ProcessId
 from zcactor.node.head_state import HeadBeginning
 from zcactor.node.signpost import Signpost
 from zcactor.process.place import Place
+from zcactor.transport.stream.head_word import HeadWord
 from zcactor.transport.stream.probe import Standby, identify
 from zcactor.transport.stream.summons import summon
 
@@ -106,7 +107,7 @@ class StandbyBeginning(HeadBeginning):
                     await self.campaign(Candidate(self._address, place.host, place.pid))
         except TimeoutError:
             raise LogUnusable(
-                f"the head at {signpost.leader} leads the cluster of {self.name}: start this one with --standby"
+                f"the head at {signpost.leader.place} leads the cluster of {self.name}: start this one with --standby"
             ) from None
         finally:
             following.cancel()
@@ -135,7 +136,7 @@ class StandbyBeginning(HeadBeginning):
 
     async def _follow(self, signpost: Signpost) -> None:
         async for leader in self.log.leaders():
-            signpost.leader = "" if leader is None else leader.address
+            signpost.leader = HeadWord("", 0) if leader is None else HeadWord(leader.address, leader.epoch)
             if leader is not None and self._waits and leader.address != self._address and not self._stood:
                 self._stood = True
                 self._standing_by(self._address)

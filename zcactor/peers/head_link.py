@@ -77,6 +77,8 @@ class HeadLink:
         """The places at which this process looks for the head, if that may be on another host."""
         self.identify: Callable[[str], Awaitable[Identity]] | None = None
         """The function that finds out which process is at a place; see `zcactor.transport.stream.probe.identify`."""
+        self.epoch = 0
+        """The epoch of the head with which this process is, by the head's own word; 0 where it has not said it yet."""
         self.moving = False
         """Whether the connection to the head ends because this process has found another head that leads."""
         self._agent = agent
@@ -147,18 +149,22 @@ class HeadLink:
             await self._tasks.on_loop(self.absence.end)
         return await self._connections.connect(self._sessions.head)
 
-    async def rejoin(self, method: str, *args: Any) -> tuple[Session, Any]:
+    async def rejoin(self, known: int, method: str, *args: Any) -> tuple[Session, Any]:
         """Call the `Membership` of a head that is away, by which this process joins again. The session may be another
         one by the time of the answer.
 
+        Args:
+            known: the greatest epoch that this process knows. A head of an earlier one is not joined.
+            method, args: the call.
+
         Raises:
-            ConnectionLost: the head does not answer at the place where it is looked for. The next attempt looks at the
-                next place.
+            ConnectionLost: no head of such an epoch answers at the place where it is looked for. The next attempt looks
+                at the next place.
             HeadUnavailable: it decides nothing at present; likewise.
         """
         self.moving = False
         try:
-            await self._look_there()
+            await self._look_there(known)
             session = await self._connections.connect(self._sessions.head)
             return session, await self._requests.ask_of(session, MEMBERSHIP_INDEX, self._members(), method, args)
         except AuthenticationError as error:  # a standby answers in the place of a head
@@ -168,35 +174,52 @@ class HeadLink:
             self.places.turn()
             raise
 
-    async def _look_there(self) -> None:
+    async def _look_there(self, known: int) -> None:
         """Check that a head answers at the present place, where it may be at another one: the system of a stopped head
-        accepts connections all the same, and the handshake waits for longer than a node lives without a head.
+        accepts connections all the same, and the handshake waits for longer than a node lives without a head. One that
+        goes on after such a stop answers, and does not know yet that another one leads.
 
         Raises:
             ConnectionLost, ProtocolError: it does not, or another program does.
         """
-        if self.identify is not None and self.places.others:
-            try:
-                async with asyncio.timeout(_ANSWER):
-                    await self.identify(self.places.current)
-            except TimeoutError:
-                raise ConnectionLost(f"the head at {self.places.current} does not answer", False) from None
+        if self.identify is None or not self.places.others:
+            return
+        try:
+            async with asyncio.timeout(_ANSWER):
+                found = await self.identify(self.places.current)
+        except TimeoutError:
+            raise ConnectionLost(f"the head at {self.places.current} does not answer", False) from None
+        if found.epoch < known:
+            raise ConnectionLost(f"the term of the head at {self.places.current} is over", False)
+        self.epoch = found.epoch
 
-    async def whereabouts(self) -> str:
-        """The place of a head that leads elsewhere; empty where none is found."""
+    async def whereabouts(self, known: int) -> str:
+        """The place of a head that leads elsewhere; empty where none is found.
+
+        That head's term has begun after the one of the present head, and is not older than `known`, the greatest epoch
+        that this process knows. A head that was stopped and goes on answers as if it led, and so may a present head at
+        another of its addresses.
+        """
         if self.identify is None:
             return ""
-        for place in self.places.others:
+        least = max(known, self.epoch + 1)
+        others = self.places.others[::-1]
+        looked = {self.places.current}
+        while others:
+            place = others.pop()
+            if place in looked:
+                continue
+            looked.add(place)
             try:
                 async with asyncio.timeout(_ANSWER):
                     found = await self.identify(place)
             except Standby as standby:
-                if standby.leader and standby.leader != self.places.current:
-                    return standby.leader
+                if standby.epoch >= least:
+                    others.append(standby.leader)
             except (TimeoutError, ConnectionLost, ProtocolError):
                 continue
             else:
-                if found.process == self.process:
+                if found.process == self.process and found.epoch >= least:
                     return place
         return ""
 

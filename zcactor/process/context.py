@@ -84,16 +84,17 @@ class AskingHead(Protocol):
 
     absence: Absence
     places: HeadPlaces
+    epoch: int
     moving: bool
 
     @property
     def process(self) -> bytes:
         """Id of the head's process."""
 
-    async def whereabouts(self) -> str:
+    async def whereabouts(self, known: int) -> str:
         """The place of a head that leads elsewhere."""
 
-    async def rejoin(self, method: str, *args: Any) -> tuple[Session, Any]:
+    async def rejoin(self, known: int, method: str, *args: Any) -> tuple[Session, Any]:
         """Call the `Membership` of a head that is away."""
 
     async def ask_agent(self, method: str, *args: Any) -> Any:

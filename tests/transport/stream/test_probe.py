@@ -58,8 +58,8 @@ async def test_what_is_no_address_is_not_tried() -> None:
 
 def test_address_of_an_identity() -> None:
     name = bytes(range(16))
-    assert Identity(name, "10.0.0.1", 7433, "10.0.0.2").address == f"{name.hex()}@10.0.0.1:7433"
-    assert Identity(name, "::1", 7433, "::1").address == f"{name.hex()}@[::1]:7433"
+    assert Identity(name, "10.0.0.1", 7433, "10.0.0.2", 0).address == f"{name.hex()}@10.0.0.1:7433"
+    assert Identity(name, "::1", 7433, "::1", 0).address == f"{name.hex()}@[::1]:7433"
 
 
 # ---- an endpoint answers
@@ -85,7 +85,7 @@ async def test_who_it_is(listening: tuple[TcpEndpoint, list[Connection]]) -> Non
     endpoint, accepted = listening
     found = await identify(place(endpoint), TOKEN)
     _, host, port = parse_address(endpoint.address)
-    assert found == Identity(endpoint.process, host, port, host)
+    assert found == Identity(endpoint.process, host, port, host, 0)
     assert found.address == endpoint.address
     while endpoint.pending:
         await asyncio.sleep(0)

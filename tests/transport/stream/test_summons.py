@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import socket
 from collections.abc import AsyncIterator
@@ -13,12 +12,12 @@ import pytest
 
 from tests.transport.certificates import Authority
 from tests.transport.local_arena import TOKEN
+from tests.transport.stream.test_head_word import both_ends
 from tests.transport.tcp_arena import tcp_listener, tcp_side
 from zcactor.errors import AuthenticationError, ConnectionLost, ProtocolError
 from zcactor.testing.conformance.connection import turns
-from zcactor.transport.stream import summons
-from zcactor.transport.stream.handshake import Handshake, Introduction, Purpose
-from zcactor.transport.stream.handshake_io import introduce, send_all, shake_hands
+from zcactor.transport.stream.handshake import Purpose
+from zcactor.transport.stream.head_word import say
 from zcactor.transport.stream.summons import summon, take_summons
 from zcactor.transport.stream.tls import load_tls
 from zcactor.transport.tcp.endpoint import TcpEndpoint
@@ -93,37 +92,9 @@ async def test_nobody_is_there() -> None:
         await summon(f"{bytes(16).hex()}@127.0.0.1:{port}", "a" * 256, 3, TOKEN)
 
 
-@contextlib.asynccontextmanager
-async def both_ends() -> AsyncIterator[tuple[socket.socket, Handshake, socket.socket, Handshake]]:
-    """Both ends of a connection after their handshake: the connector's first."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        for sock in (ours, theirs):
-            sock.setblocking(False)
-        name = bytes(range(16))
-        calls = Handshake(TOKEN, Introduction(bytes(16), 1, 0, 4, 64, Purpose.SUMMONS), accepting=False)
-        answers = Handshake(TOKEN, Introduction(name, 2, 0, 4, 64), accepting=True)
-        async with asyncio.timeout(PATIENCE):
-            await asyncio.gather(introduce(ours, calls, name.hex()), shake_hands(theirs, answers))
-        yield ours, calls, theirs, answers
-
-
-@pytest.mark.parametrize("changed", [True, False])
-async def test_a_message_that_was_changed(changed: bool) -> None:
-    async with both_ends() as (ours, calls, theirs, answers):
-        message = bytes(8) + b"a:1"
-        proof = summons._proof(TOKEN, calls.transcript, message)
-        await send_all(ours, bytes((len(message),)) + bytes(8) + (b"b:1" if changed else b"a:1") + proof)
-        if changed:
-            with pytest.raises(AuthenticationError, match="was changed on its way"):
-                await take_summons(theirs, answers, TOKEN)
-        else:
-            assert await take_summons(theirs, answers, TOKEN) == ("a:1", 0)
-
-
-@pytest.mark.parametrize("message", [b"", bytes(7), bytes(8), bytes(8) + b"a", bytes(8) + b"a:0"])
-async def test_a_message_of_another_form(message: bytes) -> None:
-    async with both_ends() as (ours, calls, theirs, answers):
-        await send_all(ours, bytes((len(message),)) + message + summons._proof(TOKEN, calls.transcript, message))
-        with pytest.raises(ProtocolError, match="a message names a head"):
+@pytest.mark.parametrize("place", [b"", b"a", b"a:0"])
+async def test_a_place_of_another_form(place: bytes) -> None:
+    async with both_ends(Purpose.SUMMONS) as (ours, calls, theirs, answers):
+        await say(ours, calls, TOKEN, bytes(8) + place)
+        with pytest.raises(ProtocolError, match="a message names a head: .* is no address"):
             await take_summons(theirs, answers, TOKEN)

@@ -505,7 +505,7 @@ async def test_one_that_is_silent(tls_folder: Path, monkeypatch: pytest.MonkeyPa
 
 async def test_identify(endpoint: TcpEndpoint, tls: Tls) -> None:
     _, host, port = parse_address(endpoint.address)
-    assert await identify(f"{host}:{port}", TOKEN, tls) == Identity(endpoint.process, host, port, host)
+    assert await identify(f"{host}:{port}", TOKEN, tls) == Identity(endpoint.process, host, port, host, 0)
 
 
 async def test_identify_without_tls(endpoint: TcpEndpoint) -> None:

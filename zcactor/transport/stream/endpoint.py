@@ -92,6 +92,8 @@ class ListeningEndpoint(EndpointContext):
         self.summoned: Callable[[str, int], None] = lambda _place, _epoch: None
         """Called where another process says that a head leads: with its place ``host:port``, and the epoch of its
         term."""
+        self.term: Callable[[], int] = lambda: 0
+        """The epoch of the term in which this process leads its cluster; 0 where it leads none."""
 
     @property
     def pending(self) -> int:

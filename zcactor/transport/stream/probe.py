@@ -22,10 +22,10 @@ from zcactor.transport.stream.handshake_io import (
     answering,
     binding_of,
     progressed,
-    receive_exactly,
     send_all,
     shake_hands,
 )
+from zcactor.transport.stream.head_word import hear
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,12 +47,14 @@ class Standby(ConnectionLost):
     Args:
         address: of the standby.
         leader: ``host:port`` of the head that leads; empty where the standby knows of none.
+        epoch: of the head's term; 0 likewise.
     """
 
-    def __init__(self, address: str, leader: str) -> None:
+    def __init__(self, address: str, leader: str, epoch: int) -> None:
         where = f"the head is at {leader}" if leader else "no head leads at present"
         super().__init__(f"{address} is a standby, and {where}", False)
         self.leader = leader
+        self.epoch = epoch
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -65,6 +67,8 @@ class Identity(msgspec.Struct, frozen=True):
     port: int
     ours: str
     """The IP address of this host on the way to it, by which it can reach this host."""
+    epoch: int
+    """The epoch of the term in which it leads its cluster; 0 where it leads none."""
 
     @property
     def address(self) -> str:
@@ -128,18 +132,18 @@ async def _ask(address: str, found: Iterable[tuple[Any, ...]], port: int, token:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     await send_all(sock, handshake.opening)  # a peer that refuses at once has sent its reason before
                 await shake_hands(sock, handshake)
+                word = await hear(sock, handshake, token)
             except (ConnectionLost, ProtocolError) as error:
                 kind = Crowded if isinstance(error, Crowded) else _plain(error)
                 raise kind(f"{address}: {error.args[0]}") from error
             if handshake.peer.process == NOBODY:
-                raise Standby(address, await _leader(sock))
-            return Identity(handshake.peer.process, str(sock.getpeername()[0]), port, str(sock.getsockname()[0]))
+                raise Standby(address, _checked(word.place), word.epoch)
+            host, ours = str(sock.getpeername()[0]), str(sock.getsockname()[0])
+            return Identity(handshake.peer.process, host, port, ours, word.epoch)
 
 
-async def _leader(sock: socket.socket) -> str:
-    """The head that a standby names."""
-    nbytes = (await receive_exactly(sock, 1))[0]
-    leader = (await receive_exactly(sock, nbytes)).decode("ascii", "replace")
+def _checked(leader: str) -> str:
+    """`leader`, the place that a standby names."""
     if leader:
         try:
             parse_host_port(leader)

@@ -45,6 +45,7 @@ from zcactor.transport.stream.handshake_io import (
     send_all,
     shake_hands,
 )
+from zcactor.transport.stream.head_word import HeadWord, say
 from zcactor.transport.stream.listener import Listener
 from zcactor.transport.stream.record_layer import REMEDY, Integrity, SealedSocket, can_seal, key_exchange
 from zcactor.transport.stream.summons import take_summons
@@ -335,6 +336,7 @@ class TcpEndpoint(ListeningEndpoint):
             await shake_hands(sock, handshake)
             hello = handshake.peer
             if hello.purpose is Purpose.NAME:  # it knows the name by now
+                await say(sock, handshake, self._token, HeadWord("", self.term()).encode())
                 return
             if hello.purpose is Purpose.SUMMONS:
                 self.summoned(*await take_summons(sock, handshake, self._token))
