@@ -325,9 +325,10 @@ _TELLING = (_ActorGone, ConnectionLost)
 
 
 class HeadUnavailable(ZcactorError):
-    """The cluster's head is away, or cannot decide because its log takes nothing. Nothing was done.
+    """The cluster's head is away, or cannot decide because its log takes nothing. Nothing was done so far.
 
-    Calls between living actors, arrays and streams go on. A later attempt may succeed.
+    Calls between living actors, arrays and streams go on. A later attempt may succeed. An actor that was to be stopped
+    or killed may end later even so, where the log neither took nor refused that in time.
 
     Attributes:
         log: the log of the cluster's heads: a path, or an ``etcd://`` URL.
@@ -349,7 +350,7 @@ class HeadUnavailable(ZcactorError):
             )
         return (
             f"the cluster's head cannot decide now: its log {self.log} has not answered for {self.since:.1f} s; "
-            "nothing was done, and calls between actors go on; look after the log, and try again"
+            "nothing was done so far, and calls between actors go on; look after the log, and try again"
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from zcactor.config import Config
 from zcactor.errors import ConnectionLost
 from zcactor.ids import ProcessId, new_process
 from zcactor.process.absence import Absence
@@ -37,6 +38,7 @@ class FakeProcess:
         self.process = self.agent = HEAD
         self.asked: list[tuple[Any, ...]] = []
         used: dict[bytes, FakeSession] = {}
+        self.config = Config()
         self.sessions = SimpleNamespace(used=used, head=HEAD, living=lambda peer: used.get(peer))
         self.tasks = SimpleNamespace(closing=False, start=self.start, begin=self.loop.create_task)
         self.system = SimpleNamespace(revive=None, known=KnownEpoch())
@@ -65,7 +67,8 @@ class FakeProcess:
 
     ask_agent = ask_members
 
-    async def rejoin(self, method: str, *args: Any) -> tuple[FakeSession, Any]:
+    async def rejoin(self, known: int, method: str, *args: Any) -> tuple[FakeSession, Any]:
+        assert known == self.system.known.epoch
         return FakeSession(self.agent), await self._asked(self.agent, method, *args)
 
     async def settle(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from contextlib import suppress
 from types import SimpleNamespace
@@ -11,14 +12,15 @@ from typing import Any
 import pytest
 
 from tests.control.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
+from tests.control.gated_log import NAME, GatedLog
 from zcactor.control import membership
-from zcactor.control.head_log import Candidate
+from zcactor.control.head_log import Candidate, Change
 from zcactor.control.membership import Membership, membership_interface
 from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
 from zcactor.control.recorder import HeadRecorder
 from zcactor.control.take_over import Decisions, TakeOver
-from zcactor.errors import AuthenticationError, ConnectionLost
+from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.process.epochs import Deposed
@@ -31,11 +33,11 @@ FACTS = facts_of("n@host:1", ("local", "tcp"), "machine n")
 class Head:
     """A stand-in for the `Head`, with the membership."""
 
-    def __init__(self, answer: Any = None, hang_after: float = 20.0) -> None:
+    def __init__(self, answer: Any = None, hang_after: float = 20.0, log: MemoryLog | None = None) -> None:
         self.process = FakeProcess(answer)
         self.driver = b""
         self.closing = False
-        self.log = MemoryLog()
+        self.log = log or MemoryLog()
         self.recorder = HeadRecorder(self.process.loop, self.log, Candidate("h@host:1", "h", 1))
         self.done: list[tuple[Any, ...]] = []
         self.stopping: list[asyncio.Task[None]] = []
@@ -361,6 +363,43 @@ async def test_a_program_returns_while_the_log_is_silent(monkeypatch: pytest.Mon
         async with asyncio.timeout(20):
             assert await head.by(FakeSession(DRIVER), head.members.return_driver("d@host:3", "m", [52])) == [52]
     assert DRIVER in head.nodes.drivers
+    await head.end()
+
+
+@pytest.mark.parametrize("refused", [True, False])
+async def test_a_program_joins_while_the_log_is_silent(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """It may look at the cluster, and is recorded before all that it asks for."""
+    log = GatedLog()
+    head = Head(log=log)
+    log.refuses, log.holds = (lambda _: refused), (lambda _: not refused)
+    monkeypatch.setattr(membership, "_JOINING", 0.01)
+    async with asyncio.timeout(20):
+        await head.by(FakeSession(DRIVER), head.members.join_driver("d@host:3", "m"))
+    assert DRIVER in head.nodes.drivers
+    assert log.begun and not log.taken
+    log.refuses = lambda _: False
+    log.gate.set()
+    async with asyncio.timeout(20):
+        await head.recorder.record(Change("name", "shop", b"1"))
+    assert DRIVER.hex() in log.entries.drivers and log.taken[0][0].kind == "driver"
+    await head.end()
+
+
+async def test_a_node_to_which_the_log_does_not_answer_is_refused() -> None:
+    """The log may take it later, and then that it is gone."""
+    log = GatedLog()
+    head = Head(log=log)
+    log.holds = lambda _: True
+    head.process.config = dataclasses.replace(head.process.config, head_timeout=0.01)
+    head.members.log = NAME
+    async with asyncio.timeout(20):
+        with pytest.raises(HeadUnavailable, match="has not answered for 0.0 s; nothing was done so far"):
+            await head.by(FakeSession(NODE), head.members.join_node(FACTS, {"CPU": 2}))
+        assert not head.members._remote
+        log.gate.set()
+        await head.recorder.settled()
+    assert [[change.value is None for change in batch] for batch in log.taken] == [[False], [True]]
+    assert not log.entries.members
     await head.end()
 
 

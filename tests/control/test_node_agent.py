@@ -23,7 +23,7 @@ from zcactor.ids import ProcessId
 from zcactor.objectstore.table import LeaseTable
 from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX, RELAYED
 from zcactor.process import absence
-from zcactor.process.epochs import Deposed, KnownEpoch
+from zcactor.process.epochs import Deposed
 
 WORKER, OTHER = ProcessId(b"w" * 16), ProcessId(b"o" * 16)
 
@@ -34,7 +34,7 @@ class Bench:
     def __init__(self, answer: Any = None) -> None:
         self.process = FakeProcess(answer)
         self.pool = FakePool(lambda record: self.member.worker_ended(record))
-        self.member = NodeAgent(self.process, self.pool, KnownEpoch())  # type: ignore[arg-type]
+        self.member = NodeAgent(self.process, self.pool, self.process.system.known)  # type: ignore[arg-type]
 
     @property
     def told(self) -> list[tuple[Any, ...]]:

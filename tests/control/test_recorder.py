@@ -51,6 +51,24 @@ async def test_what_is_decided_in_one_turn_is_one_batch() -> None:
     ]
 
 
+@pytest.mark.parametrize("refused", [True, False])
+async def test_what_is_done_in_any_case_waits_for_the_log_for_a_while(refused: bool) -> None:
+    log = GatedLog()
+    log.refuses, log.holds = (lambda _: refused), (lambda _: not refused)
+    recorder = made(log)
+    await recorder.told(0.01, put("a"))
+    late = asyncio.ensure_future(recorder.noted(put("b")))
+    await turns()
+    assert not late.done() and not log.taken
+    log.refuses = lambda _: False
+    log.gate.set()
+    await late
+    assert [change.key for batch in log.taken for change in batch] == ["a", "b"]
+    recorder.depose(9)
+    with pytest.raises(Deposed):
+        await recorder.told(0.01, put("c"))
+
+
 async def test_what_comes_while_the_log_is_at_work_is_the_next_batch() -> None:
     log = GatedLog()
     log.holds = lambda _: True
@@ -304,6 +322,29 @@ def test_a_spawn_to_which_the_log_does_not_answer_leaves_nothing(state: bytes) -
             shop: Any = await Shop.options(name="till").spawn()
             assert await shop.keep("abc") == 3
             await zc.stop(shop)
+
+        made.run(program)
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_an_end_to_which_the_log_does_not_answer_comes_later(how: str) -> None:
+    with played() as (made, log):
+
+        async def program(_: Process) -> None:
+            pool: Any = made.cluster.hosts["h0"].workers
+            shop: Any = await Shop.options(name="till", max_restarts=1).spawn()
+            log.holds = lambda _: True
+            with pytest.raises(zc.HeadUnavailable, match="has not answered for 10.0 s; nothing was done so far"):
+                await getattr(zc, how)(shop)
+            assert log.held() and pool.by_process
+            assert await shop.keep("abc") == 3, "it lives on"
+            log.holds = lambda _: False
+            log.gate.set()
+            await until(lambda: not pool.by_process)
+            await until(lambda: not log.entries.actors)
+            assert not log.entries.names and not log.entries.recipes
+            with pytest.raises(zc.ActorDied):
+                await shop.keep("abc")
 
         made.run(program)
 

@@ -11,7 +11,7 @@ from zcactor.control.drain import decide_end, discard, discard_others
 from zcactor.control.entries import gone_changes, stopping_changes
 from zcactor.control.head_log import Deposed
 from zcactor.control.questions import Questions
-from zcactor.errors import ConnectionLost, RemoteError
+from zcactor.errors import ConnectionLost, HeadUnavailable, RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,7 +77,8 @@ class ActorEnds(Questions):
 
         Raises:
             NoSuchActor: the actor is unknown.
-            HeadUnavailable: the head's log does not take it, and the actor lives on.
+            HeadUnavailable: the head's log does not take it, and the actor lives on; or it does not answer, and the
+                actor ends once the log has taken it.
         """
         actor = self._actors.known(actor_id)
         if self.members.taking_over is not None:
@@ -91,7 +92,8 @@ class ActorEnds(Questions):
 
         Raises:
             NoSuchActor: the actor is unknown.
-            HeadUnavailable: the head's log does not take it, and the actor lives on.
+            HeadUnavailable: the head's log does not take it, and the actor lives on; or it does not answer, and the
+                actor ends once the log has taken it.
         """
         actor = self._actors.known(actor_id)
         if self.members.taking_over is not None:
@@ -103,10 +105,12 @@ class ActorEnds(Questions):
             await asyncio.shield(actor.ending)
 
     async def _decide_end(self, actor: ActorRecord, changes: Sequence[Change], end: Callable[[], None]) -> None:
-        if actor.recorded and not self.closing:
-            await decide_end(self.recorder, self.process.tasks, actor, changes, end)
-        else:
+        if not actor.recorded or self.closing:
             end()
+            return
+        timeout = self.process.config.head_timeout
+        if not await decide_end(self.recorder, self.process.tasks, actor, changes, end, timeout):
+            raise HeadUnavailable(self.members.log, timeout)
 
     def _begin_stop(self, actor: ActorRecord, cause: str, *, decided: bool = False) -> None:
         """Stop an actor in a task of its own, because the caller may go away meanwhile; `decided` where that is

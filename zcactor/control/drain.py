@@ -97,10 +97,13 @@ async def _order(
 
 
 async def decide_end(
-    recorder: HeadRecorder, tasks: Tasks, actor: ActorRecord, changes: Sequence[Change], end: Callable[[], None]
-) -> None:
+    recorder: HeadRecorder, tasks: Tasks, actor: ActorRecord, changes: Sequence[Change], end: Callable[[], None],
+    timeout: float,
+) -> bool:  # fmt: skip
     """Record that an actor is to end, as somebody asks for it, and then call `end`: also where the asker has gone away.
     The actor is not restarted meanwhile.
+
+    Returns whether that is done within `timeout` seconds. Otherwise the log may take it later, which calls `end`.
 
     Raises:
         HeadUnavailable: the log does not take it; `end` is not called.
@@ -118,9 +121,12 @@ async def decide_end(
         end()
         return None
 
-    refusal = await asyncio.shield(tasks.begin(decide()))
+    deciding = tasks.begin(decide())
+    decided, _ = await asyncio.wait([deciding], timeout=timeout)
+    refusal = deciding.result() if decided else None
     if refusal is not None:
         raise refusal
+    return bool(decided)
 
 
 async def _leave(requests: Asking, session: Session, grace: float) -> None:

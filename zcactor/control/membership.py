@@ -15,7 +15,7 @@ from zcactor.control.node_table import DriverRecord, NodeRecord, NodeTable, Remo
 from zcactor.control.ranks import Ranks
 from zcactor.control.successors import Successors
 from zcactor.control.take_over import ReportedWorker, TakeOver
-from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
+from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
@@ -39,6 +39,8 @@ FENCE = 8.0
 free."""
 _BEYOND = 2.0
 """Seconds beyond the patience of nodes until all of them have ended."""
+_JOINING = 2.0
+"""Seconds that a program which joins waits for the log: calls need none, and all else is recorded after it."""
 _LAST_WORD = 1.0
 """Seconds beyond their grace that nodes get to report that their workers have ended."""
 
@@ -109,14 +111,16 @@ class Membership:
         try:
             if self.standing is not None:
                 self.standing.joining(process.hex())
-            await self._agent.recorder.record(member_change(process, facts, resources))
+            timeout = self._process.config.head_timeout
+            if not await self._agent.recorder.record_within(timeout, member_change(process, facts, resources)):
+                raise HeadUnavailable(self.log, timeout)
             if self.standing is not None:
                 self.standing.joined(process.hex())
             self._refuse_if_embedded(session)
             node = self._add_node(session, facts, resources)
             if self.taking_over is not None:
                 self.taking_over.joined(node)
-        except (ConnectionLost, asyncio.CancelledError):  # cancelled with the connection, perhaps after it was recorded
+        except (ConnectionLost, HeadUnavailable, asyncio.CancelledError):  # it may be recorded all the same
             self.forget("member", process)
             raise
         logger.info("%s has joined at %s", node.label, facts["address"])
@@ -383,14 +387,13 @@ class Membership:
 
         Raises:
             ConnectionLost: the cluster takes no programs.
-            HeadUnavailable: the head's log does not take the program.
         """
         session = current_call.get().session
         self._refuse_if_embedded(session)
         process = ProcessId(session.peer_process)
         try:
             if self.taking_over is None or not self.taking_over.driver_returned(process):  # the log has it not yet
-                await self._agent.recorder.record(driver_change(process, address, machine))
+                await self._agent.recorder.told(_JOINING, driver_change(process, address, machine))
                 self._refuse_if_embedded(session)
         except (ConnectionLost, asyncio.CancelledError):
             self.forget("driver", process)
@@ -440,8 +443,7 @@ class Membership:
         if node is not None and node.heard is not None:
             return -1.0 if node in self._fenced else self._process.loop.time() - node.heard, address
         known = process == self._process.process or process in self._nodes.drivers or node is not None
-        known = known or self.is_taking_over
-        return 0.0 if known else -1.0, address
+        return 0.0 if known or self.is_taking_over else -1.0, address
 
     def session_lost(self, session: Session) -> None:
         """Note the end of the last connection to a process."""

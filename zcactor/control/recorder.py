@@ -131,6 +131,20 @@ class HeadRecorder:
             return False
         return True
 
+    async def told(self, seconds: float, *changes: Change) -> None:
+        """Record a decision that is carried out in any case: at once, or where the log is silent, in time. This waits
+        for it for so many seconds at most.
+
+        Raises:
+            Deposed: another head decides now.
+
+        Cancelling ends the wait only.
+        """
+        try:
+            await self.record_within(seconds, *changes)
+        except HeadUnavailable:
+            self.note(*changes)
+
     def note(self, *changes: Change) -> None:
         """Record an event, in time. Nobody waits."""
         self._append(changes, None, refusable=False)
