@@ -653,6 +653,46 @@ def test_the_head_is_killed(hosts: Hosts, host: str) -> None:
     assert list_nodes(hosts.run_directories("a")) == []
 
 
+DECIDES_NO_MORE = """
+from zcactor.driver import driver
+async def main():
+    if what == "depose":
+        async with zc.init(ADDRESS) as runtime:
+            tell(said=await runtime.process.head.ask_agent("stay", 1 << 40))
+    elif what == "give up":
+        try:
+            async with zc.init(ADDRESS, config=zc.Config(head_timeout=0.3)):
+                tell(said="joined")
+        except zc.ConnectionLost as error:
+            tell(said=str(error))
+    else:
+        find, looked = driver.find_head, []
+        async def find_another(address, *args):
+            looked.append(address)
+            return await find(what if len(looked) > 1 else address, *args)
+        driver.find_head = find_another
+        async with zc.init(ADDRESS):
+            tell(said=(len(looked), [node.address.partition("@")[2] for node in await zc.nodes()]))
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_the_next_head_is_looked_for_where_the_first_decides_no_more(hosts: Hosts) -> None:
+    first, second = hosts.start(), hosts.start("b")
+
+    def told(what: str) -> Any:
+        with hosts.program(f"what = {what!r}\n" + DECIDES_NO_MORE, first.record.address) as program:
+            answer = program.told("said")
+            assert program.status() == 0
+        return answer
+
+    assert told("depose")[1] is None, "it says that programs may not stay"
+    assert "decides no more: the term with epoch" in told("give up")
+    assert told(second.record.address) == [2, [beside(second).record.address]]
+    stop(hosts)
+
+
 LEAVING_BEHIND = """
 shell = ["/bin/sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 & echo $!"]
 @zc.actor

@@ -14,6 +14,7 @@ from tests.assembly.test_process import PATIENCE
 from zcactor.ids import ActorId
 from zcactor.peers import head_link
 from zcactor.peers.head_link import HeadLink
+from zcactor.process.epochs import Deposed
 from zcactor.process.head_places import HeadPlaces
 from zcactor.process.sessions import Sessions
 from zcactor.transport.stream.probe import Identity, Standby
@@ -232,7 +233,10 @@ async def test_a_head_whose_term_is_over_is_left_for_the_next_place() -> None:
     assert link.epoch == 2
 
 
-@pytest.mark.parametrize("error", [zc.ConnectionLost("nobody is there"), zc.AuthenticationError("a standby is there")])
+@pytest.mark.parametrize(
+    "error",
+    [zc.ConnectionLost("nobody is there"), zc.AuthenticationError("a standby is there"), Deposed(1, 2)],
+)
 async def test_the_next_place_is_looked_at_where_no_head_is(error: Exception) -> None:
     link = Link(None)
     link.places.learn(["a:1", "b:1"])

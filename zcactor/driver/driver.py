@@ -37,6 +37,7 @@ from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path,
 from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
 from zcactor.process import context
+from zcactor.process.epochs import Deposed
 from zcactor.token import default_file, find_token
 from zcactor.transport.stream.probe import identify
 from zcactor.workers.orphans import LastResort
@@ -54,6 +55,8 @@ logger = logging.getLogger("zcactor")
 HEARTBEAT, HANG_AFTER = 1.0, 10.0
 """Seconds between two pings of an actor with ``on_hang="kill"``, and seconds without an answer after which the actor
 counts as hung: far above the time of a busy machine or a long garbage collection, because the actor loses its state."""
+_AGAIN = 0.1
+"""Seconds until the head is looked for again where the one that was found decides no more."""
 _runtime: Runtime | None = None
 _starting = False
 
@@ -268,11 +271,26 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Runtime
 async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runtime:
     """Join the cluster whose head listens at `config.address`.
 
+    A head that was stopped and goes on answers there until it sees that another one leads. The program looks for that
+    one then, as long as for a head that does not answer.
+
     Args:
         config: the settings.
         argument: the token that the program gave, if any.
         own_host: whether a setting names `config.host`; otherwise the host is our own address on the way to the head.
     """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + config.head_timeout
+    while True:
+        try:
+            return await _join_once(config, argument, own_host=own_host)
+        except Deposed as error:
+            if loop.time() + _AGAIN > until:
+                raise ConnectionLost(f"zc.init: the head at {config.address} decides no more: {error}", False) from None
+        await asyncio.sleep(_AGAIN)
+
+
+async def _join_once(config: Config, argument: str | None, *, own_host: bool) -> Runtime:
     address = config.address
     assert address is not None
     found = find_token(argument, os.environ)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zcactor.buggify import buggify
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable, NoSuchActor, ObjectLost, ProtocolError
 from zcactor.process.absence import Absence
+from zcactor.process.epochs import Deposed
 from zcactor.process.head_places import HeadPlaces
 from zcactor.transport.stream.probe import Standby
 
@@ -170,6 +171,9 @@ class HeadLink:
         except AuthenticationError as error:  # a standby answers in the place of a head
             self.places.turn()
             raise ConnectionLost(str(error.args[0]), False) from error
+        except Deposed as error:  # it has just heard of the one that leads
+            self.places.turn()
+            raise ConnectionLost(f"the head there decides no more: {error}", False) from error
         except (ConnectionLost, HeadUnavailable):
             self.places.turn()
             raise
