@@ -177,6 +177,25 @@ async def test_a_connection_that_was_opened_a_moment_ago_stays() -> None:
         assert caller.sessions.is_leaving(ours)
 
 
+async def test_what_the_peer_closes_by_agreement_is_not_proposed() -> None:
+    """The peer would refuse that and close it all the same, and this end would use it again in between."""
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, _):
+        ours = await caller.connections.connect(owner.process)
+        theirs = await owner.connections.connect(caller.process)
+        look(caller.parting, 1)
+        parting = caller.parting
+        assert parting is not None
+        age(parting)
+        assert await owner.requests.ask(theirs, "part") is True
+        sent = ours.sent
+        look(parting)  # the peer takes its time
+        await parting._propose(ours)  # this began just before the agreement
+        await _settled(lambda: bool(ours.pending), False)
+        assert ours.sent == sent
+        assert caller.sessions.is_leaving(ours)
+        assert await owner.requests.ask(theirs, "part") is True, "it is still agreed"
+
+
 async def test_nothing_is_sent_by_what_is_being_closed() -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, _):
         session = await caller.connections.connect(owner.process)

@@ -72,7 +72,7 @@ class Parting:
                 if last is None or last[0] != sent:
                     last = sent, now
                 seen[session] = last
-                if now - last[1] >= timeout and self.is_idle(session):
+                if now - last[1] >= timeout and session not in self._agreed and self.is_idle(session):
                     self._tasks.start(self._propose(session))
 
     def is_idle(self, session: Session, asking: int = 0, serving: int = 0) -> bool:
@@ -91,6 +91,8 @@ class Parting:
 
     async def _propose(self, session: Session) -> None:
         """Stop using `session`, ask the peer to do the same, and close it; use it again if the peer needs it."""
+        if session in self._agreed:  # since the look: the peer is about to close it
+            return
         self._leave(session)
         self._proposed[session] = False
         try:
