@@ -7,17 +7,13 @@ from typing import Final
 
 import pytest
 
-__all__ = ["MODES", "actors", "run", "written"]
+__all__ = ["BRIEF", "MODES", "actors", "conftest", "run", "written"]
 
 MODES: Final = ("strict", "auto")
 WATCHDOG: Final = 150.0
 """Seconds."""
-CONFTEST: Final = """
-    import zcactor.testing.leaks
-
-    pytest_plugins = ["zcactor.testing.plugin"]
-    zcactor.testing.leaks.SETTLING = 0.2
-"""
+BRIEF: Final = 0.2
+"""Seconds for which tests that leave something wait for its end, which does not come."""
 actors: Final = """
     import asyncio, os, subprocess, threading, time
     import numpy as np
@@ -55,21 +51,35 @@ actors: Final = """
 """The beginning of each test file."""
 
 
-def written(pytester: pytest.Pytester, mode: str, tests: str, *, conftest: str = CONFTEST) -> None:
+def conftest(settling: float = WATCHDOG / 2) -> str:
+    """The source of ``conftest.py``, with the plugin.
+
+    Args:
+        settling: seconds in which what a test has left may end: by default as many as nothing needs.
+    """
+    return f"""
+import zcactor.testing.leaks
+
+pytest_plugins = ["zcactor.testing.plugin"]
+zcactor.testing.leaks.SETTLING = {settling}
+"""
+
+
+def written(pytester: pytest.Pytester, mode: str, tests: str, *, settling: float = WATCHDOG / 2) -> None:
     """Write a project.
 
     Args:
         pytester: the fixture.
         mode: of pytest-asyncio.
         tests: the source of the test file, behind `actors`.
-        conftest: the source of ``conftest.py``.
+        settling: see `conftest`.
     """
     mark = "pytestmark = pytest.mark.asyncio" if mode == "strict" else ""
     pytester.makeini(
         f"[pytest]\nasyncio_mode = {mode}\nasyncio_default_fixture_loop_scope = function\n"
         "filterwarnings = error\n    ignore:The test .* is marked with:pytest.PytestWarning\n"
     )
-    pytester.makeconftest(textwrap.dedent(conftest))
+    pytester.makeconftest(conftest(settling))
     pytester.makepyfile(textwrap.dedent(actors.replace("{mark}", mark)) + textwrap.dedent(tests))
 
 

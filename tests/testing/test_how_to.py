@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.children import CONFTEST, run
+from tests.testing.children import BRIEF, conftest, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "test-your-actors.md"
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -20,12 +20,12 @@ def blocks() -> list[tuple[str, str]]:
     return found
 
 
-def project(pytester: pytest.Pytester, tests: str) -> None:
+def project(pytester: pytest.Pytester, tests: str, **settings: float) -> None:
     """Write a project with these tests, in pytest-asyncio's auto mode."""
     pytester.makeini(
         "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
     )
-    pytester.makeconftest("\n".join(line.removeprefix("    ") for line in CONFTEST.splitlines()))
+    pytester.makeconftest(conftest(**settings))
     pytester.makepyfile(test_counter=tests)
 
 
@@ -44,7 +44,7 @@ def test_its_tests_pass(pytester: pytest.Pytester) -> None:
 def test_the_failure_reads_as_it_says(pytester: pytest.Pytester) -> None:
     (fails,) = [source for info, source in blocks() if info == FAILS]
     sources = [source for info, source in blocks() if info != FAILS and "import" in source]
-    project(pytester, "import asyncio\n\n" + sources[0] + fails)
+    project(pytester, "import asyncio\n\n" + sources[0] + fails, settling=BRIEF)
     result = run(pytester)
     result.assert_outcomes(passed=1, errors=1)
     shown = PAGE.read_text("utf-8").partition("```text\n")[2].partition("```")[0]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.testing.children import MODES, run, written
+from tests.testing.children import BRIEF, MODES, run, written
 
 CLEAN = """
     async def test_calls(zc_runtime):
@@ -145,7 +145,7 @@ def test_each_kind_of_leak(pytester: pytest.Pytester, fixture: str, mode: str) -
         OF_ONE.format(name=name, fixture=fixture, begin=BEGIN[fixture], leave=leave)
         for name, (leave, _) in leaks.items()
     ]
-    written(pytester, mode, "".join([*tests, AFTERWARDS]))
+    written(pytester, mode, "".join([*tests, AFTERWARDS]), settling=BRIEF)
     result = run(pytester)
     result.assert_outcomes(passed=len(leaks) + 1, errors=len(leaks))
     reports = result.stdout.str().split("ERROR at teardown of ")[1:]
