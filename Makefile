@@ -138,7 +138,7 @@ test-engines: $(STAMP) engines
 	@$(BIN)/python -c 'import kubernetes_validate, kmock' 2>/dev/null || \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check kubernetes-validate kmock || \
 	    echo "kubernetes-validate and kmock could not be installed; tests of manifests are skipped" >&2
-	$(BIN)/python -m pytest tests/engines $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(SPREAD) tests/engines $(ARGS)
 
 # As root on Debian the engines are installed, without starting their services: tests start daemons of their own, and
 # are skipped where one is missing. Ray is a wheel, of 280 MB installed.
