@@ -9,6 +9,7 @@ thread may make any call. No call waits for work on a stream.
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
@@ -16,12 +17,17 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["EVENT_NBYTES", "HANDLE_NBYTES", "PATTERNS", "CudaCode", "GpuDriver", "GpuFacts", "MappedExtent", "Refused"]
+__all__ = [
+    "EVENT_NBYTES", "HANDLE_NBYTES", "PAGE_NBYTES", "PATTERNS", "CudaCode", "GpuDriver", "GpuFacts", "MappedExtent",
+    "Refused",
+]  # fmt: skip
 
 HANDLE_NBYTES: Final = 64
 """Bytes of memory that is exported without a descriptor: CU_IPC_HANDLE_SIZE."""
 EVENT_NBYTES: Final = 80
 """Bytes of an exported event, which name the process that does the work and the place of the event there."""
+PAGE_NBYTES: Final = mmap.PAGESIZE
+"""Bytes of a page of the host, of which `GpuDriver.dma_buf` takes whole ones."""
 PATTERNS: Final = (1, 2, 4, 8, 16)
 """Bytes that the pattern of a fill may have: those of all plain dtypes."""
 
@@ -92,7 +98,7 @@ class GpuDriver(Protocol):
     shared_events: bool
     """Whether events can be exported."""
     exports_to_cards: bool
-    """Whether `dma_buf` works."""
+    """Whether `dma_buf` and `flush` work."""
 
     def devices(self) -> Sequence[GpuFacts]:
         """The GPUs that this process sees, by index."""
@@ -180,7 +186,26 @@ class GpuDriver(Protocol):
         """Undo `pin`."""
 
     def dma_buf(self, device: int, address: int, nbytes: int) -> int:
-        """A descriptor by which a network card registers mapped memory. It belongs to the caller."""
+        """A descriptor (dma-buf) by which a network card registers an extent that is mapped. It belongs to the caller,
+        and the extent must stay mapped for as long as the card has it.
+
+        Args:
+            device: the device whose memory it is.
+            address: the address of the extent.
+            nbytes: all its bytes. A range of several extents is not for this call: CUDA may return the first one only.
+
+        Raises:
+            DeviceError: with `CudaCode.NOT_SUPPORTED` where `exports_to_cards` is False; with `CudaCode.INVALID_VALUE`
+                where address or size is no multiple of `PAGE_NBYTES`.
+        """
+
+    def flush(self, device: int) -> None:
+        """Return when all that network cards have written to the GPU's memory is visible to work that is queued later,
+        on this GPU or another.
+
+        Raises:
+            DeviceError: with `CudaCode.NOT_SUPPORTED` where the driver cannot see to that.
+        """
 
     def owner_of(self, pointer: int) -> tuple[int, int, int] | None:
         """The device whose memory `pointer` is in, with address and bytes of that extent; None for other memory."""

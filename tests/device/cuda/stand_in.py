@@ -56,6 +56,8 @@ class StandIn:
         self.gpus: Final = FakeGpuDriver(options)
         self.calls: Final[list[tuple[Any, ...]]] = []
         """The calls by which bytes are written, with their arguments."""
+        self.flushed: Final[list[int]] = []
+        """The devices whose memory was made to show what network cards have written."""
         self._version = version
         self._attributes: Final = {
             "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 1,
@@ -63,6 +65,8 @@ class StandIn:
             "CAN_USE_64_BIT_STREAM_MEM_OPS": int(self.gpus.shared_events),
             "DMA_BUF_SUPPORTED": int(self.gpus.exports_to_cards),
             "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED": 1,
+            "GPU_DIRECT_RDMA_WRITES_ORDERING": 0,
+            "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS": 1,
             "MAX_PITCH": (1 << 31) - 1,
             **attributes,
         }
@@ -378,6 +382,12 @@ class StandIn:
     def cuMemGetHandleForAddressRange(self, address: int, nbytes: int, kind: Any, flags: int) -> tuple[Any, ...]:
         assert kind == bindings.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD and not flags
         return self._do("dma_buf", self._now(), address, nbytes)
+
+    def cuFlushGPUDirectRDMAWrites(self, target: Any, scope: Any) -> tuple[Any, ...]:
+        assert target == bindings.CUflushGPUDirectRDMAWritesTarget.CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
+        assert scope == bindings.CUflushGPUDirectRDMAWritesScope.CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES
+        self.flushed.append(self._now())
+        return self._do("flush", self._now())[:1]
 
     def cuPointerGetAttribute(self, attribute: Any, pointer: int) -> tuple[Any, ...]:
         self._now()

@@ -53,6 +53,27 @@ def test_what_a_gpu_can_do() -> None:
     assert not opened_cuda(DMA_BUF_SUPPORTED=0).exports_to_cards
 
 
+@pytest.mark.parametrize(
+    ("ordering", "options", "calls"), [(0, 1, [1]), (100, 3, [1]), (200, 0, [])], ids=["none", "own", "all"]
+)
+def test_writes_of_cards_are_flushed_where_the_gpu_asks_for_it(ordering: int, options: int, calls: list[int]) -> None:
+    api = StandIn(
+        "devices=2", GPU_DIRECT_RDMA_WRITES_ORDERING=ordering, GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS=options
+    )  # fmt: skip
+    CudaGpuDriver(api).flush(1)
+    assert api.flushed == calls
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [{"GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS": 2, "GPU_DIRECT_RDMA_WRITES_ORDERING": 100}, {"DMA_BUF_SUPPORTED": 0}],
+)
+def test_writes_of_cards_that_cannot_be_ordered(lacks: dict[str, int]) -> None:
+    with pytest.raises(DeviceError, match="network card") as caught:
+        CudaGpuDriver(StandIn("", 13000, **lacks)).flush(0)
+    assert (caught.value.call, caught.value.code) == ("flush", CudaCode.NOT_SUPPORTED)
+
+
 def test_fills_become_few_calls() -> None:
     calls = StandIn()
     driver = CudaGpuDriver(calls)

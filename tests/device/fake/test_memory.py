@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zcactor.device.driver import CudaCode, Refused
+from zcactor.device.driver import PAGE_NBYTES, CudaCode, Refused
 from zcactor.device.fake.memory import GRANULARITY, FakeMemory
 from zcactor.device.fake.options import FakeOptions
 
@@ -142,7 +142,10 @@ def test_a_card_gets_one_extent() -> None:
     assert os.fstat(fd).st_size == NBYTES
     os.close(fd)
     assert code(lambda: memory.dma_buf(base, 2 * NBYTES)) == CudaCode.NOT_SUPPORTED
-    assert code(lambda: FakeMemory(FakeOptions(dmabuf=False)).dma_buf(base, 1)) == CudaCode.NOT_SUPPORTED
+    assert code(lambda: memory.dma_buf(base, PAGE_NBYTES)) == CudaCode.NOT_SUPPORTED  # a part
+    assert code(lambda: memory.dma_buf(base + 1, NBYTES)) == CudaCode.INVALID_VALUE
+    assert code(lambda: memory.dma_buf(base, 1)) == CudaCode.INVALID_VALUE
+    assert code(lambda: FakeMemory(FakeOptions(dmabuf=False)).dma_buf(base, NBYTES)) == CudaCode.NOT_SUPPORTED
 
 
 def test_nothing_is_left() -> None:

@@ -15,7 +15,7 @@ from zcactor.device.cuda.calls import CudaCalls, bindings
 from zcactor.device.cuda.events import CudaEvents
 from zcactor.device.cuda.flags import CudaFlags
 from zcactor.device.cuda.handles import CudaHandles
-from zcactor.device.driver import PATTERNS, CudaCode, GpuFacts, MappedExtent
+from zcactor.device.driver import PAGE_NBYTES, PATTERNS, CudaCode, GpuFacts, MappedExtent
 from zcactor.errors import DeviceError, DeviceUnavailable
 
 if TYPE_CHECKING:
@@ -349,8 +349,27 @@ class CudaGpuDriver:
             if not self.exports_to_cards:
                 reason = "the GPU does not export memory to network cards"
                 raise DeviceError("dma_buf", CudaCode.NOT_SUPPORTED, device, False, reason)
+            if address % PAGE_NBYTES or nbytes % PAGE_NBYTES or nbytes <= 0:
+                reason = f"{nbytes} bytes at {address:#x} are no whole pages of the host"
+                raise DeviceError("dma_buf", CudaCode.INVALID_VALUE, device, False, reason)
             kind = self._api.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
             return int(self._cuda.ask("dma_buf", device, "cuMemGetHandleForAddressRange", address, nbytes, kind, 0))
+
+    def flush(self, device: int) -> None:
+        with self._cuda.current("flush", device):
+            if not self.exports_to_cards:
+                reason = "no network card writes to this GPU's memory"
+                raise DeviceError("flush", CudaCode.NOT_SUPPORTED, device, False, reason)
+            # Another GPU may read what was written here, so the order has to hold for all of them.
+            scope = self._api.CUflushGPUDirectRDMAWritesScope.CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES
+            if self._cuda.attribute(device, "GPU_DIRECT_RDMA_WRITES_ORDERING") >= int(scope):
+                return
+            by_host = self._api.CUflushGPUDirectRDMAWritesOptions.CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST
+            if not self._cuda.attribute(device, "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS") & int(by_host):
+                reason = "the driver does not order writes of network cards, and has no call for it"
+                raise DeviceError("flush", CudaCode.NOT_SUPPORTED, device, False, reason)
+            target = self._api.CUflushGPUDirectRDMAWritesTarget.CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
+            self._cuda.ask("flush", device, "cuFlushGPUDirectRDMAWrites", target, scope)
 
     def owner_of(self, pointer: int) -> tuple[int, int, int] | None:
         for address, memory in list(self._state.mapped.items()):

@@ -201,6 +201,11 @@ class FakeGpuDriver:
         with self._call("dma_buf", device):
             return self._memory.dma_buf(address, nbytes)
 
+    def flush(self, device: int) -> None:
+        with self._call("flush", device):
+            if not self.exports_to_cards:
+                raise Refused(CudaCode.NOT_SUPPORTED, "no network card writes to this GPU's memory")
+
     def owner_of(self, pointer: int) -> tuple[int, int, int] | None:
         with self._call("owner_of"):
             found = self._memory.owner_of(pointer)

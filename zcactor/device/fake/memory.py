@@ -13,7 +13,7 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from zcactor.device.driver import HANDLE_NBYTES, CudaCode, MappedExtent, Refused
+from zcactor.device.driver import HANDLE_NBYTES, PAGE_NBYTES, CudaCode, MappedExtent, Refused
 from zcactor.device.fake import system
 from zcactor.device.others import Other
 from zcactor.device.sealed import sealed_size
@@ -261,10 +261,12 @@ class FakeMemory:
         raise Refused(CudaCode.INVALID_VALUE, f"this is no exported memory of {nbytes} bytes of another process")
 
     def dma_buf(self, address: int, nbytes: int) -> int:
-        """A descriptor of the one extent around the bytes: the real call, too, returns one segment only."""
+        """A descriptor of the one extent with these bytes: the real call, too, returns one segment only."""
+        if address % PAGE_NBYTES or nbytes % PAGE_NBYTES or nbytes <= 0:
+            raise Refused(CudaCode.INVALID_VALUE, f"{nbytes} bytes at {address:#x} are no whole pages of the host")
         with self._lock:
             found = self._at(address)
-            if not self._options.dmabuf or found is None or address + nbytes > found.end:
+            if not self._options.dmabuf or found is None or (found.address, found.end) != (address, address + nbytes):
                 raise Refused(CudaCode.NOT_SUPPORTED, f"{nbytes} bytes at {address:#x} cannot be exported to a card")
             return os.dup(found.extent.fd)
 

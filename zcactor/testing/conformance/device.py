@@ -7,13 +7,14 @@ the driver, and that can be pickled, because a second process makes one, too.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import random
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from zcactor.device.driver import EVENT_NBYTES, HANDLE_NBYTES, PATTERNS, CudaCode, GpuDriver
+from zcactor.device.driver import EVENT_NBYTES, HANDLE_NBYTES, PAGE_NBYTES, PATTERNS, CudaCode, GpuDriver
 from zcactor.errors import DeviceError, DeviceUnavailable, ForkedProcess
 from zcactor.testing.device_peer import DevicePeer, finish, mapped, read, until_done, write
 
@@ -243,13 +244,39 @@ class GpuDriverSuite:
                 assert caught.value.code == CudaCode.INVALID_VALUE
 
     def test_a_descriptor_for_a_network_card(self, driver: GpuDriver) -> None:
-        address = mapped(driver, 0, driver.granularity)
+        nbytes = driver.granularity
+        address = mapped(driver, 0, nbytes)
         if not driver.exports_to_cards:
-            with pytest.raises(DeviceError) as caught:
-                driver.dma_buf(0, address, driver.granularity)
-            assert caught.value.code == CudaCode.NOT_SUPPORTED
+            for call in (lambda: driver.dma_buf(0, address, nbytes), lambda: driver.flush(0)):
+                with pytest.raises(DeviceError) as caught:
+                    call()
+                assert caught.value.code == CudaCode.NOT_SUPPORTED
             return
-        os.close(driver.dma_buf(0, address, driver.granularity))
+        first, second = (driver.dma_buf(0, address, nbytes) for _ in range(2))
+        assert first != second, "each belongs to its caller"
+        os.close(first)
+        os.close(second)
+        driver.flush(0)
+        assert driver.owner_of(address) == (0, address, nbytes)
+
+    def test_each_extent_has_a_descriptor_for_network_cards(self, driver: GpuDriver) -> None:
+        if not driver.exports_to_cards:
+            pytest.skip("the driver does not export memory to network cards")
+        extents = [(mapped(driver, 0, nbytes), nbytes) for nbytes in (driver.granularity, 3 * driver.granularity)]
+        for address, nbytes in extents:
+            os.close(driver.dma_buf(0, address, nbytes))
+
+    def test_a_card_registers_whole_pages(self, driver: GpuDriver) -> None:
+        if not driver.exports_to_cards:
+            pytest.skip("the driver does not export memory to network cards")
+        address, nbytes = mapped(driver, 0, driver.granularity), driver.granularity
+        for wrong in ((address + 256, nbytes), (address, nbytes - 1), (address, 0), (address, -PAGE_NBYTES)):
+            with pytest.raises(DeviceError) as caught:
+                driver.dma_buf(0, *wrong)
+            assert caught.value.code == CudaCode.INVALID_VALUE
+        buffer = mmap.mmap(-1, 2 * PAGE_NBYTES)
+        with pytest.raises(DeviceError):  # memory of the host
+            driver.dma_buf(0, ctypes.addressof(ctypes.c_char.from_buffer(buffer)), PAGE_NBYTES)
 
     # ---- order
 
