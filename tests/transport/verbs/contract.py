@@ -62,6 +62,8 @@ class Rig:
     port: int = 1
     gid_index: int = 1
     progress: Callable[[], object] = field(default=lambda: None)
+    dma_buf: Callable[[bytes], int] | None = None
+    """The function that makes a dma-buf of some bytes, and returns its descriptor; None where nothing makes one."""
 
 
 @dataclass
@@ -287,6 +289,64 @@ class VerbsSuite:
     def test_ranges_are_checked(self, device: Device, address: int, nbytes: int) -> None:
         with pytest.raises(VerbsError, match="cannot register"):
             device.register(address, nbytes, remote_read=False)
+
+    def test_dma_buf_of_another_thing(self, device: Device) -> None:
+        with open("/dev/null", "rb") as null:
+            for fd in (null.fileno(), -1):
+                with pytest.raises(OSError, match="dma-buf"):
+                    device.register_dma_buf(fd, 4096, remote_read=True)
+        for nbytes in (0, -4096):
+            with pytest.raises(VerbsError, match="positive"):
+                device.register_dma_buf(0, nbytes, remote_read=True)
+
+    def test_dma_buf_is_read(self, rig: Rig, ends: tuple[End, End]) -> None:
+        if rig.dma_buf is None:
+            pytest.skip("nothing here makes a dma-buf")
+        left, right = ends
+        data = pattern(8192)
+        source, target = rig.dma_buf(data), rig.dma_buf(bytes(8192))
+        there = right.device.register_dma_buf(source, 8192, remote_read=True)
+        here = left.device.register_dma_buf(target, 8192, remote_read=False)
+        assert (there.address, there.nbytes) == (here.address, here.nbytes) == (0, 8192)
+        os.close(source)
+        reads = [
+            Read(1, 4096, 4096, here.lkey, 1, there.rkey),  # from one to the other
+            Read(2, left.region.address, 8192, left.region.lkey, 0, there.rkey),  # to memory of the host
+            Read(3, 8, 5, here.lkey, right.region.address, right.region.rkey),  # from memory of the host
+        ]
+        right.write(b"hello")
+        left.qp.post_reads(reads)
+        assert [(c.wr_id, c.status) for c in left.collect(3)] == [(1, 0), (2, 0), (3, 0)]
+        assert os.pread(target, 8192, 0) == bytes(8) + b"hello" + bytes(4083) + data[1:4097]
+        assert left.at(0, 8192) == data
+        os.close(target)
+
+    @pytest.mark.parametrize(("at", "nbytes"), [(0, 8193), (8192, 1), (4096, 4097)])
+    def test_dma_buf_has_bounds(self, rig: Rig, ends: tuple[End, End], at: int, nbytes: int) -> None:
+        if rig.dma_buf is None:
+            pytest.skip("nothing here makes a dma-buf")
+        left, right = ends
+        fd = rig.dma_buf(bytes(8192))
+        there = right.device.register_dma_buf(fd, 8192, remote_read=True)
+        os.close(fd)
+        left.write(b"untouched")
+        left.qp.post_reads([Read(1, left.region.address, nbytes, left.region.lkey, at, there.rkey)])
+        assert left.one().status == CompletionStatus.REM_ACCESS
+        assert left.at(0, 9) == b"untouched"
+
+    @pytest.mark.parametrize("how", ["closed", "not for peers"])
+    def test_dma_buf_that_peers_may_not_read(self, rig: Rig, ends: tuple[End, End], how: str) -> None:
+        if rig.dma_buf is None:
+            pytest.skip("nothing here makes a dma-buf")
+        left, right = ends
+        fd = rig.dma_buf(bytes(4096))
+        there = right.device.register_dma_buf(fd, 4096, remote_read=how == "closed")
+        os.close(fd)
+        if how == "closed":
+            there.close()
+            there.close()
+        left.qp.post_reads([Read(1, left.region.address, 64, left.region.lkey, 0, there.rkey)])
+        assert left.one().status == CompletionStatus.REM_ACCESS
 
     # ---- messages
 
@@ -600,6 +660,7 @@ class VerbsSuite:
             lambda: left.device.port(rig.port),
             lambda: left.device.gids(rig.port),
             lambda: left.device.register(left.region.address, 4096, remote_read=False),
+            lambda: left.device.register_dma_buf(0, 4096, remote_read=False),
             lambda: left.device.create_completion_queue(1),
             lambda: left.device.create_shared_receive_queue(1),
             lambda: left.device.create_queue_pair(left.cq, None, max_send_wr=1, max_inline=0),

@@ -20,12 +20,14 @@ from zcactor.transport.verbs.driver.base import (
 )
 from zcactor.transport.verbs.driver.checks import (
     check_depth,
+    check_dma_buf,
     check_not_closed,
     check_path,
     check_reads,
     check_receives,
     check_region,
     check_sends,
+    dma_buf_error,
     new_psn,
     registration_error,
 )
@@ -55,6 +57,24 @@ def test_check_region() -> None:
     for address, nbytes in ((0, 1), (1, 0), (MAX_U64, 2)):
         with pytest.raises(VerbsError):
             check_region(address, nbytes)
+
+
+def test_check_dma_buf() -> None:
+    check_dma_buf(1)
+    check_dma_buf(1 << 40)
+    for nbytes in (0, -1, MAX_U64 + 1):
+        with pytest.raises(VerbsError, match="positive"):
+            check_dma_buf(nbytes)
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [(errno.EOPNOTSUPP, "by dma-buf"), (errno.ENOMEM, "MEMLOCK"), (errno.EINVAL, "open kernel modules")],
+)
+def test_dma_buf_error(number: int, hint: str) -> None:
+    error = dma_buf_error(number, 4096, "mlx5_0")
+    assert error.errno == number
+    assert "mlx5_0 cannot register a dma-buf of 4,096 bytes" in str(error) and hint in str(error)
 
 
 @pytest.mark.parametrize(

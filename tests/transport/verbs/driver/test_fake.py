@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 
@@ -10,10 +11,17 @@ import pytest
 from tests.descriptors import opened
 from tests.transport.verbs.contract import NBYTES, End, Rig, VerbsSuite, join, make_end
 from tests.transport.verbs.parts import open_device
-from zcactor.transport.verbs.driver.base import PathAttributes, QpAddress, Read, Receive
+from zcactor.transport.verbs.driver.base import PathAttributes, QpAddress, Read, Receive, Send
 from zcactor.transport.verbs.driver.codes import CompletionStatus, EventType, LinkLayer, PortState, QpState
 from zcactor.transport.verbs.driver.fake import FakeDevice, FakeFabric
 from zcactor.transport.verbs.driver.fake_queues import UNDEFINED
+
+
+def dma_buf(data: bytes) -> int:
+    """Shared memory with these bytes, as fake GPUs have it."""
+    fd = os.memfd_create("zcactor-gpu0")
+    os.write(fd, data)
+    return fd
 
 
 class TestAtOnce(VerbsSuite):
@@ -23,7 +31,7 @@ class TestAtOnce(VerbsSuite):
     def rig(self) -> Rig:
         fabric = FakeFabric()
         fabric.add_nic("fake0")
-        return Rig(fabric.binding(), "fake0")
+        return Rig(fabric.binding(), "fake0", dma_buf=dma_buf)
 
 
 class TestManual(VerbsSuite):
@@ -33,7 +41,7 @@ class TestManual(VerbsSuite):
     def rig(self) -> Rig:
         fabric = FakeFabric(seed=3, manual=True)
         fabric.add_nic("fake0")
-        return Rig(fabric.binding(), "fake0", progress=fabric.drain)
+        return Rig(fabric.binding(), "fake0", progress=fabric.drain, dma_buf=dma_buf)
 
 
 def pair(fabric: FakeFabric, **kwargs: int) -> tuple[End, End]:
@@ -270,3 +278,46 @@ def test_descriptors_are_closed() -> None:
     for end in (left, right):
         end.device.close()
     assert opened() <= before
+
+
+@pytest.mark.parametrize(
+    ("change", "number"),
+    [({"takes_dma_bufs": False}, errno.EOPNOTSUPP), ({"pin_limit": 4095}, errno.ENOMEM)],
+    ids=["not at all", "pinned memory"],
+)
+def test_an_adapter_that_takes_no_dma_buf(change: dict[str, object], number: int) -> None:
+    fabric = FakeFabric()
+    device, fd = open_device(fabric, "a"), dma_buf(bytes(4096))
+    for name, value in change.items():
+        setattr(device.nic, name, value)
+    with pytest.raises(OSError, match="cannot register a dma-buf of 4,096 bytes") as caught:
+        device.register_dma_buf(fd, 4096, remote_read=True)
+    assert caught.value.errno == number and not device.regions and not device.nic.pinned
+    os.close(fd)
+    device.close()
+
+
+def test_a_message_goes_from_gpu_to_gpu() -> None:
+    fabric = FakeFabric()
+    left, right = pair(fabric)
+    regions, fds = [], [dma_buf(b"a message" + bytes(4087)), dma_buf(bytes(4096))]
+    for end, fd in zip((left, right), fds, strict=True):
+        regions.append(end.device.register_dma_buf(fd, 4096, remote_read=True))
+    right.srq.post_receives([Receive(1, 100, 50, regions[1].lkey)])
+    left.qp.post_sends([Send(2, 2, 7, regions[0].lkey)])
+    assert right.one().byte_len == 7
+    assert os.pread(fds[1], 7, 100) == b"message"
+    for fd in fds:
+        os.close(fd)
+
+
+def test_memory_of_a_gpu_is_unmapped_with_its_region() -> None:
+    before = opened()
+    device, fd = open_device(FakeFabric(), "a"), dma_buf(bytes(4096))
+    region = device.register_dma_buf(fd, 4096, remote_read=True)
+    os.close(fd)
+    assert opened() - before and device.nic.pinned == 4096
+    region.close()
+    region.close()
+    assert opened() <= before and not device.nic.pinned
+    device.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from types import ModuleType, SimpleNamespace
 
@@ -90,3 +91,55 @@ def test_device_that_cannot_be_queried_is_closed() -> None:
     with pytest.raises(OSError, match="ibv_query_device"):
         load(lambda _: module).open("mlx5_0")
     assert closed == [True]
+
+
+class Domain:
+    """A protection domain of the package, which registers by dma-buf."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.error = error
+        self.asked: list[tuple[int, ...]] = []
+        self.closed = 0
+
+    def reg_dmabuf_mr(self, *arguments: int) -> SimpleNamespace:
+        """Register: offset, length, address, descriptor, access."""
+        self.asked.append(arguments)
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(lkey=7, rkey=8, close=self.close)
+
+    def close(self) -> None:
+        """Count it."""
+        self.closed += 1
+
+
+def device_with(domain: object) -> ibverbs_adapter.IbverbsDevice:
+    """An open device with that protection domain."""
+    context = Context(0)
+    context.alloc_pd = lambda: domain  # type: ignore[method-assign, assignment, return-value]
+    context.async_fd = None  # type: ignore[assignment]
+    return ibverbs_adapter.IbverbsDevice(ModuleType("ibverbs"), "mlx5_0", context)
+
+
+def test_a_dma_buf_is_named_from_0() -> None:
+    domain = Domain()
+    device = device_with(domain)
+    region = device.register_dma_buf(33, 4096, remote_read=True)
+    device.register_dma_buf(34, 8192, remote_read=False)
+    assert domain.asked == [(0, 4096, 0, 33, 1 | 4), (0, 8192, 0, 34, 1)]
+    assert (region.address, region.nbytes, region.lkey, region.rkey) == (0, 4096, 7, 8)
+    region.close()
+    region.close()
+    assert domain.closed == 1
+    device.close()
+    assert domain.closed == 3
+
+
+def test_a_dma_buf_is_refused() -> None:
+    device = device_with(Domain(OSError(errno.EOPNOTSUPP, "ibv_reg_dmabuf_mr failed")))
+    with pytest.raises(OSError, match="mlx5_0 cannot register a dma-buf of 4,096 bytes.*by dma-buf") as caught:
+        device.register_dma_buf(33, 4096, remote_read=True)
+    assert caught.value.errno == errno.EOPNOTSUPP
+    with pytest.raises(OSError, match="install a later one") as caught:
+        device_with(SimpleNamespace(close=bool)).register_dma_buf(33, 4096, remote_read=True)
+    assert caught.value.errno == errno.EOPNOTSUPP

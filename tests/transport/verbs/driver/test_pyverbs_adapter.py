@@ -7,8 +7,8 @@ import errno
 import logging
 import subprocess
 import sys
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -160,10 +160,57 @@ def test_of_the_installed_pyverbs() -> None:
         "IBV_QPS_ERR", "IBV_QPS_RESET", "IBV_ACCESS_LOCAL_WRITE", "IBV_ACCESS_REMOTE_READ",
     ):  # fmt: skip
         assert hasattr(library.e, name), name
+    assert "offset" in str(library.mr.DmaBufMR.__init__.__doc__)
     try:
         assert all(isinstance(name, str) for name in binding.devices())
     except OSError as error:
         assert error.errno == errno.ENOSYS  # noqa: PT017 - having devices is as good
+
+
+class DmaBufMR:
+    """A region like pyverbs': its address is the offset in the dma-buf."""
+
+    lkey, rkey = 7, 8
+    made: ClassVar[list[tuple[object, ...]]] = []
+
+    def __init__(self, pd: object, length: int, access: int, *, dmabuf: int, offset: int) -> None:
+        if length == 8192:
+            raise PyverbsError("Failed to register a dma-buf MR. Errno: 95, Operation not supported", errno.EOPNOTSUPP)
+        self.made.append((length, access, dmabuf, offset))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def opened(mr: Any) -> module.PyverbsDevice:
+    """An open device of a library with these regions."""
+    library = load(Library(old=True))._library
+    found = {"phys_port_cnt": 1, "max_qp_rd_atom": 1, "max_qp_init_rd_atom": 1, "max_qp_wr": 1, "max_srq_wr": 1}
+    context = SimpleNamespace(query_device=lambda: SimpleNamespace(**found, max_cqe=1), close=bool)
+    library.device = SimpleNamespace(Context=lambda name: context)
+    library.pd = SimpleNamespace(PD=lambda context: SimpleNamespace(close=bool))
+    library.mr = mr
+    library.e = SimpleNamespace(IBV_ACCESS_LOCAL_WRITE=1, IBV_ACCESS_REMOTE_READ=4)
+    return module.PyverbsDevice(library, "rxe0")
+
+
+def test_a_dma_buf_is_named_from_0() -> None:
+    device = opened(SimpleNamespace(DmaBufMR=DmaBufMR))
+    region = device.register_dma_buf(33, 4096, remote_read=True)
+    device.register_dma_buf(34, 4096, remote_read=False)
+    assert DmaBufMR.made == [(4096, 1 | 4, 33, 0), (4096, 1, 34, 0)]
+    assert (region.address, region.nbytes, region.lkey, region.rkey) == (0, 4096, 7, 8)
+    device.close()
+
+
+def test_a_dma_buf_is_refused() -> None:
+    device = opened(SimpleNamespace(DmaBufMR=DmaBufMR))
+    with pytest.raises(OSError, match="rxe0 cannot register a dma-buf of 8,192 bytes.*by dma-buf") as caught:
+        device.register_dma_buf(33, 8192, remote_read=True)
+    assert caught.value.errno == errno.EOPNOTSUPP
+    with pytest.raises(OSError, match="install 34 or later") as caught:
+        opened(SimpleNamespace()).register_dma_buf(33, 4096, remote_read=True)
+    assert caught.value.errno == errno.EOPNOTSUPP
 
 
 @pytest.mark.slow

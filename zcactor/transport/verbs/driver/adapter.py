@@ -102,6 +102,10 @@ class OpenDevice:
         self._check()
         checks.check_region(address, nbytes)
 
+    def _check_dma_buf(self, nbytes: int) -> None:
+        self._check()
+        checks.check_dma_buf(nbytes)
+
     def _check_completion_queue(self, depth: int) -> None:
         self._check()
         checks.check_depth(depth, self.attributes.max_cqe, "the completion queue's depth", "max_cqe")

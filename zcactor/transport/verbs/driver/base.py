@@ -213,9 +213,11 @@ class PathAttributes:
 
 @runtime_checkable
 class MemoryRegion(Protocol):
-    """Registered, and so pinned, memory; ibv_reg_mr(3). It does not keep the memory alive: the owner does."""
+    """Registered, and so pinned, memory; ibv_reg_mr(3). It does not keep the memory alive: the owner does. Any thread
+    may close it."""
 
     address: int
+    """The number by which requests name its first byte."""
     nbytes: int
     lkey: int
     rkey: int
@@ -406,6 +408,17 @@ class Device(Protocol):
         Raises:
             VerbsError: the range is empty, or does not lie inside the address space.
             OSError: ENOMEM above RLIMIT_MEMLOCK, EFAULT for memory that is not mapped writable.
+        """
+
+    def register_dma_buf(self, fd: int, nbytes: int, *, remote_read: bool) -> MemoryRegion:
+        """Register the first `nbytes` of a dma-buf, which is memory of a GPU; ibv_reg_dmabuf_mr(3). `fd` stays the
+        caller's, and may be closed once this returns. Requests name the bytes from 0 on, which is the region's
+        `address`.
+
+        Raises:
+            VerbsError: the size is not positive.
+            OSError: EOPNOTSUPP where the binding, the kernel or the device registers no dma-buf; EBADF or EINVAL for a
+                descriptor of other things, or of fewer bytes.
         """
 
     def create_completion_queue(self, depth: int) -> CompletionQueue:

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_depth",
+    "check_dma_buf",
     "check_not_closed",
     "check_path",
     "check_reads",
     "check_receives",
     "check_region",
     "check_sends",
+    "dma_buf_error",
     "new_psn",
     "registration_error",
 ]
@@ -57,6 +59,25 @@ def check_region(address: int, nbytes: int) -> None:
         raise VerbsError(
             f"cannot register {nbytes} bytes at {address:#x}: both must be positive and the end below 2**64"
         )
+
+
+def check_dma_buf(nbytes: int) -> None:
+    """Check the size of a dma-buf that is to be registered.
+
+    Raises:
+        VerbsError: it is not positive, or leaves the address space.
+    """
+    if not 0 < nbytes <= MAX_U64:
+        raise VerbsError(f"cannot register {nbytes} bytes of a dma-buf: the number must be positive and below 2**64")
+
+
+def dma_buf_error(number: int, nbytes: int, device: str) -> OSError:
+    """Make the error for a failure of ibv_reg_dmabuf_mr(3) with errno `number`, with the usual cause."""
+    hint = {
+        errno.EOPNOTSUPP: "; the adapter's driver registers no memory of GPUs by dma-buf",
+        errno.ENOMEM: "; raise RLIMIT_MEMLOCK ('ulimit -l unlimited')",
+    }.get(number, "; dma-buf needs Linux 5.12, NVIDIA's open kernel modules, and an adapter that reaches the GPU")
+    return OSError(number, f"{device} cannot register a dma-buf of {nbytes:,} bytes: {os.strerror(number)}{hint}")
 
 
 def _check_buffer(kind: str, wr_id: int, address: int, nbytes: int, lkey: int, limit: int) -> None:

@@ -30,9 +30,9 @@ from zcactor.transport.verbs.driver.base import (
     Read,
     Send,
 )
-from zcactor.transport.verbs.driver.checks import registration_error
+from zcactor.transport.verbs.driver.checks import dma_buf_error, registration_error
 from zcactor.transport.verbs.driver.codes import CompletionStatus, LinkLayer, Opcode, PortState, QpState
-from zcactor.transport.verbs.driver.fake_nic import ATTRIBUTES, EventFd, FakeNic
+from zcactor.transport.verbs.driver.fake_nic import ATTRIBUTES, DmaBuf, EventFd, FakeNic
 from zcactor.transport.verbs.driver.fake_queues import (
     FakeCompletionQueue,
     FakeMemoryRegion,
@@ -266,7 +266,8 @@ class FakeFabric(DeviceFaults):
                 return CompletionStatus.REM_ACCESS
             if not qp.device.owns(read.lkey, read.address, read.nbytes):
                 return CompletionStatus.LOC_PROT
-            ctypes.memmove(read.address, read.remote_address, read.nbytes)
+            source, target = region.at(read.remote_address), qp.device.regions[read.lkey].at(read.address)
+            ctypes.memmove(target, source, read.nbytes)
         self._statistics.reads += 1
         self._statistics.bytes_read += read.nbytes
         return CompletionStatus.SUCCESS
@@ -291,8 +292,9 @@ class FakeFabric(DeviceFaults):
         if not peer.device.owns(receive.lkey, receive.address, receive.nbytes):
             peer.fail_receive(receive, CompletionStatus.LOC_PROT)
             return CompletionStatus.REM_OP
-        source = work.inline if work.inline is not None else send.address
-        ctypes.memmove(receive.address, source, send.nbytes)
+        if send.nbytes:
+            source = work.inline if work.inline is not None else qp.device.regions[send.lkey].at(send.address)
+            ctypes.memmove(peer.device.regions[receive.lkey].at(receive.address), source, send.nbytes)
         self._statistics.sends += 1
         self._statistics.bytes_sent += send.nbytes
         peer.cq.push(Completion(receive.wr_id, 0, Opcode.RECV, send.nbytes, peer.qp_num), peer, None)
@@ -398,6 +400,20 @@ class FakeDevice(OpenDevice):
             raise registration_error(errno.ENOMEM, address, nbytes, self.name)
         self.fabric.count_registration()
         return FakeMemoryRegion(self, address, nbytes, remote_read)
+
+    def register_dma_buf(self, fd: int, nbytes: int, *, remote_read: bool) -> FakeMemoryRegion:
+        self._check_dma_buf(nbytes)
+        self.fabric.check("register_dma_buf")
+        if not self.nic.takes_dma_bufs:
+            raise dma_buf_error(errno.EOPNOTSUPP, nbytes, self.name)
+        if self.nic.pin_limit is not None and self.nic.pinned + nbytes > self.nic.pin_limit:
+            raise dma_buf_error(errno.ENOMEM, nbytes, self.name)
+        try:
+            memory = DmaBuf(fd, nbytes)
+        except OSError as error:
+            raise dma_buf_error(error.errno or errno.EINVAL, nbytes, self.name) from error
+        self.fabric.count_registration()
+        return FakeMemoryRegion(self, 0, nbytes, remote_read, memory)
 
     def create_completion_queue(self, depth: int) -> FakeCompletionQueue:
         self._check_completion_queue(depth)

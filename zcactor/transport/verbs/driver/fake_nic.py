@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import mmap
 import os
 import weakref
 from dataclasses import dataclass, field, replace
@@ -10,7 +13,7 @@ from typing import Any, Final
 from zcactor.transport.verbs.driver.base import DeviceAttributes, Gid, PortAttributes
 from zcactor.transport.verbs.driver.codes import PortState
 
-__all__ = ["ATTRIBUTES", "EventFd", "FakeNic"]
+__all__ = ["ATTRIBUTES", "DmaBuf", "EventFd", "FakeNic"]
 
 ATTRIBUTES: Final = DeviceAttributes(
     ports=1, max_qp_rd_atom=128, max_qp_init_rd_atom=128, max_qp_wr=16384, max_srq_wr=32768, max_cqe=32767
@@ -27,6 +30,29 @@ class EventFd:
         """Close the descriptor, once."""
 
 
+class DmaBuf:
+    """The mapping by which a fake adapter reaches memory of a fake GPU, which is shared memory behind a descriptor.
+
+    Raises:
+        OSError: the descriptor is of other things, or of less memory.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        if fd < 0:  # that would be other memory
+            raise OSError(errno.EBADF, f"{fd} is no descriptor")
+        try:
+            self._memory = mmap.mmap(fd, nbytes)
+        except ValueError as error:  # it has fewer bytes
+            raise OSError(errno.EINVAL, f"the descriptor is not of {nbytes} bytes") from error
+        self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._memory)
+        self.address = ctypes.addressof(self._anchor)
+
+    def close(self) -> None:
+        """Unmap it. Idempotent."""
+        self._anchor = None
+        self._memory.close()
+
+
 @dataclass(slots=True)
 class FakeNic:
     """One adapter. Tests may change its fields while it is in use: a port goes down, or pinned memory runs out."""
@@ -37,6 +63,8 @@ class FakeNic:
     attributes: DeviceAttributes = ATTRIBUTES
     pin_limit: int | None = None
     """Bytes that all its devices together may register; None for any number."""
+    takes_dma_bufs: bool = True
+    """Whether it registers memory of GPUs."""
     pinned: int = 0
     devices: list[Any] = field(default_factory=list, repr=False)
     """The opened devices of processes; see `zcactor.transport.verbs.driver.fake.FakeDevice`."""

@@ -23,7 +23,7 @@ from zcactor.transport.verbs.driver.base import (
 from zcactor.transport.verbs.driver.checks import check_path, check_reads, check_receives, check_sends
 from zcactor.transport.verbs.driver.codes import CompletionStatus, Opcode, QpState
 from zcactor.transport.verbs.driver.device_resources import DeviceResources, ResourceKind
-from zcactor.transport.verbs.driver.fake_nic import EventFd, FakeNic
+from zcactor.transport.verbs.driver.fake_nic import DmaBuf, EventFd, FakeNic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -112,9 +112,12 @@ class FakeMemoryRegion(OwnedObject):
 
     kind = ResourceKind.MEMORY_REGION
 
-    def __init__(self, device: Opened, address: int, nbytes: int, remote_read: bool) -> None:
+    def __init__(
+        self, device: Opened, address: int, nbytes: int, remote_read: bool, dma_buf: DmaBuf | None = None
+    ) -> None:
         self.address = address
         self.nbytes = nbytes
+        self._dma_buf = dma_buf
         self.remote_read = remote_read
         self.lkey = self.rkey = device.fabric.new_key()
         self.device = device
@@ -126,10 +129,16 @@ class FakeMemoryRegion(OwnedObject):
         """Whether the region contains the range."""
         return self.address <= address and address + nbytes <= self.address + self.nbytes
 
+    def at(self, address: int) -> int:
+        """The place in this process of a byte that a request names."""
+        return address if self._dma_buf is None else self._dma_buf.address + address - self.address
+
     def revoke(self) -> None:
         """Make the keys invalid. Idempotent."""
         if self.device.regions.pop(self.lkey, None) is not None:
             self.device.nic.pinned -= self.nbytes
+            if self._dma_buf is not None:
+                self._dma_buf.close()
 
     def _release(self) -> None:
         self.device.fabric.check("ibv_dereg_mr")

@@ -16,7 +16,7 @@ FAILING: Final = (
     "register", "ibv_dereg_mr", "create_queue_pair", "destroy_queue_pair", "connect", "to_error", "reset", "post_sends",
     "post_reads", "post_receives", "poll", "arm", "drain_events", "async_events",
 )  # fmt: skip
-"""Calls that `DeviceFaults.fail` accepts."""
+"""Calls that `DeviceFaults.fail` accepts, besides ``"register_dma_buf"``, which is for arrays on GPUs only."""
 
 
 @dataclass(slots=True)

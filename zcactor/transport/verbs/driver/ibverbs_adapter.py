@@ -104,6 +104,17 @@ class IbverbsDevice(DriverDevice):
             raise checks.registration_error(error.errno or errno.EIO, address, nbytes, self.name) from error
         return DriverRegion(self, region, address, nbytes)
 
+    def register_dma_buf(self, fd: int, nbytes: int, *, remote_read: bool) -> DriverRegion:
+        self._check_dma_buf(nbytes)
+        access = _LOCAL_WRITE | (_REMOTE_READ if remote_read else 0)
+        if not hasattr(self._pd, "reg_dmabuf_mr"):
+            raise OSError(errno.EOPNOTSUPP, "this release of ibverbs registers no dma-buf: install a later one")
+        try:
+            region = self._pd.reg_dmabuf_mr(0, nbytes, 0, fd, access)
+        except OSError as error:
+            raise checks.dma_buf_error(error.errno or errno.EIO, nbytes, self.name) from error
+        return DriverRegion(self, region, 0, nbytes)
+
     def create_completion_queue(self, depth: int) -> IbverbsCompletionQueue:
         self._check_completion_queue(depth)
         return IbverbsCompletionQueue(self, depth)

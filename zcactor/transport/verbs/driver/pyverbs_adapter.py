@@ -207,13 +207,28 @@ class PyverbsDevice(DriverDevice):
 
     def register(self, address: int, nbytes: int, *, remote_read: bool) -> DriverRegion:
         self._check_region(address, nbytes)
-        e = self._library.e
-        access = int(e.IBV_ACCESS_LOCAL_WRITE) | (int(e.IBV_ACCESS_REMOTE_READ) if remote_read else 0)
         try:
-            region = self._library.mr.MR(self._pd, nbytes, access, address=address)
+            region = self._library.mr.MR(self._pd, nbytes, self._access(remote_read), address=address)
         except self._library.error as error:
             raise checks.registration_error(_errno(error, errno.EIO), address, nbytes, self.name) from error
         return DriverRegion(self, region, address, nbytes)
+
+    def register_dma_buf(self, fd: int, nbytes: int, *, remote_read: bool) -> DriverRegion:
+        self._check_dma_buf(nbytes)
+        make = getattr(self._library.mr, "DmaBufMR", None)
+        if make is None:
+            raise OSError(errno.EOPNOTSUPP, "this release of pyverbs registers no dma-buf: install 34 or later")
+        try:
+            region = make(
+                self._pd, nbytes, self._access(remote_read), dmabuf=fd, offset=0
+            )  # offset is the address, too
+        except self._library.error as error:
+            raise checks.dma_buf_error(_errno(error, errno.EIO), nbytes, self.name) from error
+        return DriverRegion(self, region, 0, nbytes)
+
+    def _access(self, remote_read: bool) -> int:
+        e = self._library.e
+        return int(e.IBV_ACCESS_LOCAL_WRITE) | (int(e.IBV_ACCESS_REMOTE_READ) if remote_read else 0)
 
     def create_completion_queue(self, depth: int) -> PyverbsCompletionQueue:
         self._check_completion_queue(depth)
