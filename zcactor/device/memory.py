@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakValueDictionary
 
 from zcactor import ids
@@ -84,7 +84,7 @@ class DeviceBlock:
     """
 
     __slots__ = (
-        "__weakref__", "address", "exported", "gpu", "hold", "id", "is_pulled", "nbytes", "sealed", "store", "told",
+        "__weakref__", "address", "exported", "gpu", "hold", "id", "nbytes", "path", "sealed", "store", "told",
     )  # fmt: skip
 
     read_in_place: Final = True
@@ -102,8 +102,9 @@ class DeviceBlock:
         self.sealed = False
         """Whether the object was shared, so that nobody may write to it."""
         self.exported = False
-        self.is_pulled = False
-        """Whether it is a copy, made by the GPU, of an array on a GPU that this process does not see."""
+        self.path: Literal["", "pulled", "gpudirect"] = ""
+        """The way on which the bytes of another GPU came without host memory: a copy by this one, of a GPU that this
+        process does not see, or a READ by a network card. Empty for other objects."""
         self.store: Store | None = None
         """The store of the runtime by which the object was shared."""
         self.told: Moment | None = None

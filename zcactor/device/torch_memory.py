@@ -95,7 +95,8 @@ class TorchBlock(DeviceBlock):
         self.id = ids.bits(62) | 1 << 62  # type: ignore[misc]
         self.address = address  # type: ignore[misc]
         self.nbytes = nbytes  # type: ignore[misc]
-        self.sealed = self.exported = self.is_pulled = False
+        self.sealed = self.exported = False
+        self.path = ""
         self.store: Store | None = None
         self.told = None
 

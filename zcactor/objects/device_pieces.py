@@ -11,19 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zcactor.errors import ConnectionLost, DeviceError, NotInitialized, ObjectLost, ProtocolError, ZcactorError
+from zcactor.errors import ConnectionLost, NotInitialized, ObjectLost, ProtocolError, ZcactorError
+from zcactor.objects.device_waiting import copied, until_done
 from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.copies import THROUGH_HOST
 from zcactor.objectstore.ref import Region, RegionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
 
-    from zcactor.device.events import Moment
     from zcactor.device.lease import DeviceLease
     from zcactor.device.memory import DeviceBlock, GpuMemory
     from zcactor.device.staging import Staging
@@ -36,13 +36,6 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = ["DevicePieces"]
-
-_NBYTES_PER_SECOND: Final = 25e9
-"""About half the speed of copies of locked memory by PCIe 5: a copy that is not done at once is looked at after such a
-time."""
-_FIRST_PAUSE: Final = 0.0002
-_LAST_PAUSE: Final = 0.005
-"""Seconds between looks at work of a GPU that the loop waits for."""
 
 
 class DevicePieces:
@@ -110,7 +103,7 @@ class DevicePieces:
     # ---- the owner
 
     @staticmethod
-    def _leased(session: Session, object_id: int, offset: int, nbytes: int) -> DeviceBlock:
+    def leased(session: Session, object_id: int, offset: int, nbytes: int) -> DeviceBlock:
         """The object of ours whose bytes the peer of `session`, which has a lease on it, asks for.
 
         Raises:
@@ -134,7 +127,7 @@ class DevicePieces:
             DeviceError: the GPU's context is broken.
         """
         block: Any = session.leases.get(object_id)
-        await _done(self._leased(session, object_id, getattr(block, "offset", 0), 0).work.writes())
+        await until_done(self.leased(session, object_id, getattr(block, "offset", 0), 0).work.writes())
 
     async def stage(
         self, session: Session, object_id: int, offset: int, nbytes: int, begins: bool, copies: CopyCounter
@@ -161,10 +154,10 @@ class DevicePieces:
         """
         from zcactor.device.staging import PIECE_NBYTES
 
-        block = self._leased(session, object_id, offset, nbytes)
+        block = self.leased(session, object_id, offset, nbytes)
         if nbytes > PIECE_NBYTES:
             raise ProtocolError(f"a piece of {nbytes} bytes is asked for, and one has at most {PIECE_NBYTES}")
-        await _done(block.work.writes())  # before it takes a piece, which others need meanwhile
+        await until_done(block.work.writes())  # before it takes a piece, which others need meanwhile
         piece = await self._host()[0].take(nbytes)
         await self._copied(block.gpu, piece.address, block.address + offset - block.offset, nbytes, (block, piece))
         copies.count(THROUGH_HOST, nbytes, begins=begins)
@@ -193,10 +186,10 @@ class DevicePieces:
             OutOfMemory: the store has no room.
             DeviceError: the driver refuses.
         """
-        block = self._leased(session, object_id, offset, nbytes)
+        block = self.leased(session, object_id, offset, nbytes)
         values = self._store.empty(nbytes, np.uint8)
         if nbytes:
-            await _done(block.work.writes())
+            await until_done(block.work.writes())
             target = values.__array_interface__["data"][0]
             await self._copied(block.gpu, target, block.address + offset - block.offset, nbytes, (block, values))
         copies.count(THROUGH_HOST, nbytes)
@@ -208,14 +201,7 @@ class DevicePieces:
         Raises:
             DeviceError: the driver refuses.
         """
-        stream = self.stream(gpu)
-        gpu.driver.copy(gpu.index, destination, source, 1, nbytes, (nbytes, nbytes), stream)
-        failure = await asyncio.shield(self._tasks.begin(_outcome(gpu, stream, nbytes, kept)))
-        try:
-            if failure is not None:
-                raise failure
-        finally:
-            del failure  # a traceback with this frame, and with what is kept, would keep itself
+        await copied(self._tasks, gpu, self.stream(gpu), destination, source, nbytes, kept)
 
     # ---- the reader
 
@@ -241,7 +227,7 @@ class DevicePieces:
             block.work.before_writing(gpu.index, self.stream(gpu))
             source = extent.address + lease.offset - extent.offset
             await self._copied(gpu, block.address, source, nbytes, (block, extent, lease))
-        block.is_pulled = True
+        block.path = "pulled"
         self._store.devices().bytes_pulled += nbytes
         return block
 
@@ -364,40 +350,3 @@ class DevicePieces:
         """Fetch a piece that cannot be mapped."""
         lease = self._locations.remote(session, region, soon=True).holder
         await self._locations.fetch(lease, 0, region.nbytes, address, keep)
-
-
-async def _done(moments: Iterable[Moment]) -> None:
-    """Wait for work of a GPU, while the loop goes on.
-
-    Raises:
-        ObjectLost: the process that would do the work has ended.
-        DeviceError: the GPU's context is broken.
-    """
-    from zcactor.device.work import LOST
-
-    for moment in moments:
-        pause = _FIRST_PAUSE
-        while not moment.done():
-            if moment.is_lost():
-                raise ObjectLost(LOST)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE)
-
-
-async def _outcome(gpu: GpuMemory, stream: int, nbytes: int, kept: object) -> DeviceError | None:
-    """Wait for all work of a stream, the last of which copies `nbytes` bytes and uses memory of `kept`. Returns the
-    error of the driver, if any."""
-    failure = None
-    try:
-        moment = gpu.events.record(stream)
-        if not moment.done():  # CUDA returns from copies of memory that is not locked when they are done
-            await asyncio.sleep(nbytes / _NBYTES_PER_SECOND)
-            await _done([moment])
-    except DeviceError as error:
-        failure = error.with_traceback(None)
-    pause = _FIRST_PAUSE
-    while failure is not None and not failure.fatal and not gpu.events.is_idle(stream):
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _LAST_PAUSE)
-    del kept
-    return failure

@@ -19,7 +19,7 @@ Proof = tuple[str, dict[str, str], bytes]
 """The way that an array took, better ways with the reason against each, and the array's bytes."""
 
 
-async def proof_of(x: Any, uuid: str, exporting: str, session: Session, store: Store) -> Proof:
+async def proof_of(x: Any, uuid: str, exporting: str, session: Session, store: Store, direct: str = "") -> Proof:
     """The proof for an array that a peer has sent.
 
     Args:
@@ -28,6 +28,8 @@ async def proof_of(x: Any, uuid: str, exporting: str, session: Session, store: S
         exporting: as in `zcactor.device.driver.GpuDriver`, of the peer's driver.
         session: with the peer.
         store: of this process.
+        direct: the reason why no network card carries arrays from the peer's GPU to one of this process; empty where
+            there is none.
 
     Raises:
         ObjectLost: the peer has ended.
@@ -40,8 +42,11 @@ async def proof_of(x: Any, uuid: str, exporting: str, session: Session, store: S
         await asyncio.to_thread(x.copy_to_host, values)
     if getattr(getattr(x, "holder", None), "extent", None) is not None or session.peer_process == store.process:
         return "mapped", {}, values.tobytes()
-    way = "pulled" if getattr(getattr(x, "holder", None), "is_pulled", False) else "host"
-    return way, {"mapped": _against(uuid, exporting, session, store)}, values.tobytes()
+    way = getattr(getattr(x, "holder", None), "path", "") or "host"
+    rejected = {"mapped": _against(uuid, exporting, session, store)}
+    if way == "host" and direct and session.connection.fetch_extents is None:
+        rejected["gpudirect"] = direct
+    return way, rejected, values.tobytes()
 
 
 def _against(uuid: str, exporting: str, session: Session, store: Store) -> str:

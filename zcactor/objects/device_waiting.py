@@ -1,0 +1,87 @@
+"""Waits for work of a GPU on the loop: for moments, and for copies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from zcactor.errors import DeviceError, ObjectLost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zcactor.device.events import Moment
+    from zcactor.device.memory import GpuMemory
+    from zcactor.process.tasks import Tasks
+
+__all__ = ["copied", "until_done"]
+
+_NBYTES_PER_SECOND: Final = 25e9
+"""About half the speed of copies of locked memory by PCIe 5: a copy that is not done at once is looked at after such a
+time."""
+_FIRST_PAUSE: Final = 0.0002
+_LAST_PAUSE: Final = 0.005
+"""Seconds between looks at work of a GPU that the loop waits for."""
+
+
+async def until_done(moments: Iterable[Moment]) -> None:
+    """Wait for work of a GPU, while the loop goes on.
+
+    Raises:
+        ObjectLost: the process that would do the work has ended.
+        DeviceError: the GPU's context is broken.
+    """
+    from zcactor.device.work import LOST
+
+    for moment in moments:
+        pause = _FIRST_PAUSE
+        while not moment.done():
+            if moment.is_lost():
+                raise ObjectLost(LOST)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LAST_PAUSE)
+
+
+async def copied(
+    tasks: Tasks, gpu: GpuMemory, stream: int, destination: int, source: int, nbytes: int, kept: object
+) -> None:
+    """Copy bytes by a GPU. Memory that is `kept` stays until that is done, also where this is cancelled.
+
+    Args:
+        tasks: the tasks of this process.
+        gpu: the GPU.
+        stream: the stream of the GPU.
+        destination: the address to copy to.
+        source: the address to copy from.
+        nbytes: bytes.
+        kept: the owners of both.
+
+    Raises:
+        DeviceError: the driver refuses.
+    """
+    gpu.driver.copy(gpu.index, destination, source, 1, nbytes, (nbytes, nbytes), stream)
+    failure = await asyncio.shield(tasks.begin(_outcome(gpu, stream, nbytes, kept)))
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # a traceback with this frame, and with what is kept, would keep itself
+
+
+async def _outcome(gpu: GpuMemory, stream: int, nbytes: int, kept: object) -> DeviceError | None:
+    """Wait for all work of a stream, the last of which copies `nbytes` bytes and uses memory of `kept`. Returns the
+    error of the driver, if any."""
+    failure = None
+    try:
+        moment = gpu.events.record(stream)
+        if not moment.done():  # CUDA returns from copies of memory that is not locked when they are done
+            await asyncio.sleep(nbytes / _NBYTES_PER_SECOND)
+            await until_done([moment])
+    except DeviceError as error:
+        failure = error.with_traceback(None)
+    pause = _FIRST_PAUSE
+    while failure is not None and not failure.fatal and not gpu.events.is_idle(stream):
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LAST_PAUSE)
+    del kept
+    return failure
