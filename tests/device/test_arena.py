@@ -304,3 +304,37 @@ def test_threads() -> None:
         thread.join()
     assert not errors and arena.used == 0
     assert STEP <= arena.taken <= 4 * EXTENT_NBYTES
+
+
+class Registrations:
+    """A card, and the addresses that it was to forget while nothing was unmapped yet."""
+
+    def __init__(self, driver: FakeGpuDriver) -> None:
+        self._driver = driver
+        self.forgotten: list[int] = []
+
+    def forget(self, key: int) -> None:
+        """Note an extent that leaves."""
+        assert self._driver.owner_of(key) is not None, "it is mapped"
+        self.forgotten.append(key)
+
+
+def test_cards_forget_extents_before_they_are_unmapped() -> None:
+    driver = FakeGpuDriver()
+    arena, cards = arena_of(driver), [Registrations(driver), Registrations(driver)]
+    for card in cards * 2:
+        arena.add_card(card)
+    del card
+    first, second = arena.allocate(100), arena.allocate(70 * MIB)
+    assert arena.extent_around(first.address + 99) == (first.address, EXTENT_NBYTES)
+    assert arena.extent_around(second.address) == (second.address, 70 * MIB)
+    with pytest.raises(LookupError, match="is in no extent"):
+        arena.extent_around(second.address + 70 * MIB)
+    arena.give_back(second.offset, [])
+    arena.tidy()
+    assert [card.forgotten for card in cards] == [[second.address]] * 2
+    del cards[1]
+    arena.give_back(first.offset, [])
+    arena.tidy()
+    assert [card.forgotten for card in cards] == [[second.address, first.address]]
+    assert driver.owner_of(first.address) is None

@@ -15,7 +15,8 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from weakref import WeakSet
 
 from zcactor.device.driver import CudaCode
 from zcactor.device.events import Moment, pending
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from zcactor.device.driver import GpuDriver
 
-__all__ = ["ALIGNMENT", "EXTENT_NBYTES", "DeviceArena", "ExportedExtent", "Placed"]
+__all__ = ["ALIGNMENT", "EXTENT_NBYTES", "Card", "DeviceArena", "ExportedExtent", "Placed"]
 
 ALIGNMENT: Final = 256
 """Bytes to which objects are aligned, as cudaMalloc aligns them."""
@@ -52,6 +53,13 @@ class ExportedExtent(NamedTuple):
     nbytes: int
     what: int | bytes
     """A descriptor, which belongs to the caller, or a handle of `zcactor.device.driver.HANDLE_NBYTES` bytes."""
+
+
+class Card(Protocol):
+    """A network card that reads and writes memory of GPUs."""
+
+    def forget(self, key: int) -> None:
+        """Deregister the extent at an address, if it is registered, before it is unmapped. Any thread calls this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +102,7 @@ class DeviceArena:
         self._next = 0
         self._pid: Final = os.getpid()
         self._reservations: list[tuple[int, int]] = []
+        self._cards: Final[WeakSet[Card]] = WeakSet()
         self.on_freed: Callable[[], None] = _nothing
         """Called after each `give_back`, perhaps in a finalizer; it is to see to it that `tidy` is called soon."""
 
@@ -165,6 +174,23 @@ class DeviceArena:
                     inside = extent.heap.around(address - extent.address)
                     return extent.offset + inside if inside >= 0 else -1
         return -1
+
+    def add_card(self, card: Card) -> None:
+        """Let a network card forget extents before they are unmapped, as long as somebody has it. Idempotent."""
+        with self._lock:
+            self._cards.add(card)
+
+    def extent_around(self, address: int) -> tuple[int, int]:
+        """Address and bytes of the extent that an object's address is in.
+
+        Raises:
+            LookupError: there is no such extent.
+        """
+        with self._lock:
+            for extent in self._extents:
+                if extent.address <= address < extent.address + extent.nbytes:
+                    return extent.address, extent.nbytes
+        raise LookupError(f"{address:#x} is in no extent")
 
     # ---- extents
 
@@ -277,6 +303,8 @@ class DeviceArena:
             if any(pending(moments) for _, _, moments in extent.used_by):
                 waits = True
                 continue
+            for card in tuple(self._cards):
+                card.forget(extent.address)
             self._driver.unmap(self._device, extent.address, extent.nbytes)
             self._extents.remove(extent)
             kept -= extent.nbytes

@@ -131,6 +131,10 @@ class Connection(Protocol):
     """``await fetch_extents(known)`` gets the extents of the peer's GPU memory that are not known; see
     `zcactor.transport.local.extents.receive_extents`. None where the peer is not on this host."""
 
+    gpu_reading: Any
+    """The READs from GPU to GPU, a `zcactor.transport.verbs.peer.gpu_reading.GpuReading`. None where the peer is not
+    reached through a network card."""
+
     @property
     def seals_payloads(self) -> bool:
         """Whether frames are encrypted and pulled bytes are not. Payloads above the eager limit are encrypted before

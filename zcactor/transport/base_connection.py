@@ -35,6 +35,9 @@ class BaseConnection(ABC):
     fetch_extents: Any = None
     """See `zcactor.transport.base.Connection`. None unless a subclass leads to a process of this host."""
 
+    gpu_reading: Any = None
+    """See `zcactor.transport.base.Connection`. None unless a subclass has a network card at both ends."""
+
     @property
     def heard(self) -> int | None:
         """See `zcactor.transport.base.Connection`. None unless a subclass leads to other hosts."""

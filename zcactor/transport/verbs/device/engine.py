@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from zcactor.transport.verbs.device.bounce import Bounce
 from zcactor.transport.verbs.device.events import DeviceEvents
+from zcactor.transport.verbs.device.gpu_memory import RegisteredGpuMemory
 from zcactor.transport.verbs.device.registration_cache import ExtentTable, PinnableArena
 from zcactor.transport.verbs.device.sizing import (
     DEPTH,
@@ -138,6 +139,7 @@ class Engine:
             self.cq = device.create_completion_queue(min(MAX_CQE, limits.max_cqe))
             self.srq = device.create_shared_receive_queue(min(MAX_RECEIVES, limits.max_srq_wr))
             self.extents = ExtentTable(device, arena)
+            self.gpu_memory = RegisteredGpuMemory(device, found.port, found.gid)
             self.seals = SealTable(device)
             self.bounce = Bounce(device, loop)
             self._proof = mmap.mmap(-1, PROOF_NBYTES)
@@ -425,6 +427,7 @@ class Engine:
         try:
             with contextlib.ExitStack() as whatever_fails:
                 whatever_fails.callback(self.device.close)
-                self.extents.close()
+                whatever_fails.callback(self.extents.close)
+                self.gpu_memory.close()
         except OSError as error:  # all other objects are closed, and the process cannot use this one
             logger.debug("closing %s: %s", self.device.name, error)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable
 
+    from zcactor.transport.verbs.device.gpu_memory import RegisteredGpuMemory
     from zcactor.transport.verbs.device.viability import Viable
     from zcactor.transport.verbs.driver.base import Device
 
@@ -50,6 +51,7 @@ class Affected(Protocol):
     device: Device
     loop: asyncio.AbstractEventLoop
     found: Viable
+    gpu_memory: RegisteredGpuMemory
     connections: int
 
     def gone(self, error: OSError) -> None:
@@ -125,6 +127,7 @@ class DeviceEvents:
                 engine.path_lost(now.reason)
             return
         engine.found = now
+        engine.gpu_memory.path = now.port, now.gid
         if self.problem:
             self.problem = ""
             logger.info("RDMA can be used again: %s port %d with %s", name, now.port.port, now.address)

@@ -32,6 +32,7 @@ from zcactor.transport.verbs.device.sizing import SEND_DEPTH
 from zcactor.transport.verbs.driver.codes import CompletionStatus, describe_status
 from zcactor.transport.verbs.peer.bootstrap import Message, Rebuild, Rebuilt, Resume
 from zcactor.transport.verbs.peer.bulk import BulkPair, Proving
+from zcactor.transport.verbs.peer.gpu_reading import GpuReading
 from zcactor.transport.verbs.peer.inbox import Inbox
 from zcactor.transport.verbs.peer.link import Link
 from zcactor.transport.verbs.peer.proof import PathProof
@@ -75,8 +76,7 @@ class VerbsConnection(BaseConnection):
         lookup: ``lookup(object_id)`` returns our object with that id, which has `offset` and `nbytes`, or None. Any
             thread may call it.
         authorize: ``authorize(receiver, object_id, offset, nbytes)`` returns None (or False) where the peer may not
-        read
-            these bytes.
+            read these bytes.
         seals: the keys of the socket. With them each message is an encrypted record, and read bytes can be
             authenticated. None where frames are not encrypted.
     """
@@ -129,6 +129,7 @@ class VerbsConnection(BaseConnection):
             leads=leads, tell=self._tell, start=self._start, ended=self._ended, lose=self._lose,
         )  # fmt: skip
         self.export: Callable[[int, int, int], tuple[int, int]] | None = self._reach.export
+        self.gpu_reading: GpuReading | None = GpuReading(pairs.engine, self.puller)
         self._link: Link | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._lingering = False  # lost here, and last messages are still under way

@@ -41,6 +41,8 @@ class Pull:
     keep: object
     """The owner of the memory at `address`."""
     done: asyncio.Future[None]
+    source: int
+    """The address of the bytes at the peer."""
     posted: int = 0
     """Bytes whose READs have been posted."""
     arrived: int = 0

@@ -143,9 +143,11 @@ class Puller:
         """Whether no request is under way, so that no memory is written to any more."""
         return not self._lists and not self._marked
 
-    async def pull(self, region: RemoteRegion, address: int, lkeys: Keys, keep: object, rkeys: Keys = ()) -> None:
+    async def pull(
+        self, region: RemoteRegion, address: int, lkeys: Keys, keep: object, rkeys: Keys = (), source: int | None = None
+    ) -> None:
         """Copy `region` to `address`, whose bytes have `lkeys`. The peer's bytes have `rkeys`, or all that of the
-        region where `rkeys` is empty.
+        region where `rkeys` is empty. They are at `source`, or at the region's place in the peer's arena.
 
         Cancelling stops waiting. `keep` is held until the last posted READ has ended.
 
@@ -158,9 +160,10 @@ class Puller:
         if self._lost is not None:
             raise self._again(self._lost)
         rkeys = rkeys or ((region.nbytes, region.rkey),)
-        self._check(region, rkeys)
+        source = self._arena_address + region.offset if source is None else source
+        self._check(region, rkeys, source)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        pull = Pull(region, address, lkeys, rkeys, keep, future)
+        pull = Pull(region, address, lkeys, rkeys, keep, future, source)
         del keep  # an exception's traceback would hold it longer than `Pull` does
         self._ready.append(pull)
         self.pump()
@@ -176,15 +179,15 @@ class Puller:
             # hold the callers' objects, such as the destination, until the garbage collector runs.
             del future, pull
 
-    def _check(self, region: RemoteRegion, rkeys: Keys) -> None:
+    def _check(self, region: RemoteRegion, rkeys: Keys, source: int) -> None:
         """Check that requests can have these numbers. A post would refuse them among requests of other pulls."""
         address, rkey, entries = self._seals
-        inside = self._arena_address + region.offset + region.nbytes <= MAX_U64
+        inside = source + region.nbytes <= MAX_U64
         sealed = region.seal < entries and address + entries * SEAL_NBYTES <= MAX_U64 and rkey <= MAX_U32
         highest = max(rkey for _, rkey in rkeys)
         if not inside or highest > MAX_U32 or (region.seal and not sealed):
             raise ProtocolError(
-                f"the peer named {region.nbytes} bytes at {region.offset} of its arena at {self._arena_address:#x}, "
+                f"the peer named {region.nbytes} bytes at {region.offset} of its memory, which are at {source:#x}, "
                 f"with rkey {highest:#x} and seal {region.seal} of {entries} at {address:#x}: nothing can lie there"
             )
 
@@ -226,12 +229,11 @@ class Puller:
         reads: list[Read] = []
         self._next += 1
         number = READ_ID | self._next
-        source = self._arena_address + region.offset
         while at < region.nbytes and len(reads) < most:
             here, lkey = key_at(pull.lkeys, at)
             there, rkey = key_at(pull.rkeys, at)
             nbytes = min(self._piece, region.nbytes - at, here - at, there - at)
-            reads.append(Read(number, pull.address + at, nbytes, lkey, source + at, rkey, signalled=False))
+            reads.append(Read(number, pull.address + at, nbytes, lkey, pull.source + at, rkey, signalled=False))
             at += nbytes
         self.reads += len(reads)
         pull.reads += len(reads)
