@@ -26,6 +26,7 @@ _PATIENCE: Final = 30.0
 _REASONS: Final = {
     "mapped": "same host: the GPU memory is mapped in place",
     "pulled": "same host: copied by the GPU, from one that the actor's process does not see",
+    "gpudirect": "other host: read from GPU to GPU by network cards, which is unverified on hardware",
     "host": "copied through host memory",
 }
 
@@ -35,7 +36,7 @@ class DevicePath:
     """The way that arrays on the first GPU of this process take to an actor."""
 
     path: str
-    """``"mapped"``, ``"pulled"`` or ``"host"``; empty where no array gets there."""
+    """``"mapped"``, ``"pulled"``, ``"gpudirect"`` or ``"host"``; empty where no array gets there."""
     reason: str
     """The reason for this way, or the error."""
     rejected: Mapping[str, str] = field(default_factory=dict)

@@ -128,6 +128,10 @@ class SystemActor:
         session = current_call.get().session
         return await self._devices.pieces.whole(session, object_id, offset, nbytes, self._copies)
 
+    async def device_keys(self, object_id: int, offset: int, nbytes: int) -> tuple[int, ...] | str:
+        """Let the caller's network card read GPU memory; see `zcactor.objects.device_direct.DirectReads.keys`."""
+        return await self._devices.direct.keys(current_call.get().session, object_id, offset, nbytes)
+
     async def device_computed(self, object_id: int) -> None:
         """Return when an object in GPU memory is computed; see
         `zcactor.objects.device_pieces.DevicePieces.computed`."""
@@ -141,7 +145,8 @@ class SystemActor:
 
     async def device_proof(self, x: Any, uuid: str, exporting: str) -> Proof:
         """The proof that an array on the caller's GPU has come here; see `zcactor.objects.device_proof.proof_of`."""
-        return await proof_of(x, uuid, exporting, current_call.get().session, self._store)
+        session = current_call.get().session
+        return await proof_of(x, uuid, exporting, session, self._store, self._devices.direct.reason(session))
 
     async def hold(self, ended: list[int], held: list[int]) -> None:
         """Note the objects that the caller still holds of those leased by connections which have ended at its side.

@@ -24,6 +24,7 @@ from zcactor.errors import (
     ZcactorError,
 )
 from zcactor.marshal.values import Code, unpackers
+from zcactor.objects.device_direct import DirectReads
 from zcactor.objects.device_pieces import DevicePieces
 from zcactor.objects.locations import LostPart, outcome
 from zcactor.objectstore.ref import RegionKind
@@ -72,6 +73,8 @@ class DeviceReach:
         self._copies = copies
         self.pieces = DevicePieces(process, tasks, requests, locations, store)
         """The copies of arrays that cannot be mapped."""
+        self.direct = DirectReads(tasks, requests, self.pieces, store)
+        """The arrays that network cards carry from GPU to GPU."""
         self.rejected: dict[tuple[bytes, int], str] = {}
         """The reasons why the memory of a peer's GPU cannot be mapped here, by the peer and its number of the GPU."""
         self._fetching: dict[bytes, asyncio.Lock] = {}
@@ -213,6 +216,8 @@ class DeviceReach:
             if extent is not None:
                 with contextlib.suppress(DeviceError):
                     block = await self.pieces.pull(owner, lease, extent)
+            if block is None and gpus and owner.connection.fetch_extents is None:
+                block = await self.direct.read(owner, lease, gpus[0])
             if block is None and gpus:
                 block = await self.pieces.to_gpu(owner, lease, gpus[0], self._copies)
             if block is None:
@@ -255,6 +260,7 @@ class DeviceReach:
         devices = self._store.devices_in_use
         if another is None:
             self._fetching.pop(session.peer_process, None)
+            self.direct.forget(session.peer_process)
             for key in [key for key in self.rejected if key[0] == session.peer_process]:
                 del self.rejected[key]
             if devices is not None:

@@ -67,7 +67,8 @@ class Stats:
     bytes_device_mapped: int
     """Bytes of arrays on GPUs received by mapping their owner's GPU memory."""
     bytes_device_pulled: int
-    """Bytes of arrays on GPUs that were copied from a GPU that this process does not see to one of its own."""
+    """Bytes of arrays on GPUs that came to a GPU of this process from one that it does not see: copied by the GPU, or
+    read from another host by network card."""
     device_used: int
     """Bytes of living objects in this process's GPU memory."""
     device_leases: int
