@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from zcactor.cli.gpus import GpuFinding, Gpus, look_at_gpus
 from zcactor.config import Config
 from zcactor.device.driver import GpuFacts
 from zcactor.device.fake import host_uuids
+from zcactor.transport.verbs.driver.fake import FakeFabric
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,29 @@ def test_what_a_gpu_cannot_do(options: str, exports: str, path: str, readonly: b
     assert (found.exports, found.path, found.proven, found.readonly_imports) == (exports, path, True, readonly)
     assert (found.dma_buf, found.shared_events) == ("dmabuf=no" not in options, "events=none" not in options)
     assert ("cannot be mapped" in found.reason) is ("try its host" in found.fix) is (path == "host")
+
+
+CARDS: dict[str, tuple[str, Callable[[FakeFabric], object], str]] = {
+    "works": ("", lambda fabric: fabric.add_nic("fake0"), ""),
+    "no card": ("", lambda _: None, "RDMA does not work here: there is no RDMA device"),
+    "no memory of GPUs": (
+        "", lambda fabric: setattr(fabric.add_nic("fake0"), "takes_dma_bufs", False), "cannot register a dma-buf",
+    ),
+    "no dma-buf": ("dmabuf=no", lambda fabric: fabric.add_nic("fake0"), "exports no memory to network cards"),
+    "no stream": ("fail=stream", lambda fabric: fabric.add_nic("fake0"), "stream on GPU 0 failed"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
+def test_a_network_card_beside_a_gpu(card: str) -> None:
+    options, prepare, reason = CARDS[card]
+    fabric = FakeFabric()
+    prepare(fabric)
+    found = only(look_at_gpus(Config(gpu="fake", gpu_fake=options), binding=fabric.binding()))
+    assert found.proven and found.card == ("" if reason else "fake0")
+    assert reason in found.no_card and bool(reason) is bool(found.no_card)
+    assert not any(nic.devices for nic in fabric.devices), "it is closed"
 
 
 @pytest.mark.slow

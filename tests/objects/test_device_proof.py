@@ -52,3 +52,15 @@ async def test_the_own_process() -> None:
     x, store = np.arange(10, dtype=np.uint8), Store("GPU-0")
     found: Any = store
     assert await proof_of(x, "GPU-0", "vmm", session(b"me"), found) == ("mapped", {}, x.tobytes())
+
+
+@pytest.mark.parametrize("maps", [True, False])
+@pytest.mark.parametrize("path", ["", "gpudirect", "pulled"])
+async def test_the_reason_against_network_cards_is_told_between_hosts(maps: bool, path: str) -> None:
+    x: Any = SimpleNamespace(
+        shape=(3,), dtype=np.dtype("u1"), copy_to_host=lambda values: values.fill(5), holder=SimpleNamespace(path=path)
+    )
+    found: Any = Store("GPU-0")
+    way, rejected, values = await proof_of(x, "GPU-0", "vmm", session(maps=maps), found, "no cable")
+    assert (way, values) == (path or "host", b"\5\5\5")
+    assert rejected.get("gpudirect", "") == ("" if path or maps else "no cable")

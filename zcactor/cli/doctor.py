@@ -378,7 +378,7 @@ def examine(
     memlock: Callable[[], int | None] = memlock_limit,
     huge_pages: Path = HUGE_PAGES,
     groups: Sequence[MemoryGroup] | None = None,
-    gpus: Callable[[Config], Gpus] = look_at_gpus,
+    gpus: Callable[[Config], Gpus] | None = None,
 ) -> Report:
     """Look at this host.
 
@@ -389,7 +389,7 @@ def examine(
         memlock: bytes that may be pinned, None for any number.
         huge_pages: the kernel's setting for shared memory.
         groups: the control groups that bound our memory; None looks for them.
-        gpus: looks at the GPUs.
+        gpus: looks at the GPUs; None for `look_at_gpus`.
     """
     if binding is None:
         binding = drivers.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
@@ -409,7 +409,7 @@ def examine(
         tuple(_setting(config, name, source) for name, source in sources.items()),
         store,
         rdma,
-        gpus(config),
+        look_at_gpus(config, binding=binding) if gpus is None else gpus(config),
         transports,
         next(iter(usable), ""),
         next(iter(between_hosts), ""),

@@ -4,6 +4,7 @@ bytes from another process come out right."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +17,19 @@ from zcactor.assembly.devices import offered_gpus
 from zcactor.errors import DeviceUnavailable, ZcactorError
 from zcactor.process.loops import run
 from zcactor.process.nvidia import may_have_gpus
+from zcactor.transport.verbs.device.viability import NotViable, viability
+from zcactor.transport.verbs.driver import bindings as drivers
+from zcactor.transport.verbs.driver.bindings import Absent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from zcactor.config import Config
     from zcactor.device.driver import GpuDriver, GpuFacts
+    from zcactor.device.memory import GpuMemory
+    from zcactor.process.tasks import Tasks
+    from zcactor.transport.verbs.device.gpu_memory import RegisteredGpuMemory
+    from zcactor.transport.verbs.driver.base import Binding
 
 __all__ = ["GpuFinding", "Gpus", "RandomSender", "look_at_gpus"]
 
@@ -67,6 +75,10 @@ class GpuFinding:
     """The reason why memory is not mapped, or why the transfer failed; empty where it is mapped."""
     fix: str
     """The next step; empty where there is none to take."""
+    card: str = ""
+    """The network card that moved 64 KiB to the GPU and from it, which came out right; empty where none did."""
+    no_card: str = ""
+    """The reason why none did; empty where one did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +112,14 @@ class RandomSender:
         return zc.to_device(np.frombuffer(values, np.uint8), device), values
 
 
-def look_at_gpus(config: Config, root: Path = Path("/")) -> Gpus:
-    """Look at the GPUs of this host, and send bytes from another process to this one by each. A node is started for
-    that, and ended.
+def look_at_gpus(config: Config, root: Path = Path("/"), binding: Binding | Absent | None = None) -> Gpus:
+    """Look at the GPUs of this host, and send bytes from another process to this one by each, and by a network card
+    if there is one. A node is started for that, and ended.
 
     Args:
         config: the settings. No runtime and no loop may be running in this process.
         root: the folder of ``proc`` and ``dev``.
+        binding: of libibverbs; None looks for the one that `config` names.
     """
     try:
         offered = tuple(offered_gpus(config, os.environ, root))
@@ -116,17 +129,56 @@ def look_at_gpus(config: Config, root: Path = Path("/")) -> Gpus:
                 f"{root / 'dev/nvidia*'}; start the container with its GPUs, or set gpu to 'fake' (ZCACTOR_GPU=fake) "
                 "for fake GPUs"
             )
-        return run(_look(config, offered))
+        with _card(config, binding) as card:
+            return run(_look(config, offered, card))
     except (ZcactorError, ValueError, OSError, TimeoutError) as error:
         return Gpus("", (), (), str(error) or f"no answer within {_PATIENCE:g} s; nvidia-smi may say more")
 
 
-async def _look(config: Config, offered: tuple[str, ...]) -> Gpus:
+@contextlib.contextmanager
+def _card(config: Config, binding: Binding | Absent | None) -> Iterator[RegisteredGpuMemory | str]:
+    """The network card that RDMA would use here, open, or the reason why there is none."""
+    if binding is None:
+        binding = drivers.bindings(None if config.verbs_binding == "auto" else config.verbs_binding)
+    found = viability(
+        binding, arena_nbytes=_PROOF_NBYTES, device=config.verbs_device, port=config.verbs_port,
+        gid_index=config.verbs_gid_index, local_address=config.host,
+    )  # fmt: skip
+    if isinstance(found, NotViable) or isinstance(binding, Absent):
+        yield f"RDMA does not work here: {found.reason if isinstance(found, NotViable) else binding}"
+        return
+    from zcactor.transport.verbs.device.gpu_memory import RegisteredGpuMemory
+
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(contextlib.closing(binding.open(found.device)))
+        yield stack.enter_context(contextlib.closing(RegisteredGpuMemory(device, found.port, found.gid)))
+
+
+async def _look(config: Config, offered: tuple[str, ...], card: RegisteredGpuMemory | str) -> Gpus:
     async with asyncio.timeout(_PATIENCE), zc.init(config=replace(config, address=None)) as runtime:
-        driver: GpuDriver = runtime.process.store.devices().driver
+        process = runtime.process
+        devices = process.store.devices()
+        driver: GpuDriver = devices.driver
         sender: Any = await zc.spawn(RandomSender)
-        found = [await _finding(driver, facts, sender) for facts in driver.devices()]
+        found = []
+        for gpu, facts in zip(devices.gpus, driver.devices(), strict=True):
+            finding = await _finding(driver, facts, sender)
+            reason = card if isinstance(card, str) else await _direct(process.tasks, card, gpu)
+            name = "" if isinstance(card, str) or reason else card.device.name
+            found.append(replace(finding, card=name, no_card=reason))
     return Gpus(driver.kind, tuple(found), offered, "")
+
+
+async def _direct(tasks: Tasks, card: RegisteredGpuMemory, gpu: GpuMemory) -> str:
+    """The reason why a network card does not reach a GPU; empty where it does."""
+    from zcactor.device.streams import GpuStream
+    from zcactor.objects.device_card import prove
+
+    try:
+        stream = GpuStream(gpu)
+        return await prove(tasks, card, gpu, stream.ptr)
+    except ZcactorError as error:
+        return str(error)
 
 
 async def _finding(driver: GpuDriver, facts: GpuFacts, sender: Any) -> GpuFinding:

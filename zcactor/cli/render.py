@@ -133,6 +133,8 @@ def _gpu(gpu: GpuFinding) -> Iterable[tuple[object, ...]]:
     readonly = Text("unknown, as nothing was mapped") if gpu.readonly_imports is None else _yes(gpu.readonly_imports)
     yield "imports are read-only", readonly
     yield "dma-buf for cards", _yes(gpu.dma_buf)
+    proven = f"64 KiB by {gpu.card} came out right both ways; between hosts it is unverified on hardware"
+    yield "GPUDirect", proven if gpu.card else gpu.no_card or "unknown"
 
 
 def _transport(transport: Transport) -> tuple[object, ...]:
