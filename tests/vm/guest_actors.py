@@ -57,6 +57,12 @@ class Shard:
         for i in range(n):
             yield np.full(ROWS, float(i))
 
+    def made(self, nbytes: int, value: int) -> zc.DeviceArray:
+        return zc.full(nbytes, value, "u1", device="cuda")
+
+    def total(self, array: zc.DeviceArray) -> tuple[str, int]:
+        return type(array).__name__, int(zc.to_host(array).sum(dtype="u8"))
+
     async def keep(self, array: Array) -> Array:
         self.weights = array
         return array
