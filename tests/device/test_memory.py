@@ -22,6 +22,18 @@ def test_blocks_are_counted_until_they_are_dropped() -> None:
         assert store.used == 1024
 
 
+def test_a_lent_block_is_read_only_until_all_have_given_it_back() -> None:
+    with opened() as store:
+        block, readers = DeviceBlock(store.gpu(0), 100), [object(), object()]
+        for reader in readers:
+            block.lend(reader)
+        for reader in readers:
+            assert block.readonly and not block.sealed
+            block.take_back(reader)
+            block.take_back(reader)
+        assert not block.readonly
+
+
 def test_the_capacity_of_each_gpu() -> None:
     with opened("devices=2", capacity=4 << 20) as store:
         kept = [DeviceBlock(store.gpu(index), 4 << 20) for index in (0, 1)]

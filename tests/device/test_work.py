@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.device.helpers import NEVER, held, settle
 from zcactor.device.events import EventPool
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.work import Work
+from zcactor.errors import ObjectLost
 from zcactor.testing.device_peer import finish, mapped, read, write
 
 
@@ -96,3 +99,19 @@ def test_a_write_takes_the_place_of_earlier_work() -> None:
     last = pool.record(0)
     work.has_written(last)
     assert work.all() == [last]
+
+
+def test_bytes_that_are_lost_are_read_by_nobody_until_they_are_written_again() -> None:
+    driver, pool, address, stream = late("yes")
+    work = Work()
+    work.has_written(pool.record(0))
+    work.lose("the exchange was ended")
+    for read_them in (lambda: work.before_reading(0, stream), work.writes, work.seal):
+        with pytest.raises(ObjectLost, match="^the exchange was ended$"):
+            read_them()
+    assert len(work.all()) == 1
+    work.before_writing(0, stream)
+    driver.fill(0, address, b"n", 4, stream)
+    work.has_written(pool.record(stream))
+    work.before_reading(0, stream)
+    work.seal()

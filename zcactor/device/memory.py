@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakValueDictionary
@@ -26,6 +27,7 @@ __all__ = ["DeviceBlock", "GpuMemory", "gpu_number", "wait_on_host"]
 _GPU_SHIFT: Final = 48
 """Bits of the offset in one GPU's memory; the GPU's index is above them. 256 TiB are never used up, as each offset is
 used for one extent only."""
+_lending: Final = threading.Lock()
 _FIRST_PAUSE: Final = 20e-6
 """Seconds: about the time of a copy of a few KiB."""
 _LAST_PAUSE: Final = 1e-3
@@ -84,7 +86,8 @@ class DeviceBlock:
     """
 
     __slots__ = (
-        "__weakref__", "address", "exported", "gpu", "hold", "id", "nbytes", "path", "sealed", "store", "told",
+        "__weakref__", "address", "exported", "gpu", "hold", "id", "loans", "nbytes", "path", "sealed", "store",
+        "told",
     )  # fmt: skip
 
     read_in_place: Final = True
@@ -101,6 +104,8 @@ class DeviceBlock:
         self.nbytes: Final = nbytes
         self.sealed = False
         """Whether the object was shared, so that nobody may write to it."""
+        self.loans: tuple[object, ...] = ()
+        """The operations of groups that have yet to queue work that reads the bytes."""
         self.exported = False
         self.path: Literal["", "pulled", "gpudirect"] = ""
         """The way on which the bytes of another GPU came without host memory: a copy by this one, of a GPU that this
@@ -119,7 +124,7 @@ class DeviceBlock:
     @property
     def readonly(self) -> bool:
         """Whether nobody may write to the bytes."""
-        return self.sealed
+        return self.sealed or bool(self.loans)
 
     @property
     def offset(self) -> int:
@@ -143,6 +148,16 @@ class DeviceBlock:
             self.told = None
         self.work.unseal()
         self.sealed = False
+
+    def lend(self, reader: object) -> None:
+        """Let nobody write to the bytes until `reader` gives them back. Any thread may call this."""
+        with _lending:
+            self.loans = (*self.loans, reader)
+
+    def take_back(self, reader: object) -> None:
+        """Undo `lend`. Any thread may call this."""
+        with _lending:
+            self.loans = tuple([each for each in self.loans if each is not reader])
 
     def grant(self, session: Any) -> tuple[bytes, int, int]:
         """Lease the object to the peer of `session`; see `zcactor.rpc.parts.Holder`."""

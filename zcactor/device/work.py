@@ -29,12 +29,14 @@ class Work:
         sealed: whether nobody writes to the bytes here.
     """
 
-    __slots__ = ("_given", "_reads", "_sealed", "_writes")
+    __slots__ = ("_given", "_lost", "_reads", "_sealed", "_writes")
 
     def __init__(self, after: Iterable[Moment] = (), *, sealed: bool = False) -> None:
         self._writes = list(after)
         self._reads: list[Moment] = []
         self._sealed = sealed
+        self._lost = ""
+        """The reason why the bytes are never computed; empty where they are."""
         self._given: dict[tuple[EventPool, int], object] = {}
         """Streams of libraries that have the bytes, each with the object that keeps it."""
 
@@ -69,8 +71,10 @@ class Work:
         """Note that nobody writes to the bytes from now on. Idempotent.
 
         Raises:
+            ObjectLost: the bytes are never computed.
             DeviceError: the driver refuses.
         """
+        self._check()
         if not self._sealed:
             self._writes = self._written()
             self._sealed = True
@@ -80,8 +84,9 @@ class Work:
 
         Raises:
             DeviceError: the driver refuses.
-            ObjectLost: the process that writes has ended before that was done.
+            ObjectLost: the process that writes has ended before that was done, or the bytes are lost otherwise.
         """
+        self._check()
         if any(moment.is_lost() for moment in self._writes):
             raise ObjectLost(LOST)
         ordered(self._written(), device, stream)
@@ -105,6 +110,20 @@ class Work:
         """Note a write that is before `moment`, and after all other work."""
         self._writes = [moment]
         self._reads = []
+        self._lost = ""
+
+    def lose(self, reason: str) -> None:
+        """Note that the last write was ended before it was done: readers of the bytes get `ObjectLost`, until they are
+        written again.
+
+        Args:
+            reason: the text of the error.
+        """
+        self._lost = reason
+
+    def _check(self) -> None:
+        if self._lost:
+            raise ObjectLost(self._lost)
 
     def comes_after(self, moment: Moment) -> None:
         """Note a write of the owner, which is before all work here."""
@@ -115,7 +134,9 @@ class Work:
 
         Raises:
             DeviceError: the GPU's context is broken.
+            ObjectLost: the bytes are never computed.
         """
+        self._check()
         self._writes = pending(self._writes)
         return self._written()
 
