@@ -293,6 +293,13 @@ class SystemActor:
         return self._groups().offer(key, to, source, seq, object_id, offset, nbytes)
 
     @inline
+    def group_gpu(
+        self, key: bytes, to: int, source: int, attempt: int, uuid: str, reason: str, name: Any
+    ) -> object:  # fmt: skip
+        """Take what a rank tells of its GPU; see `zcactor.collectives.groups.Groups.take_gpu`."""
+        return self._told(self._groups().take_gpu, key, to, source, attempt, uuid, reason, name)
+
+    @inline
     def group_piece(self, key: bytes, to: int, source: int, seq: int, data: bytes) -> object:
         """Take a piece of a rank's input."""
         return self._told(self._groups().piece, key, to, source, seq, data)

@@ -45,6 +45,8 @@ class GroupPlan:
     ``"ring"`` and ``"halving"`` some come from its own host.)"""
     reason: str
     """The reason for `plan`."""
+    gpus: str = ""
+    """The way of arrays on GPUs, for which the figures are not: ``"nccl"``, or why the first member has none."""
 
     def __str__(self) -> str:
         lines = [
@@ -54,10 +56,12 @@ class GroupPlan:
         lines += [
             f"{name:<18} {seconds * 1e6:>14,.1f} {self.volume[name]:>20,}" for name, seconds in self.predicted_s.items()
         ]
+        if self.gpus:
+            lines.append(f"arrays on GPUs: {self.gpus}")
         return "\n".join(lines)
 
 
-def plan_of(nbytes: int, rails: Rails, line: Line, eager_nbytes: int) -> GroupPlan:
+def plan_of(nbytes: int, rails: Rails, line: Line, eager_nbytes: int, gpus: str = "") -> GroupPlan:
     """Predict the times of an allreduce, and say which plan is taken.
 
     Args:
@@ -65,6 +69,7 @@ def plan_of(nbytes: int, rails: Rails, line: Line, eager_nbytes: int) -> GroupPl
         rails: the ranks by host.
         line: the cost of bytes from one member to another; between hosts, where there are several.
         eager_nbytes: bytes of the largest input that travels in frames.
+        gpus: the way of arrays on GPUs.
     """
     size, frame_s = rails.size, line.latency_s
     volume = {"eager": (size - 1) * nbytes}
@@ -98,7 +103,7 @@ def plan_of(nbytes: int, rails: Rails, line: Line, eager_nbytes: int) -> GroupPl
     else:
         inputs = "all inputs" if rails.flat else "each host's sum"
         reason = f"each rank takes its part of {inputs}, and then the finished parts: the fewest bytes in two steps"
-    return GroupPlan(nbytes, size, plan, seconds, volume, reason)
+    return GroupPlan(nbytes, size, plan, seconds, volume, reason, gpus)
 
 
 def fastest(nbytes: int, rails: Rails, line: Line) -> str:

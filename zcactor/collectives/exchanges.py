@@ -61,6 +61,9 @@ class Broadcast(Collective):
     def run(self) -> None:
         """Give the array of the root."""
         array = self.published[self.root].data
+        if type(array) is bytes:  # the layout of an array on the root's GPU
+            self.process.groups().receive_on_gpu(self, array)
+            return
         if type(array) is not np.ndarray:
             raise ProtocolError(f"rank {self.root} sent no array for a broadcast")
         self.complete(array)
@@ -99,7 +102,7 @@ class AllToAll(Collective):
         found: list[ObjectRef[Any]] = []
         for rank in range(self.member.size):
             data = [self.parts[rank]] if rank == self.member.rank else self.published[rank].data
-            if type(data) is not list or len(data) != 1 or not isinstance(data[0], ObjectRef):
+            if type(data) is not list or len(data) not in (1, 2) or not isinstance(data[0], ObjectRef):
                 raise ProtocolError(f"rank {rank} sent no reference")
             found.append(data[0])
         self.complete(found)

@@ -130,9 +130,9 @@ async def _tell_former(process: LocalProcess, handle: ActorHandle, key: bytes, e
     process.requests.send(session, "group_superseded", (key[:NAME_NBYTES], epoch))
 
 
-async def measured(process: LocalProcess, key: bytes, first: ActorHandle) -> tuple[Rails, Line, int]:
+async def measured(process: LocalProcess, key: bytes, first: ActorHandle) -> tuple[Rails, Line, int, str]:
     """The facts of a group, from the process of its first member: the ranks by host, the cost of bytes from one to
-    another, and the bytes that travel in frames.
+    another, the bytes that travel in frames, and the way of arrays on GPUs.
 
     Raises:
         ActorDied: the first member is dead.
@@ -144,8 +144,8 @@ async def measured(process: LocalProcess, key: bytes, first: ActorHandle) -> tup
     facts = await process.requests.ask(session, "group_facts", key)
     if facts is None:
         raise RuntimeError(f"{seat.label} does not know this group any more: it was started anew; reform the group")
-    eager_nbytes, hosts, everywhere, frame_s, nbytes_per_s, _ = facts
+    eager_nbytes, hosts, everywhere, frame_s, nbytes_per_s, _, gpus = facts
     rails = Rails(hosts, everywhere=everywhere)
     if rails.one_host:  # nothing depends on it, so it was not measured yet
         frame_s = await process.groups().frame_s(session)
-    return rails, Line(frame_s, nbytes_per_s), eager_nbytes
+    return rails, Line(frame_s, nbytes_per_s), eager_nbytes, gpus

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
+from numpy import ndarray
+
 from zcactor import ids
-from zcactor.collectives import founding, kinds
+from zcactor.collectives import calls, founding, kinds
 from zcactor.collectives.cost import GroupPlan, plan_of
-from zcactor.collectives.exchanges import AllGather, AllToAll, Concatenate, ConcatenateOverHosts
+from zcactor.collectives.exchanges import AllGather
 from zcactor.collectives.group_options import GroupOptions
 from zcactor.collectives.operations import Refusal
-from zcactor.collectives.plans import pieces_by, result_by
-from zcactor.collectives.prompt import begin_barrier, begin_broadcast, begin_gather, remember, repeated
+from zcactor.collectives.plans import result_by
+from zcactor.collectives.prompt import begin_barrier, remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
 from zcactor.collectives.reductions import Eager
 from zcactor.collectives.starting import start
+from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.process.context import current, current_host
 from zcactor.process.spinning import check_spin
 
@@ -44,6 +46,9 @@ class Group:
     method calls its `ObjectRef.result`. Calls are matched by their order: all members make the same calls in the same
     order. Cancelling the wait, or a timeout, ends the waiting only: the operation goes on, its place in the order is
     kept, and the group stays usable.
+
+    Where the arrays of all ranks lie on GPUs, NCCL exchanges them, and chooses the order of sums. The results then lie
+    on the ranks' GPUs, as arrays of the inputs' library. The reference is done when the exchange is queued on the GPU.
     """
 
     __slots__ = ("_actors", "_epoch", "_found", "_home", "_key", "_options", "_ranks", "_token")
@@ -133,8 +138,10 @@ class Group:
 
         Raises:
             RuntimeError: the caller is no member.
-            TypeError: `op` is not defined for the dtype, or the elements are no plain numbers.
-            ValueError: unknown `op` or `plan`, or `out` does not fit.
+            TypeError: `op` is not defined for the dtype, the elements are no plain numbers, or `x` is on a GPU and
+                NCCL is missing here, or at another rank (raised by the reference then).
+            ValueError: unknown `op` or `plan`, or `out` does not fit. The reference raises it where two ranks have one
+                GPU, or one rank has several.
             OutOfMemory: the store has no room for a copy of `x`; raised by the reference where another rank lacks room.
             GroupMismatch: another rank has made another call. The reference raises this and the errors below.
             GroupBroken: a member is gone, or the group was formed anew.
@@ -148,6 +155,8 @@ class Group:
             member = last[1] if last is not None and last[0] is current_host.get() and last[1].kept else self._member()
             if (repetition := repeated(member, x, op, timeout)) is not None:
                 return repetition
+        if type(x) is not ndarray and is_on_gpu(x):
+            return calls.allreduce_on_gpus(self._member(), x, op, out, plan, timeout)
         array = kinds.as_array(x, what)
         kinds.check_op(array.dtype, op, what)
         if out is not None:
@@ -188,20 +197,7 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        what = "Group.reduce_scatter"
-        array = kinds.as_array(x, what)
-        kinds.check_op(array.dtype, op, what)
-        if not array.ndim:
-            raise ValueError(f"{what}: an array without axes cannot be cut along axis 0")
-        bounds = kinds.row_bounds(len(array), self.size, shards, what)
-        member = self._member()
-        make = pieces_by(member, array, bounds)
-        rows = bounds[member.rank], bounds[member.rank + 1]
-        extra = "" if shards is None else f", shards={[b - a for a, b in itertools.pairwise(bounds)]}"
-        return start(
-            member, what, timeout,
-            lambda process, call: make(process, call, "reduce_scatter", op, array, None, rows, extra),
-        )  # fmt: skip
+        return calls.reduce_scatter(self._member(), x, op, shards, timeout)
 
     @overload
     def allgather(self, x: Any, *, concat: Literal[True] = True, timeout: float | None = None) -> ObjectRef[Array]: ...
@@ -230,15 +226,7 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        what = "Group.allgather"
-        array = kinds.as_array(x, what)
-        member = self._member()
-        if not concat:
-            return begin_gather(member, array, timeout)
-        if not array.ndim:
-            raise ValueError(f"{what}: arrays without axes cannot be concatenated; pass concat=False, or x[None]")
-        make = Concatenate if member.rails.one_host else ConcatenateOverHosts
-        return start(member, what, timeout, lambda process, call: make(process, call, array))
+        return calls.allgather(self._member(), x, concat, timeout)
 
     def broadcast(self, x: Any = None, *, root: int = 0, timeout: float | None = None) -> ObjectRef[Array]:
         """Give the array of one rank to all, by reference.
@@ -259,15 +247,7 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        what = "Group.broadcast"
-        root = operator.index(root)
-        if not 0 <= root < self.size:
-            raise ValueError(f"{what}: root is {root}, and ranks are 0 to {self.size - 1}")
-        member = self._member()
-        if member.rank == root and x is None:
-            raise TypeError(f"{what}: rank {root} is the root, and has passed no array")
-        array = kinds.as_array(x, what) if member.rank == root else None
-        return begin_broadcast(member, root, array, timeout)
+        return calls.broadcast(self._member(), operator.index(root), x, timeout)
 
     def alltoall(self, parts: Sequence[Any], *, timeout: float | None = None) -> ObjectRef[list[ObjectRef[Any]]]:
         """Send a value to each rank, and receive one from each.
@@ -285,10 +265,7 @@ class Group:
 
         Cancelling ends the waiting; the operation goes on.
         """
-        what = "Group.alltoall"
-        if len(parts) != self.size:
-            raise ValueError(f"{what}: there are {len(parts)} parts for {self.size} ranks; pass one value for each")
-        return start(self._member(), what, timeout, lambda process, call: AllToAll(process, call, parts))
+        return calls.alltoall(self._member(), parts, timeout)
 
     def barrier(self, *, timeout: float | None = None) -> ObjectRef[None]:
         """Wait until all ranks have called.
@@ -307,8 +284,8 @@ class Group:
 
     async def explain(self, nbytes: int) -> GroupPlan:
         """Predict the time of an allreduce by each plan, and the bytes that a rank takes from others, and name the plan
-        of ``"auto"``. Any holder of the group may ask. The cost of a frame between hosts is that at the time when the
-        group was made.
+        of ``"auto"``, and the way of arrays on GPUs at the first member. Any holder of the group may ask. The cost of a
+        frame between hosts is that at the time when the group was made.
 
         Args:
             nbytes: bytes of each rank's input.
@@ -322,10 +299,10 @@ class Group:
         if nbytes < 0:
             raise ValueError(f"Group.explain: nbytes is {nbytes}, and must be at least 0")
         process = current()
-        rails, line, eager_nbytes = await process.tasks.on_loop(
+        rails, line, eager_nbytes, gpus = await process.tasks.on_loop(
             lambda: founding.measured(process, self._key, self._actors[0])
         )
-        return plan_of(nbytes, rails, line, eager_nbytes)
+        return plan_of(nbytes, rails, line, eager_nbytes, gpus)
 
     async def reform(self, *, replace: Mapping[int, object] | None = None) -> Group:
         """Make a new epoch of the group, also of a healthy one, with members that were started again or are replaced.
@@ -461,7 +438,8 @@ async def group(
 
     Members that map each other's memory are on one host. Those of other hosts, or without ``local`` among their
     transports, take parts of each other's arrays by RDMA or TCP, straight to where they are needed. Several members
-    on one host share one result there.
+    on one host share one result there. NCCL exchanges arrays that lie on a GPU of each rank; where CuPy does not find
+    it, calls with such arrays raise TypeError.
 
     Args:
         actors: handles, each once.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from zcactor.collectives.group_options import GroupOptions
+    from zcactor.collectives.nccl import Nccl
+    from zcactor.collectives.operations import Collective
     from zcactor.collectives.sources import Piece
     from zcactor.objectstore.store import Block
     from zcactor.process.context import LocalProcess
@@ -70,6 +72,8 @@ class Facts(NamedTuple):
     """Bytes per second of bulk between hosts."""
     spin_us: float
     """Microseconds for which a waiting member's loop stays awake."""
+    gpus: str
+    """``"nccl"``, or why this process has none for arrays on GPUs."""
 
 
 class Counts:
@@ -101,6 +105,8 @@ class Groups:
         self._dropped: deque[bytes] = deque()
         """Groups that this process has founded and nobody holds any more."""
         self._threads: ThreadPoolExecutor | None = None
+        self.nccl: Nccl | None = None
+        """The maker of communicators for arrays on GPUs; None for the real NCCL. Tests put a stand-in here."""
 
     # ---------------------------------------------------------------- members
 
@@ -219,8 +225,18 @@ class Groups:
         for member in self._members.get(key, {}).values():
             rails, line, spinner = member.rails, member.line, member.spinner
             spin_us = 0.0 if spinner is None else spinner.seconds * 1e6
-            return Facts(member.eager_nbytes, rails.hosts, rails.everywhere, line.latency_s, line.bytes_per_s, spin_us)
+            hosts, times = (rails.hosts, rails.everywhere), (line.latency_s, line.bytes_per_s)
+            return Facts(member.eager_nbytes, *hosts, *times, spin_us, self._gpus())
         return None
+
+    def _gpus(self) -> str:
+        devices = self.process.store.devices_in_use
+        if devices is None:
+            return "the first member has not used a GPU"
+        from zcactor.collectives.gpu_exchange import nccl_of
+
+        found = nccl_of(self, devices.driver.kind)
+        return found if isinstance(found, str) else "nccl"
 
     def forget(self, key: bytes) -> None:
         """Forget the members of a group that nobody can call any more. Idempotent."""
@@ -228,7 +244,7 @@ class Groups:
         for member in members.values():
             member.kept = False
             self.process.pushes.expectations.takers.pop(member.word, None)
-            member.break_up(-1, "", "nobody holds the group any more")
+            member.close()
         if members:
             self._keep({seat.process for seat in next(iter(members.values())).seats}, -1)
 
@@ -288,6 +304,30 @@ class Groups:
         member = self.member(key, to)
         if member is not None:
             member.offered(source, seq, memory)
+
+    def take_gpu(self, key: bytes, to: int, source: int, attempt: int, uuid: str, reason: str, name: Any) -> None:
+        """Take what rank `source` tells of itself before an exchange of arrays on GPUs.
+
+        Args:
+            key, to, source: the group, the rank, and the rank that has sent it.
+            attempt: number of times that the ranks began to make a communicator.
+            uuid: of its GPU.
+            reason: why it takes no part; empty where it does.
+            name: from rank 0, the id of a communicator.
+        """
+        member = self.member(key, to)
+        if member is not None:
+            member.check(source, attempt)
+            from zcactor.collectives.gpu_exchange import exchange_of  # most groups exchange no such arrays
+
+            exchange_of(member).take(attempt, source, uuid, reason, name)
+
+    @staticmethod
+    def receive_on_gpu(operation: Collective, data: bytes) -> None:
+        """Let a broadcast go on whose root has an array on a GPU; see `zcactor.collectives.gpu_operations.receive`."""
+        from zcactor.collectives.gpu_operations import receive
+
+        receive(operation, data)
 
     def report(self, key: bytes, to: int, source: int, seq: int, failure: BaseException | None) -> None:
         """Take the report of rank `source` that it is done with the memory of an operation."""
@@ -419,6 +459,9 @@ class Groups:
 
     def close(self) -> None:
         """End the threads. Idempotent."""
+        for member in [each for members in self._members.values() for each in members.values()]:
+            if member.exchange is not None:
+                member.exchange.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zcactor.marshal.arrays import dtype_code, is_shareable
+from zcactor.marshal.on_gpu import is_on_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +50,10 @@ def as_array(x: Any, what: str) -> Array:
     """Return `x` as an array whose elements are plain bytes.
 
     Raises:
-        TypeError: the elements are Python objects or strings of variable width.
+        TypeError: the elements are Python objects or strings of variable width, or they lie on a GPU.
     """
+    if type(x) is not np.ndarray and is_on_gpu(x):
+        raise TypeError(f"{what}: the array is on a GPU; pass zc.to_host(x)")
     array: Array = np.asarray(x)
     if not is_shareable(array.dtype):
         raise TypeError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from zcactor.collectives.operations import Collective, Publication
+from zcactor.collectives.operations import Collective, Ending, Publication
 from zcactor.collectives.rails import Rails
 from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, root_of
@@ -110,6 +110,8 @@ class Member:
         """The cost of bytes from a rank on another host."""
         self.spinner: Spinner | None = None
         """The wakefulness of the loop after each message; None lets it sleep."""
+        self.exchange: Ending | None = None
+        """The exchanges of arrays on GPUs, from the first on; see `zcactor.collectives.gpu_exchange.exchange_of`."""
         self.kept = True
         """Whether the process still has this member."""
         self.broken: tuple[int, str, str, int] | None = None
@@ -207,6 +209,12 @@ class Member:
                 except ConnectionLost:  # its end breaks the group
                     continue
             self._publish(rank, seq, operation, Publication(*values))
+
+    def close(self) -> None:
+        """End all operations, as nobody holds the group any more. Work that is queued on GPUs is still done."""
+        if self.exchange is not None:
+            self.exchange.close()
+        self.break_up(-1, "", "nobody holds the group any more")
 
     def _stay_awake(self) -> None:
         if self.spinner is not None:
@@ -466,6 +474,8 @@ class Member:
                 session = self._session(other)
                 if session is not None:
                     self.process.requests.send(session, "group_broken", (self.key, rank, actor, cause))
+        if self.exchange is not None:
+            self.exchange.abort()
         self._pieces.clear()
         early, self._early = self._early, {}
         for seq, publications in early.items():

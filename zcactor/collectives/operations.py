@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
 
-__all__ = ["Barrier", "Collective", "Publication", "Ranked", "Refusal"]
+__all__ = ["Barrier", "Collective", "Ending", "Publication", "Ranked", "Refusal"]
 
 
 class Ranked(Protocol):
@@ -46,6 +46,16 @@ class Ranked(Protocol):
 
     def writable(self, result: Any) -> int:
         """The address at which this process writes to the memory of a result."""
+
+
+class Ending(Protocol):
+    """The part of a member that ends with it."""
+
+    def abort(self) -> None:
+        """End it at once, as the group is broken. Idempotent."""
+
+    def close(self) -> None:
+        """End it in order, as nobody holds the group any more. Idempotent."""
 
 
 class Publication(NamedTuple):

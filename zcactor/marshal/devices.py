@@ -33,7 +33,14 @@ from zcactor.rpc.parts import Part
 if TYPE_CHECKING:
     from zcactor.device.events import Moment
 
-__all__ = ["pack_device_array", "pack_known_array", "pack_moved_array", "pass_arrays", "unpack_device_array"]
+__all__ = [
+    "LibraryArray",
+    "pack_device_array",
+    "pack_known_array",
+    "pack_moved_array",
+    "pass_arrays",
+    "unpack_device_array",
+]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _OUTSIDE: Final = "argument outside the device store"
@@ -87,6 +94,18 @@ def pack_device_array(packing: Any, array: DeviceArray, library: str = "", *, mo
     part = Part(RegionKind.DEVICE, holder, holder.offset + low - holder.address, high - low)
     index, code = packing.add(part), dtype_code(array.dtype)
     return _encode((index, code, array.shape, array.strides, array.address - low, event, library, moved))
+
+
+class LibraryArray(NamedTuple):
+    """An array of this process that becomes one of a library where it is unpacked, here as well."""
+
+    array: DeviceArray
+    library: str
+    """As for `pack_device_array`."""
+
+
+def _pack_library_array(packing: Any, made: LibraryArray) -> bytes:
+    return pack_device_array(packing, made.array, made.library)
 
 
 def pack_moved_array(packing: Any, value: Any) -> bytes | None:
@@ -338,3 +357,4 @@ def _bounds(shape: Any, strides: Any, inner: Any, itemsize: int) -> tuple[int, i
 def pass_arrays() -> None:
     """Let arrays on GPUs travel in messages of this process."""
     register(DeviceArray, Code.DEVICE_ARRAY, pack_device_array, unpack_device_array)
+    register(LibraryArray, Code.DEVICE_ARRAY, _pack_library_array, unpack_device_array)

@@ -1,0 +1,342 @@
+"""The exchanges of one member whose arrays lie on GPUs: the communicator of its group, and the thread that calls it.
+
+The ranks tell each other their GPUs with the first exchange, and rank 0 the communicator's id. From then on each rank
+queues the work of an operation on a stream of the group's own as soon as all have published the same call. Nobody waits
+for that work on the host: arrays know it, and later work on them is ordered after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+
+from zcactor.collectives.nccl import found_nccl
+from zcactor.device.streams import GpuStream
+from zcactor.errors import DeviceError, ProtocolError, ZcactorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from zcactor.collectives.member import Member
+    from zcactor.collectives.nccl import Communicator, Nccl
+    from zcactor.device.events import Moment
+    from zcactor.device.memory import GpuMemory
+    from zcactor.device.work import Work
+
+__all__ = ["Exchanging", "GpuExchange", "Queued", "exchange_of", "nccl_of"]
+
+_LOST: Final = "a member of the group ended before its exchange on the GPUs was done; compute the value again"
+
+
+class Queued(NamedTuple):
+    """Work that was queued on the group's stream."""
+
+    moment: Moment
+    written: Sequence[Work]
+    """The work of the arrays that are its results."""
+    complete: Callable[[], None]
+    """A function that gives the result, on the loop."""
+
+
+class Exchanging(Protocol):
+    """An operation of a member that exchanges arrays on GPUs."""
+
+    gpu: GpuMemory | None
+    """The GPU of this rank's array; None for a rank that has none yet."""
+
+    def queue(self, communicator: Communicator, gpu: GpuMemory, stream: int) -> Queued:
+        """Queue the operation's work. Called in the thread of the exchange."""
+
+    def refused(self, error: Exception) -> None:
+        """Take the error that all ranks get in the place of a result."""
+
+
+class _Seen(NamedTuple):
+    """The facts that a rank has told of itself."""
+
+    uuid: str
+    reason: str
+    """The reason why it takes no part; empty where it does."""
+    name: Any
+    """The id of a communicator, from rank 0."""
+
+
+class _Lane:
+    """A thread that does jobs in order. It does not keep the program from ending, as NCCL may wait for ever for ranks
+    that are gone."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._begun = False
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Do a job after those before. Called on the loop."""
+        self._jobs.put(job)
+        if not self._begun:
+            self._begun = True
+            threading.Thread(target=self._run, name="zcactor-nccl", daemon=True).start()
+
+    def end(self) -> None:
+        """Do no more jobs after those before."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job
+
+
+class GpuExchange:
+    """The exchanges of one member. Used on the loop's thread, unless a method says otherwise.
+
+    Args:
+        member: the member.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self._member: Final = member
+        self._groups: Final[Any] = member.groups
+        self._loop: Final = member.process.loop
+        self._lane: Final = _Lane()
+        self._waiting: deque[Exchanging] = deque()
+        """Operations that wait for the communicator, in order."""
+        self._attempt = 0
+        """Number of times that the ranks began to make a communicator."""
+        self._making = False
+        self._seen: dict[int, dict[int, _Seen]] = {}
+        """The facts that ranks have told of themselves, by attempt."""
+        self._nccl: Nccl | None = None
+        self._communicator: Communicator | None = None
+        self._stream: GpuStream | None = None
+        self._pending: list[tuple[Moment, Sequence[Work]]] = []
+        """Moments of exchanges that may not be done yet, with the work of the arrays that they write."""
+        self._gpu: GpuMemory | None = None
+        self._over = False
+        """Whether the communicator was aborted or is given up."""
+
+    def bind(self, gpu: GpuMemory) -> None:
+        """Note the GPU of an operation's array.
+
+        Raises:
+            ValueError: earlier operations had theirs on another one.
+        """
+        former = self._gpu or gpu
+        if not self.takes(gpu):
+            raise ValueError(
+                f"rank {self._member.rank} has an array on cuda:{gpu.index}, and had its arrays on "
+                f"cuda:{former.index} before: NCCL takes one GPU a rank; copy the array there, or make another group"
+            )
+
+    def takes(self, gpu: GpuMemory) -> bool:
+        """Whether arrays of this rank lie on a GPU, or may do so from now on, as it had none before."""
+        if self._gpu is None:
+            self._gpu = gpu
+        return self._gpu is gpu
+
+    def run(self, operation: Exchanging) -> None:
+        """Queue the work of an operation, which all ranks have called, once there is a communicator."""
+        self._waiting.append(operation)
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._waiting and not self._making and not self._over:
+            if self._communicator is None:
+                self._attempt += 1
+                self._making = True
+                self._lane.do(partial(self._introduce, self._attempt, self._waiting[0].gpu))
+                return
+            self._lane.do(partial(self._queue, self._waiting.popleft(), self._communicator))
+
+    # ---------------------------------------------------------------- the communicator
+
+    def _introduce(self, attempt: int, gpu: GpuMemory | None) -> None:
+        reason: str = ""
+        name: Any = None
+        try:
+            devices = self._member.process.store.devices()
+            gpu = gpu or self._gpu or devices.gpu(0)
+            nccl = nccl_of(self._groups, devices.driver.kind)
+            if isinstance(nccl, str):
+                reason = nccl
+            else:
+                self._nccl = nccl
+                if self._member.rank == 0:
+                    name = nccl.new_id()
+        except Exception as error:  # of NCCL, of a driver: all ranks get the reason
+            reason = f"{type(error).__name__}: {error}"
+        self._call(partial(self._tell, attempt, gpu, _Seen(gpu.uuid if gpu else "", reason, name)))
+
+    def _tell(self, attempt: int, gpu: GpuMemory | None, seen: _Seen) -> None:
+        if self._over:
+            return
+        self._gpu = gpu
+        member = self._member
+        self.take(attempt, member.rank, *seen)
+        for rank, seat in enumerate(member.seats):
+            if rank == member.rank:
+                continue
+            values = (member.key, rank, member.rank, attempt, *seen)
+            if seat.process == member.process.process:
+                self._loop.call_soon(self._groups.take_gpu, *values)
+                continue
+            session = member.process.sessions.used.get(seat.process)
+            if session is not None and session.closed is None:  # else its end breaks the group
+                member.process.requests.send(session, "group_gpu", values)
+
+    def take(self, attempt: int, rank: int, uuid: str, reason: str, name: Any) -> None:
+        """Take what a rank tells of itself.
+
+        Raises:
+            ProtocolError: it has told before.
+        """
+        seen = self._seen.setdefault(attempt, {})
+        if rank in seen or attempt <= 0:
+            raise ProtocolError(f"rank {rank} told its GPU for attempt {attempt} of a group twice")
+        seen[rank] = _Seen(uuid, reason, name)
+        if len(seen) == self._member.size and attempt == self._attempt and self._making:
+            del self._seen[attempt]
+            self._meet([seen[each] for each in range(self._member.size)])
+
+    def _meet(self, seen: Sequence[_Seen]) -> None:
+        first = dict[str, int]()
+        for rank, each in enumerate(seen):
+            if each.reason:
+                self._refuse(TypeError(
+                    f"rank {rank} cannot take part in an exchange of arrays on GPUs: {each.reason}; or pass "
+                    "zc.to_host(x)"
+                ))  # fmt: skip
+                return
+            if first.setdefault(each.uuid, rank) != rank:
+                self._refuse(ValueError(
+                    f"ranks {first[each.uuid]} and {rank} have their arrays on one GPU, {each.uuid}, and NCCL takes "
+                    "one rank a GPU: spawn the actors with num_gpus=1, or pass zc.to_host(x)"
+                ))  # fmt: skip
+                return
+        self._lane.do(partial(self._connect, seen[0].name))
+
+    def _refuse(self, error: Exception) -> None:
+        self._making, self._gpu = False, None
+        self._waiting.popleft().refused(error)
+        self._advance()
+
+    def _connect(self, name: Any) -> None:
+        gpu, nccl = self._gpu, self._nccl
+        assert gpu is not None
+        assert nccl is not None
+        try:
+            stream = GpuStream(gpu)
+            made = nccl.connect(gpu.index, self._member.size, self._member.rank, name)
+        except Exception as error:  # the other ranks have connected, or wait for this one
+            self._call(partial(self._failed, error))
+            return
+        self._call(partial(self._connected, made, stream))
+
+    def _connected(self, made: Communicator, stream: GpuStream) -> None:
+        if self._over:  # the group has broken meanwhile
+            self._aside(made.abort)
+            return
+        self._communicator, self._stream, self._making = made, stream, False
+        self._advance()
+
+    # ---------------------------------------------------------------- work
+
+    def _queue(self, operation: Exchanging, communicator: Communicator) -> None:
+        gpu, stream = self._gpu, self._stream
+        assert gpu is not None
+        assert stream is not None
+        try:
+            if self._over and self._communicator is None:  # aborted
+                return
+            queued = operation.queue(communicator, gpu, stream.ptr)
+        except Exception as error:  # the other ranks have queued their part, and wait for this one on their GPUs
+            self._call(partial(self._failed, error))
+            return
+        self._call(partial(self._note, queued))
+
+    def _note(self, queued: Queued) -> None:
+        self._pending = [each for each in self._pending if not _is_done(each[0])]
+        self._pending.append((queued.moment, queued.written))
+        if self._over and self._communicator is None:
+            self._lose()
+        queued.complete()
+
+    def _failed(self, error: Exception) -> None:
+        member = self._member
+        cause = f"an exchange on the GPUs failed there: {type(error).__name__}: {error}"
+        member.break_up(member.rank, member.seats[member.rank].label, cause)
+
+    def _lose(self) -> None:
+        pending, self._pending = self._pending, []
+        for moment, written in pending:
+            if not _is_done(moment):
+                for work in written:
+                    work.lose(_LOST)
+
+    # ---------------------------------------------------------------- the end
+
+    def abort(self) -> None:
+        """End all work, done or not, as the group is broken. Arrays that were not computed are lost. Idempotent."""
+        if self._over:
+            return
+        self._over = True
+        self._waiting.clear()
+        self._lose()
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            self._aside(communicator.abort)
+        self._lane.end()
+
+    def close(self) -> None:
+        """Give the communicator up once all queued work is done, as nobody holds the group any more. Idempotent."""
+        if self._over:
+            return
+        self._over = True
+        if self._communicator is not None and self._stream is not None:
+            self._lane.do(partial(self._destroy, self._communicator, self._stream))
+        self._lane.end()
+
+    @staticmethod
+    def _destroy(communicator: Communicator, stream: GpuStream) -> None:
+        with contextlib.suppress(ZcactorError):  # a broken GPU does no work any more
+            stream.synchronize()
+        communicator.destroy()
+
+    @staticmethod
+    def _aside(job: Callable[[], None]) -> None:
+        """Do a job that may wait for a GPU in a thread of its own."""
+        threading.Thread(target=job, name="zcactor-nccl-abort", daemon=True).start()
+
+    def _call(self, job: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            self._loop.call_soon_threadsafe(job)
+
+
+def _is_done(moment: Moment) -> bool:
+    try:
+        return moment.done()
+    except DeviceError:  # the context is broken
+        return False
+
+
+def exchange_of(member: Member) -> GpuExchange:
+    """The exchanges of a member. Called on the loop."""
+    if member.exchange is None:
+        member.exchange = GpuExchange(member)
+    return cast("GpuExchange", member.exchange)
+
+
+def nccl_of(groups: Any, kind: str) -> Nccl | str:
+    """NCCL for the groups of this process, or the reason why there is none. Any thread may call this.
+
+    Args:
+        groups: the `zcactor.collectives.groups.Groups`.
+        kind: of the GPUs' driver.
+    """
+    found = groups.nccl or found_nccl(kind)
+    if not isinstance(found, str):
+        groups.nccl = found
+    return found
