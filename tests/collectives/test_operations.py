@@ -39,6 +39,6 @@ async def test_a_connection_without_write_access_gets_it_on_the_way() -> None:
     async with ranks(2) as (group, actors):
         for _ in range(2):
             await everywhere(actors, "forget_write_access")
-            for operation in ("allreduce", "allgather"):
-                found = await everywhere(actors, "call", group, operation, np.ones(LARGE), timeout=20)
+            for operation, plan in (("allreduce", {"plan": "shared"}), ("allreduce", {}), ("allgather", {})):
+                found = await everywhere(actors, "call", group, operation, np.ones(LARGE), timeout=20, **plan)
                 assert all(result.sum() == 2 * LARGE for result in found)

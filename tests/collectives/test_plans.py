@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zcactor.collectives.cost import MOST_IN_TURN_NBYTES
 from zcactor.collectives.direct import Direct
+from zcactor.collectives.in_turn import InTurn
 from zcactor.collectives.passes import Halving, Ring
 from zcactor.collectives.plans import pieces_by, result_by
 from zcactor.collectives.rails import Rails
@@ -26,15 +28,18 @@ def member(hosts: list[int], *, everywhere: bool = False) -> Any:
 
 @pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
 def test_small_arrays_and_empty_ones_travel_in_frames(hosts: list[int]) -> None:
-    assert result_by("auto", member(hosts), SMALL) is Eager is pieces_by(member(hosts), SMALL, [0, 50, 100])
-    assert result_by("eager", member(hosts), LARGE) is Eager
-    assert result_by("direct", member(hosts), np.zeros(0)) is Eager
+    assert result_by("auto", member(hosts), SMALL, "sum") is Eager is pieces_by(member(hosts), SMALL, [0, 50, 100])
+    assert result_by("eager", member(hosts), LARGE, "sum") is Eager
+    assert result_by("direct", member(hosts), np.zeros(0), "sum") is Eager
 
 
 def test_on_one_host_the_result_is_shared() -> None:
     one = member([0, 0])
-    assert result_by("auto", one, LARGE) is Shared is result_by("direct", one, SMALL)
-    assert result_by("naive", one, LARGE) is Private is pieces_by(one, LARGE, [0, 1, 2])
+    assert result_by("auto", one, np.zeros(MOST_IN_TURN_NBYTES // 8), "sum") is InTurn
+    assert result_by("auto", one, np.zeros(MOST_IN_TURN_NBYTES // 8), "max") is Shared
+    assert result_by("shared", one, np.zeros(MOST_IN_TURN_NBYTES // 8), "sum") is Shared
+    assert result_by("auto", one, LARGE, "sum") is Shared is result_by("direct", one, SMALL, "sum")
+    assert result_by("naive", one, LARGE, "sum") is Private is pieces_by(one, LARGE, [0, 1, 2])
 
 
 def facts(made: Any) -> Any:
@@ -46,11 +51,11 @@ def test_between_hosts_parts_are_exchanged() -> None:
     two = member([0, 1])
     half = 1 << 19
     direct = {"bounds": [(0, half), (half, 1 << 20)], "share": True, "whole": False}
-    assert facts(result_by("auto", two, LARGE)) == direct == facts(result_by("shared", two, LARGE))
-    assert facts(result_by("naive", two, SMALL)) == {"bounds": [(0, 100)] * 2, "share": False, "whole": True}
-    assert result_by("ring", two, LARGE) is Ring and result_by("halving", two, LARGE) is Halving
+    assert facts(result_by("auto", two, LARGE, "sum")) == direct == facts(result_by("shared", two, LARGE, "sum"))
+    assert facts(result_by("naive", two, SMALL, "sum")) == {"bounds": [(0, 100)] * 2, "share": False, "whole": True}
+    assert result_by("ring", two, LARGE, "sum") is Ring and result_by("halving", two, LARGE, "sum") is Halving
     rows = np.zeros((1 << 19, 2))
     assert facts(pieces_by(two, rows, [0, 10, 1 << 19])) == {
         "bounds": [(0, 20), (20, 1 << 20)], "share": False, "whole": False,
     }  # fmt: skip
-    assert facts(result_by("direct", member([0, 0, 1], everywhere=True), LARGE))["whole"]
+    assert facts(result_by("direct", member([0, 0, 1], everywhere=True), LARGE, "sum"))["whole"]

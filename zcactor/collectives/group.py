@@ -16,7 +16,6 @@ from zcactor.collectives.operations import Refusal
 from zcactor.collectives.plans import result_by
 from zcactor.collectives.prompt import begin_barrier, remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
-from zcactor.collectives.reductions import Eager
 from zcactor.collectives.starting import start
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.process.context import current, current_host
@@ -124,7 +123,8 @@ class Group:
             out: a writable array of the same dtype and shape that the result is copied to; it may be `x`.
             plan: ``"auto"`` takes ``"eager"`` for arrays of up to 16 KiB (the setting `eager_limit`): they travel in
                 frames and every rank reduces them alone. Larger ones take ``"shared"`` on one host: every rank reduces
-                its part into one result, which all map. Over several hosts they take the one that `explain` predicts
+                its part into one result, which all map. (Of two ranks one reduces everything, by turns, for sums and
+                means of up to 1 MiB.) Over several hosts they take the one that `explain` predicts
                 to be faster: ``"direct"``: every rank takes its part of all inputs, reduces it, and then takes the
                 finished parts of the others; or ``"naive"``: every rank takes and reduces everything, and has a result
                 of its own. ``"direct"`` on one host is ``"shared"``, and the other way round. All these give the same
@@ -169,9 +169,9 @@ class Group:
     ) -> ObjectRef[Array]:
         what = "Group.allreduce"
         member = self._member()
-        make = result_by(plan, member, array)
-        if make is Eager and out is None and not extra:
-            remember(member, array, op)
+        make = result_by(plan, member, array, op)
+        if out is None and not extra:
+            remember(member, array, op, make)
         return start(
             member, what, timeout,
             lambda process, call: make(process, call, "allreduce", op, array, out, None, extra),

@@ -157,12 +157,14 @@ class Member:
         except Exception as error:  # no memory, say: all ranks get the error, and none waits for this one
             operation.readers.clear()
             own = Publication(operation.signature, failure=error)
+            operation.held = False
         plain = own.result is None and own.failure is None and not own.owner and not own.offset
-        if plain and type(operation).for_rank is Collective.for_rank:
-            self._publish_to_all(seq, operation, own.data)
+        if operation.held:
+            pass
+        elif plain and type(operation).for_rank is Collective.for_rank:
+            self.publish_to_all(seq, operation, own.data)
         else:
-            for rank in self._others:
-                self._publish(rank, seq, operation, own)
+            self.publish(operation, own)
         early = self._early.pop(seq, None)
         if early is not None:
             for rank, each in early.items():
@@ -185,7 +187,8 @@ class Member:
         operation.member, operation.seq = self, seq
         self.operations[seq] = operation
         self.meetings[seq] = meeting
-        self._publish_to_all(seq, operation, data)
+        if not operation.held:
+            self.publish_to_all(seq, operation, data)
         early = self._early.pop(seq, None)
         if early is not None:
             for rank, each in early.items():
@@ -196,7 +199,7 @@ class Member:
         if seq in self.operations:
             meeting.take(self.rank, signature, data)
 
-    def _publish_to_all(self, seq: int, operation: Collective, data: Any) -> None:
+    def publish_to_all(self, seq: int, operation: Collective, data: Any) -> None:
         """Publish a call and a value to all, by the shortest way where that is open."""
         values, whole = (operation.signature, data), operation.whole
         key, used = (seq + 1) << _RANK_BITS | self.rank, self._used
@@ -234,6 +237,11 @@ class Member:
         return connection.map(result.offset, result.nbytes, writable=True)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- to the others
+
+    def publish(self, operation: Collective, publication: Publication) -> None:
+        """Publish an operation to all other ranks."""
+        for rank in self._others:
+            self._publish(rank, operation.seq, operation, publication)
 
     def _publish(self, rank: int, seq: int, operation: Collective, own: Publication) -> None:
         publication = operation.for_rank(rank, own)

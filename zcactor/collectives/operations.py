@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zcactor.errors import GroupMismatch, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from zcactor.collectives.rails import Rails
+    from zcactor.peers.seating import Seat
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
 
@@ -28,6 +29,10 @@ class Ranked(Protocol):
     size: int
     eager_nbytes: int
     rails: Rails
+    seats: Sequence[Seat]
+
+    def publish(self, operation: Collective, publication: Publication) -> None:
+        """Publish an operation to all other ranks that was held back at its beginning."""
 
     def ended(self, operation: Collective) -> None:
         """Forget an operation that has ended here."""
@@ -87,6 +92,8 @@ class Collective:
     # Attributes that rarely change are defaults of the class, because an operation may be as short as a call.
     whole = False
     """Whether an array that is published travels in the frame, and is not shared."""
+    held = False
+    """Whether the others get our publication later, with the result."""
     meeting: Any = None
     """The native part's collection of the publications; None where Python takes them."""
     member: Ranked

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zcactor.collectives.cost import fastest
 from zcactor.collectives.direct import Direct
+from zcactor.collectives.in_turn import InTurn, goes_in_turn
 from zcactor.collectives.passes import Halving, Ring
 from zcactor.collectives.rails import part_bounds
 from zcactor.collectives.reductions import Eager, Private, Reduction, Shared
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["pieces_by", "result_by"]
 
 
-def result_by(plan: Plan, member: Member, array: Array) -> Callable[..., Reduction]:
-    """The maker of an allreduce by `plan`, which has been checked."""
+def result_by(plan: Plan, member: Member, array: Array, op: str) -> Callable[..., Reduction]:
+    """The maker of an allreduce by `plan` and `op`, which have been checked."""
     rails, nbytes = member.rails, array.nbytes
     if plan == "ring" and nbytes:
         return Ring
@@ -31,6 +32,8 @@ def result_by(plan: Plan, member: Member, array: Array) -> Callable[..., Reducti
     if plan == "eager" or not nbytes or (plan == "auto" and nbytes <= member.eager_nbytes):
         return Eager
     if rails.one_host:
+        if plan == "auto" and goes_in_turn(rails.size, array, op):
+            return InTurn
         return Private if plan == "naive" else Shared
     if plan == "auto":
         plan = fastest(nbytes, rails, member.line)  # type: ignore[assignment]

@@ -16,9 +16,11 @@ import numpy as np
 from zcactor.api.future import ObjectRef
 from zcactor.collectives.exchanges import AllGather, Broadcast, as_passed
 from zcactor.collectives.folding import native_kind
+from zcactor.collectives.in_turn import InTurn
 from zcactor.collectives.operations import Barrier, Collective, Publication
 from zcactor.collectives.reductions import Eager, signature_of
 from zcactor.collectives.starting import start
+from zcactor.errors import ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.native import hot
 from zcactor.process.context import call_deadline
@@ -51,6 +53,8 @@ class Recipe(NamedTuple):
     nbytes: int
     counts: Any
     """The figures of the process; see `zcactor.collectives.groups.Counts`."""
+    in_turn: bool
+    """Whether the ranks take turns, instead of sending the array in frames."""
 
 
 class Prompt(Collective):
@@ -101,7 +105,7 @@ class Prompt(Collective):
 
     def arrived(self, rank: int, publication: Publication) -> None:
         """See `Collective.arrived`."""
-        if publication.failure is None:
+        if publication.failure is None and not publication.owner:
             self.meeting.take(rank, publication.signature, publication.data)
             return
         if rank in self.meeting.missing:
@@ -165,6 +169,84 @@ class PromptSum(Prompt, Eager):
             hot.give_back(self.array)
 
 
+class PromptInTurn(Prompt, InTurn):
+    """An allreduce of two ranks by turns, by a recipe. Each input lies in the store of its rank, without gaps.
+
+    Args:
+        member, call: as for `Prompt`.
+        recipe: for the array.
+        array: this rank's input, which is borrowed until the end.
+        gives: whether this rank reduces.
+    """
+
+    out = None
+    is_piece = False
+
+    def __init__(self, member: Member, call: Call, recipe: Recipe, array: Array, gives: bool) -> None:
+        # `Prompt.__init__` and `Borrowing` do the same.
+        self.process = member.process
+        self.member = member
+        self.call = call
+        self.signature = recipe.signature
+        self.published = {}
+        if gives:
+            self.held, self.readers = True, _NOBODY
+        else:
+            self.readers = {1 - member.rank}
+        self.meeting = hot.Meeting(recipe.signature, 2, -1, self.met)
+        self.recipe, self.array = recipe, array
+        self.lent = hot.lend(array)
+
+    def met(self, values: tuple[Any, ...] | None) -> None:
+        """See `Prompt.met`. Reduce both inputs, or take the result."""
+        member, seq, recipe = self.member, self.seq, self.recipe
+        other = None if values is None else values[1 - member.rank]
+        if self.failure is not None or type(other) is not (int if self.held else np.ndarray):
+            self.shape, self.op, self.count = self.array.shape, recipe.op, self.array.size
+            super().met(None)
+            return
+        try:
+            if self.held:
+                result = self._reduce(other)  # type: ignore[arg-type]
+            else:
+                self.readers.clear()
+                result = self.checked(other)
+        except Exception as error:  # of this member alone; the others must not wait for it
+            self.worked(error)
+            return
+        self.call.complete_plain(result)
+        if self.lent:
+            self.lent = False
+            hot.give_back(self.array)
+        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
+
+    def _reduce(self, offset: int) -> Array:
+        """Reduce both inputs, the other one at `offset` in its rank's arena, and publish the result."""
+        member, recipe, array = self.member, self.recipe, self.array
+        store = self.process.store
+        session = self.process.sessions.used[member.seats[1 - member.rank].process]
+        theirs = session.connection.map(offset, recipe.nbytes)
+        if theirs % array.itemsize:
+            raise ProtocolError(f"rank {1 - member.rank} has an input that is not aligned: it is at {offset}")
+        block = store.allocate(recipe.nbytes)
+        inputs = (array, theirs) if member.rank == 0 else (theirs, array)
+        hot.fold(recipe.kind, inputs, block.address, array.size, recipe.divisor)
+        recipe.counts.bytes_reduced += 2 * recipe.nbytes
+        block.sealed = True  # nothing else of `Store.seal`: there is no array yet
+        store.export(block)
+        result: Array = hot.array_over(block, block.address, array)
+        self.told = True
+        member.publish_to_all(self.seq, self, result)
+        return result
+
+    def release(self) -> None:
+        """See `Prompt.release`."""
+        self.meeting.close()
+        if self.lent:
+            self.lent = False
+            hot.give_back(self.array)
+
+
 class PromptBarrier(Prompt, Barrier):
     """A barrier."""
 
@@ -197,8 +279,18 @@ class PromptBroadcast(Prompt, Broadcast):
         return values[self.root]
 
 
-def remember(member: Member, array: Array, op: str) -> None:
-    """Remember an allreduce of a small array, whose arguments were checked, for the next ones like it."""
+def remember(member: Member, array: Array, op: str, make: Callable[..., Any]) -> None:
+    """Remember an allreduce, whose arguments were checked, for the next ones like it, where these can be made the short
+    way.
+
+    Args:
+        member: the member that calls.
+        array, op: its arguments.
+        make: the maker of the operation.
+    """
+    in_turn = make is InTurn and member.seats[0].process != member.seats[1].process
+    if not in_turn and make is not Eager:
+        return
     kind = native_kind(array.dtype, op)
     if kind is None or array.dtype.kind == "c" or not member.rails.flat or len(member.recipes) >= _MOST:
         return
@@ -206,7 +298,7 @@ def remember(member: Member, array: Array, op: str) -> None:
     signature = signature_of("allreduce", array.dtype, array.shape, op, "")
     divisor = member.size if op == "mean" else 0
     member.recipes[array.dtype, array.shape, op] = Recipe(
-        signature, op, kind, divisor, array.nbytes, member.groups.counts
+        signature, op, kind, divisor, array.nbytes, member.groups.counts, in_turn
     )
 
 
@@ -222,8 +314,19 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
     if recipe is None:
         return None
     process = member.process
+    in_turn, gives, offset = recipe.in_turn, False, 0
     if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
+        if in_turn:
+            return None
         return start(member, "Group.allreduce", timeout, lambda _, call: PromptSum(member, call, recipe, x))
+    flags = x.flags
+    straight = flags.c_contiguous and flags.aligned
+    if in_turn:
+        gives = member.seat.next % 2 == member.rank
+        if not gives:
+            offset = hot.address(x) - process.store.arena.address
+        if not straight or not 0 <= offset <= process.store.capacity - recipe.nbytes:
+            return None
     call = _new_call(Call)
     call.owner, call.loop, call.thread = process.process, process.loop, process.thread
     call.label = "Group.allreduce"
@@ -231,8 +334,9 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
     ref: ObjectRef[Any] = _new_ref(ObjectRef)
     ref._call = call
     ref._drivers = None
-    flags = x.flags
-    straight = flags.c_contiguous and flags.aligned
+    if in_turn:
+        member.begin_promptly(PromptInTurn(member, call, recipe, x, gives), offset)
+        return ref
     member.begin_promptly(PromptSum(member, call, recipe, x), x if straight else x.tobytes())
     return ref
 

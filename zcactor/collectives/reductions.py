@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
 
-__all__ = ["Eager", "Private", "Reduction", "Shared", "signature_of"]
+__all__ = ["Eager", "InPlace", "Private", "Reduction", "Shared", "signature_of"]
 
 
 @lru_cache(maxsize=256)
@@ -166,6 +166,11 @@ class InPlace(Reduction):
         """The memory for the result, on the rank that gives it."""
         return None
 
+    @property
+    def own(self) -> Operand:
+        """This rank's input, as it is read here."""
+        return self.source.operand
+
     def work(self, start: int, count: int, address: int) -> None:
         """Reduce the inputs, on a thread where that takes long.
 
@@ -194,7 +199,7 @@ class InPlace(Reduction):
         for rank in range(self.member.size):
             publication = self.published[rank]
             if rank == self.member.rank:
-                operands.append(self.source.operand)
+                operands.append(self.own)
             else:
                 operands.append(
                     operand_at(self.process, publication.owner, publication.offset, publication.layout, self.array)
@@ -203,8 +208,12 @@ class InPlace(Reduction):
         self.process.groups().work(
             lambda: fold(op, dtype, operands, address, start, count),
             self.worked,
-            swift_nbytes(op, dtype, operands, count),
+            self.weight(operands, count),
         )
+
+    def weight(self, operands: Sequence[Operand], count: int) -> int | None:
+        """The bytes by which it is decided where the work is done; see `Groups.work`."""
+        return swift_nbytes(self.op, self.array.dtype, operands, count)
 
 
 class Private(InPlace):

@@ -7,6 +7,19 @@ PyObject *hot_address(PyObject *Py_UNUSED(module), PyObject *array) {
     if (!PyArray_Check(array)) return PyErr_Format(PyExc_TypeError, "an array is needed, not %.80s", Py_TYPE(array)->tp_name);
     return PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array));
 }
+/* array_over(base, address, like) */
+PyObject *hot_array_over(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *base, *like;
+    unsigned long long address;
+    if (!PyArg_ParseTuple(args, "OKO!:array_over", &base, &address, &PyArray_Type, &like)) return NULL;
+    PyArrayObject *given = (PyArrayObject *)like;
+    PyArray_Descr *dtype = (PyArray_Descr *)Py_NewRef(PyArray_DESCR(given));
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, dtype, PyArray_NDIM(given), PyArray_DIMS(given), NULL,
+                                           (void *)(uintptr_t)address, 0, NULL);
+    if (array && PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(base)) < 0) Py_CLEAR(array);
+    if (array) PyArray_UpdateFlags((PyArrayObject *)array, NPY_ARRAY_UPDATE_ALL);
+    return array;
+}
 /* lend(array) */
 PyObject *hot_lend(PyObject *module, PyObject *array) {
     State *state = PyModule_GetState(module);

@@ -277,6 +277,7 @@ PyObject *hot_folded(PyObject *module, PyObject *args);
 /* ---- arrays.c */
 
 PyObject *hot_address(PyObject *module, PyObject *array);
+PyObject *hot_array_over(PyObject *module, PyObject *args);
 PyObject *hot_lend(PyObject *module, PyObject *array);
 PyObject *hot_give_back(PyObject *module, PyObject *array);
 

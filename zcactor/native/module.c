@@ -46,6 +46,8 @@ static PyMethodDef functions[] = {
     {"fold", hot_fold, METH_VARARGS, FOLD_DOC},
     {"folded", hot_folded, METH_VARARGS, FOLDED_DOC},
     {"address", hot_address, METH_O, "address(array): that of its first element."},
+    {"array_over", hot_array_over, METH_VARARGS,
+     "array_over(base, address, like): a read-only array with the dtype and shape of `like`, over memory of `base`."},
     {"lend", hot_lend, METH_O, "lend(array): make it read-only, once more. False: it was read-only, and not lent."},
     {"give_back", hot_give_back, METH_O, "give_back(array): end a loan. With the last one it is writable again."},
     LIVING_METHOD
