@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 import zcactor as zc
+from tests.collectives.kills import survivors_of_a_kill
 from tests.collectives.ranks import Rank, at_rest, everywhere, ranks
 from tests.collectives.test_folding import bits, drawn, written_out
 from zcactor.collectives.in_turn import goes_in_turn
@@ -194,6 +196,15 @@ async def test_a_rank_is_killed_while_the_other_waits(calls: int) -> None:
         name, (rank, *_), _ = await waiting[1]
         assert (name, rank) == ("GroupBroken", 1)
         await at_rest(actors[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elements", [5_000, MIB // 4])
+async def test_a_rank_killed_at_any_moment_leaves_right_results_or_none(elements: int, rounds: int) -> None:
+    rng = random.Random(elements)
+    for _ in range(4 * rounds):
+        async with ranks(2) as (group, actors):
+            await at_rest(await survivors_of_a_kill(group, actors, rng, elements))
 
 
 async def test_an_epoch_that_ends_gives_inputs_back() -> None:
