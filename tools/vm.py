@@ -44,6 +44,7 @@ from typing import IO, TYPE_CHECKING
 if __name__ == "__main__":  # a script's path begins with its own folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.vm_clock import counter_khz
 from tools.vm_image import (
     PYVERBS,
     Image,
@@ -293,7 +294,9 @@ class _Guest:
         if cable is not None:
             passed.append(cable.fileno())
             network = f"stream,id=net,server=off,addr.type=fd,addr.str={cable.fileno()}"
-        append = " ".join(["console=ttyS0 quiet panic=-1", *LEFT_OUT])
+        # By itself the kernel compares the counter with an emulated timer. On a busy machine its clock then runs six
+        # times too fast now and then, and what may take 5 s gets one.
+        append = " ".join(["console=ttyS0 quiet panic=-1", f"tsc_early_khz={counter_khz()}", *LEFT_OUT])
         arguments = [
             # Should this process be killed outright, the emulator ends with it.
             *("setpriv", "--pdeathsig", "KILL", "--"),

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tools import vm, vm_image
+from tools.vm_clock import counter_khz
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GUEST_VERBS = shlex.join([sys.executable, str(Path(__file__).resolve().parent / "guest_verbs.py")])
@@ -59,6 +60,7 @@ SECTIONS = {
     "pyverbs": GUEST_VERBS,
     "ping-pong": "ping_pong & client 127.0.0.1 && wait $!",
     "counters": "rdma statistic show link rxe0/1",
+    "clock": "dmesg | grep 'tsc: Detected'",
     "write": 'echo changed >>README.md; tail -1 README.md; touch "$PWD/of-the-guest"; ls of-the-guest',
     "kernel": "echo '<0>from the kernel' >/dev/kmsg",
     "signal": "sh -c 'kill -TERM $$'",
@@ -114,6 +116,11 @@ class TestOneGuest:
 
     def test_device_has_a_gid_of_roce_v2(self, sections: dict[str, tuple[int, str]]) -> None:
         assert sections["gid"] == (0, "0000:0000:0000:0000:0000:ffff:0a4d:0001\nRoCE v2\n")
+
+    def test_clock_counts_as_this_machine(self, sections: dict[str, tuple[int, str]]) -> None:
+        """A kernel that finds another rate than ours, which it names behind its own, has a clock that is wrong."""
+        rates = re.findall(r"Detected (\S+) MHz", sections["clock"][1])
+        assert float(rates[-1]) * 1000 == pytest.approx(counter_khz(), rel=0.01)
 
     def test_memory_may_be_locked(self, sections: dict[str, tuple[int, str]]) -> None:
         assert sections["memlock"] == (0, "unlimited\n")
