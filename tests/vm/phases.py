@@ -2,15 +2,18 @@
 
     python phases.py '[[["a.py"], ["b.py", "-k", "c"]], [["d.py"]]]'
 
-Runs are forked from this process, which has imported the modules of all of them: imports take a guest ten seconds. The
-processes that their tests start are forked, too, by a nursery of each run. After each phase, when no run writes, a line
-that begins with `RAN` has the outcomes of each run's tests, and a line that begins with `TOLD` the device's counters.
-The exit status is that of the first run that failed.
+Runs are forked from this process, which has imported the modules of all of them, pytest's plugins and the tests among
+them: imports take a guest ten seconds, and what pytest imports takes each run as long again. The processes that the
+tests start are forked, too, by a nursery of each run. After each phase, when no run writes, a line that begins with
+`RAN` has the outcomes of each run's tests, and a line that begins with `TOLD` the device's counters. The exit status is
+that of the first run that failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import json
 import os
 import sys
@@ -48,6 +51,7 @@ def main(phases: Sequence[Sequence[Sequence[str]]]) -> int:
     """Run all phases; return the first status that is not 0."""
     failed = 0
     zcactor.transport.verbs.driver.bindings.bindings()  # this imports the bindings
+    _collect(phases)
     gc.freeze()  # collections in a run then do not write to the memory that the runs share
     for runs in phases:
         children = [_start(arguments) for arguments in runs]
@@ -60,6 +64,17 @@ def main(phases: Sequence[Sequence[Sequence[str]]]) -> int:
             print(RAN, outcome.strip(), flush=True)
         print(TOLD, *(f"{name}={value}" for name, value in counters().items()), flush=True)
     return failed
+
+
+def _collect(phases: Sequence[Sequence[Sequence[str]]]) -> None:
+    """Collect the tests of all runs once, which imports what pytest needs to run them."""
+    runs = [arguments for runs in phases for arguments in runs]
+    files = {argument.partition("::")[0]: None for arguments in runs for argument in arguments if ".py" in argument}
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--collect-only", *files])
+    if status:
+        print(said.getvalue())
 
 
 class _Outcomes:
