@@ -21,8 +21,12 @@ STAMP := $(VENV)/.installed
 # processors, as they wait for processes of theirs, and two would leave a quarter of it idle. The quick ones wait less.
 SPREAD := --no-loadscope-reorder
 # Tests whose guests have the machine to themselves: beside other tests they take twice as long, and acknowledgements
-# come too late. Those of the harness boot beside other tests.
-ALONE := tests/vm/test_rdma.py tests/vm/test_two_hosts.py
+# come too late. Those of the harness boot beside other tests. The order keeps two processes busy equally long: the
+# second half of the files goes to the process whose first guest ends first.
+ALONE := tests/vm/test_rdma.py tests/vm/test_two_hosts.py tests/vm/test_bindings.py
+# A guest has one processor, so two of them run side by side where there is memory for the largest (5 GiB), another one
+# and the rest of the machine.
+GUESTS = $(or $(shell awk '/^MemAvailable/ { print $$2 < 9 * 1024 * 1024 ? 1 : 2 }' /proc/meminfo 2>/dev/null),1)
 
 # The tests start hundreds of interpreters, and none is to compile the package anew, in a guest least of all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -117,7 +121,7 @@ test: system
 	    $(MAKE) --no-print-directory sanitize; sane=$$?; wait $$collected || true; exit $$sane); status=$$?; \
 	wait $$prepared || true; exit $$status
 	$(BIN)/python -m pytest -n 3 $(SPREAD) $(addprefix --ignore ,$(ALONE) tests/engines) $(ARGS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest $(ALONE) -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n $(GUESTS) $(SPREAD) $(ALONE) -o faulthandler_timeout=0 $(ARGS) || [ $$? = 5 ]
 
 # Both extensions, built anew with the address and the undefined-behaviour sanitizer: tests/native, the paths of a session,
 # the heap under NumPy, and frames that are changed at random (the seed is printed; ARGS='--seconds 600 --seed 7'). Any
@@ -162,7 +166,7 @@ engines: $(STAMP)
 
 test-rdma: $(STAMP)
 	$(BIN)/python tools/vm.py prepare
-	$(BIN)/python -m pytest tests/vm -o faulthandler_timeout=0 $(ARGS)
+	$(BIN)/python -m pytest -n $(GUESTS) $(SPREAD) $(ALONE) $(filter-out $(ALONE),$(wildcard tests/vm/test_*.py)) -o faulthandler_timeout=0 $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'

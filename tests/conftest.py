@@ -31,6 +31,10 @@ LONGEST = ("test_heap_stress.py", "test_faults.py", "test_memory.py")
 """Modules that keep a process busy for a minute and more."""
 
 
+GUESTS = {"test_rdma.py": "{test}", "test_two_hosts.py": "{module}", "test_bindings.py": "{test}"}
+"""Modules whose virtual machines run beside each other, and what shares one in each: its test, or all of the module."""
+
+
 @pytest.fixture(autouse=True)
 def _workers_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the actors of a test on the same kind of loop as the test."""
@@ -122,12 +126,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 class Spread(LoadScopeScheduling):  # type: ignore[misc]
     """The choice of tests that run in one process: the tests of a module, and all tests that start virtual machines,
-    because
-    the machine has no room for two of them at once."""
+    because the machine has no room for two of them at once.
+
+    The modules of `GUESTS` are for a run of their own, which says by its number of processes for how many there is
+    room.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        return "virtual machines" if "/vm/" in module else module
+        if "/vm/" not in module:
+            return module
+        return GUESTS.get(module.rpartition("/")[2], "virtual machines").format(module=module, test=nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:

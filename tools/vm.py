@@ -147,6 +147,7 @@ def run(
     *,
     hosts: int = 1,
     memory_mib: int = 2048,
+    processors: int = 1,
     timeout: float = 300,
     memlock_kib: int | None = None,
     env: Mapping[str, str] | None = None,
@@ -166,6 +167,8 @@ def run(
         command: Program and arguments; each host runs them, with the host's number in ``VM_HOST``.
         hosts: 1 or 2.
         memory_mib: Memory of each guest. The files that its command writes lie there, too.
+        processors: Processors of each guest. Two do the same work in half as much again of this machine's time, as
+            interrupts between them are expensive in emulation; several guests use the machine better.
         timeout: Seconds for everything, booting included.
         memlock_kib: KiB of memory that the command may lock and so register with the device; then the command does not
             have the capability that lifts this limit for root. None: without limit.
@@ -215,7 +218,7 @@ def run(
             guest.write_initrd(image, _command_script(guest, command, variables, folder, memlock_kib))
             stack.callback(guest.end)
             guests.append(guest)
-            guest.start(image, memory_mib, cable)
+            guest.start(image, memory_mib, processors, cable)
         _follow(guests, started + timeout, on_line)
         return Result(
             statuses=tuple(guest.status or 0 for guest in guests),
@@ -284,7 +287,7 @@ class _Guest:
             shutil.copyfileobj(common, archive)
             write_archive(archive, {"job/settings": text.encode(), "job/command": command.encode()})
 
-    def start(self, image: Image, memory_mib: int, cable: socket.socket | None) -> None:
+    def start(self, image: Image, memory_mib: int, processors: int, cable: socket.socket | None) -> None:
         """Start the emulator; `cable` leads to the other guest."""
         self.console.touch()
         read_end, write_end = os.pipe()
@@ -301,7 +304,7 @@ class _Guest:
             # Should this process be killed outright, the emulator ends with it.
             *("setpriv", "--pdeathsig", "KILL", "--"),
             *("qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot"),
-            *("-accel", "tcg,thread=multi", "-cpu", PROCESSOR, "-smp", "2", "-m", str(memory_mib)),
+            *("-accel", "tcg,thread=multi", "-cpu", PROCESSOR, "-smp", str(processors), "-m", str(memory_mib)),
             *("-kernel", str(image.kernel), "-initrd", str(self.initrd), "-append", append),
             *("-serial", f"file:{self.console}"),
             *("-add-fd", f"fd={write_end},set=1", "-chardev", "file,id=output,path=/dev/fdset/1,append=on"),
@@ -446,6 +449,7 @@ def main() -> int:
     runner = actions.add_parser("run", help="prepare, boot, and run a command")
     runner.add_argument("--hosts", type=int, choices=(1, 2), default=1, help="guests (default: %(default)s)")
     runner.add_argument("--memory", type=int, default=2048, metavar="MIB", help="of each (default: %(default)s)")
+    runner.add_argument("--processors", type=int, default=1, metavar="N", help="of each (default: %(default)s)")
     runner.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for all (default: %(default)s)")
     runner.add_argument("--memlock", type=int, metavar="KIB", help="what the command may lock (default: no limit)")
     runner.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="add a variable")
@@ -467,6 +471,7 @@ def main() -> int:
             arguments.command,
             hosts=arguments.hosts,
             memory_mib=arguments.memory,
+            processors=arguments.processors,
             timeout=arguments.timeout,
             memlock_kib=arguments.memlock,
             env=dict(pair.partition("=")[::2] for pair in arguments.env),

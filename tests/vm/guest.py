@@ -42,9 +42,8 @@ def run_pytest(
     """Have pytest run tests in a guest, and fail unless all of them pass.
 
     Args:
-        phases: phases in order; each is a list of runs side by side, because a guest has two processors, and each run
-            is a
-            list of arguments of pytest.
+        phases: phases in order; each is a list of runs side by side, because tests wait for the device's timers now
+            and then, and each run is a list of arguments of pytest.
         expected: the least number of tests in all; not one may be skipped.
         timeout: seconds until the guest is given up, a watchdog.
         memory_mib: the guest's memory.

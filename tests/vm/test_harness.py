@@ -57,6 +57,7 @@ SECTIONS = {
     "environment": 'printf %s "$GIVEN" | od -An -tx1',
     "gid": "cat /sys/class/infiniband/rxe0/ports/1/gids/1 /sys/class/infiniband/rxe0/ports/1/gid_attrs/types/1",
     "memlock": "ulimit -l",
+    "processors": "nproc",
     "pyverbs": GUEST_VERBS,
     "ping-pong": "ping_pong & client 127.0.0.1 && wait $!",
     "counters": "rdma statistic show link rxe0/1",
@@ -89,6 +90,7 @@ def sections() -> dict[str, tuple[int, str]]:
         ["sh", "-c", f"{script_of(SECTIONS)}\nprintf unfinished\nexit 7"],
         cwd=ROOT,
         env={"GIVEN": "a 'b' \"c\"\n$d\\"},
+        processors=2,
         timeout=BOOT_LIMIT,
         on_line=lambda host, line: lines.append((host, line)),
     )
@@ -124,6 +126,9 @@ class TestOneGuest:
 
     def test_memory_may_be_locked(self, sections: dict[str, tuple[int, str]]) -> None:
         assert sections["memlock"] == (0, "unlimited\n")
+
+    def test_processors(self, sections: dict[str, tuple[int, str]]) -> None:
+        assert sections["processors"] == (0, "2\n")
 
     def test_pyverbs_reads_through_the_device(self, sections: dict[str, tuple[int, str]]) -> None:
         if not any(vm.PYVERBS.glob(f"device.{sys.implementation.cache_tag}-*.so")):
