@@ -59,5 +59,5 @@ class TestOneGuest:
         """Run `test_guest_programs.py`: tests that kill and break come first, then the long ones."""
         programs = str(HERE / "test_guest_programs.py")
         small, large = [[programs, "-m", "not slow"]], [[programs, "-m", "slow"]]
-        _, counted = run_pytest(small, large, expected=16, timeout=2 * LIMIT, memory_mib=memory_for(5120))
+        _, counted = run_pytest(small, large, expected=17, timeout=2 * LIMIT, memory_mib=memory_for(5120))
         assert_no_retries(counted)

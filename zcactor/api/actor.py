@@ -401,8 +401,7 @@ async def stop(handle: object) -> None:
         TypeError: `handle` is not a handle.
         NoSuchActor: the node does not know the actor.
         ConnectionLost: the node agent has ended.
-        HeadUnavailable: the head's log does not take it, and the actor lives on; or it does not answer within
-            `head_timeout`, and the actor ends once the log has taken it.
+        HeadUnavailable: the head's log does not take it; the actor lives on, or ends once the log has taken it.
 
     Cancelling abandons the wait; the actor still stops.
     """
@@ -445,8 +444,7 @@ async def kill(handle: object) -> None:
         TypeError: `handle` is not a handle.
         NoSuchActor: the node does not know the actor.
         ConnectionLost: the node agent has ended.
-        HeadUnavailable: the head's log does not take it, and the actor lives on; or it does not answer within
-            `head_timeout`, and the actor ends once the log has taken it.
+        HeadUnavailable: the head's log does not take it; the actor lives on, or ends once the log has taken it.
 
     Cancelling abandons the wait once the agent has the request; the actor still ends.
     """

@@ -33,14 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Member", "word_of"]
 
-
 logger = logging.getLogger("zcactor")
 _HEAD_NBYTES: Final = 256
 """Bytes of a frame for all but data and signature, at most."""
 _RANK_BITS: Final = 20
 """Bits of a PUSH frame's key for the rank that has sent it, the lowest; those above hold the operation, from 1 on."""
 _RANK: Final = (1 << _RANK_BITS) - 1
-
 
 dtype_from_code(dtype_code(np.dtype(np.uint8)))  # known to the native part: it is that of the memory for results
 
@@ -158,17 +156,10 @@ class Member:
             operation.readers.clear()
             own = Publication(operation.signature, failure=error)
             operation.held = False
-        plain = own.result is None and own.failure is None and not own.owner and not own.offset
-        if operation.held:
-            pass
-        elif plain and type(operation).for_rank is Collective.for_rank:
-            self.publish_to_all(seq, operation, own.data)
-        else:
+        if not operation.held:
             self.publish(operation, own)
-        early = self._early.pop(seq, None)
-        if early is not None:
-            for rank, each in early.items():
-                operation.arrived(rank, each if type(each) is Publication else Publication(*each))
+        for rank, each in self._early.pop(seq, {}).items():
+            operation.arrived(rank, each if type(each) is Publication else Publication(*each))
         if self.operations.get(seq) is operation:
             operation.arrived(self.rank, own)
 
@@ -238,10 +229,14 @@ class Member:
 
     # ---------------------------------------------------------------- to the others
 
-    def publish(self, operation: Collective, publication: Publication) -> None:
+    def publish(self, operation: Collective, own: Publication) -> None:
         """Publish an operation to all other ranks."""
+        plain = own.result is None and own.failure is None and not own.owner and not own.offset
+        if plain and type(operation).for_rank is Collective.for_rank:
+            self.publish_to_all(operation.seq, operation, own.data)
+            return
         for rank in self._others:
-            self._publish(rank, operation.seq, operation, publication)
+            self._publish(rank, operation.seq, operation, own)
 
     def _publish(self, rank: int, seq: int, operation: Collective, own: Publication) -> None:
         publication = operation.for_rank(rank, own)
