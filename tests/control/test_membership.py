@@ -368,7 +368,7 @@ async def test_a_program_returns_while_the_log_is_silent(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("refused", [True, False])
 async def test_a_program_joins_while_the_log_is_silent(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
-    """It may look at the cluster, and is recorded before all that it asks for."""
+    """The program may look at the cluster, and is recorded before all that it asks for."""
     log = GatedLog()
     head = Head(log=log)
     log.refuses, log.holds = (lambda _: refused), (lambda _: not refused)
