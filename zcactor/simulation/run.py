@@ -49,6 +49,8 @@ ENDING: Final = 60.0
 """Virtual seconds in which every actor has ended."""
 DISSOLVING: Final = 30.0
 """Virtual seconds in which a cluster without a head has ended: every node notices the loss, and ends its workers."""
+RETURNING: Final = 2.0
+"""Virtual seconds in which leases go back of which the garbage collector has taken the last holder."""
 DELAYS: Final = (0.0, 0.001, 0.05)
 """Longest virtual seconds on the way to the heads' log and back, of which a run has one."""
 LOSSES: Final = (0.0, 0.0, 0.05, 0.2)
@@ -214,6 +216,8 @@ class Run:
             record.judge()
             return
         world.run(limit=world.now + 8.0)
+        self._sweep()  # errors that programs got since then have frames in which their references are
+        world.run(limit=world.now + RETURNING)
         self.invariants.at_rest(ended=False)
         if self._go is not None:
             self._go.set_result(None)
