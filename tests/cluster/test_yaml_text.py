@@ -46,6 +46,15 @@ def test_what_is_written_is_read_back(documents: list[dict[str, Any]]) -> None:
     assert list(yaml.safe_load_all(text)) == documents
 
 
+@pytest.mark.parametrize("length", [900, 998, 999, 1_022, 5_000])
+@pytest.mark.parametrize("value", ["x", {}, [], {"a": "x"}, ["x", {"b": 1}]])
+def test_long_keys(length: int, value: Any) -> None:
+    """Readers look for the colon behind a key in its first 1,024 characters."""
+    key = "k " * (length // 2)
+    for document in ({key: value, "z": 1}, {"list": [{key: value, "z": 1}], key: {key: value}}):
+        assert list(yaml.safe_load_all(yaml_text([document]))) == [document]
+
+
 def test_how_it_looks() -> None:
     document = {"kind": "Job", "count": 2, "none": {}, "list": [{"a": "x", "b": ["1", True]}, [], ["deep"]]}
     assert yaml_text([document]) == (

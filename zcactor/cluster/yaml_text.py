@@ -14,6 +14,8 @@ _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 """Strings that need no quotes, but for `_WORDS`."""
 _WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
 """Words that YAML 1.1, which kubectl reads, takes for something else than a string, in any case of letters."""
+_LONGEST_KEY: Final = 1_000
+"""Characters of a key that needs no mark: readers look for the colon behind it in the first 1,024 (YAML 1.1, 7.2)."""
 _SHORT: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
 
@@ -34,6 +36,9 @@ def _lines(value: Any) -> Iterator[str]:
     parts = value.items() if isinstance(value, dict) else ((None, part) for part in value)
     for key, part in parts:
         head = "-" if key is None else f"{_scalar(key)}:"
+        if len(head) > _LONGEST_KEY:
+            yield f"? {head[:-1]}"
+            head = ":"
         if not isinstance(part, dict | list) or not part:
             yield f"{head} {_scalar(part)}"
             continue

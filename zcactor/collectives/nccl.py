@@ -223,15 +223,12 @@ def found_nccl(kind: str, load: Any = importlib.import_module) -> Nccl | str:
     try:
         cupy = load("cupy")
     except ImportError:
-        return (
-            "CuPy is not installed here: install cupy-cuda13x and nvidia-nccl-cu13 (cupy-cuda12x and nvidia-nccl-cu12 "
-            "for CUDA 12)"
-        )
+        return "CuPy is not installed here: install both for your CUDA, such as cupy-cuda13x and nvidia-nccl-cu13"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy warns where there is no NCCL
         nccl = load("cupy.cuda.nccl")
     if not nccl.available:
-        return "CuPy finds no NCCL here: install nvidia-nccl-cu13 (nvidia-nccl-cu12 for CUDA 12)"
+        return "CuPy finds no NCCL here: install that for CuPy's CUDA, such as nvidia-nccl-cu13"
     version = nccl.get_version()
     if version < _OLDEST:
         return f"NCCL {version} is too old: install 2.10 or later, as nvidia-nccl-cu13 is"
