@@ -103,6 +103,23 @@ async def test_an_end_that_an_earlier_head_has_decided(monkeypatch: pytest.Monke
     assert await HeadLink.ask_agent(link, "stop", ActorId(b"a" * 16)) is None, "an earlier head may have ended it"
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_a_long_answer_that_is_lost_with_the_connection(is_closed: bool) -> None:
+    """The head lives, and does not come back by itself: it was never away."""
+    link = Link(None)
+
+    async def connect(_: bytes) -> Any:
+        return SimpleNamespace(closed=zc.ConnectionLost("cut") if is_closed else None)
+
+    async def ask_of(*_: object) -> None:
+        raise zc.ObjectLost("it could not be brought here")
+
+    link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
+    lost, text = (zc.ConnectionLost, "an answer of the head is lost: it") if is_closed else (zc.ObjectLost, "it could")
+    with pytest.raises(lost, match=text):
+        await HeadLink.ask_agent(link, "locate", ActorId(b"a" * 16), False)
+
+
 async def test_a_lease_is_asked_for_again_at_the_next_head() -> None:
     """Otherwise a process would hold an actor of which no head knows."""
     link = Link(None)

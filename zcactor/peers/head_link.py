@@ -130,9 +130,14 @@ class HeadLink:
             try:
                 session = await self._session()
                 return await self._requests.ask_of(session, index, interface(), method, args)
-            except (ConnectionLost, ObjectLost):  # an answer of the head's own, where it is there
-                if not self.absence.going_on:  # the bytes of a long answer are lost with a head
+            except ConnectionLost:  # an answer of the head's own, where it is there
+                if not self.absence.going_on:
                     raise
+            except ObjectLost as error:  # the bytes of a long answer are lost with a head, or with the connection to it
+                if not self.absence.going_on:
+                    if session.closed is None:
+                        raise
+                    raise ConnectionLost(f"an answer of the head is lost: {error}", True) from error
             except NoSuchActor:
                 if method in _ENDING and (repeated or self.absence.patience):
                     return None  # it is dead: the head of before has ended it, and the one of now never knew it
