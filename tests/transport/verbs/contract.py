@@ -299,55 +299,6 @@ class VerbsSuite:
             with pytest.raises(VerbsError, match="positive"):
                 device.register_dma_buf(0, nbytes, remote_read=True)
 
-    def test_dma_buf_is_read(self, rig: Rig, ends: tuple[End, End]) -> None:
-        if rig.dma_buf is None:
-            pytest.skip("nothing here makes a dma-buf")
-        left, right = ends
-        data = pattern(8192)
-        source, target = rig.dma_buf(data), rig.dma_buf(bytes(8192))
-        there = right.device.register_dma_buf(source, 8192, remote_read=True)
-        here = left.device.register_dma_buf(target, 8192, remote_read=False)
-        assert (there.address, there.nbytes) == (here.address, here.nbytes) == (0, 8192)
-        os.close(source)
-        reads = [
-            Read(1, 4096, 4096, here.lkey, 1, there.rkey),  # from one to the other
-            Read(2, left.region.address, 8192, left.region.lkey, 0, there.rkey),  # to memory of the host
-            Read(3, 8, 5, here.lkey, right.region.address, right.region.rkey),  # from memory of the host
-        ]
-        right.write(b"hello")
-        left.qp.post_reads(reads)
-        assert [(c.wr_id, c.status) for c in left.collect(3)] == [(1, 0), (2, 0), (3, 0)]
-        assert os.pread(target, 8192, 0) == bytes(8) + b"hello" + bytes(4083) + data[1:4097]
-        assert left.at(0, 8192) == data
-        os.close(target)
-
-    @pytest.mark.parametrize(("at", "nbytes"), [(0, 8193), (8192, 1), (4096, 4097)])
-    def test_dma_buf_has_bounds(self, rig: Rig, ends: tuple[End, End], at: int, nbytes: int) -> None:
-        if rig.dma_buf is None:
-            pytest.skip("nothing here makes a dma-buf")
-        left, right = ends
-        fd = rig.dma_buf(bytes(8192))
-        there = right.device.register_dma_buf(fd, 8192, remote_read=True)
-        os.close(fd)
-        left.write(b"untouched")
-        left.qp.post_reads([Read(1, left.region.address, nbytes, left.region.lkey, at, there.rkey)])
-        assert left.one().status == CompletionStatus.REM_ACCESS
-        assert left.at(0, 9) == b"untouched"
-
-    @pytest.mark.parametrize("how", ["closed", "not for peers"])
-    def test_dma_buf_that_peers_may_not_read(self, rig: Rig, ends: tuple[End, End], how: str) -> None:
-        if rig.dma_buf is None:
-            pytest.skip("nothing here makes a dma-buf")
-        left, right = ends
-        fd = rig.dma_buf(bytes(4096))
-        there = right.device.register_dma_buf(fd, 4096, remote_read=how == "closed")
-        os.close(fd)
-        if how == "closed":
-            there.close()
-            there.close()
-        left.qp.post_reads([Read(1, left.region.address, 64, left.region.lkey, 0, there.rkey)])
-        assert left.one().status == CompletionStatus.REM_ACCESS
-
     # ---- messages
 
     def test_send(self, ends: tuple[End, End]) -> None:
@@ -707,3 +658,53 @@ def _address_of(memory: mmap.mmap) -> int:
     address = buffer[0]
     ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
     return int(address)
+
+
+class DmaBufSuite(VerbsSuite):
+    """The contract of devices for which something here makes dma-bufs."""
+
+    def test_dma_buf_is_read(self, rig: Rig, ends: tuple[End, End]) -> None:
+        assert rig.dma_buf is not None
+        left, right = ends
+        data = pattern(8192)
+        source, target = rig.dma_buf(data), rig.dma_buf(bytes(8192))
+        there = right.device.register_dma_buf(source, 8192, remote_read=True)
+        here = left.device.register_dma_buf(target, 8192, remote_read=False)
+        assert (there.address, there.nbytes) == (here.address, here.nbytes) == (0, 8192)
+        os.close(source)
+        reads = [
+            Read(1, 4096, 4096, here.lkey, 1, there.rkey),  # from one to the other
+            Read(2, left.region.address, 8192, left.region.lkey, 0, there.rkey),  # to memory of the host
+            Read(3, 8, 5, here.lkey, right.region.address, right.region.rkey),  # from memory of the host
+        ]
+        right.write(b"hello")
+        left.qp.post_reads(reads)
+        assert [(c.wr_id, c.status) for c in left.collect(3)] == [(1, 0), (2, 0), (3, 0)]
+        assert os.pread(target, 8192, 0) == bytes(8) + b"hello" + bytes(4083) + data[1:4097]
+        assert left.at(0, 8192) == data
+        os.close(target)
+
+    @pytest.mark.parametrize(("at", "nbytes"), [(0, 8193), (8192, 1), (4096, 4097)])
+    def test_dma_buf_has_bounds(self, rig: Rig, ends: tuple[End, End], at: int, nbytes: int) -> None:
+        assert rig.dma_buf is not None
+        left, right = ends
+        fd = rig.dma_buf(bytes(8192))
+        there = right.device.register_dma_buf(fd, 8192, remote_read=True)
+        os.close(fd)
+        left.write(b"untouched")
+        left.qp.post_reads([Read(1, left.region.address, nbytes, left.region.lkey, at, there.rkey)])
+        assert left.one().status == CompletionStatus.REM_ACCESS
+        assert left.at(0, 9) == b"untouched"
+
+    @pytest.mark.parametrize("how", ["closed", "not for peers"])
+    def test_dma_buf_that_peers_may_not_read(self, rig: Rig, ends: tuple[End, End], how: str) -> None:
+        assert rig.dma_buf is not None
+        left, right = ends
+        fd = rig.dma_buf(bytes(4096))
+        there = right.device.register_dma_buf(fd, 4096, remote_read=how == "closed")
+        os.close(fd)
+        if how == "closed":
+            there.close()
+            there.close()
+        left.qp.post_reads([Read(1, left.region.address, 64, left.region.lkey, 0, there.rkey)])
+        assert left.one().status == CompletionStatus.REM_ACCESS

@@ -9,7 +9,7 @@ import select
 import pytest
 
 from tests.descriptors import opened
-from tests.transport.verbs.contract import NBYTES, End, Rig, VerbsSuite, join, make_end
+from tests.transport.verbs.contract import NBYTES, DmaBufSuite, End, Rig, join, make_end
 from tests.transport.verbs.parts import open_device
 from zcactor.transport.verbs.driver.base import PathAttributes, QpAddress, Read, Receive, Send
 from zcactor.transport.verbs.driver.codes import CompletionStatus, EventType, LinkLayer, PortState, QpState
@@ -24,7 +24,7 @@ def dma_buf(data: bytes) -> int:
     return fd
 
 
-class TestAtOnce(VerbsSuite):
+class TestAtOnce(DmaBufSuite):
     """The contract on a fabric that does work when it is posted."""
 
     @pytest.fixture
@@ -34,7 +34,7 @@ class TestAtOnce(VerbsSuite):
         return Rig(fabric.binding(), "fake0", dma_buf=dma_buf)
 
 
-class TestManual(VerbsSuite):
+class TestManual(DmaBufSuite):
     """The contract on a fabric that does work while a test waits."""
 
     @pytest.fixture
