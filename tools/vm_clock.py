@@ -33,7 +33,7 @@ def counter_khz() -> int:
         place = ctypes.c_char.from_buffer(memory)
         counter = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(place))
         ticks, started = _reading(counter)
-        time.sleep(APART)
+        time.sleep(APART)  # the time over which the counter is measured
         later, ended = _reading(counter)
         del counter, place  # memory cannot be unmapped while an object refers to it
     return round((later - ticks) * 1_000_000 / (ended - started))

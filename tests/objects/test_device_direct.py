@@ -285,6 +285,16 @@ async def test_a_registration_that_fails_later() -> None:
         await pair.nothing_left()
 
 
+async def _passed_by(read: Any, monkeypatch: pytest.MonkeyPatch, pair: GpuPair, caller: Process, actor: Any) -> Any:
+    """Pass an array while cards READ by `read`, and check its bytes. Returns the array."""
+    await _call(actor, "keep", None)
+    monkeypatch.setattr(FakeFabric, "_read", read)
+    x, values = on_gpu(caller)
+    await _call(actor, "keep", x)
+    assert np.array_equal(values_of(pair.keeper.kept), values)
+    return x
+
+
 @pytest.mark.parametrize("end", ["reader", "owner"])
 @pytest.mark.parametrize("way", [0, 1], ids=["from the GPU", "to the GPU"])
 async def test_a_card_that_delivers_other_bytes(monkeypatch: pytest.MonkeyPatch, end: str, way: int) -> None:
@@ -299,11 +309,7 @@ async def test_a_card_that_delivers_other_bytes(monkeypatch: pytest.MonkeyPatch,
         return done(fabric, qp, peer, request)
 
     async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
-        await _call(actor, "keep", None)
-        monkeypatch.setattr(FakeFabric, "_read", read)
-        x, values = on_gpu(caller)
-        await _call(actor, "keep", x)
-        assert np.array_equal(values_of(pair.keeper.kept), values)
+        x = await _passed_by(read, monkeypatch, pair, caller, actor)
         assert "other bytes" in direct(owner).rejected[caller.process]
         assert direct(owner).rejected[caller.process].startswith("at the owner: " if end == "owner" else "fake1 ")
         assert len(seen) == way + 1, "it is found out once"
@@ -318,11 +324,7 @@ async def test_a_proof_whose_read_fails(monkeypatch: pytest.MonkeyPatch) -> None
         return CompletionStatus.LOC_PROT if qp is peer else done(fabric, qp, peer, request)
 
     async with asyncio.timeout(PATIENCE), pair as (caller, owner, actor):
-        await _call(actor, "keep", None)
-        monkeypatch.setattr(FakeFabric, "_read", read)
-        x, values = on_gpu(caller)
-        await _call(actor, "keep", x)
-        assert np.array_equal(values_of(pair.keeper.kept), values)
+        x = await _passed_by(read, monkeypatch, pair, caller, actor)
         assert (
             "fake1 does not read memory of the GPU: a READ of 65536 bytes from itself failed"
             in direct(owner).rejected[caller.process]

@@ -79,7 +79,7 @@ class OnGpus(Collective):
         exchange_of(self.member).run(self)  # type: ignore[arg-type]
 
     def queue(self, communicator: Communicator, gpu: GpuMemory, stream: int) -> Queued:
-        """See `zcactor.collectives.gpu_exchange.Exchanging`."""
+        """See `zcactor.collectives.gpu_exchange.Exchanging`. Each operation has its own."""
         raise NotImplementedError
 
     def refused(self, error: Exception) -> None:
