@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,6 +17,7 @@ import zcactor as zc
 from tests.actors import Caller, Plain, Probe
 from zcactor.peers import unseen
 from zcactor.process import context
+from zcactor.rpc.call import Call
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -275,6 +277,38 @@ async def test_what_was_raised_keeps_no_frame_alive(actors: tuple[Any, Any, Any]
         array = await awaiting()
         await asyncio.sleep(0)  # let the task's own callbacks run
         assert array() is None
+    finally:
+        gc.enable()
+
+
+async def awaiting(ref: zc.ObjectRef[Any]) -> Any:
+    """The value of `ref`, awaited in a coroutine."""
+    return await ref
+
+
+@pytest.mark.parametrize(
+    "way", [awaiting, lambda ref: ref, lambda ref: asyncio.wait_for(ref, 60)], ids=["await", "task", "wait_for"]
+)
+async def test_a_result_that_came_with_the_cancel_is_freed_at_once(way: Callable[[Any], Any]) -> None:
+    """The awaiting task was cancelled and has not run since when the result comes. No cycle of garbage keeps the
+    result."""
+    call = Call(b"", asyncio.get_running_loop(), threading.get_ident())
+    gc.collect()
+    gc.disable()
+    try:
+        task = asyncio.ensure_future(way(zc.ObjectRef(call)))
+        await asyncio.sleep(0)
+        while call.waiter is None:
+            await asyncio.sleep(0)
+        task.cancel()
+        array = np.ones(4)
+        call.complete_plain(array)
+        result = weakref.ref(array)
+        del call, array
+        assert (await asyncio.wait([task]))[0].pop().cancelled()
+        del task
+        await asyncio.sleep(0)  # let its own callbacks run
+        assert result() is None
     finally:
         gc.enable()
 

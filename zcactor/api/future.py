@@ -73,7 +73,10 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
         """Coroutine protocol: raise an exception at the point of the await."""
         driver = self._driver()
         del self
-        return driver.throw(*args)
+        try:
+            return driver.throw(*args)
+        finally:
+            del args, driver  # the error that comes back has this frame in its traceback: no cycle
 
     def close(self) -> None:
         """Coroutine protocol: stop awaiting. The call is not cancelled."""
@@ -193,6 +196,7 @@ def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
             call.remove_waiter(future)
             if call.refs <= _own_refs(call, held_by_task) and not call.awaited and not call.known:
                 cancel_call(call)
+            del call, future  # see `value_of`; the error lives as long as the cancelled task
             raise
     if call.decoded and call.error is None:
         call.retrieved = True
