@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from tests.device.helpers import NEVER, opened
+from tests.device.helpers import NEVER, array_on, held, opened
 from zcactor.device.events import Moment
 from zcactor.device.fake import FakeGpuDriver
 from zcactor.device.memory import DeviceBlock, wait_on_host
@@ -43,6 +44,19 @@ def test_the_capacity_of_each_gpu() -> None:
 
 
 @pytest.mark.slow
+def test_a_wait_that_has_a_limit_ends_before_the_work() -> None:
+    with opened() as store:
+        gpu = store.gpu(0)
+        array = array_on(gpu, np.zeros(10, "u1"))
+        with held(gpu.driver):
+            array.fill(1)
+            moments = array.holder.work.writes()
+            wait_on_host(moments, 0.001)
+            assert moments and not any(moment.done() for moment in moments)
+        wait_on_host(moments)
+        assert all(moment.done() for moment in moments)
+
+
 def test_a_wait_ends_when_the_other_process_has_ended() -> None:
     driver = FakeGpuDriver()
     with DevicePeer(FakeGpuDriver) as peer:

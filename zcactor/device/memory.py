@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakValueDictionary
 
@@ -31,6 +32,8 @@ _lending: Final = threading.Lock()
 _FIRST_PAUSE: Final = 20e-6
 """Seconds: about the time of a copy of a few KiB."""
 _LAST_PAUSE: Final = 1e-3
+_LOOKS: Final = 8
+"""The part of the time waited so far that a pause takes, as 1 / `_LOOKS`: the end is noticed that much too late."""
 
 
 def gpu_number(offset: int) -> int:
@@ -38,8 +41,8 @@ def gpu_number(offset: int) -> int:
     return offset >> _GPU_SHIFT
 
 
-def wait_on_host(moments: Iterable[Moment]) -> None:
-    """Wait until the work of all moments is done, and block this thread meanwhile.
+def wait_on_host(moments: Iterable[Moment], seconds: float = inf) -> None:
+    """Wait until the work of all moments is done, but no longer than `seconds`, and block this thread meanwhile.
 
     It asks again and again, at growing pauses: work of a process that has ended is never done, and a driver that waits
     for it returns never.
@@ -49,12 +52,13 @@ def wait_on_host(moments: Iterable[Moment]) -> None:
         ObjectLost: the process that would do the work has ended.
     """
     for moment in moments:
-        pause = _FIRST_PAUSE
-        while not moment.done():
+        begun, waited = time.monotonic(), 0.0
+        while not moment.done() and waited < seconds:
             if moment.is_lost():
                 raise ObjectLost(LOST)
-            time.sleep(pause)  # no wait of the driver ends where the process is gone
-            pause = min(2 * pause, _LAST_PAUSE)
+            # No wait of the driver ends where the process is gone.
+            time.sleep(min(max(_FIRST_PAUSE, waited / _LOOKS), _LAST_PAUSE))
+            waited = time.monotonic() - begun
 
 
 class _Hold:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["copied", "until_done"]
 
-_NBYTES_PER_SECOND: Final = 25e9
-"""About half the speed of copies of locked memory by PCIe 5: a copy that is not done at once is looked at after such a
-time."""
+_BRIEFLY: Final = 0.02
+"""Seconds that a thread waits for a copy, at most. A piece takes a millisecond; the interpreter does not end before the
+thread does."""
 _FIRST_PAUSE: Final = 0.0002
 _LAST_PAUSE: Final = 0.005
 """Seconds between looks at work of a GPU that the loop waits for."""
@@ -60,7 +60,7 @@ async def copied(
         DeviceError: the driver refuses.
     """
     gpu.driver.copy(gpu.index, destination, source, 1, nbytes, (nbytes, nbytes), stream)
-    failure = await asyncio.shield(tasks.begin(_outcome(gpu, stream, nbytes, kept)))
+    failure = await asyncio.shield(tasks.begin(_outcome(gpu, stream, kept)))
     try:
         if failure is not None:
             raise failure
@@ -68,14 +68,17 @@ async def copied(
         del failure  # a traceback with this frame, and with what is kept, would keep itself
 
 
-async def _outcome(gpu: GpuMemory, stream: int, nbytes: int, kept: object) -> DeviceError | None:
-    """Wait for all work of a stream, the last of which copies `nbytes` bytes and uses memory of `kept`. Returns the
-    error of the driver, if any."""
+async def _outcome(gpu: GpuMemory, stream: int, kept: object) -> DeviceError | None:
+    """Wait for all work of a stream, the last of which uses memory of `kept`. Returns the error of the driver, if
+    any."""
+    from zcactor.device.memory import wait_on_host
+
     failure = None
     try:
         moment = gpu.events.record(stream)
         if not moment.done():  # CUDA returns from copies of memory that is not locked when they are done
-            await asyncio.sleep(nbytes / _NBYTES_PER_SECOND)
+            # In a thread, since timers of uvloop count whole milliseconds.
+            await asyncio.get_running_loop().run_in_executor(None, wait_on_host, [moment], _BRIEFLY)
             await until_done([moment])
     except DeviceError as error:
         failure = error.with_traceback(None)
