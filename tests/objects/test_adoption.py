@@ -499,14 +499,6 @@ async def test_it_stays_as_long_as_somebody_else_maps_it(node: zc.Runtime, monke
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("nbytes", [1, 5, 1000, 1001, 3 << 20, (9 << 20) + 1])
-def test_threads_that_share_a_copy(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    monkeypatch.setattr(adoption, "_SHARE_NBYTES", 1000)
-    array, to = np.arange(nbytes).astype("u1"), np.zeros(nbytes + 1, "u1")
-    adoption._copy_fast(to.ctypes.data, array.ctypes.data, nbytes)
-    assert np.array_equal(array, to[:-1]) and not to[-1]
-
-
 async def test_no_room_for_what_is_held(node: zc.Runtime, capfd: pytest.CaptureFixture[str]) -> None:
     """The memory stays where it is, and one line of log says so."""
     holder = await spawn(Holder)

@@ -274,6 +274,13 @@ PyObject *hot_fold(PyObject *module, PyObject *args);
     "folded(kind, inputs, like, divisor): as fold, into a new array of the dtype and shape of `like`, read-only"
 PyObject *hot_folded(PyObject *module, PyObject *args);
 
+/* ---- copying.c */
+
+#define COPY_DOC                                                                                               \
+    "copy(to, source, nbytes): copy between two addresses whose bytes do not overlap, past the processor's caches.\n" \
+    "Other threads run meanwhile."
+PyObject *hot_copy(PyObject *module, PyObject *args);
+
 /* ---- arrays.c */
 
 PyObject *hot_address(PyObject *module, PyObject *array);

@@ -45,6 +45,7 @@ static PyMethodDef functions[] = {
      "setup(template, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT): before anything else."},
     {"fold", hot_fold, METH_VARARGS, FOLD_DOC},
     {"folded", hot_folded, METH_VARARGS, FOLDED_DOC},
+    {"copy", hot_copy, METH_VARARGS, COPY_DOC},
     {"address", hot_address, METH_O, "address(array): that of its first element."},
     {"array_over", hot_array_over, METH_VARARGS,
      "array_over(base, address, like): a read-only array with the dtype and shape of `like`, over memory of `base`."},

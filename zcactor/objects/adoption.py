@@ -30,9 +30,10 @@ from weakref import WeakValueDictionary, ref
 
 from zcactor.buggify import dawdle
 from zcactor.errors import ZcactorError
+from zcactor.native import hot
 from zcactor.objects.locations import LostPart
+from zcactor.objectstore.bulk_copy import copy_in_bulk
 from zcactor.objectstore.lease import Lease, RemoteLease
-from zcactor.objectstore.parallel import in_parallel
 from zcactor.objectstore.ref import RegionKind
 from zcactor.rpc.parts import Part
 
@@ -59,8 +60,6 @@ make them."""
 _ANSWER: Final = 0.01
 """Seconds in which an answer that has waited for the copies is sent. Mapping the copies takes milliseconds, in which no
 page of the process can be touched for the first time."""
-_SHARE_NBYTES: Final = 4 << 20
-"""Bytes that one of several threads copies at a time, which takes 1 ms: taking a share is cheap beside it."""
 _DELAY: Final = 1.0
 """Seconds that an owner may keep memory after a connection's end, in order to save frames."""
 _RETRY: Final = 1.0
@@ -90,11 +89,12 @@ class _Taking:
         while at < nbytes and not self.wanted.is_set():
             begun = time.monotonic()
             step = min(_STEP_NBYTES, nbytes - at)
-            memmove(to + at, low + at, step)
+            hot.copy(to + at, low + at, step)
             at += step
             self.wanted.wait(time.monotonic() - begun)
         if at < nbytes:
-            _copy_fast(to + at, low + at, nbytes - at)
+            # Pages of the ended process that were not read here yet fault, which takes as long as their copy.
+            copy_in_bulk(to + at, low + at, nbytes - at)
 
 
 class Adoptions:
@@ -441,20 +441,7 @@ def _same_pages(run: _Run) -> Block | None:
     return block if (block.nbytes, offset - block.offset) == (run.nbytes, run.leases[0].offset - run.low) else None
 
 
-def _copy_fast(to: int, low: int, nbytes: int) -> None:
-    """Copy, in several threads if there is much to copy. Pages of the ended process that were not read here yet fault,
-    which takes as long as their copy. Each thread takes the next share when it has finished one, because threads may
-    get different parts of the machine."""
-    shares = iter(range(0, nbytes, _SHARE_NBYTES))
-
-    def take(_start: int, _stop: int) -> None:
-        for at in shares:
-            memmove(to + at, low + at, min(_SHARE_NBYTES, nbytes - at))
-
-    in_parallel(take, nbytes)
-
-
 def _copy_pages(block: Block, lease: Lease, low: int, nbytes: int) -> None:
     """Copy `nbytes` from the address `low`. `lease` keeps the bytes, also when nobody waits for the copy any more."""
-    _copy_fast(block.address, low, nbytes)
+    copy_in_bulk(block.address, low, nbytes)
     del lease

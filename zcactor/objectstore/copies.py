@@ -17,6 +17,8 @@ from weakref import ref
 
 import numpy as np
 
+from zcactor.native import hot
+from zcactor.objectstore.bulk_copy import copy_in_bulk
 from zcactor.objectstore.parallel import PARALLEL_NBYTES, in_parallel
 
 if TYPE_CHECKING:
@@ -71,10 +73,10 @@ class CopyCounter:
         nbytes = destination.nbytes
         if nbytes < PARALLEL_NBYTES or not _same_layout(destination, source):
             np.copyto(destination, source)
-        elif destination.flags.c_contiguous:
-            _copy_flat(_flat(destination), _flat(source))
+        elif not destination.flags.writeable:
+            raise ValueError("the array to copy into is read-only")
         else:
-            _copy_flat(_flat(destination.T), _flat(source.T))
+            copy_in_bulk(hot.address(destination), hot.address(source), nbytes)
         self.count(reason, nbytes)
 
     def copy_all(self, pairs: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]], reason: str) -> None:
@@ -165,10 +167,3 @@ def _same_layout(destination: NDArray[Any], source: NDArray[Any]) -> bool:
 
 def _flat(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
-
-
-def _copy_flat(destination: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    def work(start: int, stop: int) -> None:
-        destination[start:stop] = source[start:stop]
-
-    in_parallel(work, destination.nbytes)
