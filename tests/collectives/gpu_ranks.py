@@ -36,6 +36,11 @@ class GpuRank:
         driver: Any = current().store.devices().driver
         current().groups().nccl = StandInNccl(driver, fails)
 
+    def fail(self, method: str) -> None:
+        """Let a method of the stand-in in use fail from here on."""
+        nccl: Any = current().groups().nccl
+        nccl.fails = method
+
     async def call(self, group: zc.Group, operation: str, x: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Call a collective with an array on this rank's GPU. Returns the type of the result, its values, and whether
         it is read-only."""

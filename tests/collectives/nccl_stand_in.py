@@ -200,6 +200,10 @@ class StandIn:
         group, self._group = self._group, None
         self._queue(group)
 
+    def check(self) -> None:
+        if self._nccl.fails == "check":
+            raise RuntimeError("NCCL_ERROR_REMOTE_ERROR: a link is lost")
+
     def abort(self) -> None:
         self._end("aborted")
         for gate in self._gates:

@@ -198,6 +198,20 @@ async def test_a_failure_of_nccl_breaks_the_group(fails: str) -> None:
         assert [values[0] for _, values, _ in found] == [2, 2]
 
 
+async def test_a_link_that_is_lost_while_the_gpus_exchange_breaks_the_group() -> None:
+    async with gpu_ranks(2) as (group, actors):
+        await zc.get([actor.hold_and_reduce(group) for actor in actors], timeout=30)
+        await actors[1].fail("check")
+        for actor in actors:
+            rank, text = await actor.broken(group)
+            assert rank == 1
+            assert "an exchange on the GPUs failed there: RuntimeError: NCCL_ERROR_REMOTE_ERROR: a link is lost" in text
+            await actor.let_go()
+            assert await actor.ends() == ["aborted"]
+            assert await actor.lost() == ["ObjectLost"] * 3
+            await actor.drop()
+
+
 async def test_a_new_epoch_of_a_healthy_group_aborts_the_former_one() -> None:
     async with gpu_ranks(2) as (group, actors):
         await zc.get([actor.call(group, "allreduce", ONES) for actor in actors])

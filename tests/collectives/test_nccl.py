@@ -179,6 +179,7 @@ def test_calls_of_the_binding() -> None:
     with communicator.together():
         communicator.send(10, 5, 1, 7)
         communicator.receive(20, 5, 1, 7)
+    communicator.check()
     communicator.abort()
     communicator.destroy()
     assert recorded.calls == [  # numbers of nccl.h; the last one is the current device
@@ -191,6 +192,7 @@ def test_calls_of_the_binding() -> None:
         ("send", 10, 5, 1, 1, 7, 1),
         ("recv", 20, 5, 1, 1, 7, 1),
         ("groupEnd",),
+        ("check_async_error",),
         ("abort",),
         ("destroy", 1),
     ]

@@ -19,6 +19,7 @@ from zcactor.device.streams import GpuStream
 from zcactor.errors import DeviceError, ProtocolError, ZcactorError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
 
     from zcactor.collectives.member import Member
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchanging", "GpuExchange", "Queued", "exchange_of", "nccl_of"]
 
+_LOOK: Final = 1.0
+"""Seconds between looks at work that is not done: NCCL tells of a lost link or peer only where it is asked."""
 _LOST: Final = "a member of the group ended before its exchange on the GPUs was done; compute the value again"
 
 
@@ -114,6 +117,8 @@ class GpuExchange:
         self._stream: GpuStream | None = None
         self._pending: list[tuple[Moment, Sequence[Work]]] = []
         """Moments of exchanges that may not be done yet, with the work of the arrays that they write."""
+        self._looks: asyncio.TimerHandle | None = None
+        """The next look at work that is not done."""
         self._gpu: GpuMemory | None = None
         self._over = False
         """Whether the communicator was aborted or is given up."""
@@ -258,11 +263,33 @@ class GpuExchange:
         self._call(partial(self._note, queued))
 
     def _note(self, queued: Queued) -> None:
-        self._pending = [each for each in self._pending if not _is_done(each[0])]
+        self._forget_done()
         self._pending.append((queued.moment, queued.written))
         if self._over and self._communicator is None:
             self._lose()
+        self._look_later()
         queued.complete()
+
+    def _forget_done(self) -> None:
+        self._pending = [each for each in self._pending if not _is_done(each[0])]
+
+    def _look_later(self) -> None:
+        if self._looks is None and not self._over:
+            self._looks = self._loop.call_later(_LOOK, self._look)
+
+    def _look(self) -> None:
+        self._looks = None
+        self._forget_done()
+        if self._pending and self._communicator is not None:
+            self._lane.do(partial(self._check, self._communicator))
+
+    def _check(self, communicator: Communicator) -> None:
+        try:
+            communicator.check()
+        except Exception as error:  # the GPUs of the group wait for each other for ever
+            self._call(partial(self._failed, error))
+            return
+        self._call(self._look_later)
 
     def _failed(self, error: Exception) -> None:
         member = self._member
@@ -282,7 +309,7 @@ class GpuExchange:
         """End all work, done or not, as the group is broken. Arrays that were not computed are lost. Idempotent."""
         if self._over:
             return
-        self._over = True
+        self._stop()
         self._waiting.clear()
         self._lose()
         communicator, self._communicator = self._communicator, None
@@ -294,10 +321,16 @@ class GpuExchange:
         """Give the communicator up once all queued work is done, as nobody holds the group any more. Idempotent."""
         if self._over:
             return
-        self._over = True
+        self._stop()
         if self._communicator is not None and self._stream is not None:
             self._lane.do(partial(self._destroy, self._communicator, self._stream))
         self._lane.end()
+
+    def _stop(self) -> None:
+        self._over = True
+        if self._looks is not None:
+            self._looks.cancel()
+            self._looks = None
 
     @staticmethod
     def _destroy(communicator: Communicator, stream: GpuStream) -> None:

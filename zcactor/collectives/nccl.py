@@ -83,6 +83,9 @@ class Communicator(Protocol):
     def together(self) -> AbstractContextManager[None]:
         """Queue what is called within the block as one: no order among it is waited for."""
 
+    def check(self) -> None:
+        """Raise the error that work has met since it was queued, such as a lost link or peer; none in most cases."""
+
     def abort(self) -> None:
         """End all work that was queued, done or not. Any thread may call this, at any time."""
 
@@ -189,6 +192,9 @@ class _CupyCommunicator:
 
     def together(self) -> AbstractContextManager[None]:
         return _Together(self._nccl)
+
+    def check(self) -> None:
+        self._made.check_async_error()
 
     def abort(self) -> None:
         self._made.abort()
