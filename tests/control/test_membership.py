@@ -18,6 +18,7 @@ from zcactor.control.head_log import Candidate, Change
 from zcactor.control.membership import Membership, membership_interface
 from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_table import NodeRecord, NodeTable, facts_of
+from zcactor.control.recipes import Recipes
 from zcactor.control.recorder import HeadRecorder
 from zcactor.control.take_over import Decisions, TakeOver
 from zcactor.errors import AuthenticationError, ConnectionLost, HeadUnavailable
@@ -43,6 +44,7 @@ class Head:
         self.stopping: list[asyncio.Task[None]] = []
         own = NodeRecord(HEAD, FakePool(), facts_of("h@host:1", ("local",), "machine h"))
         self.nodes = NodeTable(own, {"CPU": 1})
+        self.recipes = Recipes(self.process, self.recorder, self.nodes)  # type: ignore[arg-type]
         self.members = Membership(self, self.nodes, self, 0.01, hang_after)  # type: ignore[arg-type]
 
     async def worker_ready(self, *args: Any) -> None:

@@ -13,17 +13,22 @@ from typing import Any
 import pytest
 
 from tests.control.agents import DRIVER, HEAD, FakePool, FakeProcess, FakeSession
+from zcactor.api.handle import ActorHold
 from zcactor.control import node_agent
 from zcactor.control.head import agent_interface
 from zcactor.control.membership import membership_interface
 from zcactor.control.node_agent import NodeAgent, member_interface
-from zcactor.errors import AuthenticationError, ConnectionLost, InsufficientResources
+from zcactor.errors import AuthenticationError, ConnectionLost, InsufficientResources, ObjectLost
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
+from zcactor.marshal.packed import Packed
+from zcactor.objects.locations import LostPart
+from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.table import LeaseTable
 from zcactor.peers.head_link import AGENT_INDEX, MEMBERSHIP_INDEX, RELAYED
 from zcactor.process import absence
 from zcactor.process.epochs import Deposed
+from zcactor.rpc.parts import Part
 
 WORKER, OTHER = ProcessId(b"w" * 16), ProcessId(b"o" * 16)
 
@@ -533,3 +538,47 @@ async def test_a_head_that_does_not_answer_in_time_keeps_no_node(
         await bench.member.leave(0.0)
         await bench.member.finished
     assert "stay until it ends: the head does not answer" in caplog.text
+
+
+async def test_recipes_are_held_at_the_word_of_the_latest_head() -> None:
+    bench = Bench()
+    recipe = Packed(b"class and arguments", [], 0)
+    assert await bench.member.hold_recipe(2, 7, recipe)
+    assert await bench.member.hold_recipe(2, 8, recipe)
+    for order in (bench.member.drop_recipe(1, 7), bench.member.keep_recipes(1, []), bench.member.recipe(1, 7)):
+        with pytest.raises(Deposed):
+            await order
+    assert await bench.member.recipe(2, 7) is recipe
+    await bench.member.drop_recipe(2, 7)
+    assert await bench.member.recipe(2, 7) is None
+    await bench.member.keep_recipes(3, [7])
+    assert await bench.member.recipe(3, 8) is None
+
+
+async def test_a_recipe_whose_array_did_not_arrive_is_not_held() -> None:
+    bench = Bench()
+    lost = Part(RegionKind.ARRAY, LostPart("its owner has ended"), 0, 8)
+    with pytest.raises(ObjectLost, match="its owner has ended"):
+        await bench.member.hold_recipe(1, 7, Packed(b"", [lost], 0))
+    assert await bench.member.recipe(1, 7) is None
+
+
+async def test_a_node_that_returns_leases_the_actors_in_its_recipes_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(_: bytes, method: str, *args: Any) -> Any:
+        return [21] if method == "return_node" else (0.0, "")
+
+    released, anew = list[int](), list[int]()
+    monkeypatch.setattr(FakeSession, "release", lambda _, object_id: anew.append(object_id), raising=False)
+    bench = Bench(answer)
+    await bench.member.join({}, {})
+    bench.process.system.known.check(1)
+    kept, gone = (ActorHold(HEAD, number, released.append) for number in (21, 22))
+    parts = [Part(RegionKind.ACTOR, hold, 0, 0) for hold in (kept, gone)]
+    await bench.member.hold_recipe(1, 7, Packed(b"", parts, 0))
+    assert await bench.member._return()
+    assert bench.told[-1][-1] == [21, 22]
+    assert (released, anew) == ([], [])
+    await bench.member.drop_recipe(1, 7)
+    del kept, gone, parts
+    gc.collect()
+    assert (released, anew) == ([22], [21]), "the lease of before has ended with the head"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from zcactor.control.actor_record import ActorRecord
     from zcactor.control.head_log import Change
+    from zcactor.control.recipes import Recipes
     from zcactor.control.reservations import Reservations
     from zcactor.ids import ActorId
     from zcactor.process.context import LocalProcess
@@ -34,10 +35,12 @@ class ActorEnds(Questions):
     Attributes:
         process: the head's process.
         closing: whether the head is shutting down, so that nothing is recorded any more.
+        recipes: the classes and arguments of actors that agents hold.
     """
 
     process: LocalProcess
     closing: bool
+    recipes: Recipes
     _reservations: Reservations
 
     def _retire(self, actor: ActorRecord, cause: str) -> None:
@@ -70,6 +73,7 @@ class ActorEnds(Questions):
         if actor.withdraw is not None:
             actor.withdraw()
         self._reservations.give_back(actor)
+        self.recipes.release(actor)
         self._actors.bury(actor)
 
     async def kill(self, actor_id: ActorId) -> None:

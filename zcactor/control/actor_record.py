@@ -95,6 +95,7 @@ class ActorRecord:
         self.cause = ""
         self.restarts = 0
         self.recipe: Packed | None = None
+        """Its class and arguments; None for an actor that is never started again, and where agents hold them."""
         self.request = request_of(options)
         self.node: NodeRecord | None = None
         """The actor's node, once it has been placed; the resources of its request are taken there."""
@@ -121,7 +122,9 @@ class ActorRecord:
         self.recorded = False
         """Whether the head's log has an entry of it, or is about to."""
         self.recipe_holders: list[bytes] = []
-        """The processes that hold its recipe; empty where the log does."""
+        """The processes that hold its recipe: agents of nodes, or the head alone; empty where the log does."""
+        self.recipe_nbytes = self.recipe_key = 0
+        """The bytes of a recipe that agents hold, and its number there."""
         self.doomed = 0
         """The number of decisions to end it that are being recorded; it is not restarted meanwhile."""
         self.withdrawn = False
@@ -183,11 +186,15 @@ class ActorRecord:
         self.options = {}
         self.recorded = False
 
-    def may_restart(self) -> bool:
-        """Whether the actor's options allow another start, now that its process has ended."""
+    def may_restart(self, *, is_held: bool = False) -> bool:
+        """Whether the actor's options allow another start, now that its process has ended.
+
+        Args:
+            is_held: whether agents hold its class and arguments, so that the head need not have them.
+        """
         limit: int = self.options.get("max_restarts") or 0
         return (
-            self.recipe is not None
+            (self.recipe is not None or is_held)
             and self.ending is None
             and not self.doomed
             and self.state in ("alive", "restarting")

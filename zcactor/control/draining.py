@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.control.entries import actor_change
+from zcactor.control.recipes import is_at_hand
 from zcactor.errors import ConnectionLost, HeadUnavailable, InsufficientResources
 from zcactor.process.epochs import Deposed
 
@@ -203,7 +204,7 @@ class Draining:
     def _may_move(self, actor: ActorRecord) -> bool:
         """Whether an actor may be constructed elsewhere."""
         return (
-            actor.recipe is not None
+            is_at_hand(actor, self._nodes)
             and bool(actor.options.get("max_restarts"))
             and actor.ending is None
             and actor.options.get("node") in (None, "spread", "pack")

@@ -71,7 +71,11 @@ class RecipeAt(msgspec.Struct, frozen=True):
     flags: int
     """The flags of its payload."""
     holders: list[bytes]
-    """The process ids of those that hold it; empty where the log has it."""
+    """The process ids of those that hold it: agents of nodes, or the head alone. Empty where the log has it."""
+    nbytes: int = 0
+    """Its bytes at those agents, arrays included."""
+    key: int = 0
+    """Its number there."""
 
 
 class ActorEntry(msgspec.Struct, frozen=True):
@@ -170,15 +174,21 @@ def closed_change() -> Change:
 
 def actor_change(actor: ActorRecord, state: str) -> Change:
     """The change that an actor is in `state`."""
-    recipe = actor.recipe
     worker = actor.planned or b"" if actor.worker is None else actor.worker.process
     entry = ActorEntry(
         state, actor.asked, actor.object_id, actor.owner, actor.number, actor.options, actor.class_name,
         b"" if actor.interface is None else actor.interface.wire(), actor.restarts, actor.node_id, actor.gpus,
         worker, actor.index,
-        None if recipe is None else RecipeAt(recipe.flags, list(actor.recipe_holders)),
+        _recipe_at(actor),
     )  # fmt: skip
     return Change("actor", actor.actor_id.hex(), _encode(entry))
+
+
+def _recipe_at(actor: ActorRecord) -> RecipeAt | None:
+    recipe, holders = actor.recipe, actor.recipe_holders
+    if recipe is None and not holders:
+        return None
+    return RecipeAt(0 if recipe is None else recipe.flags, list(holders), actor.recipe_nbytes, actor.recipe_key)
 
 
 def reserved_changes(actor: ActorRecord, max_recipe: int, here: ProcessId) -> list[Change]:
@@ -187,7 +197,7 @@ def reserved_changes(actor: ActorRecord, max_recipe: int, here: ProcessId) -> li
     Args:
         actor: its record, of which this notes who holds the recipe.
         max_recipe: bytes of a recipe that the log takes, as far as one batch has room for it.
-        here: process id of the head, which holds any other one.
+        here: process id of the head, which holds any other one, unless agents do.
 
     Raises:
         ValueError: the options are larger than what a log takes.

@@ -22,7 +22,7 @@ from zcactor.control.actor_table import ActorTable
 from zcactor.control.console import Console
 from zcactor.control.drain import end_workers
 from zcactor.control.draining import Draining
-from zcactor.control.entries import actor_change, closed_change, reserved_changes
+from zcactor.control.entries import actor_change, closed_change
 from zcactor.control.first_answers import FirstAnswers
 from zcactor.control.forcing import force
 from zcactor.control.handle_grants import HandleGrant, HandleGrants
@@ -31,10 +31,11 @@ from zcactor.control.head_log import Candidate, Deposed
 from zcactor.control.heads import Heads
 from zcactor.control.membership import Membership
 from zcactor.control.node_table import NodeRecord, NodeTable
+from zcactor.control.recipes import Recipes, is_at_hand, lack
 from zcactor.control.recorder import HeadRecorder
 from zcactor.control.reservations import Reservations
 from zcactor.control.restoring import restored
-from zcactor.control.take_over import NO_RECIPE, Decisions, TakeOver
+from zcactor.control.take_over import Decisions, TakeOver
 from zcactor.errors import (
     ActorDied,
     ConnectionLost,
@@ -100,6 +101,7 @@ class Head(ActorEnds):
         me = Candidate(facts["address"], facts["host"], facts["pid"])
         self.recorder = HeadRecorder(process.loop, log, me)
         self._reservations = Reservations(process.loop, self._nodes)
+        self.recipes = Recipes(process, self.recorder, self._nodes)
         self._actors = ActorTable[ActorRecord]()
         self.console = Console(process)
         self.heads = Heads(process, self._nodes)
@@ -262,15 +264,16 @@ class Head(ActorEnds):
         in_doubt = False
         try:
             await self._reservations.acquire(actor)
-            actor.recorded = True
-            here = ids.ProcessId(self.process.process)
             # A head which takes over has to know whose process it finds. A shared process is no actor's own, so that
             # it may start first.
             if options.get("process") == "shared":
                 self._worker_of(actor)
             else:
                 actor.planned, actor.index = ids.new_process(), FIRST_INDEX
-            changes = reserved_changes(actor, self.recorder.max_recipe, here)
+            changes = await self.recipes.reserve(actor)
+            if actor.state == "dead":  # its maker has ended meanwhile
+                raise ActorDied(actor.label, actor.cause, False)
+            actor.recorded = True
             timeout = self.process.config.head_timeout
             in_doubt = not await self.recorder.record_within(timeout, *changes)
             if in_doubt:
@@ -330,6 +333,7 @@ class Head(ActorEnds):
             actor.location = (actor.worker.process, actor.index)
         actor.note_life(self.process.loop.time())
         actor.set_state("alive")
+        self.recipes.lives(actor)
         if actor.displaced:
             actor.displaced = False
             if not self.closing:
@@ -354,6 +358,7 @@ class Head(ActorEnds):
         drivers = [ProcessId(bytes.fromhex(key)) for key in entries.drivers]
         taking = TakeOver(self.process.loop, decisions, self._nodes, actors, members, drivers)
         self.members.taking_over = taking
+        self.recipes.take_over(actors, taking.done)
         return taking
 
     async def give_way(self, epoch: int) -> bool:
@@ -374,9 +379,9 @@ class Head(ActorEnds):
         if actor.worker is not None:
             actor.worker.actors.pop(actor, None)
         actor.displaced = actor.node is not None and not self._nodes.has(actor.node)
-        if self.closing or not actor.may_restart():
-            if actor.recipe is None and actor.recipe_holders and not cause.endswith(NO_RECIPE):
-                cause += NO_RECIPE
+        if self.closing or not actor.may_restart(is_held=is_at_hand(actor, self._nodes)):
+            lacks = lack(actor, self._nodes)
+            cause = cause.removesuffix(lacks) + lacks
             stopped = actor.ending is not None or actor.doomed
             self._bury(actor, f"{cause} while it was being stopped" if stopped else cause)
             return
@@ -395,7 +400,6 @@ class Head(ActorEnds):
 
     async def _restart(self, actor: ActorRecord, turn: int, delay: float) -> None:
         """Start the actor again, for the `turn`-th time."""
-        recipe = actor.recipe
         failure = None
         try:
             await self.recorder.noted()
@@ -409,6 +413,9 @@ class Head(ActorEnds):
                     await self.recorder.noted(actor_change(actor, "restarting"))
                 if actor.restarts != turn or actor.state != "restarting":
                     return
+            recipe = await self.recipes.get(actor)
+            if actor.restarts != turn or actor.state != "restarting":
+                return
             worker = await self._worker_for(actor)
             session = await self.process.connections.connect(worker.process)
             made = (actor.index, actor.actor_id, actor.object_id, turn, actor.options, recipe)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from zcactor.control.draining import Draining
     from zcactor.control.handle_grants import HandleGrants
+    from zcactor.control.recipes import Recipes
     from zcactor.control.recorder import HeadRecorder
     from zcactor.ids import ProcessId
     from zcactor.process.context import LocalProcess
@@ -26,6 +27,7 @@ class HeadAgent(Protocol):
     recorder: HeadRecorder
     draining: Draining
     grants: HandleGrants
+    recipes: Recipes
 
     async def worker_ready(self, process: ProcessId, pid: int, address: str) -> None:
         """Note that a worker of another node serves."""

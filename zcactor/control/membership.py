@@ -139,6 +139,7 @@ class Membership:
         self._process.tasks.start(self._watch(node, session))
         self.tell_heads()
         self._successors.joined(node, facts.get("follows", ""))
+        self._agent.recipes.look()
         return node
 
     async def return_node(
@@ -247,18 +248,6 @@ class Membership:
         if await self._order(session, "serves"):  # also without a term: nodes stay with a head that hears from them
             self.standing.serves(node.id, asked)
 
-    def _take(self, epoch: int) -> None:
-        """Check the epoch of a report: this head's own is the only one that it takes.
-
-        Raises:
-            Deposed: the node knows a later head; or an earlier one, and has to learn this one's epoch first.
-        """
-        recorder = self._agent.recorder
-        if epoch > recorder.epoch:
-            recorder.depose(epoch)
-        if epoch != recorder.epoch:
-            raise Deposed(min(epoch, recorder.epoch), max(epoch, recorder.epoch))
-
     async def leave_node(self, epoch: int) -> None:
         """Take the calling node out of the table: it is about to end its workers, and takes no more.
 
@@ -267,7 +256,7 @@ class Membership:
         Raises:
             Deposed: that is not this head's, here and below.
         """
-        self._take(epoch)
+        self._agent.recorder.take(epoch)
         peer = current_call.get().session.peer_process
         node = self._agents.get(peer)
         if node is not None:
@@ -279,6 +268,7 @@ class Membership:
             self._nodes.remove(node)
             node.removed.set()
             self.ranks.leave(node.id)
+            self._agent.recipes.look()
 
     def _unreachable(self, node: NodeRecord, cause: str) -> None:
         """Fence a node: stop placing actors on it, and give it up once it must have given the head up."""
@@ -351,21 +341,22 @@ class Membership:
             if node in self._remote:
                 self._tell(self._remote[node][1], "end", grace, again)
 
+        await self._agent.recipes.leave(node)
         return await self._successors.after(node, leave, self._process.config.spawn_timeout if again else None)
 
     async def worker_ready(self, epoch: int, process: ProcessId, pid: int, address: str) -> None:
         """Note that a worker of the calling node has started."""
-        self._take(epoch)
+        self._agent.recorder.take(epoch)
         await self._agent.worker_ready(process, pid, address)
 
     async def worker_ended(self, epoch: int, process: ProcessId, cause: str) -> None:
         """Note that a worker of the calling node has ended, or could not be started."""
-        self._take(epoch)
+        self._agent.recorder.take(epoch)
         self._pool_of_caller().worker_ended(process, cause)
 
     async def worker_said(self, epoch: int, driver: ProcessId, stream: str, text: str) -> None:
         """Show the output of a worker on the calling node at its program, `driver`."""
-        self._take(epoch)
+        self._agent.recorder.take(epoch)
         self._console.show(driver, stream, "", text.splitlines())
 
     def _pool_of_caller(self) -> RemotePool:

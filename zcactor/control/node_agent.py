@@ -17,11 +17,13 @@ from weakref import WeakValueDictionary
 from zcactor import ids
 from zcactor.control.drain import end_workers
 from zcactor.control.head_watch import HeadWatch, boot_clock
+from zcactor.control.recipe_shelf import RecipeShelf
 from zcactor.control.reign import Allegiance
 from zcactor.errors import ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
+from zcactor.objects.locations import LostPart
 from zcactor.peers.head_link import AGENT_INDEX, RELAYED
 from zcactor.peers.losses import ended_there
 from zcactor.process.epochs import Deposed
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from zcactor.control.node_table import OwnWorkers
+    from zcactor.marshal.packed import Packed
     from zcactor.process.context import LocalProcess
     from zcactor.process.epochs import KnownEpoch
     from zcactor.rpc.session import Session
@@ -85,6 +88,7 @@ class NodeAgent:
         self._printers = Printers(self._show, process.tasks.start)
         self._holds: WeakValueDictionary[int, _ActorHold] = WeakValueDictionary()
         """The objects that workers have leased, by the actors' object ids at the head."""
+        self._recipes = RecipeShelf()
         self._joined: tuple[Mapping[str, Any], Mapping[str, float]] | None = None
         """The facts and the resources with which this node has joined."""
         self._seeking: asyncio.Task[None] | None = None
@@ -163,6 +167,36 @@ class NodeAgent:
             self._ready[worker] = pid, address
             record.ready.set_result(None)
             await self._say("worker_ready", worker, pid, address)
+
+    # ---------------------------------------------------------------- recipes
+
+    async def hold_recipe(self, epoch: int, key: int, recipe: Packed) -> bool:
+        """Hold the class and arguments of an actor for this head and later ones; see `zcactor.control.recipes`. Returns
+        whether there is room for them.
+
+        Raises:
+            ObjectLost, OutOfMemory: the arrays among them did not arrive.
+        """
+        self._known.check(epoch)
+        lost = [part.holder for part in recipe.parts if isinstance(part.holder, LostPart)]
+        if lost:
+            lost[0].raise_error()
+        return self._recipes.put(key, recipe)
+
+    async def recipe(self, epoch: int, key: int) -> Packed | None:
+        """The class and arguments of an actor; None where they are not held here."""
+        self._known.check(epoch)
+        return self._recipes.get(key)
+
+    async def drop_recipe(self, epoch: int, key: int) -> None:
+        """Hold the class and arguments of an actor no longer, which has ended or has other holders."""
+        self._known.check(epoch)
+        self._recipes.drop(key)
+
+    async def keep_recipes(self, epoch: int, keys: list[int]) -> None:
+        """Drop all but these: a new head knows of no others."""
+        self._known.check(epoch)
+        self._recipes.keep(keys)
 
     # ---------------------------------------------------------------- requests of workers to the head
 
@@ -344,10 +378,14 @@ class NodeAgent:
             for record in self._pool.by_process.values()
         ]  # fmt: skip
         session, held = await self._process.head.rejoin(
-            self._known.epoch, "return_node", *self._joined, workers, list(self._holds)
+            self._known.epoch, "return_node", *self._joined, workers, self._held()
         )
         if held is None:
             return False
+        for of_recipe in self._recipes.holds():
+            if of_recipe.id in held:
+                held.remove(of_recipe.id)
+                of_recipe.renew(session.release)
         for object_id in held:
             hold = self._holds.get(object_id)  # not kept while this waits: a failed attempt's traceback keeps its frame
             if hold is None:
@@ -355,6 +393,10 @@ class NodeAgent:
             else:
                 hold.release = functools.partial(session.release, object_id)
         return True
+
+    def _held(self) -> list[int]:
+        """The actors that this process leases at the head, by object id, each as often as it does."""
+        return [*self._holds, *(hold.id for hold in self._recipes.holds())]
 
     async def _say(self, method: str, *args: Any) -> None:
         """Report something to the head, with the epoch that is known here. A head of a later one refuses that, so that

@@ -65,7 +65,7 @@ class HeadRecorder:
         """The error of every decision from the moment on when a later head is known."""
         self._silent_since: float | None = None
         """The loop's time at which the first attempt began that the log has refused since it took the last batch."""
-        self.max_recipe = MAX_NBYTES
+        self.max_recipe = log.recipe_nbytes
         self.lasts: Callable[[], Awaitable[bool]] | None = None
         """The function that waits until it is known whether the term goes on; None where only this head ends it."""
 
@@ -84,6 +84,17 @@ class HeadRecorder:
         if self._deposed is None:
             self._deposed = Deposed(self.epoch, known)
             logger.warning("this head decides no more: %s", self._deposed)
+
+    def take(self, epoch: int) -> None:
+        """Check the epoch of a node's report: this head's own is the only one that it takes.
+
+        Raises:
+            Deposed: the node knows a later head; or an earlier one, and has to learn this one's epoch first.
+        """
+        if epoch > self.epoch:
+            self.depose(epoch)
+        if epoch != self.epoch:
+            raise Deposed(min(epoch, self.epoch), max(epoch, self.epoch))
 
     def leads(self, term: Term) -> None:
         """Note the term of this head, which has campaigned already."""

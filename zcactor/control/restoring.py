@@ -20,7 +20,8 @@ def restored(entries: Entries) -> dict[ActorRecord, str]:
     """The actors of a log in the order of their spawns, each with its state in the log.
 
     Their own state is ``"pending"`` or ``"restarting"``, so that callers wait until it is known what became of them.
-    An actor whose recipe was held by processes, and not by the log, has none any more.
+    A recipe that the earlier head alone has held is lost, and one that agents hold stays there; see
+    `zcactor.control.recipes.Recipes`.
     """
     found: dict[ActorRecord, str] = {}
     for key, entry in sorted(entries.actors.items(), key=lambda item: item[1].number):
@@ -33,6 +34,7 @@ def restored(entries: Entries) -> dict[ActorRecord, str]:
         actor.location = (entry.worker, entry.index)
         if entry.recipe is not None:
             actor.recipe_holders = list(entry.recipe.holders)
+            actor.recipe_nbytes, actor.recipe_key = entry.recipe.nbytes, entry.recipe.key
             payload = entries.recipes.get(key)
             actor.recipe = None if payload is None else Packed(payload, (), entry.recipe.flags)
         if entry.state != "pending":

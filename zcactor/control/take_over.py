@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zcactor.control.node_table import NodeRecord, RemotePool
+from zcactor.control.recipes import is_at_hand, lack
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -23,13 +24,11 @@ if TYPE_CHECKING:
     from zcactor.ids import ProcessId
     from zcactor.workers.worker_table import WorkerRecord
 
-__all__ = ["NO_RECIPE", "Decisions", "ReportedWorker", "TakeOver"]
+__all__ = ["Decisions", "ReportedWorker", "TakeOver"]
 
 logger = logging.getLogger("zcactor")
 _ENDED: Final = "its process had ended when the cluster's head was started again"
 _GONE: Final = "its node did not return to the cluster's new head"
-NO_RECIPE: Final = "; the log has not its class and arguments, so it is not started again"
-"""An addition to the cause of the end of an actor that could otherwise restart."""
 _LATE: Final = 2.0
 """Seconds after a take-over in which a spawner gets its lease, if it was about to when the head was lost."""
 _UNEXPLAINED: Final = "the cluster's log knows no actor in it"
@@ -266,8 +265,8 @@ class TakeOver:
         if self._was[actor] == "pending":
             actor.withdrawn = True  # a repeated request makes it anew
             self._decisions.retire(actor, f"it could not be placed: {cause}")
-        elif self._was[actor] == "restarting" and actor.recipe is not None:
+        elif self._was[actor] == "restarting" and is_at_hand(actor, self._nodes):
             self._decisions.restart(actor)
         else:
             actor.set_state("alive")
-            self._decisions.lost(actor, cause + (NO_RECIPE if actor.recipe_holders else ""))
+            self._decisions.lost(actor, cause + lack(actor, self._nodes))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import numpy as np
+
 import zcactor as zc
 from zcactor.errors import NoSuchActor, ZcactorError
 from zcactor.simulation import record as records
@@ -17,6 +19,11 @@ __all__ = ["Subject", "Subjects"]
 
 _REFUSALS: Final = ("so it is not restarted again", "could not be restarted")
 """Parts of the causes for which an actor ends that may be restarted any number of times."""
+_UNHELD: Final = "so it is not started again"
+"""A part of the cause for which an actor with an array among its arguments ends, too: those are with agents and not in
+the log, and all of these may be gone."""
+_ELEMENTS: Final = 10_000
+"""Elements of such an array: more than go with a frame."""
 
 
 @zc.actor
@@ -25,11 +32,14 @@ class Subject:
 
     Args:
         name: in the record of the run.
+        array: an array of ones, for some.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, array: Any = None) -> None:
         record = records.current
         record.constructed(name)
+        if array is not None and array.sum() != _ELEMENTS:
+            record.break_("I5", f"{name} was constructed with an array of other elements")
         self.name = name
         self.life = record.lives(name)
 
@@ -60,6 +70,8 @@ class Subjects:
         dropped."""
         self._brief: list[tuple[str, Any]] = []
         """Handles of actors that end with their processes."""
+        self._with_array: dict[str, None] = {}
+        """The names of those that were spawned with an array."""
         self._maybe: dict[str, None] = {}
         """Names of actors of which it is not known whether they live."""
 
@@ -100,7 +112,11 @@ class Subjects:
         if rng.random() < 0.3:
             options["process"] = "shared"
         self._maybe[name] = None
-        handle = await Subject.options(**options).spawn(name)
+        args: list[Any] = [name]
+        if rng.random() < 0.3:
+            args.append(np.ones(_ELEMENTS))
+            self._with_array[name] = None
+        handle = await Subject.options(**options).spawn(*args)
         del self._maybe[name]
         if lasting:
             self._lasting[name] = handle
@@ -114,7 +130,8 @@ class Subjects:
     def _lost(self, name: str, why: str) -> None:
         record = self._scene.record
         cause = record.ends.get(name, "")
-        if not any(refusal in cause for refusal in _REFUSALS):
+        unheld = name in self._with_array and _UNHELD in cause
+        if not unheld and not any(refusal in cause for refusal in _REFUSALS):
             record.break_("I4", f"{name} was spawned and is lost: {cause or why}")
         self._lasting.pop(name, None)
 
