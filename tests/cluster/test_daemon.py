@@ -20,6 +20,7 @@ from zcactor.cluster import daemon
 from zcactor.cluster.daemon import StartedNode, log_directory, stop_nodes
 from zcactor.cluster.records import NodeFile, list_nodes
 from zcactor.device.fake import host_uuids
+from zcactor.driver.finding import find_head
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.agent_main import send_setup
 from zcactor.token import make_token_file, read_token_file
@@ -691,6 +692,31 @@ def test_the_next_head_is_looked_for_where_the_first_decides_no_more(hosts: Host
     assert "decides no more: the term with epoch" in told("give up")
     assert told(second.record.address) == [2, [beside(second).record.address]]
     stop(hosts)
+
+
+@pytest.mark.slow
+def test_a_node_looks_for_the_next_head_where_the_first_decides_no_more(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = hosts.start(), hosts.start("b")
+    with hosts.program("what = 'depose'\n" + DECIDES_NO_MORE, first.record.address) as program:
+        program.told("said")
+        assert program.status() == 0
+    with pytest.raises(ConnectionLost, match="cannot join: the term with epoch"):
+        hosts.start("b", first, head_timeout=0.05)
+    looked: list[str] = []
+
+    async def find_another(address: str, *args: Any) -> Any:
+        looked.append(address)
+        return await find_head(address if len(looked) < 3 else second.record.address, *args)
+
+    monkeypatch.setattr(daemon, "find_head", find_another)
+    member = hosts.start("a", f"{first.record.address},127.0.0.1:1")
+    assert len(looked) == 3
+    assert member.record.head == second.record.address
+    monkeypatch.undo()
+    stop(hosts)
+    stop(hosts, "b")
 
 
 LEAVING_BEHIND = """

@@ -18,6 +18,7 @@ import msgspec
 from zcactor import ids
 from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.endpoints import tls_of
+from zcactor.cluster.readiness import until_ready, while_led
 from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at, write_record
 from zcactor.cluster.rendezvous import outward
 from zcactor.control.head_log import LogUnavailable, LogUnusable
@@ -47,8 +48,6 @@ __all__ = [
 DEFAULT_PORT = 7433
 """The port of a head without a given port; not among the ports that IANA has assigned."""
 _AGAIN = "import sys; sys.path[:] = {path!r}; from zcactor.cluster.again import main; main()"
-_TAIL = 2000
-"""Bytes of a log that are shown when its node does not start."""
 _KILLED = 5.0
 """Seconds beyond their own time that nodes get to end before they are killed, and then to be gone."""
 
@@ -138,7 +137,8 @@ def start_node(
     Raises:
         AuthenticationError: the token is missing where one is needed, is not safe, or is not the head's; likewise the
             certificate in the folder `config.tls`.
-        ConnectionLost: the head does not answer, or a process did not become ready; the message says why.
+        ConnectionLost: the head does not answer, or a process did not become ready; the message says why. A head whose
+            term is over is one of these where no other leads within `Config.head_timeout`.
         ValueError: `head` or the host is not a usable address, or this host has fewer GPUs than the node is to offer.
         OSError: a file or a process cannot be made.
     """
@@ -150,16 +150,21 @@ def start_node(
     token, source = token_for(config, head) if token is None else (token, "the caller")
     tls = tls_of(config)
     if head is not None:
-        identity = asyncio.run(find_head(head, token, tls, config.head_timeout))
-        if not own_host:
-            config = replace(config, host=identity.ours)
-        place = head if is_one(head) else identity.address.partition("@")[2]
-        cluster = _Cluster(ids.ProcessId(identity.process), identity.address, place, head)
-        starting = _Starting(config, token, source, resources, launch, rank)
-        return starting.member(process or ids.new_process(), cluster, port, stays=stays, logs=stays, follows=follows)
+
+        def join() -> StartedNode:
+            identity = asyncio.run(find_head(head, token, tls, config.head_timeout))
+            here = config if own_host else replace(config, host=identity.ours)
+            place = head if is_one(head) else identity.address.partition("@")[2]
+            cluster = _Cluster(ids.ProcessId(identity.process), identity.address, place, head)
+            starting = _Starting(here, token, source, resources, launch, rank)
+            return starting.member(
+                process or ids.new_process(), cluster, port, stays=stays, logs=stays, follows=follows
+            )
+
+        return while_led(join, config.head_timeout)
     if isinstance(state, EtcdState):
         starting = _Starting(config, token, source, resources, launch, rank)
-        return _with_etcd(starting, config, token, state, port, stays=stays)
+        return _with_etcd(starting, token, state, port, stays=stays)
     before = None if state is None else cluster_in(state)
     if before is not None and not port:
         port = int(before.address.rpartition(":")[2])
@@ -173,7 +178,7 @@ def start_node(
 
 
 def _with_etcd(
-    starting: _Starting, config: Config, token: bytes, state: EtcdState, port: int, *, stays: bool
+    starting: _Starting, token: bytes, state: EtcdState, port: int, *, stays: bool
 ) -> StartedNode:  # fmt: skip
     """Start a head whose log is in etcd, or a standby, with a node beside it."""
     node = asyncio.run(_cluster_in_etcd(state.url, token))
@@ -183,12 +188,11 @@ def _with_etcd(
         return started
     if started.record.role == "standby":
         try:
-            identity = asyncio.run(find_head(cluster.head, token, tls_of(config), config.head_timeout))
+            cluster = starting.led(cluster)
         except BaseException:
             started.control.close()
             _kill(started.process)
             raise
-        cluster = _Cluster(node, identity.address, identity.address.partition("@")[2], cluster.head)
     return _with_member(starting, started, cluster, stays=stays, gently=False)
 
 
@@ -197,8 +201,14 @@ def _with_member(
 ) -> StartedNode:  # fmt: skip
     """Start a node beside a head. Where that fails the head ends, in order where `gently` says so: a head that ends in
     order takes along what it has taken over."""
+    known = [cluster]
+
+    def join() -> StartedNode:
+        there = known.pop() if known else starting.led(cluster)
+        return starting.member(ids.new_process(), there, 0, stays=True, logs=stays)
+
     try:
-        member = starting.member(ids.new_process(), cluster, 0, stays=True, logs=stays)
+        member = while_led(join, starting.patience)
     except BaseException:
         if not gently:
             started.process.kill()
@@ -249,6 +259,16 @@ class _Starting:
         self._custom = resources
         self._gpus = offered_gpus(config, os.environ)
         self._resources = resources_of(config, resources, self._gpus)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which a head is looked for."""
+        return self._config.head_timeout
+
+    def led(self, cluster: _Cluster) -> _Cluster:
+        """The cluster, with the head that leads it at present."""
+        found = asyncio.run(find_head(cluster.head, self._token, tls_of(self._config), self.patience))
+        return _Cluster(cluster.id, found.address, found.address.partition("@")[2], cluster.head)
 
     def head(
         self, node: ids.ProcessId, port: int, state: KeptState | EtcdState | None, *, stays: bool, beside: bool
@@ -304,7 +324,7 @@ class _Starting:
                 },
             )  # fmt: skip
             role = "head" if head is None else "member"
-            ready = _until_ready(control, agent, config.spawn_timeout, log if logs else None)
+            ready = until_ready(control, agent, config.spawn_timeout, log if logs else None)
             if ready.startswith("s"):
                 role = "standby"
             ready = ready[1:]
@@ -389,34 +409,6 @@ def token_for(config: Config, head: str | None) -> tuple[bytes, str]:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _until_ready(control: socket.socket, agent: Agent, timeout: float, log: Path | None) -> str:
-    """The report of the node once it is ready: ``r``, or ``s`` for a standby, its address, and the lines behind that.
-
-    Raises:
-        ConnectionLost: it has not in time, or has reported why it cannot start.
-    """
-    control.settimeout(timeout)
-    try:
-        told = control.recv(65536)
-    except TimeoutError:
-        raise ConnectionLost(f"the node did not start within {timeout:g} s (spawn_timeout)") from None
-    except ConnectionResetError:
-        told = b""
-    if told[:1] in (b"r", b"s"):
-        return told.decode()
-    if told[:1] == b"e":
-        raise ConnectionLost(f"the node could not start: {told[1:].decode()}")
-    status = agent.wait()
-    raise ConnectionLost(f"the node ended at its start with status {status}{_tail(log)}")
-
-
-def _tail(log: Path | None) -> str:
-    if log is None:
-        return "; its own error is printed above"
-    text = log.read_bytes()[-_TAIL:].decode("utf-8", "replace").strip()
-    return f"; the end of {log}:\n{text}"
 
 
 def _kill(agent: Agent) -> None:
