@@ -107,6 +107,8 @@ class ActorRecord:
         """The node to which the actor moves, with the numbers of its GPUs there; its request is taken there as well."""
         self.moving: asyncio.Future[None] | None = None
         """Done when the actor's move has ended; None while it does not move."""
+        self.starting = False
+        """Whether it has a place and its spawner does not know it yet, so that it may get another one."""
         self.displaced = False
         """Whether its node was lost and the actor lives on no other yet."""
         self.told = False

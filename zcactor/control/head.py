@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor import ids
 from zcactor.buggify import dawdle
-from zcactor.control.actor_ends import ActorEnds
 from zcactor.control.actor_record import ActorRecord
 from zcactor.control.actor_table import ActorTable
 from zcactor.control.console import Console
@@ -31,6 +30,7 @@ from zcactor.control.head_log import Candidate, Deposed
 from zcactor.control.heads import Heads
 from zcactor.control.membership import Membership
 from zcactor.control.node_table import NodeRecord, NodeTable
+from zcactor.control.placing import Placing
 from zcactor.control.recipes import Recipes, is_at_hand, lack
 from zcactor.control.recorder import HeadRecorder
 from zcactor.control.reservations import Reservations
@@ -48,7 +48,6 @@ from zcactor.errors import (
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface, shown
-from zcactor.workers.worker_table import FIRST_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -69,7 +68,7 @@ _LAST_RECORD = 1.0
 """Seconds that the log has at the end to take in that the cluster has ended in order."""
 
 
-class Head(ActorEnds):
+class Head(Placing):
     """The actor that places actors. Its callers are drivers, workers and the agents of other nodes.
 
     Args:
@@ -182,23 +181,6 @@ class Head(ActorEnds):
             if actor.state == "pending" or not actor.detached:
                 self._retire(actor, "its owner's process ended")
 
-    async def _worker_for(self, actor: ActorRecord) -> WorkerRecord:
-        """Give an actor a process, and wait until that has started."""
-        worker = self._worker_of(actor)
-        await worker.started(self.process.config.spawn_timeout, actor.label)
-        return worker
-
-    def _worker_of(self, actor: ActorRecord) -> WorkerRecord:
-        """Give an actor a process, which is about to start or has started."""
-        label = actor.class_name if actor.name is None else f"{actor.class_name} {shown(actor.name)}"
-        assert actor.node is not None
-        root = self._root(actor)
-        worker = self._nodes.worker_for(actor.node, label, actor.options, root, actor.gpus, actor.planned)
-        actor.worker, actor.planned = worker, None
-        actor.index = worker.take_index()
-        worker.actors[actor] = None
-        return worker
-
     # ---------------------------------------------------------------- spawning
 
     async def reserve(
@@ -264,12 +246,7 @@ class Head(ActorEnds):
         in_doubt = False
         try:
             await self._reservations.acquire(actor)
-            # A head which takes over has to know whose process it finds. A shared process is no actor's own, so that
-            # it may start first.
-            if options.get("process") == "shared":
-                self._worker_of(actor)
-            else:
-                actor.planned, actor.index = ids.new_process(), FIRST_INDEX
+            self._plan(actor)
             changes = await self.recipes.reserve(actor)
             if actor.state == "dead":  # its maker has ended meanwhile
                 raise ActorDied(actor.label, actor.cause, False)
@@ -278,9 +255,7 @@ class Head(ActorEnds):
             in_doubt = not await self.recorder.record_within(timeout, *changes)
             if in_doubt:
                 raise HeadUnavailable(self.members.log, timeout)
-            if actor.state != "dead":
-                worker = actor.worker or self._worker_of(actor)
-                await worker.started(self.process.config.spawn_timeout, actor.label)
+            await self._start(actor)
             if actor.state == "dead":
                 raise ActorDied(actor.label, actor.cause, False)
         except BaseException as error:
@@ -289,11 +264,6 @@ class Head(ActorEnds):
             self._retire(actor, f"it could not be placed: {str(error) or type(error).__name__}")
             raise
         return actor, False
-
-    def _root(self, actor: ActorRecord) -> ProcessId:
-        """The program for which the actor was made, directly or through other actors."""
-        found = self._nodes.worker(actor.owner)
-        return actor.owner if found is None else found[1].driver
 
     async def constructed(self, actor_id: ActorId, failure: str | None) -> None:
         """Note that the constructor has returned. `failure` is the cause where the actor could not be constructed,
@@ -378,6 +348,8 @@ class Head(ActorEnds):
             return
         if actor.worker is not None:
             actor.worker.actors.pop(actor, None)
+        if actor.starting and not self._nodes.has(actor.node) and not self.closing:
+            return  # it is placed on another node
         actor.displaced = actor.node is not None and not self._nodes.has(actor.node)
         if self.closing or not actor.may_restart(is_held=is_at_hand(actor, self._nodes)):
             lacks = lack(actor, self._nodes)

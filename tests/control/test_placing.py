@@ -1,0 +1,110 @@
+"""Places of new actors: a node that is lost before the actor's process has started there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import pytest
+
+import zcactor as zc
+from tests.simulation.clusters import Bench, Keeper, bench
+from zcactor.assembly.process import Process
+from zcactor.control.head import Head
+
+
+def cut_off(made: Bench, host: str) -> None:
+    """Cut a host off from all others, both ways. Nobody has noticed it yet."""
+    for other in made.cluster.hosts:
+        if other != host:
+            made.cluster.network.cut(host, other)
+            made.cluster.network.cut(other, host)
+
+
+def test_a_spawn_across_a_cut_that_nobody_has_noticed_is_placed_elsewhere() -> None:
+    async def program(_: Process) -> None:
+        one, two = [node.node_id for node in await zc.nodes()][1:]
+        cut_off(made, "h1")
+        kinds: list[Literal["own", "shared"]] = ["own", "own", "own", "shared", "shared", "shared"]
+        spawning = [Keeper.options(node="spread", name=f"k{n}", process=process).spawn()
+                    for n, process in enumerate(kinds)]  # fmt: skip
+        keepers: list[Any] = await asyncio.gather(*spawning)
+        assert [await keeper.keep("abc") for keeper in keepers] == [3] * 6
+        places = {each.name: each.node_id for each in await zc.actors()}
+        assert one not in places.values()
+        assert two in places.values()
+        assert [(await zc.get_actor(f"k{n}"))._remote.actor_id for n in range(6)] == [
+            keeper._remote.actor_id for keeper in keepers
+        ]
+        await asyncio.gather(*map(zc.kill, keepers))
+        await asyncio.sleep(30)  # until the node is given up
+        assert (await zc.available_resources())["CPU"] == 16.0
+
+    with bench(3) as made:
+        made.run(program, patience=200.0)
+        head = made.cluster.hosts["h0"].node
+        assert isinstance(head, Head)
+        assert len(head._nodes.by_id) == 2
+
+
+def test_a_spawn_for_a_node_that_is_lost_says_so() -> None:
+    async def program(_: Process) -> None:
+        one = (await zc.nodes())[1].node_id
+        cut_off(made, "h1")
+        with pytest.raises(zc.InsufficientResources, match=f"node {one[:8]} .* cannot be reached"):
+            await Keeper.options(node=one, name="k").spawn()
+        again: Any = await Keeper.options(name="k").spawn()
+        assert await again.keep("abc") == 3
+
+    with bench(2) as made:
+        made.run(program, patience=200.0)
+
+
+def test_a_spawn_that_fits_only_into_a_node_that_is_lost() -> None:
+    async def program(_: Process) -> None:
+        cut_off(made, "h1")
+        blocking: Any = await Keeper.options(num_cpus=5).spawn()
+        spawning = asyncio.ensure_future(Keeper.options(num_cpus=5).spawn())
+        await asyncio.sleep(30)
+        assert not spawning.done(), "it waits for room at the other node"
+        await zc.kill(blocking)
+        found: Any = await spawning
+        assert await found.keep("abc") == 3
+
+    with bench(2) as made:
+        made.run(program, patience=200.0)
+
+
+def test_a_spawn_on_a_node_that_is_killed_is_placed_elsewhere() -> None:
+    async def program(_: Process) -> None:
+        spawning = asyncio.gather(*(Keeper.options(node="spread").spawn() for _ in range(6)))
+        head = made.cluster.hosts["h0"].node
+        assert isinstance(head, Head)
+        while not any(node.workers.by_process for node in head._nodes.by_id.values() if node is not head._nodes.own):
+            await asyncio.sleep(0.00001)
+        agent = made.cluster.hosts["h1"].agent
+        assert agent is not None
+        made.cluster.kill(agent, "the test kills it")
+        keepers: list[Any] = await spawning
+        assert [await keeper.keep("abc") for keeper in keepers] == [3] * 6
+
+    with bench(2) as made:
+        made.run(program, patience=200.0)
+
+
+def test_a_spawn_is_cancelled_while_it_is_placed_anew() -> None:
+    async def program(_: Process) -> None:
+        cut_off(made, "h1")
+        blocking: Any = await Keeper.options(num_cpus=5).spawn()
+        spawning = asyncio.ensure_future(Keeper.options(num_cpus=5, name="k").spawn())
+        await asyncio.sleep(30)
+        spawning.cancel()
+        await asyncio.wait([spawning])
+        await asyncio.sleep(1)
+        again: Any = await Keeper.options(name="k").spawn()
+        assert await again.keep("abc") == 3
+        await asyncio.gather(zc.kill(again), zc.kill(blocking))
+        assert (await zc.available_resources())["CPU"] == 8.0
+
+    with bench(2) as made:
+        made.run(program, patience=200.0)
