@@ -84,6 +84,8 @@ class End:
         self.memory = arena_of(arena)
         self.granting = LockedLeases(self.leases, threading.Lock())
         self.on_forward: Callable[..., None] = lambda *a: self.forwards.append(a)
+        self.closed: Exception | None = None
+        self.on_call_soon: Callable[[Callable[[], None]], None] = lambda flush: self.events.append("schedule")
         self.on_share: Callable[[], None] = lambda: None
         self.on_grant: Callable[[], None] = lambda: None
         self.on_lease: Callable[[], None] = lambda: None
@@ -97,7 +99,9 @@ class End:
             "takers": self.takers,
             "on_argument": lambda *a: a, "on_forward": lambda *a: self.on_forward(*a), "ahead": self.ahead,
             "announced_type": Announced,
-            "schedule_flush": lambda: self.events.append("schedule"), "share": self.share, "block_type": Block,
+            "schedule_flush": lambda: self.events.append("schedule from a thread"),
+            "call_soon": lambda flush: self.on_call_soon(flush), "share": self.share,
+            "block_type": Block,
             "store": store,
             "codes": known_codes, "dtypes": known_dtypes,
         }  # fmt: skip

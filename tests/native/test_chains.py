@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.native.ends import MAX_FRAME, PEER, US, End, Waiting
 from tests.native.mutants import KEY, promise
-from zcactor.errors import ProtocolError
+from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.rpc.codec import decode, encode_into, frame_at, frame_size
@@ -72,6 +73,46 @@ def test_an_announced_promise_is_written_as_python_writes_it(end: End) -> None:
 def test_a_call_that_waits_for_a_promise_wakes_nobody(end: End) -> None:
     assert end.wire.call(Waiting(), 2, 1, (Announced(9, KEY, "x"),))
     assert end.out.pending and end.events == ["schedule"]
+
+
+def test_what_is_scheduled_is_sent_at_the_end_of_the_turn(end: End) -> None:
+    due: list[Any] = []
+    end.on_call_soon = due.append
+    assert end.call(2, 1) and end.call(2, 1)
+    assert len(due) == 1 and end.wire.flush_scheduled and end.out.pending
+    due.pop()()
+    assert not end.out.pending and not end.wire.flush_scheduled and not end.events
+    assert end.call(2, 1) and len(due) == 1, "scheduled anew"
+    end.closed = ConnectionLost("gone")
+    due.pop()()
+    assert end.out.pending and not end.wire.flush_scheduled, "a session that has ended sends nothing"
+
+
+def test_a_thread_has_python_schedule(end: End) -> None:
+    end.pending[0] = Waiting()
+    thread = threading.Thread(target=end.wire.call, args=(Waiting(), 2, 1, ()))
+    thread.start()
+    thread.join()
+    assert end.events == ["schedule from a thread"] and end.out.pending
+
+
+def test_a_loop_that_is_closed_has_python_end_the_session(end: End) -> None:
+    def closed(_: Any) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    end.on_call_soon = closed
+    assert end.call(2, 1) and end.events == ["schedule from a thread"]
+
+
+def test_another_error_of_scheduling_is_raised(end: End) -> None:
+    def failing(_: Any) -> None:
+        raise MemoryError
+
+    end.on_call_soon = failing
+    end.pending[0] = Waiting()
+    with pytest.raises(MemoryError):
+        end.wire.call(Waiting(), 2, 1, ())
+    assert not end.wire.flush_scheduled
 
 
 @pytest.mark.parametrize("label", ["\u00e4", "x" * 201])

@@ -89,7 +89,7 @@ typedef struct { /* state of one import of the module */
     /* Names of attributes and methods, interned, which live as long as the module. */
     PyObject *str_complete_plain, *str_grant, *str_withdraw, *str_release, *str_store, *str_sealed, *str_exported,
         *str_id, *str_offset, *str_address, *str_session, *str_state, *str_receive_plain, *str_receive_linked, *str_key,
-        *str_label, *str_forwarded, *str_pushed, *str_full, *str_flush, *str_setflags;
+        *str_label, *str_forwarded, *str_pushed, *str_full, *str_flush, *str_setflags, *str_closed, *str_flush_due;
 } State;
 extern PyType_Spec credits_spec, counters_spec, send_buffer_spec, wire_spec, reader_spec, cipher_spec, meeting_spec,
     seat_spec;
@@ -199,6 +199,7 @@ enum {
     AHEAD,
     ANNOUNCED_TYPE,
     SCHEDULE_FLUSH,
+    CALL_SOON,
     SHARE,
     BLOCK_TYPE,
     STORE,

@@ -76,7 +76,9 @@ static const struct {
                {offsetof(State, str_pushed), "pushed"},
                {offsetof(State, str_full), "full"},
                {offsetof(State, str_flush), "flush"},
-               {offsetof(State, str_setflags), "setflags"}};
+               {offsetof(State, str_setflags), "setflags"},
+               {offsetof(State, str_closed), "closed"},
+               {offsetof(State, str_flush_due), "flush_due"}};
 static const struct {
     size_t at;
     PyType_Spec *spec;

@@ -4,7 +4,7 @@
 static const char *const given_names[NGIVEN] = {
     "leases",   "pending",    "open",      "backlog",        "hosts", "session",    "make_lease", "on_call", "on_other",
     "on_batch", "on_blocked", "on_broken", "on_push", "on_argument", "on_forward",
-    "takers", "ahead", "announced_type", "schedule_flush", "share", "block_type", "store", "codes",
+    "takers", "ahead", "announced_type", "schedule_flush", "call_soon", "share", "block_type", "store", "codes",
     "dtypes"};
 /* Answers to one batch that share a system call. With more of them the caller would be idle meanwhile. */
 #define ANSWERS_PER_FLUSH 64
@@ -106,7 +106,20 @@ int wire_flush(Wire *self) {
 static int wire_schedule_flush(Wire *self) {
     if (self->flush_scheduled) return 0;
     self->flush_scheduled = 1;
-    PyObject *done = PyObject_CallNoArgs(self->given[SCHEDULE_FLUSH]);
+    PyObject *done = NULL;
+    if (PyThread_get_thread_ident() == self->thread) {
+        PyObject *flush = PyObject_GetAttr((PyObject *)self, self->state->str_flush_due);
+        done = flush ? PyObject_CallOneArg(self->given[CALL_SOON], flush) : NULL;
+        Py_XDECREF(flush);
+        if (!done) {
+            if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+                self->flush_scheduled = 0;
+                return -1;
+            }
+            PyErr_Clear(); /* the loop is closed, and Python ends the session */
+        }
+    }
+    if (!done) done = PyObject_CallNoArgs(self->given[SCHEDULE_FLUSH]);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -308,6 +321,14 @@ static PyObject *wire_push(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
         return NULL;
     Py_RETURN_TRUE;
 }
+/* flush_due(): send what was written, at the end of the turn of the loop in which that was scheduled. */
+static PyObject *wire_flush_due(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    self->flush_scheduled = 0;
+    if (!self->out) Py_RETURN_NONE; /* collected */
+    int open = is_attr(self->given[SESSION], self->state->str_closed, Py_None);
+    if (open < 0 || (open && wire_flush(self) < 0)) return NULL;
+    Py_RETURN_NONE;
+}
 /* flush(): send what was written. */
 static PyObject *wire_flush_now(Wire *self, PyObject *Py_UNUSED(ignored)) {
     if (!wire_is_whole(self) || wire_flush(self) < 0) return NULL;
@@ -416,6 +437,7 @@ static PyMethodDef wire_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))wire_forward, METH_FASTCALL,
      "forward(id, number, key, target): whether it was written."},
     {"push", (PyCFunction)(void (*)(void))wire_push, METH_FASTCALL, "push(key, word, value, more): whether it was sent."},
+    {"flush_due", (PyCFunction)wire_flush_due, METH_NOARGS, "Send what was written, as scheduled, while open."},
     {"flush", (PyCFunction)wire_flush_now, METH_NOARGS, "Send what was written."},
     {"publish", (PyCFunction)(void (*)(void))wire_publish, METH_FASTCALL,
      "publish(key, word, values, whole): whether it was sent."},

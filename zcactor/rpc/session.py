@@ -149,6 +149,7 @@ class Session(Releasing):
             "ahead": self._intake.ahead,
             "announced_type": Announced,
             "schedule_flush": self._schedule_flush,
+            "call_soon": self.loop.call_soon,
             # Python has to write references that carry an rkey.
             "share": hub.share if connection.export is None else _share_nothing,
             "block_type": Block if connection.export is None else None,
