@@ -36,6 +36,10 @@ def arena_of(nbytes: int) -> np.ndarray[Any, Any]:
     return memory
 
 
+class Ref:
+    """A stand-in for a reference to a result."""
+
+
 class Waiting:
     """A stand-in for a call that waits."""
 
@@ -100,7 +104,7 @@ class End:
             "on_argument": lambda *a: a, "on_forward": lambda *a: self.on_forward(*a), "ahead": self.ahead,
             "announced_type": Announced,
             "schedule_flush": lambda: self.events.append("schedule from a thread"),
-            "call_soon": lambda flush: self.on_call_soon(flush), "share": self.share,
+            "call_soon": lambda flush: self.on_call_soon(flush), "ref_type": Ref, "share": self.share,
             "block_type": Block,
             "store": store,
             "codes": known_codes, "dtypes": known_dtypes,

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.native.ends import MAX_FRAME, PEER, US, End, Waiting
+from tests.native.ends import MAX_FRAME, PEER, US, End, Ref, Waiting
 from tests.native.mutants import KEY, promise
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
@@ -73,6 +73,12 @@ def test_an_announced_promise_is_written_as_python_writes_it(end: End) -> None:
 def test_a_call_that_waits_for_a_promise_wakes_nobody(end: End) -> None:
     assert end.wire.call(Waiting(), 2, 1, (Announced(9, KEY, "x"),))
     assert end.out.pending and end.events == ["schedule"]
+
+
+def test_a_call_with_a_reference_among_its_arguments_is_left_to_python(end: End) -> None:
+    before = end.wire.sent
+    assert end.wire.call(Waiting(), 2, 1, (7, Ref())) is None
+    assert not end.pending and not end.out.pending and end.wire.sent == before, "nothing was done"
 
 
 def test_what_is_scheduled_is_sent_at_the_end_of_the_turn(end: End) -> None:

@@ -152,7 +152,7 @@ class ObjectRef(Coroutine[Any, Any, T_co], Generic[T_co]):
     def __del__(self) -> None:
         call = self._call
         call.refs -= 1
-        if call.refs == 0 and call.done and not call.retrieved:
+        if call.refs == 0 and call.state is _DONE and not call.retrieved:
             _note_unseen(call)
 
     def __repr__(self) -> str:

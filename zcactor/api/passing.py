@@ -20,7 +20,7 @@ from zcactor.rpc.protocol import CallState
 if TYPE_CHECKING:
     from zcactor.rpc.call import Call
 
-__all__ = ["ArgumentRef", "BorrowedRef", "FailedArgumentError", "OwnRef", "RefHolder", "Unresolved", "with_values"]
+__all__ = ["ArgumentRef", "BorrowedRef", "FailedArgumentError", "OwnRef", "RefHolder", "Unresolved", "has_scalar"]
 
 
 _DONE = CallState.DONE
@@ -136,24 +136,7 @@ class Unresolved:
         return value_of(self.call)
 
 
-def with_values(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Put the values of calls that have ended with a number, a text or the like in the place of their references.
-
-    Such a value goes into the frame as any argument does. All other references stay.
-
-    Returns:
-        The arguments, or None where there is no such reference.
-    """
-    values = None
-    for index, arg in enumerate(args):
-        if type(arg) is ObjectRef and _has_scalar(arg._call):
-            if values is None:
-                values = list(args)
-            values[index] = arg._call.value
-    return None if values is None else tuple(values)
-
-
-def _has_scalar(call: Call) -> bool:
+def has_scalar(call: Call) -> bool:
     """Whether the call has ended with a scalar, which counts as seen then: it is about to be passed on."""
     if call.payload is not None or call.state is not _DONE or call.error is not None or type(call.value) not in SCALARS:
         return False
@@ -165,7 +148,7 @@ def pack_argument(packing: Any, ref: ObjectRef[Any]) -> Any:
     """Encode a reference as a top-level argument: its value, passed on unopened, where that is known; otherwise the
     promise."""
     call = ref._call
-    if _has_scalar(call):
+    if has_scalar(call):
         return packing.pack(call.value)
     call.retrieved = True
     if call.known:

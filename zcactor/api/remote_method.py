@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from zcactor.api.binding import GraphNode, bind
 from zcactor.api.future import ObjectRef
-from zcactor.api.passing import with_values
 from zcactor.options import check_options
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call
@@ -66,13 +65,12 @@ class RemoteMethod:
                     sent = False
                     if len(unfinished) <= actor.max_pending:
                         sent = session.wire.call(call, actor.location[1], spec.code, args)
-                        if not sent and (values := with_values(args)) is not None:
-                            sent = session.wire.call(call, actor.location[1], spec.code, values)
-                        elif not sent and (values := process.pushes.arguments(args, session)) is not None:
-                            sent = session.wire.call(call, actor.location[1], spec.code, values)
+                        if sent is None:  # there are references among the arguments
+                            values = process.pushes.arguments(args, session)
+                            sent = values is not None and session.wire.call(call, actor.location[1], spec.code, values)
                             if sent:
                                 process.pushes.flush()
-                            else:
+                            elif values is not None:
                                 process.pushes.take_back(values, session)
                 except BaseException:  # the call cannot be sent, and does not count
                     unfinished.discard(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zcactor.api.future import ObjectRef
 from zcactor.marshal import arrays
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class ProcessHub:
         self.counters = counters
         self.share = marshaller.share
         self.dtype_codes, self.dtypes = arrays.known_codes, arrays.known_dtypes
+        self.ref_type: type = ObjectRef
         self.hosts = hosts.by_index
         self.call_received = hosts.call_received
         self._hello = hello

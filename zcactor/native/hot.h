@@ -200,6 +200,7 @@ enum {
     ANNOUNCED_TYPE,
     SCHEDULE_FLUSH,
     CALL_SOON,
+    REF_TYPE,
     SHARE,
     BLOCK_TYPE,
     STORE,

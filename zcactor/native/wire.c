@@ -4,7 +4,7 @@
 static const char *const given_names[NGIVEN] = {
     "leases",   "pending",    "open",      "backlog",        "hosts", "session",    "make_lease", "on_call", "on_other",
     "on_batch", "on_blocked", "on_broken", "on_push", "on_argument", "on_forward",
-    "takers", "ahead", "announced_type", "schedule_flush", "call_soon", "share", "block_type", "store", "codes",
+    "takers", "ahead", "announced_type", "schedule_flush", "call_soon", "ref_type", "share", "block_type", "store", "codes",
     "dtypes"};
 /* Answers to one batch that share a system call. With more of them the caller would be idle meanwhile. */
 #define ANSWERS_PER_FLUSH 64
@@ -166,12 +166,15 @@ static int begin_call(Wire *self, Frame *frame, PyObject *actor, PyObject *code,
     frame->whole = 0;
     return 1;
 }
-/* call(call, actor, code, args): send a call. False: Python must send it, and nothing was done. */
+/* call(call, actor, code, args): send a call. False: Python must send it, and nothing was done; None: likewise, as there
+ * is a reference among the arguments. */
 static PyObject *wire_call(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != 4 || !PyTuple_Check(args[3])) {
         PyErr_SetString(PyExc_TypeError, "call(call, actor, code, args)");
         return NULL;
     }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[3]); i++)
+        if ((PyObject *)Py_TYPE(PyTuple_GET_ITEM(args[3], i)) == self->given[REF_TYPE]) Py_RETURN_NONE;
     Frame frame;
     int begun = begin_call(self, &frame, args[1], args[2], args[3]);
     if (begun <= 0) return begun < 0 ? NULL : Py_NewRef(Py_False);

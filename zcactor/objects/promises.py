@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor import ids
 from zcactor.api.passing import OwnRef, RefHolder
 from zcactor.errors import ConnectionLost, ObjectLost, RemoteError, ZcactorError
+from zcactor.objects.exports import Exports
 from zcactor.objects.locations import LostPart
 from zcactor.rpc.call import Call
 from zcactor.rpc.messages import Flags
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from zcactor.rpc.session import Session
 
 __all__ = ["Promises"]
+
+
+_DRAWN: Final = 64
+"""Random numbers that are drawn at a time: 256 bytes, the most that the kernel makes in one go."""
 
 
 def _stop(fetching: asyncio.Task[None], _: Call) -> None:
@@ -47,16 +51,21 @@ class Promises:
         self._requests = requests
         self._locations = locations
         self._next_id = 1
+        self._drawn: list[int] = []
+        """Random halves of ids to come."""
         self.announce: Callable[[Call, Session], int] = lambda *_: 0
         """See `zcactor.objects.pushes.Pushes.announce`."""
-        self.exports: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.exports = Exports()
         """Promises (and, at the agent, actors) that peers may hold, by object id."""
 
     def export(self, call: Call) -> int:
         """Let peers hold the promise `call`. Returns its object id."""
         if not call.export_id:
             self._next_id += 1
-            call.export_id = self._next_id << 32 | ids.bits(32)
+            if not self._drawn:  # a system call for each would cost more than all else that is done here
+                drawn = ids.bits(32 * _DRAWN)
+                self._drawn = [drawn >> 32 * place & 0xFFFFFFFF for place in range(_DRAWN)]
+            call.export_id = self._next_id << 32 | self._drawn.pop()
             self.exports[call.export_id] = call
         return call.export_id
 

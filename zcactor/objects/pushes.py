@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zcactor.api.future import ObjectRef, packed_result
-from zcactor.api.passing import RefHolder, Unresolved
+from zcactor.api.passing import RefHolder, Unresolved, has_scalar
 from zcactor.buggify import buggify
 from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
 from zcactor.objects.expectations import Expectations
@@ -41,6 +41,7 @@ __all__ = ["Forward", "Pushes"]
 
 _OK: Final = int(Status.OK)
 _SENT: Final = CallState.SENT
+_DONE: Final = CallState.DONE
 _PATIENCE: Final = 8
 """Calls to a process that are sent at the end of the loop's turn, and not at once, after a result of it was passed on:
 so the FORWARD frame for a call goes with it. That costs a call some 2 us."""
@@ -57,6 +58,9 @@ class Push:
         self.key = key
         self.number = -1
         """Its number among the FORWARD frames of the promise's call; -1: the owner pushes it."""
+
+
+_new_push: Final = Push.__new__
 
 
 class Forward(NamedTuple):
@@ -158,8 +162,11 @@ class Pushes:
             session = call.session
             if session is None or session.closed is not None or call.state is not _SENT or push.number >= 0:
                 continue  # it ends, or is sent later
+            target = push.session.peer_process
             if session.peer_process != self._process and call.forwarded < MAX_FORWARDS:
-                session.forward(call, push.key, push.session.peer_process)
+                wire = session.wire
+                if wire is None or not wire.forward(call.id, call.forwarded, push.key, target):
+                    session.forward(call, push.key, target)
                 push.number = call.forwarded
                 call.forwarded += 1
 
@@ -191,35 +198,54 @@ class Pushes:
 
     def arguments(self, args: tuple[Any, ...], session: Session) -> tuple[Any, ...] | None:
         """Announce the unfinished promises among the arguments of a call that the native part is to send, and that is
-        followed by `flush` or `take_back`.
+        followed by `flush` or `take_back`. A promise that has ended with a number, a text or the like goes into the
+        frame as that value.
 
         Returns:
-            The arguments with an `Announced` for each promise; None where the call has to go another way, and nothing
-            was announced.
+            The arguments with such a value, or an `Announced`, for each promise; None where the call has to go another
+            way, and nothing was announced.
         """
-        peer = session.peer_process
-        if peer == self._process or threading.get_ident() != self._tasks.thread:
-            return None
-        announced: list[Any] | None = None
+        values: list[Any] = list(args)
         for index, arg in enumerate(args):
-            if type(arg) is ObjectRef:
-                call = arg._call
-                if call.known or call.holder is not None:
-                    if announced is not None:
-                        self.take_back(tuple(announced), session)
-                    return None
-                call.retrieved = True
-                if announced is None:
-                    announced = list(args)
-                object_id = self._promises.export(call)
-                with session.lock:
-                    session.leases.grant(object_id, call)
-                push = self._owe(call, session)
-                self._unsent.append((call, push))
-                announced[index] = Announced(object_id, push.key, call.label)
-        return None if announced is None else tuple(announced)
+            if type(arg) is not ObjectRef:
+                continue
+            call = arg._call
+            if call.state is _DONE and has_scalar(call):
+                values[index] = call.value
+                continue
+            if (
+                call.state is _DONE
+                or call.arrived
+                or call.holder is not None
+                or session.peer_process == self._process
+                or threading.get_ident() != self._tasks.thread
+            ):
+                self.take_back(values, session)
+                return None
+            call.retrieved = True
+            object_id = call.export_id or self._promises.export(call)
+            with session.lock:
+                session.leases.grant(object_id, call)
+            # As in `_owe`, with three functions less for each promise.
+            self._keys += 1
+            push = _new_push(Push)
+            push.session, push.key, push.number = session, self._keys << 32 | object_id & 0xFFFFFFFF, -1
+            if call.pushes is not None:
+                call.pushes.append(push)
+            else:
+                call.pushes = [push]
+                if call.known_callbacks is None:
+                    call.known_callbacks = [self._settle]
+                else:
+                    call.known_callbacks.append(self._settle)
+            maker = call.session
+            if maker is not None and maker.wire is not None:
+                maker.wire.patience = _PATIENCE
+            self._unsent.append((call, push))
+            values[index] = Announced(object_id, push.key, call.label)
+        return tuple(values)
 
-    def take_back(self, announced: tuple[Any, ...], session: Session) -> None:
+    def take_back(self, announced: Sequence[Any], session: Session) -> None:
         """Undo `arguments` for a call that was not sent that way."""
         for each in announced:
             if type(each) is Announced:

@@ -154,21 +154,27 @@ class Call:
         self.payload = None
         waiter = self.waiter
         if (
-            waiter is None
-            or self.waiters is not None
+            self.waiters is not None
             or self.callbacks is not None
-            or self.known_callbacks is not None
             or self.timer is not None
+            or (waiter is None and ((self.refs == 0 and not self.retrieved) or self.fetch is not None))
         ):
             self._finish()
             return
-        # `_finish` for the usual case of one waiting task
+        # `_finish` for the usual cases of one waiting task, and of a result that is kept or was passed on
         self.state = _DONE
         self.target = None
         self.resend = None
         if self.on_done is not None:
             self.on_done(self)
             self.on_done = None
+        if self.known_callbacks is not None:
+            callbacks, self.known_callbacks = self.known_callbacks, None
+            for callback in callbacks:
+                callback(self)
+        waiter = self.waiter  # again: a thread may have begun to wait meanwhile
+        if waiter is None:
+            return
         self.waiter = None
         if waiter.get_loop() is not self.loop:
             _wake(waiter)

@@ -31,6 +31,8 @@ class Hub(Protocol):
     def hosts(self) -> Mapping[int, Any]:
         """The actors of this process, by index."""
 
+    ref_type: type
+    """The class of references to results. Calls with one among their arguments take a way of their own."""
     dtype_codes: dict[Any, Any]
     """Wire names of the dtypes in use, by dtype."""
     dtypes: dict[str, Any]

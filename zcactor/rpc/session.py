@@ -150,6 +150,7 @@ class Session(Releasing):
             "announced_type": Announced,
             "schedule_flush": self._schedule_flush,
             "call_soon": self.loop.call_soon,
+            "ref_type": hub.ref_type,
             # Python has to write references that carry an rkey.
             "share": hub.share if connection.export is None else _share_nothing,
             "block_type": Block if connection.export is None else None,

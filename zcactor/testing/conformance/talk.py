@@ -87,6 +87,10 @@ class Lent:
         self.session.release(self.id)
 
 
+class Ref:
+    """The stand-in for a reference to a result."""
+
+
 class Held:
     """Something that can be leased; of a third process it is passed under a pin."""
 
@@ -122,6 +126,7 @@ class RecordingHub:
         self.forwards: list[tuple[int, int, int, bytes]] = []
         self.coming: list[tuple[int, int]] = []
         self.takers: dict[int, Any] = {}
+        self.ref_type: type = Ref
         self.pushed: list[tuple[int, int, int, Any, Sequence[Part]]] = []
         self.answer: Callable[[Incoming], None] | None = None
 
