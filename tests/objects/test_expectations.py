@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
 import pytest
 
-from zcactor.api.passing import RefHolder
+from zcactor.api.passing import Awaited, RefHolder, Unresolved
 from zcactor.buggify import decided_by
 from zcactor.objects import expectations as module
 from zcactor.objects.expectations import PATIENCE, Expectations
@@ -70,6 +71,25 @@ class Bench:
         call.holder.expected = expected = self.expectations.expect(owner, key)
         if expected is not None:
             expected.add(call, self.asked.append)
+        return call
+
+    def awaited(self, incoming: Any, values: list[Any], place: int, key: int = KEY) -> Awaited:
+        """A promise that came as a plain argument with a key, and holds up a call."""
+        made = Awaited.__new__(Awaited)
+        made.owner, made.id, made._release, made.label = OWNER, 9, lambda _: None, "a value"
+        made.promises = SimpleNamespace(call_of=self._stand_in)
+        made.incoming, made.values, made.place = incoming, values, place
+        made.expected = expected = self.expectations.expect(OWNER, key)
+        assert expected is not None
+        expected.calls.append(ref(made))
+        values[place] = made
+        incoming.blockers += 1
+        return made
+
+    def _stand_in(self, holder: Any, label: str) -> Call:
+        call = Call(OWNER)
+        call.label, call.retrieved, call.holder = label, True, holder
+        holder.expected.add(call, self.asked.append)
         return call
 
     def push(self, value: int, key: int = KEY, status: int = Status.OK, word: int = WORD) -> None:
@@ -271,3 +291,87 @@ def test_a_stand_in_made_after_the_loss_asks_by_itself() -> None:
     assert not bench.asked
     call.add_callback(lambda _: None)
     assert bench.asked == [call]
+
+
+class Host:
+    """The actor of a call: notes what it is told."""
+
+    def __init__(self) -> None:
+        self.unblocked_calls: list[Any] = []
+        self.kept: list[Any] = []
+
+    def unblocked(self, incoming: Any) -> None:
+        self.unblocked_calls.append(incoming)
+
+    def keep_unresolved(self, incoming: Any, values: list[Any]) -> None:
+        self.kept.append((incoming, values))
+
+
+def waiting_call() -> Any:
+    return SimpleNamespace(host=Host(), blockers=0)
+
+
+def test_a_plain_outcome_takes_the_place_of_its_promise() -> None:
+    bench, incoming = Bench(), waiting_call()
+    values: list[Any] = [1, None, 3, None]
+    bench.awaited(incoming, values, 1)
+    bench.awaited(incoming, values, 3, KEY + 1)
+    bench.push(7)
+    assert values[:3] == [1, 7, 3] and incoming.blockers == 1 and not incoming.host.unblocked_calls
+    bench.push(8, KEY + 1)
+    assert values == [1, 7, 3, 8] and incoming.host.unblocked_calls == [incoming] and not incoming.host.kept
+    bench.clock.wait(2 * PATIENCE)
+    assert not bench.asked and not bench.clock.due
+
+
+def test_another_outcome_is_resolved_when_the_method_runs() -> None:
+    bench, incoming = Bench(), waiting_call()
+    values: list[Any] = [None]
+    bench.awaited(incoming, values, 0)
+    bench.expectations.pushed(WORD, KEY, Status.OK, b"\x07", (), 2)
+    assert type(values[0]) is Unresolved and values[0].call.payload == b"\x07"
+    assert incoming.host.kept == [(incoming, values)] and incoming.host.unblocked_calls == [incoming]
+
+
+@pytest.mark.parametrize("first", ["push", "owner"])
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_argument_that_is_asked_for_takes_what_comes_first(first: str, plain: bool) -> None:
+    bench, incoming = Bench(), waiting_call()
+    values: list[Any] = [None]
+    bench.awaited(incoming, values, 0)
+    bench.clock.wait(2 * PATIENCE)
+    (call,) = bench.asked
+    assert values[0].call is call and incoming.blockers == 1 and not incoming.host.unblocked_calls
+    if first == "owner":
+        call.complete_plain(7)
+    if plain:
+        bench.push(7)
+    else:
+        bench.expectations.pushed(WORD, KEY, Status.OK, b"\x07", (), 0)
+    assert incoming.blockers == 0 and incoming.host.unblocked_calls == [incoming], "once"
+    assert call.done
+
+
+def test_the_outcome_for_a_call_that_was_refused_starts_nothing() -> None:
+    bench, incoming = Bench(), waiting_call()
+    values: list[Any] = [None]
+    bench.awaited(incoming, values, 0)
+    incoming.host = None
+    bench.push(7)
+    assert values == [7] and incoming.blockers == 0
+
+
+def test_an_argument_gives_its_lease_back_with_its_place() -> None:
+    bench, incoming = Bench(), waiting_call()
+    values: list[Any] = [None]
+    released: list[int] = []
+    bench.awaited(incoming, values, 0)._release = released.append
+    assert not released
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        bench.push(7)
+        assert released == [9]
+    finally:
+        if enabled:
+            gc.enable()

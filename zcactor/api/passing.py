@@ -19,8 +19,11 @@ from zcactor.rpc.protocol import CallState
 
 if TYPE_CHECKING:
     from zcactor.rpc.call import Call
+    from zcactor.rpc.incoming import Incoming
 
-__all__ = ["ArgumentRef", "BorrowedRef", "FailedArgumentError", "OwnRef", "RefHolder", "Unresolved", "has_scalar"]
+__all__ = [
+    "ArgumentRef", "Awaited", "BorrowedRef", "FailedArgumentError", "OwnRef", "RefHolder", "Unresolved", "has_scalar",
+]  # fmt: skip
 
 
 _DONE = CallState.DONE
@@ -96,7 +99,7 @@ def pack_ref(packing: Any, ref: ObjectRef[Any]) -> bytes:
     call = ref._call
     call.retrieved = True
     holder = call.holder or OwnRef(call)
-    if type(holder) is RefHolder:
+    if isinstance(holder, RefHolder):
         holder = BorrowedRef(call)
     return encode((packing.add(Part(RegionKind.REF, holder, 0, 0)), call.label, False))
 
@@ -134,6 +137,64 @@ class Unresolved:
     def value(self) -> Any:
         """Return the value of the promise, or raise the error that it failed with."""
         return value_of(self.call)
+
+
+class Awaited(RefHolder):
+    """A promise among the plain arguments of a call that waits for it, whose outcome is pushed. A plain value takes its
+    place in the list of arguments; for every other outcome, and where the owner has to be asked, an `Unresolved` does.
+
+    It is to an `zcactor.objects.expectations.Expectation` what a `Call` is. A call would cost ten Python functions more
+    for each promise, most of them with cold caches.
+    """
+
+    __slots__ = ("__weakref__", "incoming", "label", "place", "promises", "values")
+
+    label: str
+    promises: Any
+    """The `zcactor.objects.promises.Promises` of this process."""
+    incoming: Incoming | None
+    """The call that waits: the outcome is one of its blockers. None once the outcome is here."""
+    values: list[Any]
+    """The arguments of the call."""
+    place: int
+    """Its place among them."""
+
+    def complete_plain(self, value: Any) -> None:
+        """Take the outcome, which is a plain value."""
+        incoming, values = self.incoming, self.values
+        if incoming is not None:
+            self.incoming = None
+            self.values = []
+            values[self.place] = value
+            incoming.blockers -= 1
+            if not incoming.blockers and incoming.host is not None:
+                incoming.host.unblocked(incoming)
+
+    def complete(self, *_: Any) -> None:
+        """Take another outcome, which the expectation has."""
+        self.stand_in()
+
+    def stand_in(self) -> None:
+        """Put an `Unresolved` in the place, whose call gets the outcome from the expectation or from the owner."""
+        incoming, values = self.incoming, self.values
+        if incoming is None:
+            return
+        self.values = []
+        values[self.place] = unresolved = self.unresolved()
+        if incoming.host is not None:
+            incoming.host.keep_unresolved(incoming, values)
+        unresolved.call.add_callback(self._arrived)
+
+    def unresolved(self) -> Unresolved:
+        """The argument for a call that does not wait for it here."""
+        return Unresolved(self.promises.call_of(self, self.label))
+
+    def _arrived(self, _: Call) -> None:
+        incoming, self.incoming = self.incoming, None
+        if incoming is not None:
+            incoming.blockers -= 1
+            if not incoming.blockers and incoming.host is not None:
+                incoming.host.unblocked(incoming)
 
 
 def has_scalar(call: Call) -> bool:

@@ -13,6 +13,7 @@ from zcactor.execution.arguments import Arguments
 from zcactor.execution.closing import close_instance
 from zcactor.execution.eager_task import start_eagerly
 from zcactor.execution.generators import AsyncProducer, SyncProducer
+from zcactor.execution.linked import Linked
 from zcactor.execution.mailbox import Lane, Mailbox
 from zcactor.execution.vacating import Movable, send_back
 from zcactor.interface import Interface, MethodKind, MethodSpec
@@ -37,7 +38,7 @@ _SYNC = int(MethodKind.SYNC)
 _GENERATOR = int(MethodKind.GENERATOR)
 
 
-class ActorRunner(Movable):
+class ActorRunner(Linked, Movable):
     """One actor: its instance, its mailboxes, and how each kind of method runs.
 
     Args:
@@ -244,34 +245,6 @@ class ActorRunner(Movable):
             return
         incoming.timeout_ns = timeout_ns
         self.receive(incoming)
-
-    def receive_linked(
-        self, session: Session, call_id: int, code: int, timeout_ns: int, args: list[Any],
-        forwards: Sequence[tuple[int, int, bytes]] | None,
-    ) -> None:  # fmt: skip
-        """Take a call as `receive_plain` does, with promises among its arguments or FORWARD frames."""
-        incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
-        incoming.timeout_ns = timeout_ns
-        for forward in forwards or ():
-            self.process.pushes.forward(incoming, *forward)
-        self.receive_values(incoming, args)
-
-    def receive_values(self, incoming: Incoming, args: list[Any]) -> None:
-        """Take a call whose arguments have come one by one: plain values, and promises that are done."""
-        if not (self.stopping or incoming.session in self._away):
-            self._arguments.wait(incoming, args)
-        self.receive(incoming)
-
-    def unblocked(self, incoming: Incoming) -> None:
-        """Go on with a call whose last lease or promise among the arguments has arrived."""
-        if incoming.returning:
-            self._refuse(incoming)
-            return
-        if incoming.host is not self or self._closed:
-            return
-        self._arguments.prepare(incoming)
-        if not incoming.blockers:
-            self._by_code[incoming.code].unblocked(incoming, self._specs[incoming.code])
 
     # ---------------------------------------------------------------- running
 

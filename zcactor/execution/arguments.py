@@ -67,6 +67,10 @@ class Arguments:
         for call in waiting:
             call.add_callback(arrived)
 
+    def hold(self, incoming: Incoming, arguments: list[Any]) -> None:
+        """Keep the arguments of a plain call, with promises among them that are resolved when the method runs."""
+        incoming.payload = _Prepared(arguments)
+
     def take(self, incoming: Incoming) -> tuple[list[Any], dict[str, Any]]:
         """Take positional and keyword arguments out of `incoming`. Raises the exceptions of unpacking, and the failure
         of a promise among the arguments."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary, ref
 
+from zcactor.api.passing import Awaited
 from zcactor.buggify import buggify
 from zcactor.errors import ProtocolError
 from zcactor.rpc.messages import Status, owner_word
@@ -45,15 +46,15 @@ class Expectation:
     def __init__(self, since: float) -> None:
         self.since = since
         """Time of the loop at which the reference came."""
-        self.calls: list[ref[Call]] = []
-        """The stand-ins that wait for the outcome. Each keeps this object, by its holder."""
+        self.calls: list[ref[Call | Awaited]] = []
+        """The stand-ins and arguments that wait for the outcome. Each keeps this object, a stand-in by its holder."""
         self.outcome: _Outcome | None = None
         self.asked = False
         """Whether the owner is asked as well."""
         self.coming = False
         """Whether the frame is here, and its bytes are being read."""
 
-    def _give(self, call: Call, outcome: _Outcome) -> None:
+    def _give(self, call: Call | Awaited, outcome: _Outcome) -> None:
         payload, parts, flags = outcome
         if flags < 0:
             call.complete_plain(payload)
@@ -84,9 +85,13 @@ class Expectation:
         would come twice if both were taken."""
         if self.outcome is None and not self.asked:
             self.asked = True
-            for each in self.calls:
+            calls, self.calls = self.calls, []
+            for each in calls:
                 call = each()
-                if call is not None:
+                if isinstance(call, Awaited):
+                    call.stand_in()  # its call is added here, and asks
+                elif call is not None:
+                    self.calls.append(each)
                     ask(call)
 
 
@@ -123,18 +128,20 @@ class Expectations:
         Returns:
             The expectation, or None where the outcome may have been dropped: it has to be asked for.
         """
-        word = owner_word(owner)
-        early = self._early.pop((word, key), None)
+        word = int.from_bytes(owner[:8], "little")  # as `owner_word`
+        early = self._early.pop((word, key), None) if self._early else None
         if key > self._latest.get(word, 0):
             self._latest[word] = key
         elif early is None:
             self.noted("reference after its push was dropped")
             return None
         made = Expectation(self._loop.time())
-        made.coming = (word, key) in self._coming
+        if self._coming:
+            made.coming = (word, key) in self._coming
         if early is None:
             self._waiting[word, key] = made
-            self._look_later()
+            if self._timer is None:
+                self._look_later()
         elif early[1] is None:
             return None
         else:
@@ -163,7 +170,20 @@ class Expectations:
 
     def pushed_plain(self, word: int, key: int, value: Any) -> None:
         """Take a PUSH that the native part has read."""
-        self._come(word, key, (value, (), -1))
+        waiting = self._waiting.pop((word, key), None)
+        if waiting is None:
+            self._come(word, key, (value, (), -1))
+            return
+        # As `_come` and the functions below it, for the usual case.
+        if self._coming:
+            self._coming.discard((word, key))
+        if waiting.outcome is None:
+            waiting.outcome = (value, (), -1)
+            for each in waiting.calls:
+                call = each()
+                if call is not None:
+                    call.complete_plain(value)
+            waiting.calls = []
 
     def _come(self, word: int, key: int, outcome: _Outcome | None) -> None:
         self._coming.discard((word, key))

@@ -68,7 +68,7 @@ class Incoming:
     host: Any = None
     """The actor that took the call."""
     forwards: Any = None
-    """The FORWARD frames that the call has got, in a list; None while it has none."""
+    """The FORWARD frames that the call has got, as a list of number, key and id of the process to push to; or None."""
 
     def __init__(self, session: Answering, call_id: int, actor: int, code: int, payload: Any) -> None:
         self.session = session
