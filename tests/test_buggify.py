@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import zcactor
+from zcactor import buggify as places
 from zcactor.buggify import DAWDLE, buggify, dawdle, decided_by
 
 PLACE = re.compile(r'\b(?:buggify|dawdle)\("([^"]+)"\)')
@@ -31,12 +32,15 @@ async def test_only_what_is_decided_is_done(monkeypatch: pytest.MonkeyPatch) -> 
         slept.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
+    before = places.injects
     with decided_by(decide):
+        within = places.injects
         assert buggify("here")
         assert not buggify("there")
         await dawdle("here")
         await dawdle("there")
     assert not buggify("here")
+    assert [before, within, places.injects] == [False, True, False]
     assert asked == ["here", "there", "here", "there"]
     assert slept == [DAWDLE]
 

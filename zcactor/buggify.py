@@ -19,6 +19,8 @@ __all__ = ["buggify", "dawdle", "decided_by"]
 DAWDLE: Final = 0.05
 """Seconds of an injected delay."""
 _decide: Callable[[str], bool] | None = None
+injects: bool = False
+"""Whether anything may be injected: for ways that are taken so often that a function for each place costs too much."""
 
 
 def buggify(place: str) -> bool:
@@ -35,9 +37,10 @@ async def dawdle(place: str) -> None:
 @contextlib.contextmanager
 def decided_by(decide: Callable[[str], bool]) -> Iterator[None]:
     """Let `decide` answer for each place inside the block, in every thread. For simulations only."""
-    global _decide
+    global _decide, injects
     before, _decide = _decide, decide
+    injects = True
     try:
         yield
     finally:
-        _decide = before
+        _decide, injects = before, before is not None

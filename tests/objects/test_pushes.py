@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import zcactor as zc
 from tests.simulation.clusters import Bench, bench
 from zcactor.assembly.process import Process
 from zcactor.buggify import decided_by
-from zcactor.errors import ActorDied, ActorUnavailable, ProtocolError, ZcactorError
+from zcactor.errors import ActorDied, ActorUnavailable, ConnectionLost, ProtocolError, ZcactorError
 from zcactor.objects.pushes import Pushes
 from zcactor.process.context import current
 from zcactor.rpc.incoming import Incoming
@@ -494,3 +495,108 @@ async def test_the_end_of_a_replaced_connection_has_nothing_asked_for(zc_runtime
     assert not expected.asked, "all that it carried has come"
     pushes._left(SimpleNamespace(peer_process=peer, is_replaced=False), object())
     assert expected.asked, "the lost connection may have carried it"
+
+
+# ---------------------------------------------------------------- the usual case, by the native part
+
+
+TARGET = b"t" * 16
+
+
+class Native:
+    """The native part of a session, which writes as far as the test says."""
+
+    def __init__(self, *, writes: bool = True) -> None:
+        self.writes = writes
+        self.pushed: list[Any] = []
+        self.responses: list[Any] = []
+
+    def push(self, *push: Any) -> bool:
+        if self.writes:
+            self.pushed.append(push)
+        return self.writes
+
+    def respond(self, *response: Any) -> bool:
+        if self.writes:
+            self.responses.append(response)
+        return self.writes
+
+
+class Caller:
+    """The caller's session."""
+
+    def __init__(self, wire: Native | None) -> None:
+        self.wire = wire
+        self.peer_process = b"\x05" + bytes(15)
+        self.connection = SimpleNamespace(eager_limit=1000)
+        self.incoming: dict[int, Incoming] = {}
+        self.responses: list[Any] = []
+
+    def respond(self, *response: Any, **more: Any) -> None:
+        self.responses.append((response, more))
+
+
+def a_call(caller: Caller, forwards: Any = ((0, 77, TARGET),)) -> Incoming:
+    session: Any = caller
+    incoming = caller.incoming[5] = Incoming(session, 5, 2, 0, b"")
+    incoming.forwards = list(forwards)
+    return incoming
+
+
+def connected(wire: Native | None, **other: Any) -> Any:
+    session = SimpleNamespace(wire=wire, closed=None, peer_hello=object())
+    session.__dict__.update(other)
+    pushes: Any = current().pushes
+    pushes._sessions.used[TARGET] = session
+    return session
+
+
+async def test_a_plain_result_is_pushed_and_answered(zc_runtime: LoopbackRuntime) -> None:
+    pushes: Any = current().pushes
+    there, caller = Native(), Caller(Native())
+    connected(there)
+    try:
+        assert pushes.plain(a_call(caller), 7, True)
+    finally:
+        del pushes._sessions.used[TARGET]
+    assert there.pushed == [(77, 5, 7)] and caller.wire is not None
+    assert caller.wire.responses == [(5, 7, True, 1)] and not caller.responses
+
+
+async def test_an_answer_that_python_has_to_write_tells_of_the_push(zc_runtime: LoopbackRuntime) -> None:
+    pushes: Any = current().pushes
+    caller = Caller(Native(writes=False))
+    connected(Native())
+    incoming = a_call(caller, [(0, 76, TARGET)])
+    try:
+        assert pushes.plain(incoming, 7, False)
+    finally:
+        del pushes._sessions.used[TARGET]
+    (((answered, status, payload, _, _), more),) = caller.responses
+    assert (answered, status, bytes(payload)) == (incoming, 0, b"\x07") and more == {"more": False, "pushed": 1}
+
+
+@pytest.mark.parametrize(
+    "why", ["two", "python", "cancelled", "answered", "nobody", "theirs", "ended", "greeting", "value", "faults"]
+)
+async def test_another_result_goes_the_usual_way(zc_runtime: LoopbackRuntime, why: str) -> None:
+    pushes: Any = current().pushes
+    there, caller = Native(writes=why != "value"), Caller(None if why == "python" else Native())
+    forwards = [(0, 77, TARGET), (1, 78, TARGET)] if why == "two" else [(0, 77, TARGET)]
+    incoming = a_call(caller, forwards)
+    other: dict[str, Any] = {"closed": ConnectionLost("gone")} if why == "ended" else {}
+    if why == "greeting":
+        other = {"peer_hello": None}
+    if why != "nobody":
+        connected(None if why == "theirs" else there, **other)
+    if why == "cancelled":
+        incoming.cancelled = True
+    if why == "answered":
+        caller.incoming.clear()
+    try:
+        with decided_by(lambda _: False) if why == "faults" else contextlib.nullcontext():
+            assert not pushes.plain(incoming, 7, False)
+    finally:
+        pushes._sessions.used.pop(TARGET, None)
+    assert not there.pushed and not caller.responses
+    assert caller.wire is None or not caller.wire.responses

@@ -71,6 +71,7 @@ class ActorRunner(Linked, Movable):
         """For `receive_plain`: the methods with their kinds and mailboxes; empty when no call may start."""
         self._when_open: Sequence[tuple[Callable[..., Any], int, Mailbox]] = ()
         self._pack = process.marshaller.pack
+        self._push_plain = process.pushes.plain
         note = process.broken_gpus.note
         self._answers = Answers(label, process.marshaller, process.pushes.value, self._answered, note)
         self._arguments = Arguments(process.marshaller, self.unblocked)
@@ -281,7 +282,11 @@ class ActorRunner(Linked, Movable):
                 self.process.loop.call_soon_threadsafe(self._adopt_coroutine, incoming, result)
                 return
             wire = session.wire
-            if incoming.forwards is not None or wire is None or not wire.respond(incoming.id, result, more):
+            if wire is None or not (
+                wire.respond(incoming.id, result, more)
+                if incoming.forwards is None
+                else self._push_plain(incoming, result, more)
+            ):
                 self._answers.value(incoming, result, more=more)
             elif self.stopping:  # after the answer, because the loop may have set it meanwhile
                 self._answered()

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
+from zcactor import buggify as faults
 from zcactor.api.future import ObjectRef, packed_result
 from zcactor.api.passing import Awaited, Unresolved, has_scalar
 from zcactor.buggify import buggify
@@ -291,6 +292,40 @@ class Pushes:
             await self._connections.connect(target)
         except (ConnectionLost, ProtocolError):
             self.noted("no way to push")
+
+    def plain(self, incoming: Incoming, value: Any, more: bool) -> bool:
+        """Push the plain result of a call to the process that its only FORWARD frame names, then answer the call. This
+        is the usual case of `value` and `zcactor.execution.answers.Answers.value`, with half of the functions.
+
+        Args:
+            incoming: the call.
+            value: the result of its method.
+            more: another answer follows at once.
+
+        Returns:
+            Whether that was done; otherwise nothing was sent.
+
+        Raises:
+            Exception: the error of writing the answer.
+        """
+        session = incoming.session
+        forwards = incoming.forwards
+        if len(forwards) != 1 or session.wire is None or incoming.cancelled or incoming.id not in session.incoming:
+            return False
+        number, key, target = forwards[0]
+        to = self._sessions.used.get(target)
+        if to is None or to.wire is None or target == self._process or faults.injects:
+            return False
+        if to.closed is not None or to.peer_hello is None:
+            return False
+        word = int.from_bytes(session.peer_process[:8], "little")  # as `owner_word`
+        if not to.wire.push(key, word, value):
+            return False
+        pushed = 1 << number
+        if not session.wire.respond(incoming.id, value, more, pushed):
+            payload, parts, flags = self._marshaller.pack(value, session.connection.eager_limit)
+            session.respond(incoming, _OK, payload, parts, flags, more=more, pushed=pushed)
+        return True
 
     def value(self, incoming: Incoming, value: Any) -> tuple[int, Any, Sequence[Part] | None, int]:
         """Push the result of a call to all that its FORWARD frames name, as far as possible.

@@ -131,7 +131,8 @@ class Releasing:
     def unhold_releases(self) -> None:
         """End `hold_releases`: releases that no frame took are sent in a frame of their own."""
         self._release_scheduled = False
-        if self.has_releases and self.closed is None:
+        noted = self._released if self.wire is None else self.wire.releases  # as `has_releases`, of each plain call
+        if noted and self.closed is None:
             self._release_scheduled = True
             self._on_loop(self._send_releases)
 
