@@ -4,7 +4,7 @@ them.
     python tools/sanitize.py [--seconds 60] [--seed N] [ARGUMENTS OF PYTEST]
 
 Two programs run side by side: the tests of the native parts, and frames that are changed at random, for that many
-seconds. Any report of a sanitizer fails, and so does an object of the native parts that is alive when a program ends.
+seconds of CPU. Any report of a sanitizer fails, and so does an object of the native parts that is alive when one ends.
 The interpreter and NumPy keep memory until the end as they like, so leaks are looked for among these objects only.
 """
 
@@ -76,7 +76,7 @@ def environment() -> dict[str, str]:
 def main() -> int:
     """Run both programs; 0 when neither found an error."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long frames are changed; 60 by default")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of CPU in which frames are changed; 60 by default")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help="of the changes")
     arguments, rest = parser.parse_known_args()
     build()
