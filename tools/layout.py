@@ -76,16 +76,22 @@ def imports(package: Path) -> dict[str, set[str]]:
         package: its folder.
     """
     files = _files(package)
-    found: dict[str, set[str]] = {}
-    for name, tree in files.items():
-        named: set[str] = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                named.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
-                modules = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-                named.update(module if module in files else node.module for module in modules.values())
-        found[name] = {each for each in named if each in files} - {name}
+    return {
+        name: {other if other in files else module for module, other in _named(tree)}.intersection(files) - {name}
+        for name, tree in files.items()
+    }
+
+
+@functools.cache
+def _named(tree: ast.Module) -> set[tuple[str, str]]:
+    """The imports in a syntax tree, each as a module, and the module that it is where a module's name is imported from
+    a package."""
+    found: set[tuple[str, str]] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update((alias.name, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            found.update((node.module, f"{node.module}.{alias.name}") for alias in node.names)
     return found
 
 
