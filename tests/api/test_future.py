@@ -286,6 +286,24 @@ async def awaiting(ref: zc.ObjectRef[Any]) -> Any:
     return await ref
 
 
+async def test_a_call_that_ends_while_another_thread_begins_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call(b"", asyncio.new_event_loop(), 0)
+    loop = asyncio.get_running_loop()
+
+    class Late:
+        """The loop, for which the call ends between the look at its state and the wait."""
+
+        def create_future(self) -> asyncio.Future[None]:
+            made = loop.create_future()
+            call.complete_plain(7)
+            return made
+
+    monkeypatch.setattr("zcactor.api.future.asyncio.get_running_loop", Late)
+    assert await asyncio.wait_for(awaiting(zc.ObjectRef(call)), 10) == 7
+    assert call.loop is not None
+    call.loop.close()
+
+
 @pytest.mark.parametrize(
     "way", [awaiting, lambda ref: ref, lambda ref: asyncio.wait_for(ref, 60)], ids=["await", "task", "wait_for"]
 )

@@ -183,13 +183,17 @@ def _outcome(call: Call, held_by_task: int) -> Generator[Any, None, Any]:
     holds."""
     while call.state is not _DONE:
         loop = call.loop
-        if loop is None or get_ident() != call.thread:
+        foreign = loop is None or get_ident() != call.thread
+        if foreign:
             loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+        future: asyncio.Future[None] = loop.create_future()  # type: ignore[union-attr]
         if call.waiter is None and call.fetch is None:
             call.waiter = future
         else:
             call.add_waiter(future)
+        if foreign and call.state is _DONE:  # it has ended meanwhile, perhaps before it knew the future
+            call.remove_waiter(future)
+            break
         try:
             yield from future
         except asyncio.CancelledError:
