@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest_asyncio
 
 import zcactor as zc
 from tests.actors import Caller, Faulty, Plain, Probe, Unusual
+from zcactor.api.remote_method import RemoteMethod
 from zcactor.process import context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -49,6 +51,21 @@ async def test_sync_methods_run_one_at_a_time_and_async_ones_meanwhile() -> None
     await probe.open("1")
     assert await zc.get([first, second]) == ["1", "2"]
     assert await probe.entries() == ["1 began", "meanwhile", "inline", "1 ended", "2 began", "2 ended"]
+
+
+async def test_a_method_that_is_not_there_with_an_argument_that_comes_later() -> None:
+    probe: Any = await Probe.spawn()
+    caller: Any = await Caller.spawn()
+    known = probe.anote
+    spec = copy.copy(known._spec)
+    spec.code = 200
+    value, another = caller.call(probe, "ahold", "k"), caller.call(probe, "ahold", "another")
+    with pytest.raises(AttributeError, match="no method number 200"):
+        await RemoteMethod(known._actor, spec)(value)
+    await probe.open("k")
+    assert await value == "k"
+    await probe.open("another")
+    assert await another == "another", "by the connection on which the value came"
 
 
 async def test_async_methods_interleave() -> None:

@@ -196,6 +196,7 @@ class ActorRunner(Linked, Movable):
             return
         if incoming.code >= len(self._methods):
             self._answers.failure(incoming, AttributeError(f"{self.label} has no method number {incoming.code}"))
+            incoming.host = None
             return
         if incoming.timeout_ns:
             incoming.deadline = self.process.loop.time() + incoming.timeout_ns * 1e-9
