@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -54,7 +55,7 @@ _ON_GPUS: Final = ", on GPUs"
 """The end of the signatures of exchanges on GPUs, so that ranks with arrays elsewhere have made another call."""
 
 
-class OnGpus(Collective):
+class OnGpus(Collective, ABC):
     """An exchange of arrays on GPUs.
 
     Args:
@@ -78,9 +79,9 @@ class OnGpus(Collective):
         """Queue this member's part, once all ranks have published the same call."""
         exchange_of(self.member).run(self)  # type: ignore[arg-type]
 
+    @abstractmethod
     def queue(self, communicator: Communicator, gpu: GpuMemory, stream: int) -> Queued:
         """See `zcactor.collectives.gpu_exchange.Exchanging`. Each operation has its own."""
-        raise NotImplementedError
 
     def refused(self, error: Exception) -> None:
         """See `zcactor.collectives.gpu_exchange.Exchanging`."""
