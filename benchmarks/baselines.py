@@ -203,8 +203,8 @@ def by_mpi() -> None:
             for rank in range(1, comm.size):
                 comm.send(numbers, rank)
             return numbers
-        while not comm.Iprobe(0):  # a receive keeps a core busy, and this process waits while others measure
-            time.sleep(0.001)
+        while not comm.Iprobe(0):
+            time.sleep(0.001)  # MPI's own wait keeps a core busy, and this process waits while others measure
         told: list[int] = comm.recv(source=0)
         return told
 

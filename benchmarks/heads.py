@@ -189,8 +189,8 @@ def deaths(scale: Scale) -> Iterator[Measurement | Unmeasured]:
             said = pair.deposed()
             pid, at = pair.signal(signal.SIGSTOP)
             stopped.append(serving.ask("decide", DECISIONS) - at)
-            # The head is stopped for that long: this is what is measured.
-            time.sleep(max(0.0, at + min(STOPPED, scale.count(200)) - time.monotonic()))
+            rest = max(0.0, at + min(STOPPED, scale.count(200)) - time.monotonic())
+            time.sleep(rest)  # the head is stopped for that long: this is what is measured
             os.kill(pid, signal.SIGCONT)
             until(lambda said=said: pair.deposed() > said, "a head that stands by again", PATIENCE)  # type: ignore[misc]
             pair.wait_for_standby()

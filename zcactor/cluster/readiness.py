@@ -45,7 +45,7 @@ def while_led(join: Callable[[], T], seconds: float) -> T:
         except TermOver:
             if time.monotonic() + _AGAIN > until:
                 raise
-        time.sleep(_AGAIN)
+        time.sleep(_AGAIN)  # the head that is deposed may not know yet which one leads, and tells nobody when it does
 
 
 def until_ready(control: socket.socket, agent: Agent, timeout: float, log: Path | None) -> str:

@@ -56,8 +56,8 @@ def wait_on_host(moments: Iterable[Moment], seconds: float = inf) -> None:
         while not moment.done() and waited < seconds:
             if moment.is_lost():
                 raise ObjectLost(LOST)
-            # No wait of the driver ends where the process is gone.
-            time.sleep(min(max(_FIRST_PAUSE, waited / _LOOKS), _LAST_PAUSE))
+            pause = min(max(_FIRST_PAUSE, waited / _LOOKS), _LAST_PAUSE)
+            time.sleep(pause)  # no wait of the driver ends where the process is gone
             waited = time.monotonic() - begun
 
 

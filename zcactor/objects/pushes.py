@@ -339,7 +339,7 @@ class Pushes:
         """
         pushed = 0
         packed: tuple[Any, Sequence[Part], int] | None = None
-        word = int.from_bytes(incoming.session.peer_process[:8], "little")  # as `owner_word`
+        word = owner_word(incoming.session.peer_process)
         limit = incoming.session.connection.eager_limit
         for number, key, target in incoming.forwards or ():
             session = None
