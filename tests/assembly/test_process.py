@@ -169,8 +169,8 @@ async def test_three_rounds_leave_no_descriptor_and_no_thread() -> None:
                 await zc.stop(actor)
             del actor, array, back, ref
             gc.collect()
-            counts.append((_descriptors(), sorted(thread.name for thread in threading.enumerate())))
-    assert counts[1] == counts[2] == counts[3]
+            counts.append(Counter(_descriptors()) + Counter(thread.name for thread in threading.enumerate()))
+    assert counts[1] >= counts[2] >= counts[3]  # fewer when leftovers of earlier tests end meanwhile
 
 
 @pytest.mark.slow

@@ -31,9 +31,9 @@ async def test_the_loop_has_no_timer_and_the_descriptor_goes() -> None:
     before = opened()
     bell = Alarm(asyncio.get_running_loop(), 3600.25, lambda: None)
     assert bell._timer is None
-    assert len(opened()) == len(before) + 1
+    assert len(opened() - before) == 1
     bell.close()
-    assert opened() == before
+    assert opened() <= before
 
 
 async def test_without_a_descriptor_it_is_a_timer_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,5 +52,5 @@ async def test_a_loop_that_waits_for_no_descriptors(monkeypatch: pytest.MonkeyPa
     before = opened()
     bell = Alarm(Loop(asyncio.get_running_loop()), 3600, lambda: None)  # type: ignore[arg-type]
     assert bell._timer is not None
-    assert opened() == before
+    assert opened() <= before
     bell.close()

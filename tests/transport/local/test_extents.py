@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
+from tests.descriptors import opened
 from tests.transport.local_arena import memfd
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.local.extents import MOST_EXTENTS, RemoteExtent, hand_out, receive_extents
@@ -37,7 +38,7 @@ async def test_there_and_back(ends: Ends) -> None:
             whats: list[int | bytes] = [os.dup(fd), b"h" * 64, os.dup(fd)]
             return [RemoteExtent(1 << 48 | at, 4096, UUID, what) for at, what in enumerate(whats)], [7]
 
-        before = len(os.listdir("/proc/self/fd"))
+        before = opened()
         _, (extents, gone) = await asyncio.gather(hand_out(ends[0], supply), receive_extents(ends[1], [5, 7]))
         assert asked == [[5, 7]] and gone == [7]
         assert [each[:3] for each in extents] == [(1 << 48 | at, 4096, UUID) for at in range(3)]
@@ -46,7 +47,7 @@ async def test_there_and_back(ends: Ends) -> None:
             if isinstance(each.what, int):
                 assert os.pread(each.what, 5, 0) == b"bytes"
                 os.close(each.what)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert opened() <= before
 
 
 async def test_nothing(ends: Ends) -> None:
@@ -72,23 +73,23 @@ async def test_malformed_answers(ends: Ends, answer: bytes) -> None:
 
 async def test_a_sender_that_ends_leaves_no_descriptor(ends: Ends) -> None:
     with memfd(4096) as fd:
-        before = len(os.listdir("/proc/self/fd"))
+        before = opened()
         ends[0].send(struct.pack("<BQQ40s", 1, 0, 4096, UUID.encode()))
         socket.send_fds(ends[0], [b"\1"], [fd])
         ends[0].shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionLost):
             await receive_extents(ends[1], [])
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert opened() <= before
 
 
 async def test_a_malformed_extent_leaves_no_descriptor(ends: Ends) -> None:
     with memfd(4096) as fd:
-        before = len(os.listdir("/proc/self/fd"))
+        before = opened()
         ends[0].send(struct.pack("<BQQ40s", 1, 0, 4096, b"\xff"))
         socket.send_fds(ends[0], [b"\1"], [fd])
         with pytest.raises(ProtocolError, match="malformed"):
             await receive_extents(ends[1], [])
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert opened() <= before
 
 
 async def test_a_receiver_that_has_too_many(ends: Ends) -> None:
