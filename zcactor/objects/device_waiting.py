@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import DeviceError, ObjectLost
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["copied", "until_done"]
 
 _BRIEFLY: Final = 0.02
-"""Seconds that a thread waits for a copy, at most. A piece takes a millisecond; the interpreter does not end before the
-thread does."""
+"""Seconds until a copy is looked at whose end nobody has told: it may have broken the GPU's context. A piece takes a
+millisecond."""
 _FIRST_PAUSE: Final = 0.0002
 _LAST_PAUSE: Final = 0.005
 """Seconds between looks at work of a GPU that the loop waits for."""
@@ -68,17 +69,37 @@ async def copied(
         del failure  # a traceback with this frame, and with what is kept, would keep itself
 
 
+async def _told(gpu: GpuMemory, stream: int) -> None:
+    """Wait, but only briefly, until the driver tells that all work of a stream is done.
+
+    Raises:
+        DeviceError: the driver refuses.
+    """
+    loop = asyncio.get_running_loop()
+    told = loop.create_future()
+
+    def settle() -> None:
+        if not told.done():
+            told.set_result(None)
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has been closed, and nobody waits
+            loop.call_soon_threadsafe(settle)
+
+    gpu.driver.tell(gpu.index, stream, tell)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_BRIEFLY):
+            await told
+
+
 async def _outcome(gpu: GpuMemory, stream: int, kept: object) -> DeviceError | None:
     """Wait for all work of a stream, the last of which uses memory of `kept`. Returns the error of the driver, if
     any."""
-    from zcactor.device.memory import wait_on_host
-
     failure = None
     try:
         moment = gpu.events.record(stream)
         if not moment.done():  # CUDA returns from copies of memory that is not locked when they are done
-            # In a thread, since timers of uvloop count whole milliseconds.
-            await asyncio.get_running_loop().run_in_executor(None, wait_on_host, [moment], _BRIEFLY)
+            await _told(gpu, stream)
             await until_done([moment])
     except DeviceError as error:
         failure = error.with_traceback(None)

@@ -121,7 +121,7 @@ def one(driver: FakeGpuDriver, call: str) -> None:
         "copy": (0, address, address, 1, 1, (1, 1), 0), "fill": (0, address, b"a", 1, 0), "pin": (address, 64),
         "unpin": (address, 64), "owner_of": (address,), "map": (0, address, 1, NBYTES, True),
         "import_": (0, b"", NBYTES), "dma_buf": (0, NBYTES, NBYTES), "wait": (0, 0, 1), "record": (0, 1, 0),
-        "open_event": (0, b""),
+        "open_event": (0, b""), "tell": (0, 0, bool),
     }  # fmt: skip
     counts = {"unreserve": 3, "unmap": 3, "free": 1, "flush": 1, "stream": 1, "event": 1}
     getattr(driver, call)(*arguments.get(call, (0, 1, 1)[: counts.get(call, 2)]))

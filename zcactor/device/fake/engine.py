@@ -24,7 +24,7 @@ _POLL: Final = 0.0005
 
 @dataclass(slots=True)
 class _Operation:
-    run: Callable[[], None]
+    run: Callable[[], object]
     ready: Callable[[], bool] | None
     """Whether it may begin; None for one that waits for nothing."""
     is_work: bool
@@ -135,7 +135,7 @@ class FakeEngine:
             return not self._runs and not any(stream.may_begin() for stream in self._streams.values())
 
     def submit(
-        self, number: int, run: Callable[[], None], ready: Callable[[], bool] | None = None, *, is_work: bool = False
+        self, number: int, run: Callable[[], object], ready: Callable[[], bool] | None = None, *, is_work: bool = False
     ) -> None:
         """Queue an operation.
 
