@@ -223,7 +223,7 @@ class SlotSender:
         """Send committed frames as soon as possible. Never blocks."""
         if self._python is not None:
             self._python.flushed()
-        if self._closed or not self.pending:
+        if self._closed or not (self._waiting or self._writer.pending):  # as `pending`, without a call
             return
         self._flushed = True
         if threading.get_ident() == self._thread:
@@ -281,6 +281,8 @@ class SlotSender:
 
     def pump(self) -> None:
         """Post flushed frames, as far as there are credits and slots."""
+        if not self._flushed and self._last == _NONE:  # a thread that flushes later wakes the loop
+            return
         with self._lock:
             if self._closed:
                 return
