@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import os
@@ -53,6 +54,20 @@ def _no_garbage_left() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+LAUNCHING = ("driver", "node", "vm", "workers")
+"""Folders of tests of how agents start, live and end."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _agents(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let a module's runtimes have forked agents, except in `LAUNCHING`."""
+    from tests.forked_agents import forked_agents
+
+    launching = Path(__file__).parent.joinpath
+    with contextlib.nullcontext() if request.path.parent in map(launching, LAUNCHING) else forked_agents():
+        yield
 
 
 _directories = itertools.count()

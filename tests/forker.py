@@ -1,0 +1,92 @@
+"""The process that forks node agents for tests; see `tests.forked_agents`. It imports what agents do, and no more."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import pickle
+import random
+import socket
+import sys
+
+from zcactor.node import agent_main
+from zcactor.workers.orphans import MARK
+
+__all__ = ["LIMIT", "NOBODY", "serve"]
+
+LIMIT = 1 << 17
+"""The largest size of a request, in bytes."""
+NOBODY = "0" * 32
+"""The mark of this process: as long as a node's id, which is written in its place."""
+
+
+def serve() -> None:
+    """Fork an agent for each request, until the other end of the socket, which is our standard input, is closed."""
+    import zcactor.assembly.agents
+    import zcactor.node.worker_main
+    import zcactor.workers.pool  # noqa: F401
+    from zcactor.assembly.endpoints import preload
+
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: F401
+    preload("", clustered=False)
+    requests = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    gc.collect()
+    gc.freeze()
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, LIMIT, 4)
+        if not request:
+            return
+        reading, writing = os.pipe()
+        between = os.fork()
+        if not between:
+            # The agent's parent ends at once, so that the process which asked adopts it: it adopts orphans.
+            pid = os.fork()
+            if pid:
+                os.write(writing, b"%d" % pid)
+                os._exit(0)
+            for each in (reading, writing):
+                os.close(each)
+            requests.close()
+            environment, path = pickle.loads(request)
+            _become_agent(environment, path, descriptors)
+        os.close(writing)
+        os.waitpid(between, 0)
+        requests.send(os.read(reading, 32))
+        for each in (reading, *descriptors):
+            os.close(each)
+
+
+def _become_agent(environment: dict[str, str], path: list[str], descriptors: list[int]) -> None:
+    status = 1
+    try:
+        control, lock, output, errors = descriptors
+        os.setsid()
+        for target, each in ((1, output), (2, errors)):
+            os.dup2(each, target)
+            os.close(each)
+        _mark(environment[MARK])
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[:] = path
+        random.seed()
+        agent_main.main(control, lock)
+        status = 0
+    except BaseException:  # the last frame of a process
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _mark(node: str) -> None:
+    """Write a node's id where /proc shows the one that this process was started with."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    place = getenv(MARK.encode())
+    assert place and ctypes.string_at(place) == NOBODY.encode()
+    ctypes.memmove(place, node.encode(), len(node))
