@@ -56,7 +56,7 @@ def _no_garbage_left() -> Iterator[None]:
     gc.freeze()
 
 
-LAUNCHING = ("driver", "node", "vm", "workers")
+LAUNCHING = ("driver", "node", "workers")
 """Folders of tests of how agents start, live and end."""
 
 

@@ -14,7 +14,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 from unittest import mock
 
@@ -24,7 +24,7 @@ from zcactor.driver import driver
 from zcactor.node import agent_main
 from zcactor.workers.orphans import MARK
 
-__all__ = ["forked_agents"]
+__all__ = ["forked_agents", "start_forker"]
 
 
 class _Agent(Child):
@@ -39,22 +39,20 @@ class _Agent(Child):
 
 
 class _Forker:
-    """The process that forks agents for this one, and ends with it."""
+    """The process that forks agents for this one, and ends with it.
 
-    def __init__(self) -> None:
+    Args:
+        requests: the socket to it.
+    """
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
         self._pid = os.getpid()
         self._like = _surroundings()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = f"import sys; sys.path[:] = {agent_main.search_path()!r}; from tests.forker import serve; serve()"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]
-                stdin=theirs.fileno(), env={**os.environ, MARK: NOBODY}, start_new_session=True,
-            )  # fmt: skip
 
     def can_fork(self) -> bool:
         """Whether an agent that is forked is as one that this process would start now."""
-        return self._pid == os.getpid() and self._process.poll() is None and self._like == _surroundings()
+        return self._pid == os.getpid() and self._like == _surroundings()
 
     def fork(self, lock_fd: int, node: str) -> tuple[_Agent, socket.socket]:
         """Fork an agent, with the environment and the output that this process has now."""
@@ -63,13 +61,40 @@ class _Forker:
         environment = {key: value for key, value in os.environ.items() if key not in hidden} | {MARK: node}
         request = pickle.dumps((environment, agent_main.search_path()))
         with theirs:
-            socket.send_fds(self._socket, [request], [theirs.fileno(), lock_fd, 1, 2])
-        answer = self._socket.recv(LIMIT)
+            socket.send_fds(self._requests, [request], [theirs.fileno(), lock_fd, 1, 2])
+        answer = self._requests.recv(LIMIT)
         assert answer, "the process that forks agents has ended"
         return _Agent(int(answer)), ours
 
 
 _forker: _Forker | None = None
+
+
+def start_forker(start: Callable[[socket.socket, socket.socket], object]) -> None:
+    """Start the process that forks agents from now on.
+
+    Args:
+        start: starts it, with the variable `MARK` with `NOBODY`. It gets the socket for `tests.forker.serve`, and the
+            other end, which that process may not keep.
+    """
+    global _forker
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        start(theirs, ours)
+    _forker = _Forker(ours)
+
+
+def _start_interpreter(requests: socket.socket, _: socket.socket) -> None:
+    path, flags = agent_main.search_path(), subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    code = (
+        f"import socket, sys; sys.path[:] = {path!r}; from tests.forker import serve; "
+        f"serve(socket.socket(fileno={requests.fileno()}))"
+    )
+    subprocess.Popen(
+        [sys.executable, *flags, "-c", code],
+        pass_fds=(requests.fileno(),), stdin=subprocess.DEVNULL, env={**os.environ, MARK: NOBODY},
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def _surroundings() -> tuple[object, ...]:
@@ -86,12 +111,11 @@ def _launch(
     lock_fd: int, output: IO[bytes] | None = None, node: str = "", *, bound: bool = False
 ) -> tuple[Any, socket.socket]:
     """Fork an agent where it would be as one that `zcactor.node.agent_main.launch` starts; call that elsewhere."""
-    global _forker
     if output is not None or bound or len(node) != len(NOBODY):
         return agent_main.launch(lock_fd, output, node, bound=bound)
     if _forker is None:
-        _forker = _Forker()
-    if not _forker.can_fork():
+        start_forker(_start_interpreter)
+    if _forker is None or not _forker.can_fork():
         return agent_main.launch(lock_fd, output, node, bound=bound)
     return _forker.fork(lock_fd, node)
 

@@ -10,6 +10,7 @@ import pickle
 import random
 import socket
 import sys
+from types import ModuleType
 
 from zcactor.node import agent_main
 from zcactor.workers.orphans import MARK
@@ -22,8 +23,8 @@ NOBODY = "0" * 32
 """The mark of this process: as long as a node's id, which is written in its place."""
 
 
-def serve() -> None:
-    """Fork an agent for each request, until the other end of the socket, which is our standard input, is closed."""
+def serve(requests: socket.socket) -> int:
+    """Fork an agent for each request, until the other end of the socket is closed; then return 0."""
     import zcactor.assembly.agents
     import zcactor.node.worker_main
     import zcactor.workers.pool  # noqa: F401
@@ -32,16 +33,12 @@ def serve() -> None:
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: F401
     preload("", clustered=False)
-    requests = socket.socket(fileno=os.dup(0))
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
     gc.collect()
     gc.freeze()
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, LIMIT, 4)
         if not request:
-            return
+            return 0
         reading, writing = os.pipe()
         between = os.fork()
         if not between:
@@ -74,6 +71,7 @@ def _become_agent(environment: dict[str, str], path: list[str], descriptors: lis
         os.environ.clear()
         os.environ.update(environment)
         sys.path[:] = path
+        sys.modules["__main__"] = ModuleType("__main__")
         random.seed()
         agent_main.main(control, lock)
         status = 0

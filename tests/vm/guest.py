@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.forker import NOBODY
 from tests.vm.phases import RAN, TOLD
 from tests.vm.test_harness import ROOT
 from tools import vm
+from zcactor.workers.orphans import MARK
 
 ERRORS = ("send_rnr_err", "rcvd_rnr_err", "retry_exceeded_err", "retry_rnr_exceeded_err", "out_of_seq_request")
 """Counters of `COUNTERS` that stay 0 where no message met an empty receive queue and no message was lost."""
@@ -59,7 +61,7 @@ def run_pytest(
     runs = [[[*always, *arguments] for arguments in phase] for phase in phases]
     result = vm.run(
         [sys.executable, str(Path(__file__).with_name("phases.py")), json.dumps(runs)],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=timeout, memory_mib=memory_mib,
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT), MARK: NOBODY}, timeout=timeout, memory_mib=memory_mib,
         on_line=lambda host, line: print(line),
     )  # fmt: skip
     assert result.status == 0, result.output

@@ -4,9 +4,9 @@
 
 Runs are forked from this process, which has imported the modules of all of them, pytest's plugins and the tests among
 them: imports take a guest ten seconds, and what pytest imports takes each run as long again. The processes that the
-tests start are forked, too, by a nursery of each run. After each phase, when no run writes, a line that begins with
-`RAN` has the outcomes of each run's tests, and a line that begins with `TOLD` the device's counters. The exit status is
-that of the first run that failed.
+tests start are forked, too, by a nursery of each run, and so are node agents. After each phase, when no run writes, a
+line that begins with `RAN` has the outcomes of each run's tests, and a line that begins with `TOLD` the device's
+counters. The exit status is that of the first run that failed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import gc
 import io
 import json
 import os
+import socket
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ import zcactor.api.inspection
 import zcactor.driver.driver
 import zcactor.transport.verbs.driver.bindings
 import zcactor.transport.verbs.peer.connect
+from tests.forked_agents import start_forker
+from tests.forker import serve
 from tests.vm.nursery import fork, start_nursery
 
 __all__ = ["COUNTERS", "RAN", "TELL", "TOLD", "counters", "main"]
@@ -100,10 +103,16 @@ def _start(arguments: Sequence[str]) -> tuple[int, int]:
 def _run(arguments: Sequence[str], tell: int) -> int:
     """Run pytest once; return its exit status."""
     start_nursery()
+    start_forker(lambda requests, ours: fork(partial(_fork_agents, requests, ours)))
     outcomes = _Outcomes()
     status = int(pytest.main(list(arguments), plugins=[outcomes]))
     os.write(tell, f"passed={outcomes.counted['passed']} skipped={outcomes.counted['skipped']}\n".encode())
     return status
+
+
+def _fork_agents(requests: socket.socket, ours: socket.socket) -> int:
+    ours.close()  # otherwise no end of file would come
+    return serve(requests)
 
 
 if __name__ == "__main__":
