@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 SLOW = re.compile(r"waiting up to 5 s for the actors to end; Ctrl-C ends it at once\n")
-"""What a program says whose end takes longer than a moment, as on a machine that is busy with other tests."""
+"""The line of a program whose end takes longer than a moment, as on a machine that is busy with other tests."""
 
 
 def run(name: str, *arguments: str, logged: str = "") -> str:
