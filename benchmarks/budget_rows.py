@@ -135,7 +135,8 @@ ITEMS: Final[dict[str, Item]] = {
         610, no_guest,
     ),
     "guest": Item(
-        ("tools/vm.py", "run", "--timeout", "600", "--", sys.executable, "-m", "benchmarks.guest", "--quick"),
+        ("tools/vm.py", "run", "--counting", "--timeout", "600", "--", sys.executable, "-m", "benchmarks.guest",
+         "--quick"),
         610, no_guest, needs_base=True,
     ),
 }  # fmt: skip

@@ -1,7 +1,9 @@
 """Calls and pulls by RDMA in a virtual machine: next to the base, and sealed next to not sealed.
 
-It runs in the guest: ``python tools/vm.py run -- python -m benchmarks.guest --built FOLDER``. FOLDER has the package of
-the base, which takes too long to build there. ``python -m benchmarks.performance guest`` does both.
+It runs in a guest whose clock counts instructions, a nanosecond each: ``python tools/vm.py run --counting -- python -m
+benchmarks.guest --built FOLDER``. Seconds of an emulated processor differ by a fifth between two runs of one program.
+FOLDER has the package of the base, which takes too long to build there. ``python -m benchmarks.performance guest`` does
+both.
 """
 
 from __future__ import annotations
@@ -22,13 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ITEMS", "main"]
 
-ITEMS: Final[Mapping[str, tuple[str, int, int]]] = {
-    "sync": ("sync call in a guest", 16, 8),
-    "pipelined": ("call in a guest, 1,000 in flight", 1000, 1),
-    "array-16m": ("16 MiB array as argument in a guest", 1, 1),
+ITEMS: Final[Mapping[str, tuple[str, int]]] = {
+    "sync": ("sync call in a guest", 16),
+    "pipelined": ("call in a guest, 1,000 in flight", 1000),
+    "array-16m": ("16 MiB array as argument in a guest", 1),
 }
-"""The name of each item, its count in a round, and how many times the rounds of the others it has. A round of sync
-calls takes a twentieth of a second, and in some seconds all calls of one side take half as long again."""
+"""The name of each item, and its count in a round."""
 ROUNDS, QUICK_ROUNDS = 30, 20
 LAUNCHES: Final = 4
 TIMES_BASE, TIMES_PLAIN = 1.03, 1.3
@@ -51,18 +52,18 @@ def main(arguments: list[str] | None = None) -> int:
         partial(Side, options.built, core, RDMA), partial(Side, ROOT, core, RDMA), partial(Side, ROOT, core, SEALED),
     ]  # fmt: skip
     found: list[Measurement] = []
-    for item, (name, count, times) in ITEMS.items():
-        figures = launches(sides if item == "sync" else sides[:2], {item: count}, times * rounds, LAUNCHES)[item]
+    for item, (name, count) in ITEMS.items():
+        figures = launches(sides if item == "sync" else sides[:2], {item: count}, rounds, LAUNCHES)[item]
         before, after = map(min, figures[:2])
         told = [
-            Measurement("guest", name, after, "us", before, "the base", at_most(TIMES_BASE), times * rounds, "least",
+            Measurement("guest", name, after, "us", before, "the base", at_most(TIMES_BASE), rounds, "least",
                         spread(figures[1]))
         ]  # fmt: skip
         if len(figures) == 3:
             budget = at_most(TIMES_PLAIN)
             told.append(
-                Measurement("guest", f"{name}, sealed", min(figures[2]), "us", after, "not sealed", budget,
-                            times * rounds, "least", spread(figures[2]))
+                Measurement("guest", f"{name}, sealed", min(figures[2]), "us", after, "not sealed", budget, rounds,
+                            "least", spread(figures[2]))
             )  # fmt: skip
         for measurement in told:  # a guest that is ended keeps no other output
             print(json.dumps(measurement.plain()), flush=True)

@@ -148,6 +148,7 @@ def run(
     hosts: int = 1,
     memory_mib: int = 2048,
     processors: int = 1,
+    counting: bool = False,
     timeout: float = 300,
     memlock_kib: int | None = None,
     env: Mapping[str, str] | None = None,
@@ -169,6 +170,8 @@ def run(
         memory_mib: Memory of each guest. The files that its command writes lie there, too.
         processors: Processors of each guest. Two do the same work in half as much again of this machine's time, as
             interrupts between them are expensive in emulation; several guests use the machine better.
+        counting: Whether the clock of each guest counts the instructions of its one processor, each a nanosecond. So
+            times do not depend on what else the machine does (QEMU's documentation, "TCG Instruction Counting").
         timeout: Seconds for everything, booting included.
         memlock_kib: KiB of memory that the command may lock and so register with the device; then the command does not
             have the capability that lifts this limit for root. None: without limit.
@@ -180,7 +183,8 @@ def run(
         The statuses and outputs.
 
     Raises:
-        ValueError: `hosts` is neither 1 nor 2, the command is empty, or a shell does not take a variable's name.
+        ValueError: `hosts` is neither 1 nor 2, the command is empty, a shell does not take a variable's name, or
+            instructions of several processors are to be counted.
         FileNotFoundError: the folder `cwd` does not exist.
         Unavailable: guests cannot run here, or `prepare` has not run.
         GuestTimeoutError: the time ran out.
@@ -191,6 +195,8 @@ def run(
         raise ValueError(f"hosts is {hosts}, and there can be 1 or 2")
     if not command:
         raise ValueError("the command is empty")
+    if counting and processors != 1:
+        raise ValueError(f"the instructions of {processors} processors cannot be counted: give a guest one")
     for name in env or {}:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", name):
             raise ValueError(f"{name!r} is no name of an environment variable")
@@ -218,7 +224,7 @@ def run(
             guest.write_initrd(image, _command_script(guest, command, variables, folder, memlock_kib))
             stack.callback(guest.end)
             guests.append(guest)
-            guest.start(image, memory_mib, processors, cable)
+            guest.start(image, memory_mib, processors, counting, cable)
         _follow(guests, started + timeout, on_line)
         return Result(
             statuses=tuple(guest.status or 0 for guest in guests),
@@ -287,7 +293,9 @@ class _Guest:
             shutil.copyfileobj(common, archive)
             write_archive(archive, {"job/settings": text.encode(), "job/command": command.encode()})
 
-    def start(self, image: Image, memory_mib: int, processors: int, cable: socket.socket | None) -> None:
+    def start(
+        self, image: Image, memory_mib: int, processors: int, counting: bool, cable: socket.socket | None
+    ) -> None:
         """Start the emulator; `cable` leads to the other guest."""
         self.console.touch()
         read_end, write_end = os.pipe()
@@ -299,12 +307,14 @@ class _Guest:
             network = f"stream,id=net,server=off,addr.type=fd,addr.str={cable.fileno()}"
         # By itself the kernel compares the counter with an emulated timer. On a busy machine its clock then runs six
         # times too fast now and then, and what may take 5 s gets one.
-        append = " ".join(["console=ttyS0 quiet panic=-1", f"tsc_early_khz={counter_khz()}", *LEFT_OUT])
+        khz = 1_000_000 if counting else counter_khz()
+        append = " ".join(["console=ttyS0 quiet panic=-1", f"tsc_early_khz={khz}", *LEFT_OUT])
+        accelerator = ("tcg,thread=single", "-icount", "shift=0") if counting else ("tcg,thread=multi",)
         arguments = [
             # Should this process be killed outright, the emulator ends with it.
             *("setpriv", "--pdeathsig", "KILL", "--"),
             *("qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot"),
-            *("-accel", "tcg,thread=multi", "-cpu", PROCESSOR, "-smp", str(processors), "-m", str(memory_mib)),
+            *("-accel", *accelerator, "-cpu", PROCESSOR, "-smp", str(processors), "-m", str(memory_mib)),
             *("-kernel", str(image.kernel), "-initrd", str(self.initrd), "-append", append),
             *("-serial", f"file:{self.console}"),
             *("-add-fd", f"fd={write_end},set=1", "-chardev", "file,id=output,path=/dev/fdset/1,append=on"),
@@ -450,6 +460,7 @@ def main() -> int:
     runner.add_argument("--hosts", type=int, choices=(1, 2), default=1, help="guests (default: %(default)s)")
     runner.add_argument("--memory", type=int, default=2048, metavar="MIB", help="of each (default: %(default)s)")
     runner.add_argument("--processors", type=int, default=1, metavar="N", help="of each (default: %(default)s)")
+    runner.add_argument("--counting", action="store_true", help="let the clock count instructions, a nanosecond each")
     runner.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for all (default: %(default)s)")
     runner.add_argument("--memlock", type=int, metavar="KIB", help="what the command may lock (default: no limit)")
     runner.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="add a variable")
@@ -472,6 +483,7 @@ def main() -> int:
             hosts=arguments.hosts,
             memory_mib=arguments.memory,
             processors=arguments.processors,
+            counting=arguments.counting,
             timeout=arguments.timeout,
             memlock_kib=arguments.memlock,
             env=dict(pair.partition("=")[::2] for pair in arguments.env),

@@ -192,6 +192,7 @@ class TestEnds:
         assert list(scratch.iterdir()) == []
 
     def test_memlock_holds_for_root_and_an_interrupt_ends_the_guest(self, scratch: Path) -> None:
+        """The clock of this guest counts instructions, too."""
         lines: list[str] = []
 
         def collect(host: int, line: str) -> None:
@@ -200,10 +201,14 @@ class TestEnds:
                 assert processes_of(psutil.Process())
                 raise KeyboardInterrupt
 
-        register = f"ulimit -l; {GUEST_VERBS} 2>&1 | tail -1; echo last; sleep 1000"
+        loop = "i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done"
+        timed = f"before=$(date +%s%N); {loop}; echo $(($(date +%s%N) - before))"
+        register = f"ulimit -l; {GUEST_VERBS} 2>&1 | tail -1; {timed}; {timed}; {timed}; echo last; sleep 1000"
         with pytest.raises(KeyboardInterrupt):
-            vm.run(["sh", "-c", register], memlock_kib=64, timeout=BOOT_LIMIT, on_line=collect)
+            vm.run(["sh", "-c", register], memlock_kib=64, counting=True, timeout=BOOT_LIMIT, on_line=collect)
         assert lines[0] == "64"
+        _, once, again = map(int, lines[-4:-1])
+        assert once == pytest.approx(again, rel=0.1), "equal loops have as many instructions"
         if any(vm.PYVERBS.glob(f"device.{sys.implementation.cache_tag}-*.so")):
             assert "Cannot allocate memory" in lines[1]
         assert not processes_of(psutil.Process())
@@ -239,6 +244,10 @@ class TestArguments:
     def test_empty_command(self) -> None:
         with pytest.raises(ValueError, match="the command is empty"):
             vm.run([])
+
+    def test_instructions_of_two_processors(self) -> None:
+        with pytest.raises(ValueError, match="instructions of 2 processors"):
+            vm.run(["true"], processors=2, counting=True)
 
     def test_folder_that_does_not_exist(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="nowhere"):
