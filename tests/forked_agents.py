@@ -43,10 +43,12 @@ class _Forker:
 
     Args:
         requests: the socket to it.
+        process: the object that stands for it, which is kept.
     """
 
-    def __init__(self, requests: socket.socket) -> None:
+    def __init__(self, requests: socket.socket, process: object) -> None:
         self._requests = requests
+        self._process = process
         self._pid = os.getpid()
         self._like = _surroundings()
 
@@ -80,17 +82,16 @@ def start_forker(start: Callable[[socket.socket, socket.socket], object]) -> Non
     global _forker
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        start(theirs, ours)
-    _forker = _Forker(ours)
+        _forker = _Forker(ours, start(theirs, ours))
 
 
-def _start_interpreter(requests: socket.socket, _: socket.socket) -> None:
+def _start_interpreter(requests: socket.socket, _: socket.socket) -> object:
     path, flags = agent_main.search_path(), subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     code = (
         f"import socket, sys; sys.path[:] = {path!r}; from tests.forker import serve; "
         f"serve(socket.socket(fileno={requests.fileno()}))"
     )
-    subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, *flags, "-c", code],
         pass_fds=(requests.fileno(),), stdin=subprocess.DEVNULL, env={**os.environ, MARK: NOBODY},
         start_new_session=True,
