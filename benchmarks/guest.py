@@ -30,8 +30,9 @@ ITEMS: Final[Mapping[str, tuple[str, int]]] = {
     "array-16m": ("16 MiB array as argument in a guest", 1),
 }
 """The name of each item, and its count in a round."""
-ROUNDS, QUICK_ROUNDS = 30, 20
-LAUNCHES: Final = 4
+ROUNDS, QUICK_ROUNDS = 16, 8
+LAUNCHES: Final = 2
+"""The number of times that the sides are started. Instructions hardly differ from one start to the next."""
 TIMES_BASE, TIMES_PLAIN = 1.03, 1.3
 RDMA: Final[Mapping[str, object]] = {"transports": ["verbs"], "sealing": "off"}
 SEALED: Final[Mapping[str, object]] = {"transports": ["verbs"], "sealing": "on"}
