@@ -82,6 +82,8 @@ def _of(name: str) -> Item:
 
 _WAYS: Final = {"local": "local", "tcp": "TCP", "sealed": "sealed TCP"}
 _KINDS: Final = ("sync call", "async call", "inline call", "call, 1,000 in flight")
+_ON: Final = ("", " on one core")
+"""The places of two ranks: a core for each, and one for both."""
 _PAIRED: Final = ("-m", "benchmarks.paired", "--base", BASE)
 
 ITEMS: Final[dict[str, Item]] = {
@@ -306,12 +308,16 @@ ON_ONE_HOST: Final[tuple[Row, ...]] = (
     Row("memory", "idle actor, one of 20", "idle actor, one of 20", at_most(30, "value"), "MB"),
     Row("memory", "idle shared actor, one of 1,000", "idle shared actor, one of 1,000", at_most(30, "value"), "KB"),
     *(
-        Row("collective", f"allreduce of {size} over 2 ranks, next to an inline call",
-            f"allreduce, {size}, 2 ranks", at_most(limit))
+        Row("collective", f"allreduce of {size} over 2 ranks{on}, next to an inline call",
+            f"allreduce, {size}, 2 ranks{on}", at_most(limit))
+        for on in _ON
         for size, limit in (("1 KiB", 2.0), ("16 KiB", 2.0), ("1 MiB", 4.0))
+        if not (on and size == "1 MiB")
     ),
     *(
-        Row("collective", f"{what} of {size}, next to an inline call with it", f"{what}, {size}, 2 ranks", at_most(1.3))
+        Row("collective", f"{what} of {size}{on}, next to an inline call with it", f"{what}, {size}, 2 ranks{on}",
+            at_most(1.3))
+        for on in _ON
         for what in ("allgather by reference", "broadcast")
         for size in ("1 KiB", "64 MiB")
     ),

@@ -5,13 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["available_memory", "cores", "descendants", "describe", "descriptors", "on_cores", "pss", "rss", "threads"]
+__all__ = [
+    "available_memory", "awake", "cores", "descendants", "describe", "descriptors", "hold_core", "on_cores", "pss",
+    "rss", "threads",
+]  # fmt: skip
+
+_IDLER: Final = """
+import os, sys
+os.sched_setaffinity(0, [int(sys.argv[1])])
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+parent = int(sys.argv[2])
+print(flush=True)
+while os.getppid() == parent:
+    for _ in range(10_000):
+        pass
+"""
+"""The program that keeps a core awake. It ends with the process that has started it."""
 
 
 def cores() -> list[int]:
@@ -28,6 +45,30 @@ def on_cores(*chosen: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def hold_core(core: int) -> None:
+    """Keep all threads of this process, and those that they start, on one core, and before all other programs: in the
+    class SCHED_RR (sched(7)), where the user may choose that."""
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(thread, [core])
+            with contextlib.suppress(PermissionError):
+                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
+
+
+@contextlib.contextmanager
+def awake(*chosen: int) -> Iterator[None]:
+    """Keep the cores with these numbers from halting: each runs a process of the class SCHED_IDLE (sched(7)), which
+    makes way at once for any other. The system counts such a core as idle."""
+    with contextlib.ExitStack() as stack:
+        for core in chosen:
+            command = [sys.executable, "-I", "-S", "-c", _IDLER, str(core), str(os.getpid())]
+            idler = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(idler.kill)
+            assert idler.stdout is not None
+            idler.stdout.readline()
+        yield
 
 
 def descendants(pid: int) -> list[int]:
