@@ -12,6 +12,7 @@ from zcactor.collectives.exchanges import AllToAll, Concatenate, ConcatenateOver
 from zcactor.collectives.plans import pieces_by
 from zcactor.collectives.prompt import begin_broadcast, begin_gather
 from zcactor.collectives.starting import start
+from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.on_gpu import is_on_gpu
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def allgather(member: Member, x: Any, concat: bool, timeout: float | None) -> Ob
     what = "Group.allgather"
     if type(x) is not ndarray and is_on_gpu(x):
         return _on_gpus().allgather(member, x, concat, timeout)  # type: ignore[no-any-return]
-    array = kinds.as_array(x, what)
+    array = x if type(x) is ndarray and is_shareable(x.dtype) else kinds.as_array(x, what)
     if not concat:
         return begin_gather(member, array, timeout)
     if not array.ndim:

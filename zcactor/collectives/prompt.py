@@ -65,12 +65,13 @@ class Prompt(Collective):
         member: the member that calls.
         call: the promise of the result.
         signature: the call as text.
-        nbytes: bytes of each rank's value; -1 for any value.
+        array: the value that this rank publishes.
+        root: the rank whose array is broadcast.
     """
 
     member: Member
 
-    def __init__(self, member: Member, call: Call, signature: str, nbytes: int = -1) -> None:
+    def __init__(self, member: Member, call: Call, signature: str, array: Array | None, root: int) -> None:
         # `Collective.__init__` does the same.
         self.process = member.process
         self.member = member
@@ -78,22 +79,24 @@ class Prompt(Collective):
         self.signature = signature
         self.published = {}
         self.readers = _NOBODY
-        self.meeting = hot.Meeting(signature, member.size, nbytes, self.met)
+        self.meeting = hot.Meeting(signature, member.size, -1, self.met)
+        self.array: Any = array
+        self.root = root
 
     def met(self, values: tuple[Any, ...] | None) -> None:
         """Take the values of all ranks, by rank; None where the publications are not all of this call."""
         if values is None or self.failure is not None:
-            for rank, (signature, data) in self.meeting.publications().items():
-                self.published[rank] = data if type(data) is Publication else Publication(signature, data)
-            self._all_told()
+            self._look()
             return
-        self.call.complete_plain(self.result_of(values))
+        self.call.complete_plain(None)
         member, seq = self.member, self.seq
         del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
 
-    def result_of(self, values: tuple[Any, ...]) -> Any:
-        """The result of the values of all ranks."""
-        del values
+    def _look(self) -> None:
+        """Look at the publications as all operations do."""
+        for rank, (signature, data) in self.meeting.publications().items():
+            self.published[rank] = data if type(data) is Publication else Publication(signature, data)
+        self._all_told()
 
     def take(self, rank: int, signature: str, data: Any) -> None:
         """Take the publication of `rank`, which is no more than a call and a value.
@@ -146,7 +149,7 @@ class PromptSum(Prompt, Eager):
     def met(self, values: tuple[Any, ...] | None) -> None:
         """See `Prompt.met`. Reduce."""
         if values is None or self.failure is not None:
-            super().met(None)
+            self._look()
             return
         recipe, member, seq = self.recipe, self.member, self.seq
         try:
@@ -203,7 +206,7 @@ class PromptInTurn(Prompt, InTurn):
         other = None if values is None else values[1 - member.rank]
         if self.failure is not None or type(other) is not (int if self.held else np.ndarray):
             self.shape, self.op, self.count = self.array.shape, recipe.op, self.array.size
-            super().met(None)
+            self._look()
             return
         try:
             if self.held:
@@ -254,29 +257,27 @@ class PromptBarrier(Prompt, Barrier):
 class PromptGather(Prompt, AllGather):
     """The arrays of all ranks for all, by reference."""
 
-    def __init__(self, member: Member, call: Call, signature: str, array: Array) -> None:
-        Prompt.__init__(self, member, call, signature)
-        self.array = array
-
-    def result_of(self, values: tuple[Any, ...]) -> Any:
-        """See `Prompt.result_of`."""
-        return [*values]
+    def met(self, values: tuple[Any, ...] | None) -> None:
+        """See `Prompt.met`."""
+        if values is None or self.failure is not None:
+            self._look()
+            return
+        self.call.complete_plain([*values])
+        member, seq = self.member, self.seq
+        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
 
 
 class PromptBroadcast(Prompt, Broadcast):
     """The array of one rank for all."""
 
-    def __init__(self, member: Member, call: Call, signature: str, root: int, array: Array | None) -> None:
-        Prompt.__init__(self, member, call, signature)
-        self.root, self.array = root, array
-
     def met(self, values: tuple[Any, ...] | None) -> None:
         """See `Prompt.met`."""
-        super().met(values if values is not None and type(values[self.root]) is np.ndarray else None)
-
-    def result_of(self, values: tuple[Any, ...]) -> Any:
-        """See `Prompt.result_of`."""
-        return values[self.root]
+        if values is None or self.failure is not None or type(values[self.root]) is not np.ndarray:
+            self._look()
+            return
+        self.call.complete_plain(values[self.root])
+        member, seq = self.member, self.seq
+        del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
 
 
 def remember(member: Member, array: Array, op: str, make: Callable[..., Any]) -> None:
@@ -342,12 +343,13 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
 
 
 def _begin(
-    member: Member, what: str, timeout: float | None, make: Callable[[Call], Prompt], data: Any
-) -> ObjectRef[Any]:
-    """Start an operation whose publication is its call and `data`. Any thread may call this."""
+    kind: type[Prompt], member: Member, what: str, signature: str, timeout: float | None,
+    array: Array | None = None, root: int = 0,
+) -> ObjectRef[Any]:  # fmt: skip
+    """Start an operation whose publication is its call and an array. Any thread may call this."""
     process = member.process
     if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
-        return start(member, what, timeout, lambda _, call: make(call))
+        return start(member, what, timeout, lambda _, call: kind(member, call, signature, array, root))
     call = _new_call(Call)
     call.owner, call.loop, call.thread = process.process, process.loop, process.thread
     call.label = what
@@ -355,28 +357,22 @@ def _begin(
     ref: ObjectRef[Any] = _new_ref(ObjectRef)
     ref._call = call
     ref._drivers = None
-    member.begin_promptly(make(call), data)
+    member.begin_promptly(kind(member, call, signature, array, root), array)
     return ref
 
 
 def begin_barrier(member: Member, timeout: float | None) -> ObjectRef[None]:
     """Start a barrier. Any thread may call this."""
-    return _begin(member, "Group.barrier", timeout, lambda call: PromptBarrier(member, call, "barrier()"), None)
+    return _begin(PromptBarrier, member, "Group.barrier", "barrier()", timeout)
 
 
 def begin_gather(member: Member, array: Array, timeout: float | None) -> ObjectRef[list[Array]]:
     """Start an allgather by reference. Any thread may call this."""
     passed = as_passed(member.process, array)
-    return _begin(
-        member, "Group.allgather", timeout,
-        lambda call: PromptGather(member, call, "allgather(concat=False)", passed), passed,
-    )  # fmt: skip
+    return _begin(PromptGather, member, "Group.allgather", "allgather(concat=False)", timeout, passed)
 
 
 def begin_broadcast(member: Member, root: int, array: Array | None, timeout: float | None) -> ObjectRef[Array]:
     """Start a broadcast. Any thread may call this."""
     passed = None if array is None else as_passed(member.process, array)
-    return _begin(
-        member, "Group.broadcast", timeout,
-        lambda call: PromptBroadcast(member, call, f"broadcast(root={root})", root, passed), passed,
-    )  # fmt: skip
+    return _begin(PromptBroadcast, member, "Group.broadcast", f"broadcast(root={root})", timeout, passed, root)
