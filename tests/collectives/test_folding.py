@@ -93,7 +93,7 @@ def reduced(how: Any, op: str, inputs: list[Any], start: int = 0, count: int | N
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(
-    st.integers(0, 2**32), st.integers(1, 5), st.sampled_from(NUMBERS),
+    st.integers(0, 2**32), st.integers(1, 8), st.sampled_from(NUMBERS),
     st.sampled_from(("sum", "mean", "min", "max", "prod")), st.integers(0, 9000),
 )  # fmt: skip
 @example(0, 3, np.complex64, "prod", 1)
@@ -149,6 +149,18 @@ def test_long_inputs_are_blocked() -> None:
         inputs = [drawn(rng, dtype, 1_000_003) for _ in range(3)]
         assert bits(reduced(fold, "sum", inputs)) == bits(written_out("sum", inputs))
         assert bits(reduced(fold_by_numpy, "sum", inputs)) == bits(written_out("sum", inputs))
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+@pytest.mark.parametrize(("dtype", "first"), [(np.float32, 0), (np.float32, 1), (np.float64, 2), (np.uint8, 16)])
+def test_a_large_result_is_written_past_the_cache(size: int, dtype: Any, first: int) -> None:
+    rng, count = np.random.default_rng(size), (8 << 20) // np.dtype(dtype).itemsize + 3
+    inputs = [drawn(rng, dtype, count) for _ in range(size)]
+    op, memory = "sum" if dtype is np.uint8 else "mean", np.full(count + first + 64, 7, dtype)
+    start = -memory.ctypes.data % 64 // memory.itemsize + first
+    fold(op, memory.dtype, [operand_of(each) for each in inputs], memory[start:].ctypes.data, 0, count)
+    assert bits(memory[start : start + count]) == bits(written_out(op, inputs))
+    assert (memory[:start] == 7).all() and (memory[start + count :] == 7).all()
 
 
 def test_elements_at_odd_addresses_and_of_the_other_byte_order() -> None:

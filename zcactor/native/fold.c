@@ -22,41 +22,81 @@ typedef struct {
     char *out;
     size_t count; /* elements */
     long divisor; /* of a mean; 0: a sum */
+    int streams;  /* whether the result is written past the cache */
 } Job;
+
+/* A large result is written past the cache. Otherwise each line of it is read from memory before it is written, and
+   drives out lines of the inputs: four inputs of 16 MiB take 3.7 ms then, and 3.3 ms past the cache. The sum is made on
+   the stack first, piece by piece: compilers write nothing past the cache by themselves. */
+#define STREAMED_NBYTES (8 << 20)
+#define PIECE_NBYTES 4096
+#if defined(__x86_64__)
+#define STREAMS(address) (!((uintptr_t)(address) % sizeof(__m128i)))
+static inline void stream_out(char *to, const char *from, size_t n) {
+    size_t i = 0;
+    for (; i + sizeof(__m128i) <= n; i += sizeof(__m128i))
+        _mm_stream_si128((__m128i *)(to + i), _mm_load_si128((const __m128i *)(from + i)));
+    memcpy(to + i, from + i, n - i);
+}
+static inline void stream_end(void) { _mm_sfence(); } /* before others read the result */
+#else
+#define STREAMS(address) 0
+static inline void stream_out(char *to, const char *from, size_t n) { memcpy(to, from, n); }
+static inline void stream_end(void) {}
+#endif
 
 /* Vectors of 256 bits sum 1 MiB from the third-level cache in 31 us, and those of 128 bits in 36. */
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2")))
 #define CHOOSE(NAME)                                                              \
-    AVX2 static void fold_##NAME##_by_256(const Job *job) { add_##NAME(job); }    \
-    static void fold_##NAME(const Job *job) {                                     \
-        if (__builtin_cpu_supports("avx2")) fold_##NAME##_by_256(job);            \
-        else add_##NAME(job);                                                     \
+    AVX2 static void fold_##NAME##_by_256(const Job *job) { add_##NAME(job); } \
+    static void fold_##NAME(const Job *job) {                                  \
+        if (__builtin_cpu_supports("avx2")) fold_##NAME##_by_256(job);         \
+        else add_##NAME(job);                                                  \
     }
 #else
 #define CHOOSE(NAME) \
     static void fold_##NAME(const Job *job) { add_##NAME(job); }
 #endif
-#define WIDE(NAME, T, DIVIDE)                                                     \
-    static inline __attribute__((always_inline)) void add_##NAME(const Job *job) { \
-        const size_t step = BLOCK_NBYTES / sizeof(T);                             \
-        for (size_t start = 0; start < job->count; start += step) {               \
-            const size_t n = job->count - start < step ? job->count - start : step; \
-            T *restrict out = (T *)job->out + start;                              \
-            const T *restrict a = (const T *)job->inputs[0] + start;              \
-            if (job->ninputs == 1) {                                              \
-                memcpy(out, a, n * sizeof(T));                                    \
-            } else {                                                              \
-                const T *restrict b = (const T *)job->inputs[1] + start;          \
-                for (size_t i = 0; i < n; i++) out[i] = (T)(a[i] + b[i]);         \
-            }                                                                     \
-            for (size_t k = 2; k < job->ninputs; k++) {                           \
-                const T *restrict c = (const T *)job->inputs[k] + start;          \
-                for (size_t i = 0; i < n; i++) out[i] = (T)(out[i] + c[i]);       \
-            }                                                                     \
-            DIVIDE                                                                \
-        }                                                                         \
-    }                                                                             \
+#define WIDE(NAME, T, DIVIDE)                                                                 \
+    static inline __attribute__((always_inline)) void add_##NAME(const Job *job) {             \
+        T piece[PIECE_NBYTES / sizeof(T)] __attribute__((aligned(64)));                        \
+        const size_t step = (job->streams ? PIECE_NBYTES : BLOCK_NBYTES) / sizeof(T);          \
+        for (size_t start = 0; start < job->count; start += step) {                            \
+            const size_t n = job->count - start < step ? job->count - start : step;            \
+            T *restrict out = job->streams ? piece : (T *)job->out + start;                    \
+            const char *const *in = job->inputs;                                               \
+            const T *restrict a = (const T *)in[0] + start;                                    \
+            size_t k = 1;                                                                      \
+            if (job->ninputs == 1) {                                                           \
+                memcpy(out, a, n * sizeof(T));                                                 \
+            } else if (job->ninputs == 2) {                                                    \
+                const T *restrict b = (const T *)in[1] + start;                                \
+                for (size_t i = 0; i < n; i++) out[i] = (T)(a[i] + b[i]);                      \
+                k = 2;                                                                         \
+            } else if (job->ninputs == 3) {                                                    \
+                const T *restrict b = (const T *)in[1] + start, *restrict c = (const T *)in[2] + start; \
+                for (size_t i = 0; i < n; i++) out[i] = (T)((T)(a[i] + b[i]) + c[i]);          \
+                k = 3;                                                                         \
+            } else {                                                                           \
+                const T *restrict b = (const T *)in[1] + start, *restrict c = (const T *)in[2] + start, \
+                        *restrict d = (const T *)in[3] + start;                                \
+                for (size_t i = 0; i < n; i++) out[i] = (T)((T)((T)(a[i] + b[i]) + c[i]) + d[i]); \
+                k = 4;                                                                         \
+            }                                                                                  \
+            for (; k + 1 < job->ninputs; k += 2) {                                             \
+                const T *restrict c = (const T *)in[k] + start, *restrict d = (const T *)in[k + 1] + start; \
+                for (size_t i = 0; i < n; i++) out[i] = (T)((T)(out[i] + c[i]) + d[i]);        \
+            }                                                                                  \
+            if (k < job->ninputs) {                                                            \
+                const T *restrict c = (const T *)in[k] + start;                                \
+                for (size_t i = 0; i < n; i++) out[i] = (T)(out[i] + c[i]);                    \
+            }                                                                                  \
+            DIVIDE                                                                             \
+            if (job->streams) stream_out(job->out + start * sizeof(T), (const char *)piece, n * sizeof(T)); \
+        }                                                                                      \
+        if (job->streams) stream_end();                                                        \
+    }                                                                                          \
     CHOOSE(NAME)
 #define NOTHING
 #define DIVIDED(T)                                                         \
@@ -249,6 +289,7 @@ static int fold_into(const char *kind, PyObject *addresses, PyObject *to, Py_ssi
         job.inputs = (const char *const *)inputs;
         job.ninputs = (size_t)n;
         job.count = (size_t)count;
+        job.streams = job.count * kinds[which].itemsize >= STREAMED_NBYTES && STREAMS(job.out);
         if (job.count * kinds[which].itemsize < BLOCK_NBYTES / 8) kinds[which].fold(&job); /* sooner than others get the lock */
         else {
             Py_BEGIN_ALLOW_THREADS
