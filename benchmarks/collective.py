@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 import zcactor as zc
 from benchmarks.baselines import LABELS, Baseline, available
-from benchmarks.harness import Measurement, Scale, at_most, exactly, interleave, medians, spread
+from benchmarks.harness import Measurement, Scale, at_most, exactly, interleave, median_round, medians, spread
 from benchmarks.machine import awake, cores, hold_core
 from zcactor.collectives.folding import fold, operand_of
 
@@ -278,8 +278,7 @@ def _beside_calls(scale: Scale) -> Iterator[Measurement]:
             for name, times in zc.run(_small(scale)).items():
                 found.setdefault(name, []).extend(times)
     for name, times in found.items():
-        times.sort(key=lambda both: both[0] / both[1])
-        ours, call = times[len(times) // 2]
+        ours, call = median_round(*zip(*times, strict=True))
         reduced, unlimited = name.startswith("allreduce"), name == "allreduce, 1 MiB, 2 ranks on one core"
         limit = SUMS[name.split(", ")[1]][1] if reduced else PASSING
         yield Measurement(

@@ -22,6 +22,7 @@ __all__ = [
     "exactly",
     "interleave",
     "markdown",
+    "median_round",
     "medians",
     "quantity",
     "show",
@@ -185,6 +186,13 @@ async def interleave(runs: int, subjects: Mapping[str, Sample], *, warm_up: bool
 def medians(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The median of each subject's figures."""
     return {name: median(values) for name, values in figures.items()}
+
+
+def median_round(values: Sequence[float], floors: Sequence[float]) -> tuple[float, float]:
+    """The value and the floor of the round with the median ratio of both, the lower one of two. A slow moment of the
+    machine changes both, and their ratio little."""
+    rounds = sorted(zip(values, floors, strict=True), key=lambda both: both[0] / both[1])
+    return rounds[(len(rounds) - 1) // 2]
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from benchmarks.harness import (
     exactly,
     interleave,
     markdown,
+    median_round,
     medians,
     number,
     plain_table,
@@ -138,3 +139,17 @@ def test_a_benchmark_runs_from_the_command_line_to_the_file(tmp_path: Path) -> N
     (death,) = (Measurement.from_plain(line) for line in lines)
     assert death.value > 0
     assert death.floor is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "floors", "found"),
+    [
+        ([3.0], [2.0], (3.0, 2.0)),
+        ([1.0, 90.0, 4.0], [1.0, 30.0, 2.0], (4.0, 2.0)),
+        ([4.0, 1.0], [1.0, 1.0], (1.0, 1.0)),
+    ],
+)
+def test_the_round_of_the_median_ratio_counts(
+    values: list[float], floors: list[float], found: tuple[float, float]
+) -> None:
+    assert median_round(values, floors) == found
