@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
-    "available_memory", "awake", "cores", "descendants", "describe", "descriptors", "hold_core", "on_cores", "pss",
-    "rss", "threads",
+    "available_memory", "awake", "cores", "descendants", "describe", "descriptors", "first_on", "hold_core", "on_cores",
+    "pss", "rss", "threads",
 ]  # fmt: skip
 
 _IDLER: Final = """
@@ -45,6 +45,17 @@ def on_cores(*chosen: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def first_on(core: int) -> Iterator[None]:
+    """`on_cores` for one core, before all other programs: in the class SCHED_RR (sched(7)), where the user may choose
+    that."""
+    with on_cores(core), contextlib.ExitStack() as stack:
+        with contextlib.suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+            stack.callback(os.sched_setscheduler, 0, os.SCHED_OTHER, os.sched_param(0))
+        yield
 
 
 def hold_core(core: int) -> None:
