@@ -124,6 +124,7 @@ class Runs:
         self._number = 0
         self._active: dict[int, _Run] = {}
         self._waiting: deque[_Run] = deque()
+        self._wanted = len(layout.outputs)
         self._idle: list[asyncio.Future[None]] = []
 
     # ---------------------------------------------------------------- compiling
@@ -245,13 +246,11 @@ class Runs:
             if type(value) is ObjectRef and not value._call.known:
                 run.blockers += 1
                 value._call.when_known(partial(self._unblocked, run))
-        self._waiting.append(run)
-        if len(self._waiting) == 1 and len(self._active) < self.in_flight and self.share is not None:
-            self._waiting.pop()
-            if run.blockers:
-                self._waiting.append(run)
-            else:
-                self._start(run)  # an input that cannot be packed raises at the call
+        room = len(self._active) < self.in_flight and self.share is not None
+        if room and not run.blockers and not self._waiting:
+            self._start(run)  # an input that cannot be packed raises at the call
+        else:
+            self._waiting.append(run)
         if self._waiting:
             self._go_on()
         if seconds is not None and not call.done:
@@ -327,7 +326,7 @@ class Runs:
             return  # it was cancelled
         run.outputs[number] = outcome
         run.plain.pop(number, None)
-        if len(run.outputs) + len(run.plain) == len(self.layout.outputs):
+        if len(run.outputs) + len(run.plain) == self._wanted:
             self._came(run, run_number)
 
     def arrived_plain(self, number: int, run_number: int, value: Any) -> None:
@@ -335,9 +334,11 @@ class Runs:
         run = self._active.get(run_number)
         if run is None:
             return
-        run.plain[number] = value
-        run.outputs.pop(number, None)
-        if len(run.outputs) + len(run.plain) == len(self.layout.outputs):
+        plain, others = run.plain, run.outputs
+        plain[number] = value
+        if others:
+            others.pop(number, None)
+        if len(others) + len(plain) == self._wanted:
             self._came(run, run_number)
 
     def _came(self, run: _Run, number: int) -> None:
@@ -375,10 +376,11 @@ class Runs:
     def _done(self, call: Call) -> None:
         self.unfinished.discard(call)
         if not self.unfinished:
-            idle, self._idle = self._idle, []
-            for future in idle:
-                if not future.done():
-                    future.set_result(None)
+            if self._idle:
+                idle, self._idle = self._idle, []
+                for future in idle:
+                    if not future.done():
+                        future.set_result(None)
             if self.closing:
                 self._end()
 

@@ -11,7 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import numpy as np
+from numpy import ndarray
 
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.graphs.layout import RUN_BITS
@@ -80,6 +80,8 @@ class Duty:
     ) -> None:  # fmt: skip
         self.number, self.host, self.code, self.label = number, host, code, label
         self.args, self.kwargs, self.needs = args, kwargs, needs
+        self.takes_one = len(args) == 1 and args[0][0]
+        """Whether its only positional argument is a value of each run."""
         self.next = 1
         """The run that starts next."""
         self.gathered: dict[int, dict[int, Outcome]] = {}
@@ -104,6 +106,12 @@ class _Caller:
         self._used = share.process.sessions.used
         self._targets = {target for targets in share.targets.values() for target in targets}
         self._held: list[Session] = []
+        if len(self._targets) == 1:
+            session = self._used.get(next(iter(self._targets)))
+            if session is not None:  # without a function between: a twin that is used later sends what nobody took
+                self.hold_releases, self.unhold_releases = (  # type: ignore[method-assign]
+                    session.hold_releases, session.unhold_releases,
+                )  # fmt: skip
 
     def respond(
         self, incoming: Incoming, status: int, payload: Any, parts: Sequence[Part], flags: int, *, more: bool = False,
@@ -196,21 +204,21 @@ class Share:
         """
         if self.broken:
             return
-        number = key >> RUN_BITS
-        duty = self._alone.get(number)
-        if duty is not None and flags == PLAIN and key & _RUN == duty.next:
+        number, run, sink = key >> RUN_BITS, key & _RUN, self._sink_plain
+        if sink is not None and number in self._ends and flags == PLAIN and run:
             if self.spinner is not None:
                 self.spinner.touch()
-            run = duty.next
-            duty.next += 1
-            args = [payload if comes else what for comes, what in duty.args]
+            sink(number, run, payload)
+            return
+        duty = self._alone.get(number)
+        if duty is not None and flags == PLAIN and run == duty.next:
+            if self.spinner is not None:
+                self.spinner.touch()
+            duty.next = run + 1
+            args = [payload] if duty.takes_one else [payload if comes else what for comes, what in duty.args]
             duty.host.receive_plain(self._caller, duty.number << RUN_BITS | run, duty.code, 0, args)
             if duty.gathered:
                 self._start_next(duty)
-        elif self._sink_plain is not None and flags == PLAIN and number in self._ends and key & _RUN:
-            if self.spinner is not None:
-                self.spinner.touch()
-            self._sink_plain(number, key & _RUN, payload)
         else:
             self.take(key, Outcome(_OK, payload, parts, flags))
 
@@ -284,12 +292,12 @@ class Share:
         if self.broken:
             return True
         number = key >> RUN_BITS
-        sent, target = False, self._single.get(number)
-        if target is not None:  # as the courier does, with fewer steps
-            session = self._used.get(target)
-            if session is not None and session.closed is None and session.wire is not None:
+        sent, session = False, self._used.get(self._single.get(number, b""))
+        if session is not None and session.closed is None:  # as the courier does, with fewer steps
+            wire = session.wire
+            if wire is not None:
                 try:
-                    sent = session.wire.push(key, self.word, value, False)
+                    sent = wire.push(key, self.word, value, False)
                 except ConnectionLost:  # its end breaks the graph
                     sent = True
         if not sent:
@@ -300,7 +308,7 @@ class Share:
                 self._served[key] = served
                 raise
         self.open.pop(key, None)
-        if type(value) is np.ndarray and value.nbytes > self._duties[number].nbytes:
+        if type(value) is ndarray and value.nbytes > self._duties[number].nbytes:
             self._duties[number].nbytes = value.nbytes
             self._on_loop(partial(self.tell_founder, "graph_noted", number, value.nbytes))
         return True

@@ -101,16 +101,17 @@ class Courier:
     ) -> None:  # fmt: skip
         """Do so, and append the native parts with frames that the caller has to flush to `written`, if there is one."""
         more = False if written is None else None
+        used, word, here = self._used, self._word, self._process.process
         for target in targets:
             session = None
-            if target != self._process.process:
-                session = self._used.get(target)
+            if target != here:
+                session = used.get(target)
                 if session is None or session.closed is not None:
                     served.append(target)
                     continue
                 try:
                     wire = session.wire
-                    if packed is None and wire is not None and wire.push(key, self._word, value, more):
+                    if packed is None and wire is not None and wire.push(key, word, value, more):
                         if written is not None:
                             written.append(wire)
                         served.append(target)
