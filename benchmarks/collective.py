@@ -9,8 +9,8 @@ the ranks run, so that is fixed, for the call as for the operation:
 - **No core halts**: a process of the idle class keeps it awake. A virtual machine wakes a core that has halted in 20 to
   50 us. A call waits for two wake-ups, and an operation for less than one a rank, so cores that halt would flatter it.
 - **On one core, too**: the work of both ranks counts there, as nothing is done at the same time, and nobody waits for
-  another core. That is the strictest measure. An allreduce of 1 MiB has no budget there: two cores share its sum, and
-  one core takes 1.7 calls for that alone.
+  another core. That is the strictest measure. An allreduce of 1 MiB has no budget there: two cores share its work, and
+  on one core the sum alone takes 1.8 calls.
 
 Call and operation take turns, and each round gives one ratio. The program is started anew a few times, because the
 place of a process's memory costs it something as long as it lives. The round of the median ratio counts.
