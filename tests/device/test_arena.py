@@ -202,6 +202,7 @@ def test_a_failure_leaks_nothing(call: str) -> None:
     assert arena.taken == EXTENT_NBYTES
 
 
+@pytest.mark.usefixtures("no_leftovers")
 def test_a_failure_of_an_export() -> None:
     arena = arena_of(FakeGpuDriver("fail=export:2"))
     for _ in range(2):
@@ -236,6 +237,7 @@ def closed(exported: list[ExportedExtent]) -> list[tuple[int, int]]:
     return [(each.offset, each.nbytes) for each in exported]
 
 
+@pytest.mark.usefixtures("no_leftovers")
 def test_extents_are_exported_once_and_when_they_are_needed() -> None:
     driver = FakeGpuDriver()
     arena = arena_of(driver)
@@ -251,6 +253,7 @@ def test_extents_are_exported_once_and_when_they_are_needed() -> None:
     assert len(os.listdir("/proc/self/fd")) == before - 1  # the extent had one, too
 
 
+@pytest.mark.usefixtures("no_leftovers")
 def test_its_descriptors_end_with_it() -> None:
     driver = FakeGpuDriver()
     arena = arena_of(driver)

@@ -23,6 +23,7 @@ def test_records_of_an_event() -> None:
     pages.close()
 
 
+@pytest.mark.usefixtures("no_leftovers")
 def test_places_are_used_again() -> None:
     pages, before = EventPages("zcactor-test"), len(os.listdir("/proc/self/fd"))
     slots = [pages.take() for _ in range(300)]
@@ -36,10 +37,10 @@ def test_places_are_used_again() -> None:
     assert not slots[0].page.slots() and slots[0].reached(1), "nobody waits for an event that was given up"
     again = [pages.take() for _ in range(300)]
     assert not any(slot.recorded for slot in again) and not any(slot.is_there for slot in slots)
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert len(os.listdir("/proc/self/fd")) <= opened
     pages.close()
     pages.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_handles_that_mean_nothing() -> None:

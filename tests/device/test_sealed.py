@@ -21,6 +21,7 @@ def test_its_size_is_fixed() -> None:
         os.close(fd)
 
 
+@pytest.mark.usefixtures("no_leftovers")
 def test_what_the_system_refuses_leaves_nothing() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="Invalid argument"):

@@ -7,6 +7,8 @@ import subprocess
 import threading
 from typing import Any
 
+import pytest
+
 from zcactor.device.cuda.endings import Endings
 from zcactor.device.event_pages import EventPage
 from zcactor.device.others import Other
@@ -24,6 +26,7 @@ def waiting() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 
 
+@pytest.mark.usefixtures("no_leftovers")
 def test_it_tells_of_each_end() -> None:
     told, seen = threading.Event(), list[Any]()
 
@@ -34,7 +37,7 @@ def test_it_tells_of_each_end() -> None:
     before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     endings = Endings(ended)
     endings.watch(page_of(None))
-    assert threading.active_count() == threads, "nothing is to be watched"
+    assert threading.active_count() <= threads, "nothing is to be watched"
     first, second, third = processes = [waiting() for _ in range(3)]
     pages = [page_of(each) for each in processes]
     for each in (*pages, *pages):
@@ -52,7 +55,7 @@ def test_it_tells_of_each_end() -> None:
     endings.close()
     for each in (*pages, late):
         each.close()
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 

@@ -37,6 +37,7 @@ def test_an_event_that_has_been_given_up_holds_nobody_back() -> None:
         events.done(event)
 
 
+@pytest.mark.usefixtures("no_leftovers")
 def test_many_events() -> None:
     before = len(os.listdir("/proc/self/fd"))
     events = FakeEvents()
@@ -48,10 +49,10 @@ def test_many_events() -> None:
     for event in made:
         events.end(event)
     assert len({events.make() for _ in range(300)}) == 300
-    assert len(os.listdir("/proc/self/fd")) == pages
+    assert len(os.listdir("/proc/self/fd")) <= pages
     events.close()
     events.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_handles_that_mean_nothing() -> None:

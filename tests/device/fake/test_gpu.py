@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import signal
 import subprocess
@@ -283,8 +282,8 @@ def test_arguments_that_are_refused() -> None:
             call()
 
 
+@pytest.mark.usefixtures("no_leftovers")
 def test_it_ends_with_the_last_reference() -> None:
-    gc.collect()
     fds, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     driver = FakeGpuDriver("devices=10")
     driver.hold(9, 0, NEVER)
@@ -295,5 +294,5 @@ def test_it_ends_with_the_last_reference() -> None:
     assert "memfd:zcactor-gpu9" in Path("/proc/self/maps").read_text()
     del driver
     assert ended() is None
-    assert len(os.listdir("/proc/self/fd")) == fds and threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) <= fds and threading.active_count() <= threads
     assert "memfd:zcactor-gpu9" not in Path("/proc/self/maps").read_text()

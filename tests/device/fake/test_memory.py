@@ -148,6 +148,7 @@ def test_a_card_gets_one_extent() -> None:
     assert code(lambda: FakeMemory(FakeOptions(dmabuf=False)).dma_buf(base, NBYTES)) == CudaCode.NOT_SUPPORTED
 
 
+@pytest.mark.usefixtures("no_leftovers")
 def test_nothing_is_left() -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     memory = FakeMemory(FakeOptions(devices=8))
