@@ -58,7 +58,7 @@ FLOORS: Final = (
     "transport",
     "interface options",
     "native",
-    "buggify token",
+    "buggify later token",
     "config errors hooks ids sizes",
     "apart",
 )

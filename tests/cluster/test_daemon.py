@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cluster.hosts import CLOSING_ACTOR, KEEPER, Hosts
@@ -110,6 +111,16 @@ def test_a_head_from_start_to_stop(hosts: Hosts) -> None:
     assert log.read_text() == Path(member.record.log).read_text() == ""
     hosts.assert_clean("a")
     assert stop(hosts) == []
+
+
+@pytest.mark.slow
+def test_a_head_and_an_agent_do_without_numpy(hosts: Hosts) -> None:
+    node = hosts.start()
+    for each in node.all:
+        assert "_multiarray_umath" not in Path(f"/proc/{each.record.pid}/maps").read_text(), each.record.role
+    below = psutil.Process(beside(node).record.pid).children(recursive=True)
+    maps = [Path(f"/proc/{process.pid}/maps") for process in below]
+    until(lambda: any("_multiarray_umath" in path.read_text() for path in maps), "a zygote with NumPy, for workers")
 
 
 @pytest.mark.slow

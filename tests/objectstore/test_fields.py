@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.objectstore.heap_arrays import Array, figures, using
-from zcactor.objectstore.fields import LAYOUT_IS_KNOWN, disown, exchange
+from zcactor.objectstore.fields import disown, exchange, layout_is_known
 from zcactor.objectstore.store import Block, Store
 
 MIB = 1 << 20
@@ -37,7 +37,7 @@ def sealed(store: Store, array: Array) -> Block:
 
 
 def test_the_layout_is_known() -> None:
-    assert LAYOUT_IS_KNOWN
+    assert layout_is_known()
 
 
 def test_arrays_that_are_exchanged_stay_whole() -> None:

@@ -224,7 +224,7 @@ def outcome(read: Callable[[], Result]) -> Result | None:
         return None
 
 
-def read_and_weighed(data: bytes, end: int) -> tuple[codec.Decoded | None, int]:
+def read_and_weighed(data: bytes, end: int) -> tuple[generic.Decoded | None, int]:
     """The reader's result for a frame, and the peak of bytes that it allocated."""
     tracemalloc.start()  # around these two only: other code would be slower under it
     try:

@@ -7,10 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
-import numpy as np
-import numpy.typing as npt
-
 from zcactor.api.gpus import empty_on
+from zcactor.later import np
 from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
 from zcactor.marshal.foreign import array_over_foreign
 from zcactor.marshal.move import UNUSABLE, is_moved
@@ -24,9 +22,12 @@ from zcactor.process.context import current, current_or_none
 __all__ = ["asarray", "empty", "full", "in_store", "numpy_allocator", "ones", "zeros"]
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from zcactor.device.array import DeviceArray
 
-Array = npt.NDArray[Any]
+    Array = npt.NDArray[Any]
+
 Shape = SupportsIndex | Sequence[SupportsIndex]
 
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from zcactor.errors import DeviceUnavailable
+from zcactor.later import np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.foreign import array_over_foreign
 from zcactor.process.context import current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
 
     from zcactor.device.array import DeviceArray
     from zcactor.device.memory import GpuMemory

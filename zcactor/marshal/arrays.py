@@ -8,13 +8,16 @@ arrays, because NumPy keeps datetime64, ml_dtypes and strided arrays in-band the
 from __future__ import annotations
 
 import re
-from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.errors import ProtocolError
+from zcactor.later import np
 from zcactor.native import hot
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
 
 __all__ = [
     "array_address",
@@ -29,7 +32,6 @@ __all__ = [
     "root_of",
 ]
 
-Array = npt.NDArray[Any]
 known_codes: dict[np.dtype[Any], Any] = {}
 """Codes of simple dtypes. Structured dtypes have none here: NumPy calls some equal that differ in alignment or scalar
 type."""
@@ -94,6 +96,7 @@ def dtype_from_code(code: Any) -> np.dtype[Any]:
         if dtype is None:
             dtype = _parse_code(code)
             if len(known_dtypes) < _MAX_CACHED:
+                hot.with_numpy()
                 known_dtypes[code] = dtype
         return dtype
     dtype = _parse_code(code)

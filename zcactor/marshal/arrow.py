@@ -9,20 +9,20 @@ values. Source: Arrow columnar format, "Physical memory layout"; arrow/ipc/write
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from zcactor.later import np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+    Allocate = Callable[[int, Any], Array]
+    """``allocate(count, dtype)``: uninitialised memory for buffers that are written anew."""
 
 __all__ = ["reduce_array"]
-
-Array = npt.NDArray[Any]
-Allocate = Callable[[int, Any], Array]
-"""``allocate(count, dtype)``: uninitialised memory for buffers that are written anew."""
 
 _INLINE_NBYTES: Final = 12
 """Bytes of a string that a view holds itself; a longer string lies in a buffer that the view names."""

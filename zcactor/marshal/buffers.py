@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from zcactor.later import np
 from zcactor.marshal.arrays import array_address
 from zcactor.marshal.sharing import share
 
 if TYPE_CHECKING:
     import pickle
     from collections.abc import Sequence
+
+    import numpy.typing as npt
 
     from zcactor.objectstore.store import Store
 

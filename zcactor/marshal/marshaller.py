@@ -6,9 +6,7 @@ from collections.abc import Mapping as MappingABC
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
+from zcactor.later import np
 from zcactor.marshal import spilling
 from zcactor.marshal.move import (
     retire,
@@ -25,13 +23,16 @@ from zcactor.rpc.messages import Flags
 from zcactor.rpc.parts import Part
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.store import Block, Store
     from zcactor.rpc.counters import Counters
 
+    Array = npt.NDArray[Any]
+
 __all__ = ["Marshaller"]
 
-Array = npt.NDArray[Any]
 PackedMessage = tuple[bytes, Sequence[Part], int]
 """Payload bytes, the parts that they refer to, and `Flags`."""
 _KWARGS: Final = int(Flags.KWARGS)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from weakref import ref
 
-import numpy as np
-import numpy.typing as npt
-
+from zcactor.later import np
 from zcactor.marshal.arrays import innermost, is_shareable
 from zcactor.marshal.on_gpu import is_on_gpu
-from zcactor.objectstore.fields import LAYOUT_IS_KNOWN, exchange
+from zcactor.objectstore.fields import exchange, layout_is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
 
 __all__ = [
     "NOT_OURS",
@@ -30,7 +33,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Array = npt.NDArray[Any]
 
 UNUSABLE: Final = "this array was handed over by zc.move; only its receiver may use it, here it is unusable"
 NOT_OURS: Final = (
@@ -143,13 +145,15 @@ def _references(move: Move[Any]) -> int:
     return sys.getrefcount(array)
 
 
-_OWN_REFERENCES: Final = _references(Move(np.empty(0)))
+@cache
+def _own_references() -> int:
+    return _references(Move(np.empty(0)))
 
 
 def is_held_elsewhere(move: Move[Any]) -> bool:
     """Whether more than one reference to the array exists outside of `move`. The user's variable is one; any further
     reference may be a second name for the array, or an object that looks at its memory."""
-    return _references(move) > _OWN_REFERENCES + 1
+    return _references(move) > _own_references() + 1
 
 
 def _root_references(array: Array) -> int:
@@ -157,12 +161,14 @@ def _root_references(array: Array) -> int:
     return sys.getrefcount(root)
 
 
-_OWN_ROOT_REFERENCES: Final = _root_references(np.ndarray(1, np.uint8, np.asarray(memoryview(bytearray(1)))))
+@cache
+def _own_root_references() -> int:
+    return _root_references(np.ndarray(1, np.uint8, np.asarray(memoryview(bytearray(1)))))
 
 
 def has_other_views(array: Array) -> bool:
     """Whether other arrays hold the root of `array`, which lies in the store: they would see the receiver's writes."""
-    return innermost(array) is not array and _root_references(array) > _OWN_ROOT_REFERENCES
+    return innermost(array) is not array and _root_references(array) > _own_root_references()
 
 
 _kept: Final[dict[int, tuple[ref[Array], Array]]] = {}
@@ -181,7 +187,7 @@ def retire(array: Any) -> None:
         if hasattr(array, "hand_over"):  # an array on a GPU that is no other library's
             array.hand_over()
         return
-    if LAYOUT_IS_KNOWN:
+    if layout_is_known():
         other = np.empty(2, object)
         other[:] = _MOVED
         exchange(array, other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 from weakref import ref
 
-import numpy as np
+from zcactor.later import np
 
 __all__ = ["is_on_gpu", "may_be_on_gpu"]
 

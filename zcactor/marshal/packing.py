@@ -7,9 +7,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
+from zcactor.later import np
 from zcactor.marshal import pickling
 from zcactor.marshal.arrays import (
     array_address,
@@ -50,12 +49,15 @@ from zcactor.rpc.parts import Part
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from zcactor.objectstore.copies import CopyCounter
+
+    Array = npt.NDArray[Any]
 
 __all__ = ["Packing"]
 
 Ext = msgspec.msgpack.Ext
-Array = npt.NDArray[Any]
 _MAX_DEPTH = 64
 """Nesting of plain containers, at most; deeper and cyclic containers are pickled, which handles them."""
 _INT64 = (-(1 << 63), (1 << 64) - 1)

@@ -15,8 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any, Final, Protocol
 from weakref import WeakSet, ref
 
-import numpy as np
-
+from zcactor.later import np
 from zcactor.marshal.arrays import is_shareable
 from zcactor.marshal.arrow import reduce_array
 from zcactor.marshal.buffers import ArrayPacking, Buffers

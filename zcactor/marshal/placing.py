@@ -5,20 +5,21 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
+from zcactor.later import np
 from zcactor.marshal.arrays import array_address, byte_bounds, packed_strides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.store import Store
 
+    Array = npt.NDArray[Any]
+
 __all__ = ["is_as_placed", "place", "placed", "room_for"]
 
-Array = npt.NDArray[Any]
 
 _CACHE_LINE: Final = 64
 """Alignment in bytes, as Arrow aligns its buffers."""

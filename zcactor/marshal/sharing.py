@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
 from zcactor.marshal.arrays import byte_bounds, innermost, root_of
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from zcactor.objectstore.store import Store
 
-__all__ = ["is_of", "protect", "share"]
+    Array = npt.NDArray[Any]
 
-Array = npt.NDArray[Any]
+__all__ = ["is_of", "protect", "share"]
 
 
 def is_of(store: Store, root: object) -> bool:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from zcactor.errors import ProtocolError
+from zcactor.later import np
 from zcactor.marshal import pickling, spilling
 from zcactor.marshal.arrays import (
     array_address,
@@ -33,13 +32,16 @@ from zcactor.transport.mapping import Mapping, PrivateMapping
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from zcactor.objectstore.copies import CopyCounter
     from zcactor.rpc.counters import Counters
     from zcactor.rpc.parts import Part
 
+    Array = npt.NDArray[Any]
+
 __all__ = ["Unpacking"]
 
-Array = npt.NDArray[Any]
 _SPILLED: Final = int(Flags.SPILLED)
 """As a plain number: an operation of the enumeration's member takes 2 us."""
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from zcactor.errors import ProtocolError
+from zcactor.later import np
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, is_shareable
 
 __all__ = [

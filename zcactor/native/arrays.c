@@ -1,9 +1,29 @@
 /* Arrays of NumPy: their addresses, and loans, for which they are read-only while members of a group read them; see
  * zcactor/collectives/borrowing.py. The interpreter lock keeps each step whole. */
+#define IMPORTS_NUMPY
 #include "hot.h"
 
+int import_numpy(void) {
+    return PyArray_API ? 0 : _import_array();
+}
+int is_array(PyObject *object) {
+    if (!PyArray_API) {
+        PyObject *name = PyUnicode_FromString("numpy"), *numpy = name ? PyImport_GetModule(name) : NULL;
+        Py_XDECREF(name);
+        if (!numpy) return PyErr_Occurred() ? -1 : 0; /* nobody has imported it, so there are no arrays */
+        Py_DECREF(numpy);
+        if (import_numpy() < 0) return -1;
+    }
+    return PyArray_CheckExact(object);
+}
+/* with_numpy(): have NumPy's functions, for the arrays in frames of which the dtypes are known. */
+PyObject *hot_with_numpy(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    if (import_numpy() < 0) return NULL;
+    Py_RETURN_NONE;
+}
 /* address(array) */
 PyObject *hot_address(PyObject *Py_UNUSED(module), PyObject *array) {
+    if (import_numpy() < 0) return NULL;
     if (!PyArray_Check(array)) return PyErr_Format(PyExc_TypeError, "an array is needed, not %.80s", Py_TYPE(array)->tp_name);
     return PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array));
 }
@@ -11,6 +31,7 @@ PyObject *hot_address(PyObject *Py_UNUSED(module), PyObject *array) {
 PyObject *hot_array_over(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *base, *like;
     unsigned long long address;
+    if (import_numpy() < 0) return NULL;
     if (!PyArg_ParseTuple(args, "OKO!:array_over", &base, &address, &PyArray_Type, &like)) return NULL;
     PyArrayObject *given = (PyArrayObject *)like;
     PyArray_Descr *dtype = (PyArray_Descr *)Py_NewRef(PyArray_DESCR(given));
@@ -23,6 +44,7 @@ PyObject *hot_array_over(PyObject *Py_UNUSED(module), PyObject *args) {
 /* lend(array) */
 PyObject *hot_lend(PyObject *module, PyObject *array) {
     State *state = PyModule_GetState(module);
+    if (import_numpy() < 0) return NULL;
     if (!PyArray_Check(array)) return PyErr_Format(PyExc_TypeError, "an array is lent, not %.80s", Py_TYPE(array)->tp_name);
     PyObject *key = PyLong_FromVoidPtr(array), *entry = key ? PyDict_GetItemWithError(state->lent, key) : NULL;
     int failed = !key || (!entry && PyErr_Occurred()), lent = entry || (!failed && PyArray_ISWRITEABLE((PyArrayObject *)array));

@@ -307,7 +307,7 @@ PyObject *hot_fold(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_ssize_t count;
     long divisor;
     if (!PyArg_ParseTuple(args, "sO!Onl:fold", &kind, &PyTuple_Type, &addresses, &to, &count, &divisor)) return NULL;
-    if (fold_into(kind, addresses, to, count, divisor) < 0) return NULL;
+    if (import_numpy() < 0 || fold_into(kind, addresses, to, count, divisor) < 0) return NULL;
     Py_RETURN_NONE;
 }
 /* folded(kind, inputs, like, divisor): see FOLDED_DOC. */
@@ -315,6 +315,7 @@ PyObject *hot_folded(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *kind;
     PyObject *addresses, *like;
     long divisor;
+    if (import_numpy() < 0) return NULL;
     if (!PyArg_ParseTuple(args, "sO!O!l:folded", &kind, &PyTuple_Type, &addresses, &PyArray_Type, &like, &divisor))
         return NULL;
     PyArrayObject *given = (PyArrayObject *)like;

@@ -24,7 +24,7 @@ static int get_layout(Wire *self, const unsigned char **at, const unsigned char 
     if (!code) return 0;
     PyArray_Descr *dtype = (PyArray_Descr *)PyDict_GetItemWithError(self->given[DTYPES], code);
     Py_DECREF(code);
-    if (!dtype || p >= end || (*p & 0xf0) != 0x90 || (*p & 15) > MAX_DIMS) return 0;
+    if (!dtype || !PyArray_API || p >= end || (*p & 0xf0) != 0x90 || (*p & 15) > MAX_DIMS) return 0;
     found->nd = *p++ & 15;
     uint64_t sum = (uint64_t)PyDataType_ELSIZE(dtype);
     int empty = 0;

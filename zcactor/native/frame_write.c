@@ -189,7 +189,9 @@ static int prepare_frame(Wire *self, Frame *frame) {
     if (frame->count > MAX_VALUES) return 0;
     frame->most = 1;
     for (Py_ssize_t i = 0; i < frame->count; i++) {
-        if (PyArray_CheckExact(frame->values[i])) {
+        int array = is_array(frame->values[i]);
+        if (array < 0) return -1;
+        if (array) {
             int laid = lay(self, frame, i, (PyArrayObject *)frame->values[i]);
             if (laid <= 0) return laid;
             continue;
@@ -269,7 +271,7 @@ static int commit_frame(Wire *self, Frame *frame, PyObject **removed) {
     if (frame->array) *p++ = (char)(0x90 | frame->count);
     for (Py_ssize_t i = 0; i < frame->count; i++) {
         PyObject *value = frame->values[i];
-        if (!PyArray_CheckExact(value))
+        if (!WAS_ARRAY(value))
             p = (PyObject *)Py_TYPE(value) == self->given[ANNOUNCED_TYPE] ? put_promise(p, frame->laid + i, index++)
                                                                           : put_plain(p, value);
         else if (frame->laid[i].block) p = put_array(p, frame->laid + i, (PyArrayObject *)value, index++);

@@ -25,10 +25,17 @@
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_25_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL zcactor_hot_array
-#ifndef IMPORTS_NUMPY /* module.c imports it for all files */
+#ifndef IMPORTS_NUMPY /* arrays.c imports it for all files */
 #define NO_IMPORT_ARRAY
 #endif
 #include <numpy/arrayobject.h>
+
+/* NumPy takes longer to import than zcactor does, and a head or an agent without arrays does without it. So its table of
+ * functions is there from the first array on: nothing of NumPy's is used where PyArray_API is NULL. */
+
+int import_numpy(void);          /* have the table: 0, or -1 with an exception */
+int is_array(PyObject *);        /* exactly an array; runs Python once: -1 with an exception */
+#define WAS_ARRAY(object) (PyArray_API && PyArray_CheckExact(object)) /* where `is_array` has looked at it before */
 
 /* ---- the frame template; see zcactor/rpc/codec.py */
 
@@ -285,6 +292,7 @@ PyObject *hot_copy(PyObject *module, PyObject *args);
 
 /* ---- arrays.c */
 
+PyObject *hot_with_numpy(PyObject *module, PyObject *ignored);
 PyObject *hot_address(PyObject *module, PyObject *array);
 PyObject *hot_array_over(PyObject *module, PyObject *args);
 PyObject *hot_lend(PyObject *module, PyObject *array);

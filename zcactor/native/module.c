@@ -1,5 +1,4 @@
 /* The module zcactor.native._hot: its types, and the objects that Python passes to it before anything else. */
-#define IMPORTS_NUMPY
 #include "hot.h"
 #include "_living.h"
 
@@ -46,6 +45,7 @@ static PyMethodDef functions[] = {
     {"fold", hot_fold, METH_VARARGS, FOLD_DOC},
     {"folded", hot_folded, METH_VARARGS, FOLDED_DOC},
     {"copy", hot_copy, METH_VARARGS, COPY_DOC},
+    {"with_numpy", hot_with_numpy, METH_NOARGS, "with_numpy(): have arrays in frames read and written here."},
     {"address", hot_address, METH_O, "address(array): that of its first element."},
     {"array_over", hot_array_over, METH_VARARGS,
      "array_over(base, address, like): a read-only array with the dtype and shape of `like`, over memory of `base`."},
@@ -127,7 +127,6 @@ static void free_state(void *module) {
 }
 static int fill_module(PyObject *module) {
     State *state = PyModule_GetState(module);
-    import_array1(-1);
     forget_given(state);
     if (!(state->lent = PyDict_New())) return -1;
     for (size_t i = 0; i < LENGTH(strings); i++) {

@@ -47,6 +47,7 @@ static PyObject *meeting_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     PyObject *module = module_of(type, &state);
     if (!module) return NULL;
     if (kwargs && PyDict_GET_SIZE(kwargs)) return PyErr_Format(PyExc_TypeError, "Meeting takes no keywords");
+    if (import_numpy() < 0) return NULL; /* for the values of ranks */
     if (!PyArg_ParseTuple(args, "UnnO", &signature, &size, &nbytes, &met)) return NULL;
     if (size < 1 || size > RANK_MASK) return PyErr_Format(PyExc_ValueError, "a meeting of %zd ranks", size);
     PyObject **values = PyMem_Calloc((size_t)size * 2, sizeof *values);

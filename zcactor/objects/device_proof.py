@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from zcactor.errors import DeviceUnavailable
+from zcactor.later import np
 
 if TYPE_CHECKING:
     from zcactor.objectstore.store import Store

@@ -11,8 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from zcactor.errors import (
     ConnectionLost,
     DeviceError,
@@ -23,6 +21,7 @@ from zcactor.errors import (
     RemoteError,
     ZcactorError,
 )
+from zcactor.later import np
 from zcactor.marshal.values import Code, unpackers
 from zcactor.objects.device_direct import DirectReads
 from zcactor.objects.device_pieces import DevicePieces

@@ -15,8 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-import numpy as np
-
+from zcactor.later import np
 from zcactor.native import hot
 from zcactor.objectstore.bulk_copy import copy_in_bulk
 from zcactor.objectstore.parallel import PARALLEL_NBYTES, in_parallel

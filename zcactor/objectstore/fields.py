@@ -4,14 +4,18 @@ freeing it."""
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
+from zcactor.later import np
 
-__all__ = ["LAYOUT_IS_KNOWN", "disown", "exchange"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+    Array = npt.NDArray[Any]
+
+__all__ = ["disown", "exchange", "layout_is_known"]
+
 
 _HEAD: Final = object.__basicsize__
 _FIELDS: Final = 56
@@ -23,8 +27,13 @@ _HANDLER: Final = _HEAD + _FIELDS + 16
 _OWNDATA: Final = 0x4
 _WRITEABLE: Final = 0x400
 _NULL: Final = bytes(8)
-LAYOUT_IS_KNOWN: Final = (_HEAD, np.ndarray.__basicsize__) == (16, _HANDLER + 8)
-"""False in a build of CPython or NumPy with another layout: then no function here may be called."""
+
+
+@cache
+def layout_is_known() -> bool:
+    """Whether CPython and NumPy lay arrays out as said here. In a build with another layout, no other function here may
+    be called."""
+    return (_HEAD, type(np.empty(0)).__basicsize__) == (16, _HANDLER + 8)
 
 
 def _bytes_of(array: Array, offset: int, nbytes: int) -> Any:

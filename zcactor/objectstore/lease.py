@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-import numpy as np
-
+from zcactor.later import np
 from zcactor.transport.mapping import Mapping
 
 if TYPE_CHECKING:

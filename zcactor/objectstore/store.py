@@ -15,12 +15,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, SupportsIndex
 from weakref import WeakMethod, ref
 
-import numpy as np
-
 from zcactor import ids
 from zcactor.errors import DeviceUnavailable, NotInitialized, OutOfMemory
+from zcactor.later import np
 from zcactor.objectstore.arena import EXTENT_NBYTES, Arena
-from zcactor.objectstore.fields import LAYOUT_IS_KNOWN, disown
+from zcactor.objectstore.fields import disown, layout_is_known
 from zcactor.objectstore.lease import close_array
 from zcactor.objectstore.parking import Parking
 
@@ -284,7 +283,7 @@ class Store:
     def empty(
         self,
         shape: SupportsIndex | tuple[SupportsIndex, ...] | list[SupportsIndex],
-        dtype: DTypeLike = np.float64,
+        dtype: DTypeLike = float,
         order: Literal["C", "F"] = "C",
         strides: Sequence[int] | None = None,
     ) -> NDArray[Any]:
@@ -407,7 +406,7 @@ class Store:
         """
         kept = self._kept.get(offset)
         array = None if kept is None else kept[0]()
-        if kept is None or array is None or not LAYOUT_IS_KNOWN:
+        if kept is None or array is None or not layout_is_known():
             return
         if array.flags.owndata and array.ctypes.data == kept[1].address:
             disown(array, kept[1])

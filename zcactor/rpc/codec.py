@@ -27,9 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ProtocolError
 from zcactor.objectstore.ref import REGION_NBYTES, REGION_STRUCT, Region
-from zcactor.rpc import generic
 from zcactor.rpc import hello as greeting
-from zcactor.rpc.generic import Decoded
 from zcactor.rpc.messages import Hello, Kind
 from zcactor.rpc.verify import (
     IDENTIFIER,
@@ -50,9 +48,10 @@ from zcactor.rpc.verify import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zcactor.rpc.generic import Decoded
+
 __all__ = [
     "TEMPLATE",
-    "Decoded",
     "decode",
     "decode_hello",
     "encode_hello_into",
@@ -237,6 +236,14 @@ def encode_into(
     return size
 
 
+def _decode_any(data: Buffer, start: int, end: int) -> Decoded:
+    """Decode a frame of another layout. FlatBuffers is imported for that, and imports NumPy, too, which few processes
+    need at their start."""
+    from zcactor.rpc import generic
+
+    return generic.decode(data, start, end)
+
+
 def decode(data: Buffer, start: int, end: int) -> Decoded:
     """Read one frame that is not HELLO.
 
@@ -255,7 +262,7 @@ def decode(data: Buffer, start: int, end: int) -> Decoded:
             the value and the limit. Any other exception is a bug here.
     """
     if end - start < _READ_NBYTES:
-        return generic.decode(data, start, end)
+        return _decode_any(data, start, end)
     (
         constant,
         releases_offset,
@@ -272,7 +279,7 @@ def decode(data: Buffer, start: int, end: int) -> Decoded:
         npayload,
     ) = _unpack(data, start)
     if constant != _CONSTANT or not kind:
-        return generic.decode(data, start, end)
+        return _decode_any(data, start, end)
     if kind > MAX_KIND or flags > MAX_FLAGS or (code > MAX_STATUS and kind == _RESPONSE):
         check_words(kind, flags, code)
     regions: tuple[Region, ...] = ()
@@ -283,12 +290,12 @@ def decode(data: Buffer, start: int, end: int) -> Decoded:
         position = start + _HEAD - _PREFIX
         room = end - position - 12  # bytes left for regions and releases behind the counts of releases and payload
         if nregions * REGION_NBYTES > room or releases_offset != _RELEASES_OFFSET + nregions * REGION_NBYTES:
-            return generic.decode(data, start, end)
+            return _decode_any(data, start, end)
         room -= nregions * REGION_NBYTES
         releases_at = position + nregions * REGION_NBYTES + 8
         nreleases = _unpack_count(data, releases_at - 4)[0]
         if nreleases * RELEASE_NBYTES > room or payload_offset != releases_offset + nreleases * RELEASE_NBYTES:
-            return generic.decode(data, start, end)
+            return _decode_any(data, start, end)
         payload = releases_at + nreleases * RELEASE_NBYTES + 4
         npayload = _unpack_count(data, payload - 4)[0]
         if nregions == 1:

@@ -21,7 +21,6 @@ from struct import Struct
 from typing import Final
 
 from zcactor.objectstore.ref import OWNER_NBYTES
-from zcactor.rpc import generic
 from zcactor.rpc.messages import Hello
 from zcactor.rpc.verify import IDENTIFIER, MAX_TEXT, Buffer
 
@@ -54,6 +53,18 @@ _TO_ROLE: Final = 44
 _TO_PROCESS: Final = 8
 
 
+def _encode_any(hello: Hello) -> bytes:
+    from zcactor.rpc import generic  # with FlatBuffers, which imports NumPy, too: few processes need it at their start
+
+    return generic.encode_hello(hello)
+
+
+def _decode_any(data: Buffer, start: int, end: int) -> Hello:
+    from zcactor.rpc import generic  # see `_encode_any`
+
+    return generic.decode_hello(data, start, end)
+
+
 def encode(hello: Hello) -> bytes:
     """Encode a HELLO frame with its length prefix.
 
@@ -63,7 +74,7 @@ def encode(hello: Hello) -> bytes:
     """
     role, python, host = hello.role.encode(), hello.python.encode(), hello.host.encode()
     if len(hello.process) != OWNER_NBYTES or max(len(role), len(python), len(host)) > MAX_TEXT:
-        return generic.encode_hello(hello)  # raises the error that names the text or id
+        return _encode_any(hello)  # raises the error that names the text or id
     texts = b"".join([_LENGTH.pack(len(text)) + text + bytes(4 - len(text) % 4) for text in (role, python, host)])
     to_python = _TO_ROLE + len(role) // 4 * 4 + 4
     to_host = to_python + len(python) // 4 * 4 + 4
@@ -74,7 +85,7 @@ def encode(hello: Hello) -> bytes:
             _TO_PROCESS, hello.version, OWNER_NBYTES, hello.process,
         )  # fmt: skip
     except struct.error:
-        return generic.encode_hello(hello)
+        return _encode_any(hello)
     return head + texts
 
 
@@ -86,7 +97,7 @@ def decode(data: Buffer, start: int, end: int) -> Hello:
     """
     reading = _READ.get(bytes(data[start : start + _CONSTANT_NBYTES]))
     if reading is None or end - start < reading.size:
-        return generic.decode_hello(data, start, end)
+        return _decode_any(data, start, end)
     session, twin, to_role, to_python, to_host, pid, to_process, version, length, process = reading.unpack_from(
         data, start
     )
@@ -107,6 +118,6 @@ def decode(data: Buffer, start: int, end: int) -> Hello:
                 break
             at, place = at + 8 + length // 4 * 4, place + 4
     if len(texts) < 3:  # another layout, or wrong: the generic code checks it
-        return generic.decode_hello(data, start, end)
+        return _decode_any(data, start, end)
     role, python, host = texts
     return Hello(version, process, pid, host, python, role, session, twin)

@@ -20,10 +20,12 @@ import select
 import signal
 import socket
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
-import numpy as np
+
+from zcactor.later import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +47,8 @@ __all__ = [
 ZYGOTE_MESSAGE = 128 << 10
 """Bytes of the largest request (an actor's environment variables): a size that one message of a socket surely holds."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 15, 36, 37
+_QUIET = 0.2
+"""Seconds without a request until NumPy is imported: by then the node has joined its cluster."""
 _KILL_ROUNDS = 100
 """Generations of orphans killed at the end: the children of a killed process become ours, and are next."""
 
@@ -162,7 +166,8 @@ def run_zygote(
         sock: the socket to the agent.
         prepare: called once: imports the modules of workers, and returns the function that is called in a child with
             the request.
-        at_once: whether `prepare` is called now; otherwise at the first request, which waits for it.
+        at_once: whether `prepare` is called now; otherwise at the first request, which waits for it. Then NumPy alone
+            is imported before, once the zygote has been idle for a moment.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
@@ -173,10 +178,14 @@ def run_zygote(
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     become_worker = _prepared(prepare) if at_once else None
+    idle = None if at_once else _QUIET
     children: set[int] = set()
     encode = msgspec.msgpack.encode
     while True:
-        ready, _, _ = select.select([sock.fileno(), wake_read], [], [])
+        ready, _, _ = select.select([sock.fileno(), wake_read], [], [], idle)
+        if not ready:
+            import_module("numpy")
+        idle = None
         if wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)

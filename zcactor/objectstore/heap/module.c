@@ -22,7 +22,6 @@ static int add_type(PyObject *module, PyTypeObject **made, PyType_Spec *spec) {
 }
 static int execute(PyObject *module) {
     State *state = PyModule_GetState(module);
-    if (have_numpy() < 0) return -1;
     PyObject *errors = PyImport_ImportModule("zcactor.errors");
     state->out_of_memory = errors ? PyObject_GetAttrString(errors, "OutOfMemory") : NULL;
     Py_XDECREF(errors);

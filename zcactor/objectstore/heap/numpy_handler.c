@@ -18,9 +18,9 @@
 #define LARGE ((uint64_t)1 << 20) /* bytes from which blocks begin at pages: parts for several threads share none */
 #define LONG ((uint64_t)4 << 20)  /* bytes whose committing or zeroing takes long enough to let other threads run */
 
-int have_numpy(void) {
-    import_array1(-1);
-    return 0;
+/* NumPy is imported where it is to use a heap, and not with this module: 0, or -1 with an exception. */
+static int import_numpy(void) {
+    return PyArray_API ? 0 : _import_array();
 }
 
 typedef struct {
@@ -130,6 +130,7 @@ static Handler *ours(PyObject *capsule) {
 /* use(min_nbytes): make NumPy allocate in this heap from now on, in this context. Returns the argument of `use_handler`
  * that undoes it. */
 PyObject *heap_use(Heap *self, PyObject *arg) {
+    if (import_numpy() < 0) return NULL;
     size_t min_nbytes = PyLong_AsSize_t(arg);
     if (min_nbytes == (size_t)-1 && PyErr_Occurred()) return NULL;
     if (!self->shared->heap->base) { PyErr_SetString(PyExc_ValueError, "a heap without memory"); return NULL; }
@@ -169,6 +170,7 @@ PyObject *heap_use(Heap *self, PyObject *arg) {
 }
 /* use_handler(capsule): make NumPy allocate by that handler in this context. Returns the handler that was set. */
 PyObject *use_handler(PyObject *Py_UNUSED(module), PyObject *capsule) {
+    if (import_numpy() < 0) return NULL;
     if (!PyCapsule_IsValid(capsule, "mem_handler")) {
         PyErr_SetString(PyExc_TypeError, "not a data-memory handler of NumPy");
         return NULL;
@@ -178,6 +180,7 @@ PyObject *use_handler(PyObject *Py_UNUSED(module), PyObject *capsule) {
 /* allocate_elsewhere(): make NumPy allocate by the handler under ours in this context. Returns the handler that was
  * set. */
 PyObject *allocate_elsewhere(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    if (import_numpy() < 0) return NULL;
     PyObject *before = PyDataMem_GetHandler();
     if (!before) return NULL;
     PyObject *under = Py_NewRef(before);

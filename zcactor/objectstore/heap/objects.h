@@ -48,7 +48,6 @@ extern PyType_Spec hold_spec;
 PyObject *new_hold(Heap *self, uint64_t offset, uint64_t nbytes, uint64_t id);
 
 /* numpy_handler.c */
-int have_numpy(void);
 PyObject *heap_use(Heap *self, PyObject *arg);
 PyObject *use_handler(PyObject *module, PyObject *capsule);
 PyObject *allocate_elsewhere(PyObject *module, PyObject *ignored);
