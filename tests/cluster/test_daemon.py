@@ -19,6 +19,7 @@ from tests.cluster.hosts import CLOSING_ACTOR, KEEPER, Hosts
 from tests.driver.programs import alive, until
 from zcactor.cluster import daemon
 from zcactor.cluster.daemon import StartedNode, log_directory, stop_nodes
+from zcactor.cluster.readiness import TermOver
 from zcactor.cluster.records import NodeFile, list_nodes
 from zcactor.device.fake import host_uuids
 from zcactor.driver.finding import find_head
@@ -725,6 +726,30 @@ def test_a_node_looks_for_the_next_head_where_the_first_decides_no_more(
     member = hosts.start("a", f"{first.record.address},127.0.0.1:1")
     assert len(looked) == 3
     assert member.record.head == second.record.address
+    monkeypatch.undo()
+    stop(hosts)
+    stop(hosts, "b")
+
+
+@pytest.mark.slow
+def test_a_node_looks_for_the_next_head_where_the_first_is_killed_before_it_joins(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = hosts.start(), hosts.start("b")
+    found = first
+
+    async def find_and_kill(address: str, *args: Any) -> Any:
+        identity = await find_head(address, *args)
+        found.process.kill()
+        found.process.wait()
+        return identity
+
+    monkeypatch.setattr(daemon, "find_head", find_and_kill)
+    member = hosts.start("a", f"{first.record.address},{second.record.address}")
+    assert member.record.head == second.record.address
+    found = second
+    with pytest.raises(TermOver, match="refused"):
+        hosts.start("b", second, head_timeout=0.3)
     monkeypatch.undo()
     stop(hosts)
     stop(hosts, "b")

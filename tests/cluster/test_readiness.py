@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zcactor.cluster import readiness
-from zcactor.cluster.readiness import TermOver, until_ready, while_led
+from zcactor.cluster.readiness import TermOver, found_again, until_ready, while_led
 from zcactor.errors import ConnectionLost
 
 
@@ -85,6 +85,17 @@ def test_it_joins_again_as_long_as_heads_decide_no_more(monkeypatch: pytest.Monk
     assert while_led(attempts(TermOver("one"), TermOver("two"), "joined"), 60.0) == "joined"
     with pytest.raises(ConnectionLost, match="another reason"):
         while_led(attempts(TermOver("one"), ConnectionLost("another reason"), "joined"), 60.0)
+
+
+def test_a_head_that_was_found_once_may_be_away() -> None:
+    look = found_again(attempts(ConnectionLost("nobody"), "head", ConnectionLost("gone"), "next"))
+    with pytest.raises(ConnectionLost, match="nobody") as first:
+        look()
+    assert type(first.value) is ConnectionLost
+    assert look() == "head"
+    with pytest.raises(TermOver, match="gone"):
+        look()
+    assert look() == "next"
 
 
 def test_it_gives_up_in_time() -> None:

@@ -18,7 +18,7 @@ import msgspec
 from zcactor import ids
 from zcactor.assembly.devices import offered_gpus
 from zcactor.assembly.endpoints import tls_of
-from zcactor.cluster.readiness import until_ready, while_led
+from zcactor.cluster.readiness import found_again, until_ready, while_led
 from zcactor.cluster.records import NodeFile, list_nodes, parent_of, started_at, write_record
 from zcactor.cluster.rendezvous import outward
 from zcactor.control.head_log import LogUnavailable, LogUnusable
@@ -138,7 +138,8 @@ def start_node(
         AuthenticationError: the token is missing where one is needed, is not safe, or is not the head's; likewise the
             certificate in the folder `config.tls`.
         ConnectionLost: the head does not answer, or a process did not become ready; the message says why. A head whose
-            term is over is one of these where no other leads within `Config.head_timeout`.
+            term is over, or that ends before the node has joined, is one of these where no other leads within
+            `Config.head_timeout`.
         ValueError: `head` or the host is not a usable address, or this host has fewer GPUs than the node is to offer.
         OSError: a file or a process cannot be made.
     """
@@ -150,9 +151,10 @@ def start_node(
     token, source = token_for(config, head) if token is None else (token, "the caller")
     tls = tls_of(config)
     if head is not None:
+        look = found_again(lambda: asyncio.run(find_head(head, token, tls, config.head_timeout)))
 
         def join() -> StartedNode:
-            identity = asyncio.run(find_head(head, token, tls, config.head_timeout))
+            identity = look()
             here = config if own_host else replace(config, host=identity.ours)
             place = head if is_one(head) else identity.address.partition("@")[2]
             cluster = _Cluster(ids.ProcessId(identity.process), identity.address, place, head)

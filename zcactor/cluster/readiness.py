@@ -1,7 +1,7 @@
 """The report of a node that starts: it is ready, or says why it cannot start.
 
-It cannot where the head that it was to join decides no more: a head that was stopped and goes on does not know that its
-term is over before its log says so. Then the one that leads is looked for.
+It cannot where the head that it was to join decides no more: it was killed after it had been found, or it was stopped,
+goes on, and does not know that its term is over before its log says so. Then the one that leads is looked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from zcactor.cluster.child import Agent
 
-__all__ = ["TermOver", "until_ready", "while_led"]
+__all__ = ["TermOver", "found_again", "until_ready", "while_led"]
 
 T = TypeVar("T")
 _AGAIN: Final = 0.1
@@ -28,7 +28,7 @@ _TAIL: Final = 2000
 
 
 class TermOver(ConnectionLost):
-    """The head that a node was to join decides no more, because another one does."""
+    """The head that a node was to join decides no more: it has ended, or another one decides."""
 
 
 def while_led(join: Callable[[], T], seconds: float) -> T:
@@ -37,6 +37,7 @@ def while_led(join: Callable[[], T], seconds: float) -> T:
 
     Raises:
         TermOver: no other head was found in time.
+        ConnectionLost: as ``join()`` raises it.
     """
     until = time.monotonic() + seconds
     while True:
@@ -46,6 +47,24 @@ def while_led(join: Callable[[], T], seconds: float) -> T:
             if time.monotonic() + _AGAIN > until:
                 raise
         time.sleep(_AGAIN)  # the head that is deposed may not know yet which one leads, and tells nobody when it does
+
+
+def found_again(find: Callable[[], T]) -> Callable[[], T]:
+    """A search for the head, for `while_led`: once ``find()`` has found one, it raises TermOver where it finds none."""
+    found = False
+
+    def look() -> T:
+        nonlocal found
+        try:
+            result = find()
+        except ConnectionLost as error:
+            if not found:
+                raise
+            raise TermOver(str(error.args[0]), False) from error
+        found = True
+        return result
+
+    return look
 
 
 def until_ready(control: socket.socket, agent: Agent, timeout: float, log: Path | None) -> str:

@@ -19,13 +19,14 @@ from zcactor.control.drain import end_workers
 from zcactor.control.head_watch import HeadWatch, boot_clock
 from zcactor.control.recipe_shelf import RecipeShelf
 from zcactor.control.reign import Allegiance
-from zcactor.errors import ZcactorError
+from zcactor.errors import AuthenticationError, ConnectionLost, ZcactorError
 from zcactor.execution.actor_runner import current_call
 from zcactor.ids import ProcessId
 from zcactor.interface import Interface
 from zcactor.objects.locations import LostPart
 from zcactor.peers.head_link import AGENT_INDEX, RELAYED
 from zcactor.peers.losses import ended_there
+from zcactor.process.absence import HeadGone
 from zcactor.process.epochs import Deposed
 from zcactor.workers.output import Printers
 
@@ -112,10 +113,17 @@ class NodeAgent:
             facts, resources: see `zcactor.control.membership.Membership.join_node`.
 
         Raises:
-            ConnectionLost: the head does not answer, or takes this node not in.
+            HeadGone: the head has ended, or a standby is in its place.
+            ConnectionLost: the head does not take this node in.
         """
         head = self._process.head
-        head.absence.joined(*await head.ask_members("join_node", facts, resources))
+        try:
+            answer = await head.ask_members("join_node", facts, resources)
+        except (ConnectionLost, AuthenticationError) as error:  # AuthenticationError: another process listens there
+            if self._process.sessions.living(head.process) is not None:
+                raise
+            raise HeadGone(str(error.args[0]), False) from error
+        head.absence.joined(*answer)
         self._joined = facts, resources
 
     async def run_over(self, epoch: int, status: int, text: str) -> None:

@@ -328,6 +328,7 @@ async def _serve(
     from zcactor.objectstore.groups import within_file_limit
     from zcactor.objectstore.store import Store
     from zcactor.process import context
+    from zcactor.process.absence import HeadGone
     from zcactor.process.epochs import Deposed
     from zcactor.transport.stream.probe import identify
 
@@ -446,7 +447,7 @@ async def _serve(
         if isinstance(node, NodeAgent):
             await node.join(facts, setup["resources"])
     except ZcactorError as error:
-        _tell(control, (b"d" if isinstance(error, Deposed) else b"e") + f"cannot join: {error}".encode())
+        _tell(control, (b"d" if isinstance(error, Deposed | HeadGone) else b"e") + f"cannot join: {error}".encode())
     else:
         if line is None:
             _tell(control, b"r" + address.encode())

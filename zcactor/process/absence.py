@@ -11,12 +11,16 @@ from zcactor.errors import ConnectionLost, HeadUnavailable, ObjectLost, ZcactorE
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["Absence"]
+__all__ = ["Absence", "HeadGone"]
 
 logger = logging.getLogger("zcactor")
 _FIRST_PAUSE: Final = 0.1
 _LAST_PAUSE: Final = 1.0
 """Seconds between two attempts to reach the head, at first and after a long time."""
+
+
+class HeadGone(ConnectionLost):
+    """The head was gone before it had taken a process in."""
 
 
 class Absence:
