@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -10,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cluster.hosts import KEEPER, Hosts
 from tests.driver.programs import Program, until
 from tests.engines.etcds import Etcd
 from tests.engines.launching import User
+from zcactor.cluster import daemon
 from zcactor.cluster.daemon import EtcdState, StartedNode, stop_nodes
+from zcactor.driver.finding import find_head
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +112,13 @@ def is_whole(hosts: Hosts, address: str, nodes: int, host: str = "a") -> None:
         assert program.status() == 0
 
 
+def is_with(hosts: Hosts, address: str, nodes: int) -> None:
+    """Check that a program finds so many nodes at the head to which that address leads."""
+    with hosts.program(LOOKING, address) as program:
+        assert (program.told("names"), program.told("nodes")) == ([], nodes)
+        assert program.status() == 0
+
+
 def end(hosts: Hosts, *nodes: StartedNode) -> None:
     """End all nodes in order, and check that nothing is left."""
     for host in "ab":
@@ -171,6 +182,52 @@ def test_a_head_that_is_stopped_for_a_while_stands_by_again(hosts: Hosts, url: s
     said(head, "took over cluster ")
     is_whole(hosts, f"{standby.record.address},{head.record.address}", 2)
     end(hosts, head)
+
+
+def has_asked(port: int) -> bool:
+    """Whether a connection of this process to that port has bytes that its peer has not read."""
+    own = [
+        each.laddr.port for each in psutil.Process().net_connections("tcp4") if each.raddr and each.raddr.port == port
+    ]
+    with open("/proc/net/tcp") as file:
+        rows = [line.split() for line in file][1:]
+    return any(
+        int(local.rpartition(":")[2], 16) == port
+        and int(remote.rpartition(":")[2], 16) in own
+        and int(queues.rpartition(":")[2], 16) > 0
+        for _, local, remote, _, queues, *_ in rows
+    )
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_a_node_asks_a_stopped_head_and_joins_the_one_that_leads_when_that_goes_on(
+    hosts: Hosts, url: str, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    head = begin(hosts, url)
+    standby = begin(hosts, url, "b", standby=True)
+    head.process.send_signal(signal.SIGSTOP)
+    said(standby, "took over cluster ")
+    asked: list[str] = []
+
+    async def find_as_it_goes_on(address: str, *args: Any) -> Any:
+        looking = asyncio.create_task(find_head(address, *args))
+        if not asked:
+            while not has_asked(int(address.rpartition(":")[2])):  # the system tells nobody
+                await asyncio.sleep(0.005)
+            head.process.send_signal(signal.SIGCONT)  # it finds the question before it hears that another one leads
+        asked.append(address)
+        return await looking
+
+    monkeypatch.setattr(daemon, "find_head", find_as_it_goes_on)
+    node = hosts.start(host, head.record.address, head_timeout=PATIENCE)
+    assert set(asked) == {head.record.address}
+    said(head, "this head decides no more")
+    for address in (head.record.address, standby.record.address):
+        is_with(hosts, address, 3)
+    kill(head)
+    is_with(hosts, standby.record.address, 3)  # neither it nor the other two have been with the head that is gone
+    end(hosts, standby)
+    assert node.process.wait(20) == 0
 
 
 def test_a_head_that_nobody_was_told_of_calls_nodes_and_programs(hosts: Hosts, url: str) -> None:
