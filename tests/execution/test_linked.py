@@ -172,9 +172,13 @@ def test_a_call_that_is_refused_does_not_wait(why: str) -> None:
         runner.stopping = True
     else:
         runner._away[runner.session] = None
-    incoming = runner.link(promise(), 2)
+    value, later = promise(), promise()
+    incoming = runner.link(value, 2, later)
+    value.complete_plain(1)  # the argument holds it, so that its outcome comes all the same
+    later.stand_in()
     assert runner.received == [incoming] and not incoming.blockers
-    assert type(incoming.payload[0]) is Unresolved and incoming.payload[1] == 2, "so that it can go back"
+    assert type(incoming.payload[0]) is type(incoming.payload[2]) is Unresolved, "so that it can go back"
+    assert incoming.payload[1] == 2
 
 
 def test_what_comes_for_a_call_that_goes_back_or_has_ended_starts_nothing() -> None:

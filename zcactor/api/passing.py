@@ -161,10 +161,10 @@ class Awaited(RefHolder):
 
     def complete_plain(self, value: Any) -> None:
         """Take the outcome, which is a plain value."""
-        incoming, values = self.incoming, self.values
+        incoming = self.incoming
         if incoming is not None:
             self.incoming = None
-            self.values = []
+            values, self.values = self.values, []
             values[self.place] = value
             incoming.blockers -= 1
             if not incoming.blockers and incoming.host is not None:
@@ -176,10 +176,10 @@ class Awaited(RefHolder):
 
     def stand_in(self) -> None:
         """Put an `Unresolved` in the place, whose call gets the outcome from the expectation or from the owner."""
-        incoming, values = self.incoming, self.values
+        incoming = self.incoming
         if incoming is None:
             return
-        self.values = []
+        values, self.values = self.values, []
         values[self.place] = unresolved = self.unresolved()
         if incoming.host is not None:
             incoming.host.keep_unresolved(incoming, values)

@@ -58,6 +58,7 @@ class Linked(ABC):
         refused = self.stopping or session in self._away
         for place, value in enumerate(args):
             if type(value) is Awaited and refused:
+                value.incoming = None  # nothing here waits for its outcome, which may come yet
                 args[place] = value.unresolved()
             elif type(value) is Awaited:
                 value.incoming, value.values, value.place = incoming, args, place
