@@ -200,6 +200,19 @@ async def test_a_head_that_does_not_lead_yet_waits() -> None:
     await second.aclose()
 
 
+async def test_a_deposed_head_that_ends_refuses_what_it_has_not_decided() -> None:
+    log = GatedLog()
+    log.holds = lambda _: True
+    recorder = made(log)
+    waits = [asyncio.ensure_future(each) for each in (recorder.record(put("a")), recorder.noted(put("b")))]
+    await turns()
+    recorder.depose(2)
+    await recorder.aclose()
+    for wait in waits:
+        with pytest.raises(Deposed, match="at epoch 2"):
+            await wait
+
+
 async def test_an_error_of_the_log_itself_ends_every_wait() -> None:
     log = GatedLog()
 

@@ -298,3 +298,38 @@ async def test_a_stopped_head_is_left_for_the_next_place(monkeypatch: pytest.Mon
     link.places.learn(["c:1"])  # the only one: whether it answers is seen then
     assert (await link.rejoin(0, "return_node"))[1] == "answer"
     assert looked == ["a:1", "b:1"] and connected == ["b:1", "c:1"]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_what_a_deposed_head_refuses_is_asked_of_the_next(monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
+    monkeypatch.setattr(head_link, "_LOOK", 0.0)
+    link = Link(None)
+    sessions: list[Any] = [SimpleNamespace(closed=None), SimpleNamespace(closed=None)]
+    asked: list[Any] = []
+
+    async def connect(_: bytes) -> Any:
+        return sessions[0]
+
+    async def ask_of(session: Any, *_: object) -> str:
+        asked.append(session)
+        if len(asked) > 1:
+            return "made"
+        if leaves:  # the connection ends, and the next one is to another head
+            asyncio.get_running_loop().call_soon(link._sessions.used.pop, link.process)
+        raise Deposed(1, 2)
+
+    link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
+    link._sessions.used[link.process] = sessions[0]
+    with pytest.raises(Deposed):  # nobody leads after a head without a log
+        link._timeout, asked[:] = 0.0, []
+        await HeadLink.ask_agent(link, "reserve")
+    link.absence.joined(6.0, "log")
+    link._sessions.used[link.process] = sessions[0]
+    asked.clear()
+    if leaves:
+        link._timeout = PATIENCE
+        assert await HeadLink.ask_agent(link, "reserve") == "made"
+        assert len(asked) == 2
+    else:
+        with pytest.raises(zc.HeadUnavailable, match="log"):
+            await HeadLink.ask_agent(link, "reserve")

@@ -251,8 +251,8 @@ class HeadRecorder:
         except Deposed as error:
             self.depose(error.known)
             self._fail(batches, error)
-        except BaseException as error:
-            self._fail(batches, error if isinstance(error, Exception) else None)
+        except BaseException as error:  # cancelled by `aclose`: a deposed head refuses what it has not decided
+            self._fail(batches, error if isinstance(error, Exception) else self._deposed)
             raise
         finally:
             self._writing = None

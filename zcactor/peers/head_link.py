@@ -50,6 +50,8 @@ _ENDING: Final = ("kill", "stop")
 """The requests that are done where there is no such actor."""
 _ANSWER: Final = 1.0
 """Seconds that the head has for an answer; calls that are not answered wait for it."""
+_LOOK: Final = 0.05
+"""Seconds between two looks at whether this process has left a head."""
 
 
 class HeadLink:
@@ -73,6 +75,7 @@ class HeadLink:
         self._connections = connections
         self._requests = requests
         self._tasks = tasks
+        self._timeout = timeout
         self.absence = Absence(tasks.loop, timeout)
         self.places = HeadPlaces()
         """The places at which this process looks for the head, if that may be on another host."""
@@ -138,11 +141,28 @@ class HeadLink:
                     if session.closed is None:
                         raise
                     raise ConnectionLost(f"an answer of the head is lost: {error}", True) from error
+            except Deposed:  # the head decides no more, and has not done it
+                if not self.absence.patience:
+                    raise
+                await self._leave(session)
             except NoSuchActor:
                 if method in _ENDING and (repeated or self.absence.patience):
                     return None  # it is dead: the head of before has ended it, and the one of now never knew it
                 raise
             repeated = True
+
+    async def _leave(self, session: Session) -> None:
+        """Wait until this process has left a head that decides no more: it looks for the next one, or that head ends.
+
+        Raises:
+            HeadUnavailable: it has not in time.
+        """
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        while self._sessions.used.get(self._sessions.head) is session and not self.absence.going_on:
+            if (seconds := clock() - begun) > self._timeout:
+                raise HeadUnavailable(self.absence.log, seconds, "head")
+            await asyncio.sleep(_LOOK)
 
     async def _session(self) -> Session:
         """The connection to the head, once the head is there.
