@@ -141,3 +141,14 @@ def test_an_actor_in_another_process_than_the_heads() -> None:
         supervision.constructed(loops[other.worker.process], one.actor_id)
         assert [each[:2] for each in told(made)] == ["I4"]
         del kept
+
+
+def test_the_frames_of_a_head_that_was_killed_are_not_judged() -> None:
+    with bench(2) as made:
+        supervision, head = watched(made)
+        kept = made.run(two_keepers)
+        head._ledger._nodes.popitem()[1].free["CPU"] = 0.5
+        supervision.head_lost(head)
+        head._ledger._serve()  # as in the `finally` of a frame that is destroyed
+        assert not told(made)
+        del kept

@@ -60,11 +60,11 @@ class Supervision:
 
         def serve_and_look() -> None:
             serve()
-            if len(ledger._nodes) <= EVERY:
+            if self._head is head and len(ledger._nodes) <= EVERY:  # the frames of one that was killed end later
                 self.look(within=True)
 
         def look_and_take(node: str, request: Mapping[str, float]) -> Any:
-            if ledger._waiting:
+            if self._head is head and ledger._waiting:
                 self._granted(ledger, node, request)
             return take(node, request)
 
