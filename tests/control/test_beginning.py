@@ -36,9 +36,10 @@ class FakeHead:
         await self._log.record(self._term, changes)
 
     def take_over(self, entries: Any) -> Any:
-        async def finish(fence: float, permitted: Any) -> None:
+        async def finish(fence: float, permitted: Any) -> bool:
             assert permitted is None
             self.taken.append(fence)
+            return True
 
         self.taken.append(entries)
         return SimpleNamespace(finish=finish, nodes=2, actors=3)

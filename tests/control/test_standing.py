@@ -162,3 +162,13 @@ async def test_an_operator_has_a_head_act_without_half_of_its_members() -> None:
     now.at += GRACE
     await waiting
     assert standing.state is ReignState.LEADING
+
+
+async def test_a_term_that_is_over_is_not_waited_for() -> None:
+    now = Now()
+    standing = now.standing("a", "b")
+    now.until = -math.inf
+    assert not await standing.settled()
+    assert not await standing.lasts()
+    assert standing.state is ReignState.FOLLOWING
+    assert standing.age() is None

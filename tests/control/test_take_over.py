@@ -275,8 +275,8 @@ async def test_nothing_is_decided_before_that_is_permitted() -> None:
     case = Taking({of_log(1, NODE): "alive"})
     permitted = asyncio.Event()
 
-    async def permission() -> None:
-        await permitted.wait()
+    async def permission() -> bool:
+        return await permitted.wait()
 
     finishing = asyncio.create_task(case.taking.finish(0.0, permission))
     for _ in range(10):
@@ -285,9 +285,20 @@ async def test_nothing_is_decided_before_that_is_permitted() -> None:
     assert not case.done
     permitted.set()
     async with asyncio.timeout(PATIENCE):
-        await finishing
+        assert await finishing
     assert case.taking.done.is_set()
     assert case.done
+
+
+async def test_another_head_decides_where_that_is_never_permitted() -> None:
+    case = Taking({of_log(1, NODE): "alive"})
+
+    async def refusal() -> bool:
+        return False
+
+    assert not await case.taking.finish(0.0, refusal)
+    assert not case.taking.done.is_set()
+    assert not case.done
 
 
 async def test_the_nodes_that_do_not_come_are_named() -> None:

@@ -15,6 +15,7 @@ from tests.control.fake_etcd import FakeEtcd
 from tests.transport.local_arena import TOKEN
 from tests.transport.tcp_arena import tcp_listener
 from zcactor.config import Config
+from zcactor.control import contested
 from zcactor.control.entries import DriverEntry, MemberEntry, closed_change, opened_change
 from zcactor.control.head_log import Deposed, LogUnusable
 from zcactor.ids import ProcessId
@@ -30,8 +31,8 @@ Make = Callable[..., StandbyBeginning]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby_module, "_LOOK", 0.02)
-    monkeypatch.setattr(standby_module, "_PAUSE", 0.02)
+    monkeypatch.setattr(contested, "_LOOK", 0.02)
+    monkeypatch.setattr(contested, "_PAUSE", 0.02)
 
 
 @pytest.fixture

@@ -56,3 +56,25 @@ async def test_a_host_may_take_no_connections() -> None:
     await other.aclose()
     with pytest.raises(ConnectionLost, match="nobody listens"):
         await one.connect(other.address)
+
+
+async def test_calls_of_a_head() -> None:
+    network, (one, other, gone) = endpoints("h0", "h1", "h2")
+    await other.start(lambda _: None)
+    heard: list[tuple[str, int]] = []
+    other.summoned = lambda place, epoch: heard.append((place, epoch))
+    await one.summon(other.far_address, one.address, 7)
+    await asyncio.sleep(1)
+    assert heard == [(one.address, 7)]
+    with pytest.raises(ConnectionLost, match="nobody listens"):
+        await one.summon(gone.far_address, one.address, 7)
+    assert await one.refuses(gone.far_address) and not await one.refuses(other.far_address)
+    network.refusing["h1"] = None  # as a firewall does: it says nothing of the process
+    assert not await one.refuses(other.far_address)
+    network.cut("h0", "h1")
+    network.cut("h0", "h2")
+    assert not await one.refuses(gone.far_address)
+    del network.refusing["h1"]
+    with pytest.raises(ConnectionLost, match="does not answer"):
+        await one.summon(other.far_address, one.address, 8)
+    assert len(heard) == 1

@@ -11,13 +11,13 @@ import msgspec
 from zcactor.control.entries import emptying_changes, opened_change, read
 from zcactor.control.forcing import reason
 from zcactor.control.head_log import MAX_CHANGES, LogUnusable
+from zcactor.ids import ProcessId
 
 if TYPE_CHECKING:
-    from zcactor.control.entries import Entries
+    from zcactor.control.entries import Entries, MemberEntry
     from zcactor.control.head import Head
     from zcactor.control.head_log import Candidate, HeadLog, HeadState, Term
     from zcactor.control.take_over import TakeOver
-    from zcactor.ids import ProcessId
 
 __all__ = ["Beginning"]
 
@@ -91,15 +91,29 @@ class Beginning:
             head.process.tasks.start(self._finish(head, taking, self.entries))
 
     def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
-        """Tell a take-over, as it begins, which nodes it need not wait for, and which others it has to. By default it
-        waits for the members of the log."""
+        """Tell a take-over, as it begins, which nodes it need not wait for, and which others it has to. It waits for
+        the members of the log, but for those that have ended."""
+        for key, member in entries.members.items():
+            head.process.tasks.start(self._look_at(head, taking, ProcessId(bytes.fromhex(key)), member))
+
+    async def refuses(self, address: str) -> bool:
+        """Whether the host of a process, by its word, has nobody that listens at the address of that process."""
+        return False
+
+    async def _look_at(self, head: Head, taking: TakeOver, node: ProcessId, member: MemberEntry) -> None:
+        """Do not wait for a node that has ended with the earlier head, as when all processes of a host are killed."""
+        if await self.refuses(member.facts["address"]):
+            taking.ended(node)
+            if head.members.standing is not None:
+                head.members.standing.ended(node.hex())
 
     async def _finish(self, head: Head, taking: TakeOver, entries: Entries) -> None:
         standing = head.members.standing
         permitted = None
         if standing is not None:
             permitted = partial(standing.settled, lambda: logger.warning("%s", reason(head.members)))
-        await taking.finish(head.members.fence, permitted)
+        if not await taking.finish(head.members.fence, permitted):
+            return
         assert self._term is not None
         logger.warning(
             "took over cluster %s, epoch %d: %d nodes, %d actors, %d names", self.cluster.hex()[:8],

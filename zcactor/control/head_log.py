@@ -101,7 +101,7 @@ class Term(Protocol):
 
     def valid_until(self) -> float:
         """The time until which nobody else can lead, in seconds of CLOCK_BOOTTIME; infinite where only the end of this
-        process ends the term."""
+        process ends the term, and negative infinity once the log has said that the term is over."""
         ...
 
 

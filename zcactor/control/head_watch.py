@@ -14,18 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from zcactor.errors import ZcactorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from zcactor.process.context import LocalProcess
     from zcactor.process.epochs import KnownEpoch
     from zcactor.rpc.session import Session
 
-__all__ = ["HeadWatch", "boot_clock"]
+__all__ = ["HeadWatch", "boot_clock", "clocked_by"]
 
 logger = logging.getLogger("zcactor")
 _EACH: Final = 1.0
@@ -36,9 +38,23 @@ _LOOK: Final = 0.2
 """Seconds between two looks for another head, and for whether a lost one is back."""
 
 
+_clock: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+
+
 def boot_clock() -> float:
     """Seconds since this host was started, those in which it slept included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return _clock()
+
+
+@contextmanager
+def clocked_by(clock: Callable[[], float]) -> Iterator[None]:
+    """Have `boot_clock` ask another clock in the context, as simulations do. Of the whole process."""
+    global _clock
+    real, _clock = _clock, clock
+    try:
+        yield
+    finally:
+        _clock = real
 
 
 class HeadWatch:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Final
 
 from zcactor.control.reign import Reign, ReignState
@@ -42,8 +43,11 @@ class Standing:
     @property
     def state(self) -> ReignState:
         """The present state."""
-        now = self._clock()
-        self._reign.renew(self._term.valid_until(), now)
+        now, until = self._clock(), self._term.valid_until()
+        if until == -math.inf:
+            self.depose()
+        else:
+            self._reign.renew(until, now)
         return self._reign.state(now)
 
     @property
@@ -106,22 +110,28 @@ class Standing:
         Those that are silent still get the time that they need to end."""
         self._reign.force(self._clock())
 
-    async def settled(self, lacks: Callable[[], None] = lambda: None) -> None:
+    async def settled(self, lacks: Callable[[], None] = lambda: None) -> bool:
         """Wait until this head may act: at least half of the members on record serve it, and the others have ended.
 
         Args:
             lacks: called once where less than half serve it by now.
 
+        Returns:
+            Whether it may; False where the term is over.
+
         Cancelling ends the wait.
         """
         told = False
-        while self.state is not ReignState.LEADING:
+        while (state := self.state) is not ReignState.LEADING:
+            if state is ReignState.FOLLOWING:
+                return False
             if self._reign.settle(self._clock()) is not None:
                 continue
             if self.lacks_half() and not told and self.state is ReignState.TAKING_OVER:
                 told = True
                 lacks()
             await asyncio.sleep(_LOOK)
+        return True
 
     def age(self) -> float | None:
         """The age in seconds of the knowledge that members may stay; None where they have to seek another head."""

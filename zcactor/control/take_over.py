@@ -210,8 +210,11 @@ class TakeOver:
 
     # ---------------------------------------------------------------- the end
 
-    async def finish(self, fence: float, permitted: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def finish(self, fence: float, permitted: Callable[[], Awaitable[bool]] | None = None) -> bool:
         """Wait for all that may return, at most `fence` seconds, and until `permitted()`, and decide the rest.
+
+        Returns:
+            Whether it is decided; False where `permitted` says that another head does that.
 
         Cancelling leaves it undecided.
         """
@@ -222,8 +225,8 @@ class TakeOver:
             logger.warning(
                 "%d nodes and %d programs have not returned in %g s", len(self._members), len(self._drivers), fence
             )
-        if permitted is not None:
-            await permitted()
+        if permitted is not None and not await permitted():
+            return False
         self._give_up_nodes()
         for actor, cause in self._lost:
             self._decide(actor, cause)
@@ -238,6 +241,7 @@ class TakeOver:
                 self._loop.call_later(_LATE, self._decisions.unheld, actor)
             elif actor.state != "dead":
                 self._decisions.unheld(actor)
+        return True
 
     def _give_up_nodes(self) -> None:
         for driver in self._drivers:

@@ -12,7 +12,6 @@ from zcactor.control.beginning import Beginning
 from zcactor.control.file_log import FRESH, FileLog
 from zcactor.control.head_log import Candidate
 from zcactor.control.node_table import machine_of
-from zcactor.ids import ProcessId
 from zcactor.process.place import Place
 
 if TYPE_CHECKING:
@@ -76,20 +75,17 @@ class HeadBeginning(Beginning):
         waited for, and none that has ended."""
         if self._beside:
             taking.await_beside(machine_of(self._directory))
-        for key, member in entries.members.items():
-            place = member.facts["address"].rpartition("@")[2]
-            head.process.tasks.start(self._look_at(head, taking, ProcessId(bytes.fromhex(key)), place))
+        super().expect(head, taking, entries)
 
-    async def _look_at(self, head: Head, taking: TakeOver, node: ProcessId, place: str) -> None:
-        """Do not wait for a node that has ended with the earlier head, as when all processes of a host are killed."""
-        host, _, port = place.rpartition(":")
+    async def refuses(self, address: str) -> bool:
+        """See `zcactor.control.beginning.Beginning.refuses`."""
+        host, _, port = address.rpartition("@")[2].rpartition(":")
         try:
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         except ConnectionRefusedError:
-            taking.ended(node)
-            if head.members.standing is not None:
-                head.members.standing.ended(node.hex())
+            return True
         except OSError as error:  # it may return from there all the same
-            logger.debug("node %s at %s cannot be looked at: %s", node.hex()[:8], place, error)
+            logger.debug("the node at %s cannot be looked at: %s", address, error)
         else:
             writer.close()
+        return False

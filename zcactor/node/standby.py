@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.assembly.endpoints import tls_of
+from zcactor.control.contested import Contested
 from zcactor.control.etcd_log import EtcdLog
-from zcactor.control.head_log import Candidate, Deposed, LogUnavailable, LogUnusable
-from zcactor.control.head_watch import boot_clock
-from zcactor.control.standing import Standing
-from zcactor.errors import ConnectionLost, HeadUnavailable, ProtocolError
-from zcactor.ids import ProcessId
+from zcactor.control.head_log import Candidate, LogUnusable
+from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.node.head_state import HeadBeginning
 from zcactor.node.signpost import Signpost
 from zcactor.process.place import Place
@@ -25,13 +22,10 @@ from zcactor.transport.stream.probe import Standby, identify
 from zcactor.transport.stream.summons import summon
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from zcactor.config import Config
-    from zcactor.control.entries import Entries
     from zcactor.control.head import Head
-    from zcactor.control.head_log import LeaderAt
-    from zcactor.control.take_over import TakeOver
 
 __all__ = ["StandbyBeginning", "written"]
 
@@ -41,10 +35,6 @@ _LEFT: Final = 15.0
 busy machine needs more."""
 _ANSWER: Final = 2.0
 """Seconds that a standby has to say that it is there."""
-_LOOK: Final = 1.0
-"""Seconds between two looks at who else would lead."""
-_PAUSE: Final = 1.0
-"""Seconds until a standby campaigns again where etcd was silent when it had just won."""
 
 
 def written(host: str, port: int) -> str:
@@ -52,7 +42,7 @@ def written(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class StandbyBeginning(HeadBeginning):
+class StandbyBeginning(Contested, HeadBeginning):
     """The steps by which a head with a log in etcd begins its terms, one after the other.
 
     Args:
@@ -72,11 +62,6 @@ class StandbyBeginning(HeadBeginning):
         self._fresh: bool = fresh
         self._waits: bool = waits
         self._standing_by = standing_by
-        self._stood = False
-        """Whether another head has led while this one waited."""
-        self._resigned = False
-        self.again = False
-        """Whether this head has lost its term to another one, or to nobody, and is to stand by again."""
 
     @property
     def port(self) -> int:
@@ -101,7 +86,7 @@ class StandbyBeginning(HeadBeginning):
         try:
             self._etcd.announce(Candidate(self._address, place.host, place.pid))
             if self._waits:
-                await self._win(Candidate(self._address, place.host, place.pid))
+                await self.win(Candidate(self._address, place.host, place.pid))
             else:
                 async with asyncio.timeout(_LEFT):
                     await self.campaign(Candidate(self._address, place.host, place.pid))
@@ -114,108 +99,37 @@ class StandbyBeginning(HeadBeginning):
             with contextlib.suppress(asyncio.CancelledError, LogUnusable):  # the campaign says that as well
                 await following
             await signpost.aclose()
-        if self._stood:
+        if self.stood:
             self._beside = False  # the node beside this one has joined the head that led
         elif self._fresh:
             self.entries = None
         self.clear()
 
-    async def _win(self, me: Candidate) -> None:
-        """Campaign until this head leads and has read the log."""
-        while True:
-            try:
-                await self.campaign(me)
-                return
-            except (LogUnavailable, Deposed) as error:
-                if not self._stood:
-                    raise
-                logger.warning("this head leads, and stands by again, because its log cannot be read: %s", error)
-            if self._term is not None:
-                await self.log.resign(self._term)
-            await asyncio.sleep(_PAUSE)
-
     async def _follow(self, signpost: Signpost) -> None:
         async for leader in self.log.leaders():
             signpost.leader = HeadWord("", 0) if leader is None else HeadWord(leader.address, leader.epoch)
-            if leader is not None and self._waits and leader.address != self._address and not self._stood:
-                self._stood = True
+            if leader is not None and self._waits and leader.address != self._address and not self.stood:
+                self.stood = True
                 self._standing_by(self._address)
 
     @property
     def is_over(self) -> bool:
         """Whether the cluster for which this standby waited has ended in order."""
-        return self._stood and self.closed
+        return self.stood and self.closed
 
     async def begin(self, head: Head, address: str) -> None:
-        """See `zcactor.control.beginning.Beginning.begin`. From here on the end of the term ends the head, too."""
-        assert self._term is not None
-        members = [] if self.entries is None else list(self.entries.members)
-        standing = Standing(self._term, members, head.process.config.head_patience, boot_clock)
-        if self.entries is None:
-            await standing.settled()
-        head.members.standing = standing
-        head.recorder.lasts = standing.lasts
-        try:
-            await super().begin(head, address)
-        except (Deposed, HeadUnavailable) as error:
-            logger.warning("this head cannot begin: %s", error)
-            self._step_down(head, None)
-            return
-        head.heads.own = self._address
+        """See `zcactor.control.contested.Contested.begin`."""
+        self.own = self._address
         head.resign = partial(self.resign, head)
-        head.members.tell_heads = lambda: head.process.tasks.start(head.heads.tell())
-        head.process.tasks.start(self._watch(head))
-        head.process.tasks.start(self._introduce(head))
+        await super().begin(head, address)
 
-    async def _watch(self, head: Head) -> None:
-        """End the head once another one leads, or its term has ended."""
-        assert self._term is not None
-        own, known = self._term.epoch, False
-        async for leader in self.log.leaders():
-            known = known or (leader is not None and leader.epoch == own)  # the one told before is older than the term
-            if (leader is None and known) or (leader is not None and leader.epoch > own):
-                self._step_down(head, leader)
-                return
+    async def candidates(self) -> Sequence[str]:
+        """See `zcactor.control.contested.Contested.candidates`."""
+        return await self._etcd.candidates()
 
-    def _step_down(self, head: Head, leader: LeaderAt | None) -> None:
-        if head.members.standing is not None:
-            head.members.standing.depose()
-        head.recorder.depose(head.recorder.epoch if leader is None else leader.epoch)
-        if not head.closing and not self._resigned:
-            self.again = True
-            head.finish()
-
-    async def _introduce(self, head: Head) -> None:
-        """Tell nodes and programs where other heads are. End the head where one of them knows a later one."""
-        assert self._term is not None
-        while not head.recorder.is_deposed and self._term.valid_until() != -math.inf:
-            with contextlib.suppress(LogUnavailable):
-                head.heads.all = await self._etcd.candidates()
-            await head.heads.tell()
-            await asyncio.sleep(_LOOK)
-        self._step_down(head, None)
-
-    def expect(self, head: Head, taking: TakeOver, entries: Entries) -> None:
-        """See `zcactor.control.beginning.Beginning.expect`. Nodes and programs are called, too: their connection to a
-        head that is stopped does not end, and nobody may have told them of this one."""
-        super().expect(head, taking, entries)
-        addresses = {key: member.facts["address"] for key, member in entries.members.items()}
-        addresses.update({key: driver.address for key, driver in entries.drivers.items()})
-        for key, address in addresses.items():
-            if address:
-                head.process.tasks.start(self._call(taking, ProcessId(bytes.fromhex(key)), address))
-
-    async def _call(self, taking: TakeOver, process: ProcessId, address: str) -> None:
-        """Tell a process where this head is, until it has come."""
-        assert self._term is not None
-        tls = tls_of(self._config)
-        while taking.awaits(process) and not taking.done.is_set():
-            try:
-                async with asyncio.timeout(_ANSWER):
-                    await summon(address, self._address, self._term.epoch, self._token, tls)
-            except (TimeoutError, ConnectionLost, ProtocolError) as error:  # it may have ended, and come all the same
-                logger.debug("process %s was not told where this head is: %s", process.hex()[:8], error)
-            await asyncio.sleep(_LOOK)
+    async def summon(self, address: str, epoch: int) -> None:
+        """See `zcactor.control.contested.Contested.summon`."""
+        await summon(address, self._address, epoch, self._token, tls_of(self._config))
 
     async def resign(self, head: Head) -> bool:
         """End the head where another one stands by. Returns whether that is so."""
@@ -225,7 +139,7 @@ class StandbyBeginning(HeadBeginning):
                 async with asyncio.timeout(_ANSWER):
                     await identify(place, self._token, tls)
             except Standby:
-                self._resigned = True
+                self.resigned = True
                 logger.warning("this head resigns; the standby at %s leads from now on", place)
                 head.finish()
                 return True

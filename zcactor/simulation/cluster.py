@@ -7,15 +7,15 @@ without a file, an endpoint in a simulated network, a crew without threads, and 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor import ids
 from zcactor.assembly.agents import assemble_agent
 from zcactor.assembly.endpoints import find_through, may_read
 from zcactor.assembly.process import Process
-from zcactor.control.beginning import Beginning
 from zcactor.control.head import Head
 from zcactor.control.head_log import Candidate, LogUnavailable
+from zcactor.control.head_watch import HeadWatch
 from zcactor.control.memory_log import MemoryLog
 from zcactor.control.node_agent import NodeAgent
 from zcactor.control.node_table import facts_of
@@ -25,9 +25,12 @@ from zcactor.node.door import Door
 from zcactor.node.worker_main import serve
 from zcactor.objectstore.arena import Arena
 from zcactor.objectstore.store import Store
+from zcactor.process.absence import HeadGone
+from zcactor.process.epochs import Deposed
 from zcactor.process.place import Place
 from zcactor.simulation.crew import LoopCrew
 from zcactor.simulation.endpoint import SimEndpoint
+from zcactor.simulation.reigning import SimBeginning, SimContested
 from zcactor.simulation.workers import SimWorkers
 
 if TYPE_CHECKING:
@@ -45,6 +48,10 @@ __all__ = ["Cluster", "Host"]
 
 EXTENT = 1 << 20
 """Bytes by which an arena is handed out; small arenas have no room for more."""
+AGAIN: Final = 0.5
+"""Virtual seconds until a node or a program looks again for a head whose term was over."""
+TRIES: Final = 20
+"""The number of times that a program does so."""
 
 
 class Host:
@@ -109,6 +116,11 @@ class Cluster:
         self._pids = 100
         self._workers = 0
 
+    @property
+    def is_contested(self) -> bool:
+        """Whether the head's term may end before the head does."""
+        return self.book is not None and self.book.ends_by_itself
+
     # ---------------------------------------------------------------- processes
 
     def _process(self, loop: SimLoop, role: str, host: Host, process: bytes) -> Process:
@@ -155,7 +167,8 @@ class Cluster:
         host = self.hosts[loop.host]
         if loop is host.agent:
             if host is self.head_host and self.book is not None:
-                self.book.free()
+                if not self.is_contested:
+                    self.book.free()
                 if isinstance(host.node, Head):
                     self.on_head_lost(host.node)
             host.agent = host.node = None
@@ -189,11 +202,13 @@ class Cluster:
     async def _agent(self, loop: SimLoop, host: Host, *, is_head: bool) -> None:
         known = ids.ProcessId(self.head_id) if is_head and self.head_id else ids.new_process()
         process = self._process(loop, "agent", host, known)
-        begun = None
+        begun: SimBeginning | None = None
         if is_head and self.book is not None:
-            begun = Beginning(self.make_log(), "the shared log", known, self.config.head_patience)
+            assert isinstance(process.endpoint, SimEndpoint)
+            make = SimContested if self.is_contested else SimBeginning
+            begun = make(self.make_log(), known, self.config.head_patience, process.endpoint)
             try:
-                await begun.campaign(Candidate(process.address, host.name, process.place.pid))
+                await begun.lead(Candidate(process.address, host.name, process.place.pid))
             except LogUnavailable:
                 self.kill(loop, "its log did not answer")
                 return
@@ -211,6 +226,7 @@ class Cluster:
         node = host.node = assemble_agent(process, workers, facts, self.resources, self.heartbeat, self.hang_after, log)
         try:
             if isinstance(node, NodeAgent):
+                self._hear(process, node.watch)
                 door.open()
                 await node.join(facts, self.resources)
             elif begun is None:
@@ -220,7 +236,13 @@ class Cluster:
                 await begun.begin(node, process.address)
         except ZcactorError as error:
             self.world.note(loop.label, "refused", why=type(error).__name__)
+            again = self.is_contested and isinstance(error, Deposed | HeadGone)
+            if again:
+                await asyncio.sleep(AGAIN)
             self.kill(loop, "it could not join" if log is None else "its log did not answer")
+            head = self.head_host
+            if again and head is not None and not self.network.is_off(head.name):
+                self.start_agent(host.name)  # as `zcactor.cluster.readiness.while_led` does
             return
         door.open()
         self.joined += 1
@@ -229,7 +251,16 @@ class Cluster:
         if isinstance(node, Head):
             await node.recorder.aclose()
         await process.close()
-        self.kill(loop, "its process exited with status 0")
+        again = isinstance(begun, SimContested) and begun.again
+        self.kill(loop, "its term is over" if again else "its process exited with status 0")
+        if again:
+            self.start_agent(host.name)
+
+    @staticmethod
+    def _hear(process: Process, watch: HeadWatch) -> None:
+        """Have a process hear of heads that call it."""
+        assert isinstance(process.endpoint, SimEndpoint)
+        process.endpoint.summoned = watch.summoned
 
     # ---------------------------------------------------------------- workers and drivers
 
@@ -257,16 +288,24 @@ class Cluster:
     async def _driver(self, loop: SimLoop, host: Host, program: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
         process = self._process(loop, "driver", host, ids.new_process())
         await process.endpoint.start(process.connections.accepted)
-        try:
-            joined = await process.head.ask_members("join_driver", process.address, host.machine)
-        except ZcactorError as error:
-            self.world.note(loop.label, "refused", why=type(error).__name__)
-            self.kill(loop, "it could not join")
+        for left in reversed(range(TRIES if self.is_contested else 1)):
+            try:
+                joined = await process.head.ask_members("join_driver", process.address, host.machine)
+                break
+            except ZcactorError as error:
+                self.world.note(loop.label, "refused", why=type(error).__name__)
+                if left:  # as programs do that find another head then
+                    await asyncio.sleep(AGAIN)
         else:
-            process.head.absence.joined(*joined)
-            process.system.on_head_ends = process.head.absence.give_up
-            process.connections.on_lost = HeadSearch(process, host.machine).session_lost
-            await program(process)
+            self.kill(loop, "it could not join")
+            return
+        process.head.absence.joined(*joined)
+        process.system.on_head_ends = process.head.absence.give_up
+        process.connections.on_lost = HeadSearch(process, host.machine).session_lost
+        watch = HeadWatch(process, process.system.known)
+        process.system.on_heads = watch.told
+        self._hear(process, watch)
+        await program(process)
 
     # ---------------------------------------------------------------- hosts
 

@@ -58,6 +58,8 @@ class SimEndpoint(EndpointContext):
         self.place = place
         self.arena = arena
         self.keeps = keeps
+        self.summoned: Callable[[str, int], None] = lambda _place, _epoch: None
+        """Called where a head says that it leads: its place, and its epoch; see `zcactor.transport.stream.summons`."""
         self._find: Callable[[str], Awaitable[str]] | None = None
         self._accepted: Callable[[Connection], None] | None = None
 
@@ -127,6 +129,37 @@ class SimEndpoint(EndpointContext):
         assert other._accepted is not None
         other.loop.at(network.world.now + network.time(loop, other.loop), other._accepted, theirs)
         return ours
+
+    async def refuses(self, address: str) -> bool:
+        """Whether the host of a process, by its word, has nobody that listens at the address of that process."""
+        name, _, place = address.partition("@")
+        here, there = self.loop.host, place.partition(":")[0]
+        await asyncio.sleep(self.network.rng(here, there).uniform(0.0001, 0.001))
+        if self.network.is_off(there) or self.network.is_cut(here, there) or self.network.is_cut(there, here):
+            return False
+        try:
+            self._reached(name)
+        except ConnectionLost as error:
+            return isinstance(error.__cause__, ConnectionRefusedError)
+        return False
+
+    async def summon(self, address: str, place: str, epoch: int) -> None:
+        """See `zcactor.transport.stream.summons.summon`.
+
+        Raises:
+            ConnectionLost: no process listens there, or it does not answer.
+        """
+        found = self._reached(address.partition("@")[0])
+        if self._is_silent(found.loop) or self._loses(found.loop):
+            await asyncio.sleep(SILENCE[0])
+            raise ConnectionLost(f"process {address} does not answer")
+        network, loop = self.network, self.loop
+        network.world.note(loop.label, "summon", to=found.loop.label)
+        found.loop.at(network.world.now + network.time(loop, found.loop), found.hear, place, epoch)
+
+    def hear(self, place: str, epoch: int) -> None:
+        """Hear of a head that says that it leads."""
+        self.summoned(place, epoch)
 
     def _is_silent(self, other: SimLoop) -> bool:
         here, there, network = self.loop.host, other.host, self.network

@@ -6,6 +6,8 @@ import itertools
 import random
 from typing import TYPE_CHECKING, Final
 
+from zcactor.control.forcing import force, waited_for
+from zcactor.control.head import Head
 from zcactor.errors import OutOfMemory
 from zcactor.simulation.failpoints import POINTS
 from zcactor.simulation.network import Delay, reset
@@ -25,6 +27,8 @@ REBOOT: Final = (1.0, 6.0)
 """Virtual seconds until a host's supervisor starts its agent again."""
 HEARD: Final = (0.1e-3, 2e-3)
 """Virtual seconds until an agent notices that its zygote is gone."""
+FORCED: Final = 12.0
+"""Virtual seconds between two looks of an operator at whether the head waits for nodes that have ended."""
 FLAPS: Final = 8
 """The number of times that a flapping way closes and opens."""
 
@@ -287,6 +291,20 @@ class Faults:
             self._record.saw("node joined again")
             self._cluster.start_agent(name)
 
+    def _operate(self) -> None:
+        """Look, as an operator does, whether the head waits for more than half of the nodes, which have ended, and have
+        it act without them."""
+        host = self._cluster.head_host
+        head = None if host is None else host.node
+        if host is not None and host.agent is not None and isinstance(head, Head) and waited_for(head.members):
+            self._record.saw("a head was forced")
+            host.agent.at(self._world.now, self._force, head)
+        self._later(FORCED, self._operate)
+
+    @staticmethod
+    def _force(head: Head) -> None:
+        head.process.tasks.begin(force(head.members))
+
     def heal(self) -> None:
         """End all faults: open every way, switch every host on, and let every process go on."""
         self._over = True
@@ -305,4 +323,6 @@ class Faults:
             book.loss = 0.0
             if first.agent is None and not self.beheaded:
                 self._cluster.start_agent(first.name)
+            if self._cluster.is_contested:
+                self._later(FORCED, self._operate)
         self._world.note(self._loop.label, "healed")

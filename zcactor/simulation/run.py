@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zcactor import ids
 from zcactor.buggify import decided_by
+from zcactor.control.head_watch import clocked_by
 from zcactor.execution.failure import without_frames
 from zcactor.marshal.arrays import known_codes, known_dtypes
 from zcactor.objectstore.lease import Lease, RemoteLease
@@ -25,7 +26,7 @@ from zcactor.simulation.loop import SimLoop
 from zcactor.simulation.network import Network
 from zcactor.simulation.record import Record
 from zcactor.simulation.schedule import TAKE_OVER
-from zcactor.simulation.shared_log import SharedBook
+from zcactor.simulation.shared_log import TTL, SharedBook
 from zcactor.simulation.trace import Trace
 from zcactor.simulation.workloads import WORKLOADS
 from zcactor.simulation.workloads.scene import Scene
@@ -64,6 +65,11 @@ def set_apart() -> None:
     called. A run does this itself unless it was done before; doing it once for many runs saves time."""
     gc.collect()
     gc.freeze()
+
+
+def _loop_time() -> float:
+    """The time of the simulated process that runs."""
+    return asyncio.get_running_loop().time()
 
 
 def _nothing(object_id: int) -> None:
@@ -111,6 +117,7 @@ class Run:
         self._drawn = self.world.random("run")
         self._odds: dict[str, tuple[random.Random, float]] = {}
         self._phase = ""
+        self._loss = 0.0
         self._go: asyncio.Future[None] | None = None
         self._driver: SimLoop | None = None
         self._nowhere = SimLoop(self.world, "nowhere", "garbage", 0.0, 1.0)
@@ -118,9 +125,13 @@ class Run:
         self.faults = Faults(self.cluster, self.record)
         if TAKE_OVER in schedule.workloads:
             drawn = self.world.random("log")
+            ttl = self.world.random("leases").choice((math.inf, TTL))  # of a log in a file, and of one in etcd
             self.cluster.book = book = SharedBook(
-                drawn, lambda: self.world.now, ttl=math.inf, delay=drawn.choice(DELAYS), loss=drawn.choice(LOSSES)
+                drawn, lambda: self.world.now, ttl=ttl, delay=drawn.choice(DELAYS), loss=drawn.choice(LOSSES)
             )
+            self._loss = book.loss
+            if book.ends_by_itself:
+                book.loss = 0.0  # until the faults begin: no head steps down while the programs prepare their work
             self.cluster.make_log = lambda: FailingLog(book, self.faults.reached, self.faults.armed)
 
     def play(self) -> bool:
@@ -155,7 +166,8 @@ class Run:
         known_codes.clear()  # the native wire writes arrays of dtypes that are known, Python the others
         known_dtypes.clear()
         try:
-            with ids.drawn_from(self.world.random("ids")), without_frames(), decided_by(self._unlikely):
+            drawn = ids.drawn_from(self.world.random("ids"))
+            with drawn, without_frames(), decided_by(self._unlikely), clocked_by(_loop_time):
                 yield
         finally:
             for logger, (propagate, level) in zip(loggers, levels, strict=True):
@@ -198,6 +210,8 @@ class Run:
         if not self._until("work", FORMING):
             return
         begun = world.now
+        if cluster.book is not None:
+            cluster.book.loss = self._loss
         self.faults.arm(faults)
         self._collect()
         world.run(limit=begun + schedule.duration)

@@ -69,6 +69,11 @@ class SharedBook:
         self._answers: dict[int, object] = {}
         """The answers that have not arrived, by request: a request that comes again gets its first answer."""
 
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether a term ends by itself where it is not renewed."""
+        return self.ttl < math.inf
+
     def stop(self) -> None:
         """Answer nothing until `resume`."""
         self._silent = True
