@@ -25,6 +25,8 @@ NOBODY = "0" * 32
 
 def serve(requests: socket.socket) -> int:
     """Fork an agent for each request, until the other end of the socket is closed; then return 0."""
+    import numpy  # noqa: F401  # the zygote would import it
+
     import zcactor.assembly.agents
     import zcactor.node.worker_main
     import zcactor.workers.pool  # noqa: F401
