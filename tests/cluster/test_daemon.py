@@ -706,6 +706,46 @@ def test_the_next_head_is_looked_for_where_the_first_decides_no_more(hosts: Host
     stop(hosts)
 
 
+KILLED_BEFORE = """
+import select, signal
+from zcactor.driver import driver
+async def main():
+    find, looked = driver.find_head, []
+    async def find_and_kill(address, *args):
+        looked.append(address)
+        if len(looked) > 1:
+            return await find(other, *args)
+        identity, head = await find(address, *args), os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        select.select([head], [], [])
+        return identity
+    driver.find_head = find_and_kill
+    try:
+        async with zc.init(ADDRESS, config=zc.Config(head_timeout=timeout)):
+            tell(said=(len(looked), [node.address.partition("@")[2] for node in await zc.nodes()]))
+    except zc.ConnectionLost as error:
+        tell(said=str(error))
+zc.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_program_looks_for_the_next_head_where_the_first_is_killed_before_it_joins(hosts: Hosts) -> None:
+    first, second = hosts.start(), hosts.start("b")
+
+    def told(head: StartedNode, timeout: float) -> Any:
+        given = f"pid, other, timeout = {head.process.pid}, {second.record.address!r}, {timeout}\n"
+        with hosts.program(given + KILLED_BEFORE, head.record.address) as program:
+            answer = program.told("said")
+            assert program.status() == 0
+        return answer
+
+    assert told(first, 60.0) == [2, [beside(second).record.address]]
+    assert "zc.init: the head at" in told(second, 0.05), "nobody leads in time"
+    stop(hosts)
+    stop(hosts, "b")
+
+
 @pytest.mark.slow
 def test_a_node_looks_for_the_next_head_where_the_first_decides_no_more(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch

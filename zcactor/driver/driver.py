@@ -37,6 +37,7 @@ from zcactor.node.agent_main import launch, raise_descriptor_limit, search_path,
 from zcactor.objectstore.groups import default_capacity
 from zcactor.objectstore.store import Store
 from zcactor.process import context
+from zcactor.process.absence import HeadGone
 from zcactor.process.epochs import Deposed
 from zcactor.token import default_file, find_token
 from zcactor.transport.stream.probe import identify
@@ -271,8 +272,9 @@ async def _start_node(config: Config, resources: Mapping[str, float]) -> Runtime
 async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runtime:
     """Join the cluster whose head listens at `config.address`.
 
-    A head that was stopped and goes on answers there until it sees that another one leads. The program looks for that
-    one then, as long as for a head that does not answer.
+    A head that was stopped and goes on answers there until it sees that another one leads, and one that was found may
+    be killed before the program has joined. The program looks for the next one then, as long as for a head that does
+    not answer.
 
     Args:
         config: the settings.
@@ -281,12 +283,17 @@ async def _join(config: Config, argument: str | None, *, own_host: bool) -> Runt
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + config.head_timeout
+    found = False
     while True:
         try:
             return await _join_once(config, argument, own_host=own_host)
-        except Deposed as error:
+        except (Deposed, HeadGone) as error:
+            found = True
             if loop.time() + _AGAIN > until:
                 raise ConnectionLost(f"zc.init: the head at {config.address} decides no more: {error}", False) from None
+        except ConnectionLost:
+            if not found or loop.time() + _AGAIN > until:
+                raise
         await asyncio.sleep(_AGAIN)
 
 
@@ -330,7 +337,12 @@ async def _join_once(config: Config, argument: str | None, *, own_host: bool) ->
         try:
             await endpoint.start(process.connections.accepted)
             machine = machine_of(directory.path)
-            joined = await process.head.ask_members("join_driver", address_of(endpoint), machine)
+            try:
+                joined = await process.head.ask_members("join_driver", address_of(endpoint), machine)
+            except (ConnectionLost, AuthenticationError) as error:  # AuthenticationError: another process listens there
+                if process.sessions.living(head.process) is not None:
+                    raise
+                raise HeadGone(str(error.args[0]), False) from error
         except BaseException:
             context.clear_current()
             await process.close()
