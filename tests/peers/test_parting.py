@@ -196,6 +196,22 @@ async def test_what_the_peer_closes_by_agreement_is_not_proposed() -> None:
         assert await owner.requests.ask(theirs, "part") is True, "it is still agreed"
 
 
+async def test_a_connection_with_a_lease_that_was_granted_meanwhile_is_not_proposed() -> None:
+    """The peer has no call under way and would agree, and could not give the lease back then."""
+    async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, _):
+        ours = await caller.connections.connect(owner.process)
+        parting = caller.parting
+        assert parting is not None
+        look(parting, 1)
+        age(parting)
+        proposing = parting._propose(ours)  # as by a look
+        ours.leases.grant(7, object())
+        sent = ours.sent
+        await proposing
+        assert ours.sent == sent and not caller.sessions.is_leaving(ours)
+        ours.leases.release(7, 1)
+
+
 async def test_nothing_is_sent_by_what_is_being_closed() -> None:
     async with asyncio.timeout(PATIENCE), Pair() as (caller, owner, _):
         session = await caller.connections.connect(owner.process)

@@ -91,7 +91,8 @@ class Parting:
 
     async def _propose(self, session: Session) -> None:
         """Stop using `session`, ask the peer to do the same, and close it; use it again if the peer needs it."""
-        if session in self._agreed:  # since the look: the peer is about to close it
+        # Since the look the peer may be about to close it, or may have got a lease, which it could not give back then.
+        if session in self._agreed or not self.is_idle(session):
             return
         self._leave(session)
         self._proposed[session] = False
