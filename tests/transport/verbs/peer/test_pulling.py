@@ -839,7 +839,7 @@ def test_whatever_happens(data: st.DataObject, seed: int) -> None:
             if error is None:
                 assert not bad and desk.arrived(region)
             else:
-                assert isinstance(error, ObjectLost) if bad else "3 times" in str(error)
+                assert "3 times" in str(error) or (bad and isinstance(error, ObjectLost))
         assert desk.unused()
 
     asyncio.run(check())
