@@ -333,3 +333,22 @@ async def test_what_a_deposed_head_refuses_is_asked_of_the_next(monkeypatch: pyt
     else:
         with pytest.raises(zc.HeadUnavailable, match="log"):
             await HeadLink.ask_agent(link, "reserve")
+
+
+async def test_a_report_of_an_earlier_term_is_not_asked_again() -> None:
+    """The head that refuses it leads: its node reports anew, by the present term."""
+    link = Link(None)
+    session: Any = SimpleNamespace(closed=None)
+
+    async def connect(_: bytes) -> Any:
+        return session
+
+    async def ask_of(*_: object) -> str:
+        raise Deposed(1, 2)
+
+    link._connections, link._requests = SimpleNamespace(connect=connect), SimpleNamespace(ask_of=ask_of)  # type: ignore[assignment]
+    link._sessions.used[link.process] = session
+    link.absence.joined(6.0, "log")
+    link._timeout = PATIENCE
+    with pytest.raises(Deposed):
+        await HeadLink.ask_members(link, "worker_ended", 1)

@@ -141,8 +141,8 @@ class HeadLink:
                     if session.closed is None:
                         raise
                     raise ConnectionLost(f"an answer of the head is lost: {error}", True) from error
-            except Deposed:  # the head decides no more, and has not done it
-                if not self.absence.patience:
+            except Deposed:  # the head decides no more, and has not done it; or it takes no report of an earlier term
+                if index == MEMBERSHIP_INDEX or not self.absence.patience:
                     raise
                 await self._leave(session)
             except NoSuchActor:
