@@ -90,9 +90,9 @@ def counted(output: str) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("mode", "operations"),
     [
-        ("offsets", 5_000_000),
+        ("offsets", 10_000_000),
         # Modes that write to memory take ten times as long, and modes whose system calls fail or wait a hundred times.
-        ("memory", 500_000),
+        ("memory", 1_000_000),
         ("flaky", 500_000),
         ("pinned", 100_000),
         ("flakypinned", 50_000),
