@@ -75,7 +75,7 @@ class Small:
 
     def block(self, seconds: float) -> None:
         """Hold a thread of the actors' for that long, as a method that waits for a disk does."""
-        time.sleep(seconds)  # the disk
+        time.sleep(seconds)  # as the disk would take
 
     def threads(self) -> int:
         """The number of threads of the process."""

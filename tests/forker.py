@@ -10,17 +10,35 @@ import pickle
 import random
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 from zcactor.node import agent_main
 from zcactor.workers.orphans import MARK
 
-__all__ = ["LIMIT", "NOBODY", "serve"]
+__all__ = ["LIMIT", "NOBODY", "fork", "serve"]
 
 LIMIT = 1 << 17
 """The largest size of a request, in bytes."""
 NOBODY = "0" * 32
 """The mark of this process: as long as a node's id, which is written in its place."""
+
+
+def fork(function: Callable[[], int]) -> int:
+    """Fork a child that calls `function` and exits with its result, or with 1; return the child's process id."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        status = function()
+    except BaseException:  # the child has no frame above this one
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def serve(requests: socket.socket) -> int:
@@ -42,18 +60,7 @@ def serve(requests: socket.socket) -> int:
         if not request:
             return 0
         reading, writing = os.pipe()
-        between = os.fork()
-        if not between:
-            # The agent's parent ends at once, so that the process which asked adopts it: it adopts orphans.
-            pid = os.fork()
-            if pid:
-                os.write(writing, b"%d" % pid)
-                os._exit(0)
-            for each in (reading, writing):
-                os.close(each)
-            requests.close()
-            environment, path = pickle.loads(request)
-            _become_agent(environment, path, descriptors)
+        between = fork(partial(_fork_agent, requests, reading, writing, request, descriptors))
         os.close(writing)
         os.waitpid(between, 0)
         requests.send(os.read(reading, 32))
@@ -61,26 +68,31 @@ def serve(requests: socket.socket) -> int:
             os.close(each)
 
 
-def _become_agent(environment: dict[str, str], path: list[str], descriptors: list[int]) -> None:
-    status = 1
-    try:
-        control, lock, output, errors = descriptors
-        os.setsid()
-        for target, each in ((1, output), (2, errors)):
-            os.dup2(each, target)
-            os.close(each)
-        _mark(environment[MARK])
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.path[:] = path
-        sys.modules["__main__"] = ModuleType("__main__")
-        random.seed()
-        agent_main.main(control, lock)
-        status = 0
-    except BaseException:  # the last frame of a process
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(status)
+def _fork_agent(requests: socket.socket, reading: int, writing: int, request: bytes, descriptors: list[int]) -> int:
+    """Fork an agent, and write its pid. Its parent ends at once, so that the process which asked adopts it: that one
+    adopts orphans."""
+    requests.close()
+    os.close(reading)
+    os.write(writing, b"%d" % fork(partial(_become_agent, writing, request, descriptors)))
+    return 0
+
+
+def _become_agent(writing: int, request: bytes, descriptors: list[int]) -> int:
+    os.close(writing)
+    environment, path = pickle.loads(request)
+    control, lock, output, errors = descriptors
+    os.setsid()
+    for target, each in ((1, output), (2, errors)):
+        os.dup2(each, target)
+        os.close(each)
+    _mark(environment[MARK])
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    sys.modules["__main__"] = ModuleType("__main__")
+    random.seed()
+    agent_main.main(control, lock)
+    return 0
 
 
 def _mark(node: str) -> None:

@@ -47,7 +47,7 @@ async def test_a_loop_that_waits_for_no_descriptors(monkeypatch: pytest.MonkeyPa
             self.call_later = real.call_later
 
         def add_reader(self, fd: int, callback: Any) -> None:
-            raise NotImplementedError
+            raise NotImplementedError  # as loops do that wait for no descriptors
 
     before = opened()
     bell = Alarm(Loop(asyncio.get_running_loop()), 3600, lambda: None)  # type: ignore[arg-type]

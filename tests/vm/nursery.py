@@ -12,35 +12,20 @@ import pickle
 import select
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["Child", "fork", "start_nursery"]
+from tests.forker import fork
+
+__all__ = ["Child", "start_nursery"]
 
 _LIMIT = 1 << 16
 """The largest size of a request, in bytes."""
 
 _nursery: socket.socket | None = None
 """The socket to the nursery."""
-
-
-def fork(function: Callable[[], int]) -> int:
-    """Fork a child that calls `function` and exits with its result, or with 1; return the child's process id."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        status = function()
-    except BaseException:  # the child has no frame above this one
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
 
 
 def start_nursery() -> None:

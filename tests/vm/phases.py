@@ -31,8 +31,8 @@ import zcactor.driver.driver
 import zcactor.transport.verbs.driver.bindings
 import zcactor.transport.verbs.peer.connect
 from tests.forked_agents import start_forker
-from tests.forker import serve
-from tests.vm.nursery import fork, start_nursery
+from tests.forker import fork, serve
+from tests.vm.nursery import start_nursery
 
 __all__ = ["COUNTERS", "RAN", "TELL", "TOLD", "counters", "main"]
 

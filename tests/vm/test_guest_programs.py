@@ -23,7 +23,7 @@ from tests.vm.guest_actors import MIB, ROWS, Batch, Shard, checksum
 
 pytestmark = guest_only
 in_the_node = pytest.mark.asyncio(loop_scope="module")
-"""All tests share one node and its loop: starting one takes ten seconds in a guest."""
+"""All tests share one node and its loop: starting one takes seconds in a guest."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
