@@ -20,11 +20,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.driver.programs import MARK, ROOT, Program, processes, until
-from zcactor.cluster.daemon import EtcdState, KeptState, StartedNode, start_node
+from zcactor.cluster.daemon import EtcdState, KeptState, StartedNode, start_node, stop_nodes
+from zcactor.cluster.records import NodeFile
 from zcactor.config import Config
 from zcactor.token import default_file
 
-__all__ = ["CLOSING_ACTOR", "KEEPER", "Hosts"]
+__all__ = ["CLOSING_ACTOR", "GRACE", "KEEPER", "Hosts", "beside", "stop"]
+
+GRACE = 5.0
+"""Seconds that actors have to end."""
 
 CAPACITY = 1 << 26
 """Bytes of each process's arena: small, because the machine may have little memory."""
@@ -189,3 +193,14 @@ class Hosts:
         until(lambda: not self.processes(), "processes to end")
         left = {host: found for host in hosts if (found := self.left(host))}
         assert not left, left
+
+
+def stop(hosts: Hosts, host: str = "a") -> list[tuple[NodeFile, bool]]:
+    """Stop the nodes of a host. Returns the record of each, and whether it ended in order."""
+    return stop_nodes(GRACE, hosts.run_directories(host))
+
+
+def beside(head: StartedNode) -> StartedNode:
+    """The node beside a head."""
+    assert head.member is not None
+    return head.member

@@ -15,20 +15,16 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cluster.hosts import CLOSING_ACTOR, KEEPER, Hosts
+from tests.cluster.hosts import CLOSING_ACTOR, KEEPER, Hosts, beside, stop
 from tests.driver.programs import alive, until
 from zcactor.cluster import daemon
 from zcactor.cluster.daemon import StartedNode, log_directory, stop_nodes
-from zcactor.cluster.readiness import TermOver
 from zcactor.cluster.records import NodeFile, list_nodes
 from zcactor.device.fake import host_uuids
-from zcactor.driver.finding import find_head
 from zcactor.errors import AuthenticationError, ConnectionLost
 from zcactor.node.agent_main import send_setup
 from zcactor.token import make_token_file, read_token_file
 from zcactor.transport.stream import handshake_io
-
-GRACE = 5.0
 
 HELPERS = '''
 async def again(call):
@@ -57,10 +53,6 @@ def hosts() -> Iterator[Hosts]:
         yield found
 
 
-def stop(hosts: Hosts, host: str = "a") -> list[tuple[NodeFile, bool]]:
-    return stop_nodes(GRACE, hosts.run_directories(host))
-
-
 def ended(*nodes: StartedNode) -> list[tuple[NodeFile, bool]]:
     """The result of `stop` where those have ended by themselves: heads, and the nodes beside them."""
     return [(record, True) for record in records(*nodes)]
@@ -70,12 +62,6 @@ def records(*nodes: StartedNode) -> list[NodeFile]:
     """The records of nodes of one cluster and of those beside heads, in the order of `list_nodes`."""
     found = [each.record for node in nodes for each in node.all]
     return sorted(found, key=lambda record: (record.role != "head", record.node))
-
-
-def beside(head: StartedNode) -> StartedNode:
-    """The node beside a head."""
-    assert head.member is not None
-    return head.member
 
 
 def a_port_that_is_taken() -> socket.socket:
@@ -664,135 +650,6 @@ def test_the_head_is_killed(hosts: Hosts, host: str) -> None:
     hosts.assert_clean("b")
     assert "head is lost" in Path(member.record.log).read_text()
     assert list_nodes(hosts.run_directories("a")) == []
-
-
-DECIDES_NO_MORE = """
-from zcactor.driver import driver
-async def main():
-    if what == "depose":
-        async with zc.init(ADDRESS) as runtime:
-            tell(said=await runtime.process.head.ask_agent("stay", 1 << 40))
-    elif what == "give up":
-        try:
-            async with zc.init(ADDRESS, config=zc.Config(head_timeout=0.3)):
-                tell(said="joined")
-        except zc.ConnectionLost as error:
-            tell(said=str(error))
-    else:
-        find, looked = driver.find_head, []
-        async def find_another(address, *args):
-            looked.append(address)
-            return await find(what if len(looked) > 1 else address, *args)
-        driver.find_head = find_another
-        async with zc.init(ADDRESS):
-            tell(said=(len(looked), [node.address.partition("@")[2] for node in await zc.nodes()]))
-zc.run(main())
-"""
-
-
-@pytest.mark.slow
-def test_the_next_head_is_looked_for_where_the_first_decides_no_more(hosts: Hosts) -> None:
-    first, second = hosts.start(), hosts.start("b")
-
-    def told(what: str) -> Any:
-        with hosts.program(f"what = {what!r}\n" + DECIDES_NO_MORE, first.record.address) as program:
-            answer = program.told("said")
-            assert program.status() == 0
-        return answer
-
-    assert told("depose")[1] is None, "it says that programs may not stay"
-    assert "decides no more: the term with epoch" in told("give up")
-    assert told(second.record.address) == [2, [beside(second).record.address]]
-    stop(hosts)
-
-
-KILLED_BEFORE = """
-import select, signal
-from zcactor.driver import driver
-async def main():
-    find, looked = driver.find_head, []
-    async def find_and_kill(address, *args):
-        looked.append(address)
-        if len(looked) > 1:
-            return await find(other, *args)
-        identity, head = await find(address, *args), os.pidfd_open(pid)
-        os.kill(pid, signal.SIGKILL)
-        select.select([head], [], [])
-        return identity
-    driver.find_head = find_and_kill
-    try:
-        async with zc.init(ADDRESS, config=zc.Config(head_timeout=timeout)):
-            tell(said=(len(looked), [node.address.partition("@")[2] for node in await zc.nodes()]))
-    except zc.ConnectionLost as error:
-        tell(said=str(error))
-zc.run(main())
-"""
-
-
-@pytest.mark.slow
-def test_a_program_looks_for_the_next_head_where_the_first_is_killed_before_it_joins(hosts: Hosts) -> None:
-    first, second = hosts.start(), hosts.start("b")
-
-    def told(head: StartedNode, timeout: float) -> Any:
-        given = f"pid, other, timeout = {head.process.pid}, {second.record.address!r}, {timeout}\n"
-        with hosts.program(given + KILLED_BEFORE, head.record.address) as program:
-            answer = program.told("said")
-            assert program.status() == 0
-        return answer
-
-    assert told(first, 60.0) == [2, [beside(second).record.address]]
-    assert "zc.init: the head at" in told(second, 0.05), "nobody leads in time"
-    stop(hosts)
-    stop(hosts, "b")
-
-
-@pytest.mark.slow
-def test_a_node_looks_for_the_next_head_where_the_first_decides_no_more(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = hosts.start(), hosts.start("b")
-    with hosts.program("what = 'depose'\n" + DECIDES_NO_MORE, first.record.address) as program:
-        program.told("said")
-        assert program.status() == 0
-    with pytest.raises(ConnectionLost, match="cannot join: the term with epoch"):
-        hosts.start("b", first, head_timeout=0.05)
-    looked: list[str] = []
-
-    async def find_another(address: str, *args: Any) -> Any:
-        looked.append(address)
-        return await find_head(address if len(looked) < 3 else second.record.address, *args)
-
-    monkeypatch.setattr(daemon, "find_head", find_another)
-    member = hosts.start("a", f"{first.record.address},127.0.0.1:1")
-    assert len(looked) == 3
-    assert member.record.head == second.record.address
-    monkeypatch.undo()
-    stop(hosts)
-    stop(hosts, "b")
-
-
-@pytest.mark.slow
-def test_a_node_looks_for_the_next_head_where_the_first_is_killed_before_it_joins(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = hosts.start(), hosts.start("b")
-    found = first
-
-    async def find_and_kill(address: str, *args: Any) -> Any:
-        identity = await find_head(address, *args)
-        found.process.kill()
-        found.process.wait()
-        return identity
-
-    monkeypatch.setattr(daemon, "find_head", find_and_kill)
-    member = hosts.start("a", f"{first.record.address},{second.record.address}")
-    assert member.record.head == second.record.address
-    found = second
-    with pytest.raises(TermOver, match="refused"):
-        hosts.start("b", second, head_timeout=0.3)
-    monkeypatch.undo()
-    stop(hosts)
-    stop(hosts, "b")
 
 
 LEAVING_BEHIND = """
