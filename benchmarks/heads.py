@@ -7,12 +7,11 @@ import os
 import signal
 import sqlite3
 import time
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.harness import Measurement, Unmeasured, at_most, exactly
-from benchmarks.serving import ITEM, PATIENCE, Serving, bare_commits, head_of, measured, start, start_head, zcactor
+from benchmarks.serving import ITEM, PATIENCE, BareEtcd, Serving, head_of, measured, start, start_head, zcactor
 from tests.driver.programs import until
 from tests.engines.etcds import Etcd
 from tests.engines.etcds import missing as no_etcd
@@ -31,6 +30,8 @@ BACK: Final = 1.5
 """Budget: a head that was killed, next to its first start."""
 COMMITS: Final = 3
 """Commits that a spawn may cost."""
+SINGLE: Final = 15
+"""Spawns one after the other with each log, in each turn."""
 TOGETHER: Final = 100
 """Actors that are spawned at once."""
 AT_ONCE: Final = 1.3
@@ -78,16 +79,22 @@ def restarts(scale: Scale) -> Iterator[Measurement]:
     yield measured("a head that was killed, until it leads again", again, "s", at_most(BACK), first, "its first start")
 
 
-def _in_file(folder: Path) -> float:
-    """Seconds of a bare commit of SQLite, durable at its return as those of a head's log are."""
-    with contextlib.closing(sqlite3.connect(folder / "bare.db", isolation_level=None)) as db:
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=FULL")
-        db.execute("CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY, v BLOB)")
-        before = time.perf_counter()
-        for _ in range(10):
-            db.execute("INSERT INTO t (v) VALUES (?)", (b"x" * 200,))
-        return (time.perf_counter() - before) / 10
+class _BareFile:
+    """A database of SQLite that makes bare commits, durable at their return as those of a head's log are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._database = sqlite3.connect(folder / "bare.db", isolation_level=None)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v BLOB)")
+
+    def commit(self) -> None:
+        """Make a commit."""
+        self._database.execute("INSERT INTO t (v) VALUES (?)", (b"x" * 200,))
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
 
 
 def spawns(scale: Scale) -> Iterator[Measurement | Unmeasured]:
@@ -96,12 +103,13 @@ def spawns(scale: Scale) -> Iterator[Measurement | Unmeasured]:
         users = {"": undo.enter_context(User()), "in a file": undo.enter_context(User())}
         start(users[""], "--head", "--port", "0")
         start_head(users["in a file"])
-        bare = {"in a file": partial(_in_file, users["in a file"].folder)}
+        file = undo.enter_context(contextlib.closing(_BareFile(users["in a file"].folder)))
+        bare = {"in a file": file.commit}
         if no_etcd() is None:
             etcd = Etcd(undo.enter_context(User()))
             users["in etcd"] = undo.enter_context(User())
             start_head(users["in etcd"], "--directory", etcd.url("spawns"))
-            bare["in etcd"] = partial(bare_commits, etcd, 10)
+            bare["in etcd"] = undo.enter_context(contextlib.closing(BareEtcd(etcd))).commit
         sides = {where: Serving(user, ZCACTOR_ADDRESS=head_of(user)["address"]) for where, user in users.items()}
         one: dict[str, list[float]] = {where: [] for where in sides}
         many: dict[str, list[float]] = {where: [] for where in sides}
@@ -110,11 +118,22 @@ def spawns(scale: Scale) -> Iterator[Measurement | Unmeasured]:
         for serving in sides.values():
             serving.ask("spawn", 1)
         for turn in range(scale.runs):
-            for where in sorted(sides, reverse=bool(turn % 2)):
-                one[where].append(1e3 * median(sides[where].ask("spawn", 1) for _ in range(5)))
+            order = sorted(sides, reverse=bool(turn % 2))
+            singles: dict[str, list[float]] = {where: [] for where in sides}
+            commits: dict[str, list[float]] = {where: [] for where in bare}
+            for _ in range(SINGLE):  # each in turns with the others: a store that was idle is slower than a busy one
+                for where in order:
+                    singles[where].append(1e3 * sides[where].ask("spawn", 1))
+                    if where in bare:
+                        before = time.perf_counter()
+                        bare[where]()
+                        commits[where].append(1e3 * (time.perf_counter() - before))
+            for where in order:
+                one[where].append(median(singles[where]))
+            for where in bare:
+                floors[where].append(one[""][-1] + COMMITS * median(commits[where]))
+            for where in order:
                 many[where].append(sides[where].ask("spawn", count))
-            for where, commit in bare.items():
-                floors[where].append(one[""][-1] + 1e3 * COMMITS * commit())
         for where, serving in sides.items():
             serving.end()
             zcactor(users[where], "stop")

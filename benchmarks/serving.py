@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.engines.etcds import Etcd
 
 __all__ = [
-    "ITEM", "PATIENCE", "ZCACTOR", "Serving", "bare_commits", "head_of", "measured", "place", "seconds_of",
+    "ITEM", "PATIENCE", "ZCACTOR", "BareEtcd", "Serving", "head_of", "measured", "place", "seconds_of",
     "start", "start_head", "zcactor",
 ]  # fmt: skip
 
@@ -137,18 +137,22 @@ def place(user: User, rank: int, size: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def bare_commits(etcd: Etcd, count: int) -> float:
-    """Seconds of a bare commit in etcd, the mean of so many, one after the other over one connection."""
-    body = json.dumps({"key": "YmFyZQ==", "value": base64.b64encode(b"x" * 200).decode()}).encode()
-    connection = http.client.HTTPConnection("127.0.0.1", etcd.ports[0], timeout=PATIENCE)
-    connection.connect()
-    before = time.perf_counter()
-    for _ in range(count):
-        connection.request("POST", "/v3/kv/put", body)
-        answer = connection.getresponse()
+class BareEtcd:
+    """A client of etcd that makes bare commits, over one connection."""
+
+    _BODY: Final = json.dumps({"key": "YmFyZQ==", "value": base64.b64encode(b"x" * 200).decode()}).encode()
+
+    def __init__(self, etcd: Etcd) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", etcd.ports[0], timeout=PATIENCE)
+
+    def commit(self) -> None:
+        """Make a commit."""
+        self._connection.request("POST", "/v3/kv/put", self._BODY)
+        answer = self._connection.getresponse()
         answer.read()
         if answer.status != http.client.OK:
             raise RuntimeError(f"etcd has answered {answer.status}")
-    seconds = (time.perf_counter() - before) / count
-    connection.close()
-    return seconds
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
