@@ -221,6 +221,14 @@ class GpuRank:
             x.fill(3)
             self.kept = await group.allreduce(x)
 
+    async def forget(self, other: Any) -> None:
+        """Forget this rank's groups, as where their founder tells it that nobody holds them. Returns when another rank
+        has heard of it."""
+        groups = current().groups()
+        for key in list(groups._members):
+            groups.forget(key)
+        await other.stats()
+
     def let_go(self) -> None:
         """Let the GPU's work go on."""
         self.gate.set()

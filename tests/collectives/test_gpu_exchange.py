@@ -232,6 +232,15 @@ async def test_the_last_value_of_a_group_destroys_after_all_work() -> None:
         assert [await actor.ends() for actor in actors] == [["destroyed"], ["destroyed"]]
 
 
+async def test_a_rank_that_hears_of_the_end_from_another_one_does_its_work() -> None:
+    async with gpu_ranks(2) as (group, actors):
+        await zc.get([actor.hold_and_reduce(group) for actor in actors], timeout=30)
+        await actors[0].forget(actors[1])  # the founder's word comes to the other one later
+        await zc.get([actor.let_go() for actor in actors])
+        assert [await actor.elements_kept() for actor in actors] == [[6.0] * 10] * 2
+        assert [await actor.ends() for actor in actors] == [["destroyed"], ["destroyed"]]
+
+
 async def test_a_timeout_ends_the_waiting_only() -> None:
     async with gpu_ranks(2) as (group, actors):
         name, text = await actors[0].raises(group, "allreduce", ONES, timeout=0.05)

@@ -205,10 +205,10 @@ class Member:
             self._publish(rank, seq, operation, Publication(*values))
 
     def close(self) -> None:
-        """End all operations, as nobody holds the group any more. Work that is queued on GPUs is still done."""
+        """End all operations, as nobody holds the group any more. Work queued on GPUs is still done, on all ranks."""
         if self.exchange is not None:
             self.exchange.close()
-        self.break_up(-1, "", "nobody holds the group any more")
+        self._end((-1, "", "nobody holds the group any more"), "group_forget", self.key)
 
     def _stay_awake(self) -> None:
         if self.spinner is not None:
@@ -465,18 +465,18 @@ class Member:
     def break_up(self, rank: int, actor: str, cause: str) -> None:
         """End all operations with `GroupBroken`, now and from now on, and tell the other ranks. The first cause
         counts."""
+        self._end((rank, actor, cause), "group_broken", self.key, rank, actor, cause)
+
+    def _end(self, fault: tuple[int, str, str], method: str, *values: Any) -> None:
         if self.broken is not None:
             return
-        self.broken = rank, actor, cause, self.epoch
+        self.broken = *fault, self.epoch
         self.seat.open = False
-        told = {self.process.process}
-        for other in self._others:
-            process = self.seats[other].process
-            if other != rank and process not in told:
-                told.add(process)
-                session = self._session(other)
-                if session is not None:
-                    self.process.requests.send(session, "group_broken", (self.key, rank, actor, cause))
+        others = {self.seats[other].process: other for other in self._others if other != fault[0]}
+        for process, other in others.items():
+            session = None if process == self.process.process else self._session(other)
+            if session is not None:
+                self.process.requests.send(session, method, values)
         if self.exchange is not None:
             self.exchange.abort()
         self._pieces.clear()
