@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from tests.control.agents import DRIVER, FakeProcess, FakeSession
 from zcactor.control.console import Console
 from zcactor.errors import ConnectionLost
+from zcactor.ids import ProcessId
 
 WORKER: Any = SimpleNamespace(driver=DRIVER, label="Shop", pid=7)
 
 
-def console(*, log_to_driver: bool = True) -> tuple[Console, FakeProcess]:
+def console(answer: Any = None, *, log_to_driver: bool = True) -> tuple[Console, FakeProcess]:
     """A console, and its process."""
-    process: Any = FakeProcess()
+    process: Any = FakeProcess(answer)
     process.config = SimpleNamespace(log_to_driver=log_to_driver)
     return Console(process), process
 
@@ -59,3 +61,29 @@ async def test_what_waits_for_a_program_that_has_gone_is_dropped() -> None:
     made.forget(DRIVER)
     await made.show_all()
     assert not process.asked
+
+
+async def test_one_program_has_shown_its_lines_while_another_one_has_not() -> None:
+    shown, goes_on = [], asyncio.Event()
+
+    async def show(driver: bytes, method: str, stream: str, text: str) -> None:
+        if driver != DRIVER:
+            await asyncio.Event().wait()
+        await goes_on.wait()
+        shown.append(text)
+
+    made, process = console(show)
+    stuck = ProcessId(b"s" * 16)
+    for driver in (DRIVER, stuck):
+        process.sessions.used[driver] = FakeSession(driver)
+        made.show(driver, "stdout", "", ["one"])
+    waiting = asyncio.ensure_future(made.show_all(DRIVER))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    goes_on.set()
+    await waiting
+    assert shown == ["one\n"]
+    await made.show_all(ProcessId(b"n" * 16))  # it has had no lines
+    for task in process.begun:
+        task.cancel()
+    await asyncio.gather(*process.begun, return_exceptions=True)

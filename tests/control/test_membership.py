@@ -56,8 +56,8 @@ class Head:
     def show(self, *args: Any) -> None:
         self.done.append(("show", *args))
 
-    async def show_all(self) -> None:
-        self.done.append(("show all",))
+    async def show_all(self, *args: Any) -> None:
+        self.done.append(("show all", *args))
 
     def stop_owned(self, driver: bytes) -> list[asyncio.Task[None]]:
         self.done.append(("stop", driver))
@@ -518,4 +518,18 @@ async def test_a_head_that_others_can_follow_asks_whether_nodes_serve_it() -> No
     while ("left", node.id) not in noted:
         await asyncio.sleep(0.001)
     assert ("joining", node.id) in noted
+    await head.end()
+
+
+async def test_the_result_of_a_drain_comes_after_the_lines_on_its_progress() -> None:
+    head: Any = Head()
+
+    async def drain(name: str, timeout: float | None, again: bool, caller: bytes) -> dict[str, Any]:
+        head.show(caller, "stdout", "", [f"{name} leaves"])
+        return {"node": name, "timeout": timeout, "again": again}
+
+    head.draining = SimpleNamespace(drain=drain)
+    found = await head.by(FakeSession(DRIVER), head.members.drain("n", 2.0, True))
+    assert found == {"node": "n", "timeout": 2.0, "again": True}
+    assert head.done == [("show", DRIVER, "stdout", "", ["n leaves"]), ("show all", DRIVER)]
     await head.end()

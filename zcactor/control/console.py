@@ -60,10 +60,10 @@ class Console:
         """Drop the waiting lines of a program that is gone."""
         self._printers.forget(driver)
 
-    async def show_all(self) -> None:
-        """Wait until the drivers have shown all output, at most `LAST_OUTPUT` seconds."""
+    async def show_all(self, driver: ProcessId | None = None) -> None:
+        """Wait until a program, or each, has shown all output, at most `LAST_OUTPUT` seconds."""
         try:
             async with asyncio.timeout(LAST_OUTPUT):
-                await self._printers.flush()
+                await (self._printers.flush() if driver is None else self._printers.flush_one(driver))
         except TimeoutError:
             logger.debug("a driver did not show all output in time")

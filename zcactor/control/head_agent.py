@@ -48,5 +48,5 @@ class Showing(Protocol):
     def show(self, driver: ProcessId, stream: str, prefix: str, lines: list[str]) -> None:
         """Show the output of a worker on another node."""
 
-    async def show_all(self) -> None:
-        """Wait until the rest of the output is shown."""
+    async def show_all(self, driver: ProcessId | None = None) -> None:
+        """Wait until the rest of the output is shown, at one program or at all."""

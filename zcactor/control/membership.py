@@ -328,7 +328,9 @@ class Membership:
         """Move a node's actors elsewhere and have it leave; see `zcactor.control.draining.Draining.drain`."""
         self._refuse_if_embedded()
         caller = current_call.get().session.peer_process  # lines for a node go to this head's log
-        return await self._agent.draining.drain(name, timeout, again, b"" if caller in self._agents else caller)
+        done = await self._agent.draining.drain(name, timeout, again, b"" if caller in self._agents else caller)
+        await self._console.show_all(caller)  # lines on the progress come before the result
+        return done
 
     async def end_node(self, node: NodeRecord, grace: float, again: bool) -> NodeRecord | None:
         """Have a node end, and wait for that, and with `again` for the node that starts in its place.

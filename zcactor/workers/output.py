@@ -168,6 +168,12 @@ class Printers:
         """Drop the printer of a program that is gone."""
         self._by_program.pop(program, None)
 
+    async def flush_one(self, program: ProcessId) -> None:
+        """Wait until a program has shown its output, or is gone."""
+        printer = self._by_program.get(program)
+        if printer is not None:
+            await printer.flush()
+
     async def flush(self) -> None:
         """Wait until each program has shown its output, or is gone."""
         await asyncio.gather(*(printer.flush() for printer in list(self._by_program.values())))
