@@ -26,6 +26,9 @@ class Held:
         self.done = asyncio.Event()
 
 
+Fault = str | Held | tuple[int, int, str] | list[Any]
+
+
 class FakeEtcd:
     """The store and its server. As a context manager it listens at as many endpoints as asked for.
 
@@ -44,9 +47,10 @@ class FakeEtcd:
         """Leases that were renewed, in order."""
         self.seen: list[tuple[str, str]] = []
         """The endpoint and the kind of each request."""
-        self.faults: dict[str, deque[str | Held | tuple[int, int, str]]] = {}
+        self.faults: dict[str, deque[Fault]] = {}
         """For each kind of request what becomes of the next ones: ``"lost"``, ``"answer lost"``, held up, or refused
-        with a status, a code and words. A fault of a kind with ``*`` at its end holds for all of them."""
+        with a status, a code and words; by such a list a request is carried out nevertheless. A fault of a kind with
+        ``*`` at its end holds for all of them."""
         self.tokens: set[str] = set()
         self.user = user
         self._count = count
@@ -80,7 +84,7 @@ class FakeEtcd:
         """The URL of a cluster in it."""
         return f"etcd://{','.join(self.endpoints)}/test"
 
-    def fail(self, kind: str, *faults: str | Held | tuple[int, int, str]) -> None:
+    def fail(self, kind: str, *faults: Fault) -> None:
         """Let the next requests of a kind fail."""
         self.faults.setdefault(kind, deque()).extend(faults)
 
@@ -94,7 +98,7 @@ class FakeEtcd:
         path, body = request.match_info["path"], json.loads(await request.text())
         kind = _kind(path, body)
         self.seen.append((f"127.0.0.1:{request.url.port}", kind))
-        fault: str | Held | tuple[int, int, str] | None = None
+        fault: Fault | None = None
         if self.faults.get(f"{kind}*"):
             fault = self.faults[f"{kind}*"][0]
         elif self.faults.get(kind):
@@ -119,7 +123,7 @@ class FakeEtcd:
             fault.done.set()
         if fault == "answer lost":
             return self._hang_up(request)
-        return answer
+        return _refuse(*fault) if isinstance(fault, list) else answer
 
     @staticmethod
     def _hang_up(request: web.Request) -> web.Response:

@@ -249,6 +249,31 @@ async def test_etcd_is_out_of_space(etcd: FakeEtcd, make: Callable[..., EtcdLog]
         await log.campaign(ONE)
 
 
+async def test_what_runs_out_of_space_may_be_made(etcd: FakeEtcd, make: Callable[..., EtcdLog]) -> None:
+    alarm = (429, 8, "etcdserver: mvcc: database space exceeded")
+    made = [*alarm]
+    log = make()
+    term = await log.campaign(ONE)
+    etcd.fail("record", made, made, alarm)
+    etcd.fail("page", "lost", (503, 14, "etcdserver: no leader"))
+    await log.record(term, [A1, B1])
+    assert await log.load(term) == {"name": {"a": b"1", "b": b"1"}}
+    gone = Change("name", "a", None)
+    await log.record(term, [gone])
+    assert await log.load(term) == {"name": {"b": b"1"}}
+    with pytest.raises(LogUnavailable, match="out of space"):
+        await log.record(term, [B1, A1])
+    assert await log.load(term) == {"name": {"b": b"1"}}
+    etcd.fail("record", made)
+    etcd.fail("page", "lost")
+    recording = asyncio.ensure_future(log.record(term, [A1]))
+    while etcd.faults["page"]:
+        await asyncio.sleep(0.001)
+    etcd.expire_all()
+    with pytest.raises(Deposed):
+        await recording
+
+
 async def test_etcd_does_not_answer(etcd: FakeEtcd, make: Callable[..., EtcdLog]) -> None:
     busy = (503, 14, "etcdserver: no leader")
     log = make(patience=0.3)

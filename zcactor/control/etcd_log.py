@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -348,6 +349,25 @@ class EtcdLog:
         except EtcdSilent as silent:
             term.doubt = silent.doubt
             raise
+        except EtcdRefused as refused:
+            if not (refused.full and await self._are_made(term, changes)):
+                raise
+            return {"succeeded": True}
+
+    async def _are_made(self, term: EtcdTerm, changes: dict[tuple[str, str], bytes | None]) -> bool:
+        """Whether changes were made that etcd has refused as it is out of space. Waits until it tells.
+
+        Raises:
+            Deposed: the term is over.
+        """
+        while not term.over:
+            with contextlib.suppress(EtcdSilent, EtcdRefused, LogUnusable):  # as where it is not known what was made
+                answer = await self._gateway().call(_TXN, self._keys.same(term.epoch, changes), within=0)
+                if answer.get("succeeded"):
+                    return self._keys.are_made(answer, changes)
+                raise self._deposed(term.epoch, answer)
+            await asyncio.sleep(PAUSE)
+        raise self._deposed(term.epoch)
 
     # ---------------------------------------------------------------- the leader
 
@@ -472,7 +492,7 @@ class EtcdLog:
         return Deposed(epoch, self._greatest)
 
     def _unavailable(self, error: Exception) -> LogUnavailable:
-        if isinstance(error, EtcdRefused) and "space exceeded" in str(error):
+        if isinstance(error, EtcdRefused) and error.full:
             return LogUnavailable(
                 str(self), "etcd is out of space (its alarm NOSPACE): compact and defragment it, or raise "
                 "--quota-backend-bytes, then run: etcdctl alarm disarm",

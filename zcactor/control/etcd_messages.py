@@ -18,7 +18,7 @@ import msgspec
 from zcactor.control.head_log import MAX_CHANGES, MAX_NBYTES, Candidate, LeaderAt, LogUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from zcactor.control.head_log import Change
 
@@ -49,6 +49,9 @@ class EtcdRefused(Exception):
         self.code = code
         self.stale = code == 16 or "revision of auth store is old" in message
         """Whether the proof of the user has expired, so that authenticating again helps."""
+        self.full = "space exceeded" in message
+        """Whether etcd is out of space. It may have carried out the request that finds this (etcd-io/etcd,
+        server/etcdserver/apply.go, quotaApplierV3)."""
 
 
 class EtcdSilent(Exception):
@@ -202,6 +205,20 @@ class EtcdKeys:
             self._in_term(epoch), {"key": self.head, "target": "VERSION", "result": "EQUAL", "version": str(version)}
         ]  # fmt: skip
         return {"compare": compare, "success": success, "failure": self._head_range()}
+
+    def same(self, epoch: int, changes: Iterable[tuple[str, str]]) -> Message:
+        """The transaction that reads the entries of changes, where the term lasts."""
+        keys = [{"key": text_of(self._entries + f"{kind}/{key}".encode())} for kind, key in changes]
+        return {
+            "compare": [self._in_term(epoch)], "success": [{"request_range": each} for each in keys],
+            "failure": self._head_range(),
+        }  # fmt: skip
+
+    @staticmethod
+    def are_made(answer: Message, changes: Mapping[tuple[str, str], bytes | None]) -> bool:
+        """Whether changes are made, by the answer to `same`."""
+        found = [_kvs(each) for each in answer["responses"]]
+        return [base64.b64decode(kvs[0].get("value", "")) if kvs else None for kvs in found] == [*changes.values()]
 
     def touch(self, epoch: int) -> Message:
         """The transaction that gives ``head`` its next version, where the term lasts: earlier `record` requests that
