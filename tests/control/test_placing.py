@@ -1,4 +1,4 @@
-"""Places of new actors: a node that is lost before the actor's process has started there."""
+"""Places of new actors: processes that start while the log takes the actor, or do not, and nodes that are lost before."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 
 import zcactor as zc
+from tests.control.gated_log import GatedLog, has
 from tests.simulation.clusters import Bench, Keeper, bench
 from zcactor.assembly.process import Process
 from zcactor.control.head import Head
@@ -108,3 +109,91 @@ def test_a_spawn_is_cancelled_while_it_is_placed_anew() -> None:
 
     with bench(2) as made:
         made.run(program, patience=200.0)
+
+
+# ---------------------------------------------------------------- while the log takes the actor
+
+
+async def held(log: GatedLog) -> None:
+    """Wait until the log holds a batch."""
+    while not log.held():
+        await asyncio.sleep(0.001)
+
+
+def test_a_spawn_whose_node_is_lost_while_the_log_takes_it_is_placed_elsewhere() -> None:
+    log = GatedLog()
+
+    async def program(_: Process) -> None:
+        one = (await zc.nodes())[1].node_id
+        await Keeper.spawn()  # so that another node has fewer actors
+        log.holds = has("actor", b"pending")
+        spawning = asyncio.ensure_future(Keeper.options(node="spread", name="k", max_restarts=1).spawn())
+        await held(log)
+        assert [each.node_id for each in await zc.actors() if each.name == "k"] == [one]
+        agent = made.cluster.hosts["h1"].agent
+        assert agent is not None
+        made.cluster.kill(agent, "the test kills it")
+        while one in [node.node_id for node in await zc.nodes()]:
+            await asyncio.sleep(0.1)
+        assert not spawning.done()
+        log.gate.set()
+        keeper: Any = await spawning
+        assert await keeper.keep("abc") == 3
+        (entry,) = [entry for entry in log.entries.actors.values() if entry.options.get("name") == "k"]
+        assert (entry.state, entry.worker) == ("alive", keeper._remote.location[0])
+        assert [each.node_id for each in await zc.actors() if each.name == "k"] != [one]
+
+    with bench(2, log) as made:
+        made.run(program, patience=200.0)
+
+
+def test_a_process_that_ends_before_it_has_started_fails_the_spawn_once_the_log_has_taken_it() -> None:
+    log = GatedLog()
+
+    async def program(_: Process) -> None:
+        log.holds = has("actor", b"pending")
+        spawning = asyncio.ensure_future(Keeper.options(name="k").spawn())
+        await held(log)
+        pool: Any = made.cluster.hosts["h0"].workers
+        (worker,) = pool.by_process.values()
+        worker.kill("the test ends it")
+        while pool.by_process:
+            await asyncio.sleep(0.001)
+        assert not spawning.done()
+        log.gate.set()
+        with pytest.raises(zc.InsufficientResources, match="no process could be started for .*: the test ends it"):
+            await spawning
+        while log.entries.actors or log.entries.names:
+            await asyncio.sleep(0.001)
+        assert (await zc.available_resources())["CPU"] == 8.0
+
+    with bench(1, log) as made:
+        made.run(program)
+
+
+def test_no_process_starts_in_vain_as_long_as_the_log_is_silent() -> None:
+    log = GatedLog()
+
+    async def program(_: Process) -> None:
+        pool: Any = made.cluster.hosts["h0"].workers
+        started: list[int] = []
+        start = pool.start
+
+        def counted(*args: Any, **options: Any) -> Any:
+            started.append(1)
+            return start(*args, **options)
+
+        pool.start = counted
+        log.refuses = has("actor", b"pending")
+        for _ in range(5):
+            with pytest.raises(zc.HeadUnavailable):
+                await Keeper.spawn()
+        assert len(started) == 1, "the first one: the head did not know"
+        log.refuses = lambda _: False
+        for count in (2, 3):
+            keeper: Any = await Keeper.spawn()
+            assert await keeper.keep("abc") == 3
+            assert len(started) == count
+
+    with bench(1, log) as made:
+        made.run(program)

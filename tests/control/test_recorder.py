@@ -233,9 +233,17 @@ async def test_an_error_of_the_log_itself_ends_every_wait() -> None:
 # ---------------------------------------------------------------- the head, at each of its decisions
 
 
+DOORS: list[int] = []
+"""An item for each shop that was constructed: simulated processes have one memory."""
+
+
 @zc.actor
 class Shop(Keeper):
     """An actor whose process can be ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        DOORS.append(1)
 
 
 def key_of(handle: Any) -> str:
@@ -266,6 +274,7 @@ def played(nodes: int = 1) -> Iterator[tuple[Bench, GatedLog]]:
 
 
 def test_a_spawn_is_answered_when_both_of_its_batches_are_recorded() -> None:
+    DOORS.clear()
     with played() as (made, log):
 
         async def program(_: Process) -> None:
@@ -274,9 +283,10 @@ def test_a_spawn_is_answered_when_both_of_its_batches_are_recorded() -> None:
                 log.holds = point
                 spawning = asyncio.ensure_future(Shop.options(name="till", max_restarts=1).spawn())
                 await until(log.held)
-                assert await workers() == (b"alive" in log.begun[-1][0].value), "its process starts after the first"  # type: ignore[operator]
                 await asyncio.sleep(1)
+                assert await workers() == 1, "its process starts meanwhile"
                 assert not spawning.done()
+                assert len(DOORS) == (b"alive" in log.begun[-1][0].value), "it is constructed after the first"  # type: ignore[operator]
                 found = asyncio.ensure_future(zc.get_actor("till"))
                 await asyncio.sleep(1)
                 assert not found.done()
@@ -288,6 +298,7 @@ def test_a_spawn_is_answered_when_both_of_its_batches_are_recorded() -> None:
                 assert log.entries.recipes.keys() == {key_of(shop)}
                 assert list(log.entries.names.values()) == [shop._remote.actor_id]
                 await zc.kill(shop)
+                DOORS.clear()
                 assert not log.entries.actors and not log.entries.names and not log.entries.recipes
 
         made.run(program)

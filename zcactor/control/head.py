@@ -348,8 +348,8 @@ class Head(Placing):
             return
         if actor.worker is not None:
             actor.worker.actors.pop(actor, None)
-        if actor.starting and not self._nodes.has(actor.node) and not self.closing:
-            return  # it is placed on another node
+        if actor.starting and not self.closing and (not self._nodes.has(actor.node) or _has_not_started(actor)):
+            return  # it is placed on another node, or its spawn fails
         actor.displaced = actor.node is not None and not self._nodes.has(actor.node)
         if self.closing or not actor.may_restart(is_held=is_at_hand(actor, self._nodes)):
             lacks = lack(actor, self._nodes)
@@ -456,6 +456,11 @@ class Head(Placing):
         """End the agent's process."""
         if not self.finished.done():
             self.finished.set_result(None)
+
+
+def _has_not_started(actor: ActorRecord) -> bool:
+    """Whether the process of an actor has ended before it had started."""
+    return actor.worker is not None and actor.worker.ready.exception() is not None
 
 
 async def _stays() -> bool:

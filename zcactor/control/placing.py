@@ -50,27 +50,26 @@ class Placing(ActorEnds):
         return actor.owner if found is None else found[1].driver
 
     def _plan(self, actor: ActorRecord) -> None:
-        """Choose the process of an actor that has a node. A head which takes over has to know whose process it finds. A
-        shared process is no actor's own, so that it may start first."""
-        if actor.options.get("process") == "shared":
+        """Choose the process of an actor that has a node, and have it start: it does so while the log takes the actor,
+        whose constructor has to wait for that. A head which takes over ends a process that the log does not explain. No
+        process is started in vain as long as the log is silent; a shared one is no actor's own."""
+        actor.starting = True
+        if actor.options.get("process") == "shared" or not self.recorder.is_silent:
             self._worker_of(actor)
         else:
             actor.planned, actor.index = ids.new_process(), FIRST_INDEX
 
     async def _start(self, actor: ActorRecord) -> None:
-        """Have the process of a new actor start, and wait for that; on another node where its own is lost before. Its
-        spawner does not know the process yet, so that nothing was constructed there.
+        """Wait until the process of a new actor, which is planned and recorded, has started; on another node where its
+        own is lost before. Its spawner does not know the process yet, so that nothing was constructed there.
 
         Raises:
             InsufficientResources: no process could be started, or no other node may be taken.
             Deposed: another head decides now.
         """
-        actor.starting = True
-        try:
-            while actor.state != "dead" and not await self._starts(actor):
-                await self._plan_anew(actor)
-        finally:
-            actor.starting = False
+        while actor.state != "dead" and not await self._starts(actor):
+            await self._plan_anew(actor)
+        actor.starting = False
 
     async def _starts(self, actor: ActorRecord) -> bool:
         """Wait until the process of an actor has started. Returns False where its node is lost before."""

@@ -79,6 +79,11 @@ class HeadRecorder:
         """Whether a later head is known, so that this one gives no order."""
         return self._deposed is not None
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the log has refused what it was asked to take last."""
+        return self._silent_since is not None
+
     def depose(self, known: int) -> None:
         """Decide no more, because a process has heard of the head of epoch `known`, or the log has. Idempotent."""
         if self._deposed is None:
