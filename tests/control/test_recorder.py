@@ -373,6 +373,56 @@ def test_an_end_to_which_the_log_does_not_answer_comes_later(how: str) -> None:
         made.run(program)
 
 
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_nothing_is_recorded_of_a_life_after_its_end(how: str) -> None:
+    """A head that took over would start the actor again."""
+    with played() as (made, log):
+
+        async def program(_: Process) -> None:
+            shop: Any = await Shop.options(max_restarts=1).spawn()
+            DOORS.clear()
+            (worker,) = made.cluster.hosts["h0"].workers.by_process.values()  # type: ignore[union-attr]
+            worker.kill("the test ends it")
+            await until(lambda: next(iter(log.entries.actors.values())).state == "restarting")
+            log.holds = has("actor", removed=True) if how == "kill" else has("actor", b"stopping")
+            ending = asyncio.ensure_future(getattr(zc, how)(shop))
+            await until(log.held)
+            at = len(log.begun)
+            await until(lambda: DOORS)
+            await asyncio.sleep(1)
+            assert not ending.done()
+            log.gate.set()
+            await ending
+            await until(lambda: not log.entries.actors)
+            assert [change.value for batch in log.begun[at:] for change in batch if change.value is not None] == []
+
+        made.run(program)
+
+
+def test_an_actor_lives_on_whose_end_the_log_refuses_while_it_is_restarted() -> None:
+    with played() as (made, log):
+
+        async def program(_: Process) -> None:
+            shop: Any = await Shop.options(max_restarts=1).spawn()
+            DOORS.clear()
+            (worker,) = made.cluster.hosts["h0"].workers.by_process.values()  # type: ignore[union-attr]
+            worker.kill("the test ends it")
+            await until(lambda: next(iter(log.entries.actors.values())).state == "restarting")
+            log.holds = log.refuses = has("actor", removed=True)
+            ending = asyncio.ensure_future(zc.kill(shop))
+            await until(log.held)
+            await until(lambda: DOORS)
+            await asyncio.sleep(1)
+            log.gate.set()
+            with pytest.raises(zc.HeadUnavailable):
+                await ending
+            assert await shop.keep("abc") == 3
+            log.refuses = lambda _: False
+            await until(lambda: [entry.state for entry in log.entries.actors.values()] == ["alive"])
+
+        made.run(program)
+
+
 def test_an_actor_whose_process_ends_before_its_life_is_recorded() -> None:
     """Its spawn was not answered, so that it is not restarted."""
     with played() as (made, log):

@@ -160,12 +160,16 @@ class ActorRecord:
         self.state = state
         if cause:
             self.cause = cause
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the waiters, who look again."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
 
     async def changed(self) -> None:
-        """Wait for the next `set_state`."""
+        """Wait for the next `set_state` or `wake`."""
         if self._changed is None:
             self._changed = asyncio.Event()
         await self._changed.wait()
@@ -173,6 +177,12 @@ class ActorRecord:
     async def settled(self) -> None:
         """Wait until the actor is alive or dead."""
         while self.state in ("pending", "restarting"):
+            await self.changed()
+
+    async def decided(self) -> None:
+        """Wait until no decision to end the actor is being recorded. The log must not be told that it lives after it was
+        told of its end: a later head would start it again."""
+        while self.doomed:
             await self.changed()
 
     def leave_worker(self) -> None:

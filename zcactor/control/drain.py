@@ -118,6 +118,7 @@ async def decide_end(
             return error
         finally:
             actor.doomed -= 1
+            actor.wake()
         end()
         return None
 

@@ -300,6 +300,7 @@ class Draining:
             except ConnectionLost as error:
                 logger.debug("the process of %s is not reached: %s", actor.label, error)
                 return False
+            await actor.decided()
             if actor.state != "alive" or actor.worker is not worker or actor.destination is None:
                 return False
             actor.set_state("restarting", f"it moves to {actor.destination[0].label}")
@@ -321,6 +322,7 @@ class Draining:
                 worker.kill()
                 await asyncio.shield(worker.ended)  # then the head restarts or buries the actor
                 return False
+            await actor.decided()
             if not _goes_on(actor, worker):
                 return False
             if closed:

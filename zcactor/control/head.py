@@ -381,6 +381,7 @@ class Head(Placing):
             if not self._nodes.has(actor.node) or self.draining.is_drained(actor.node):
                 self._reservations.give_back(actor)
                 await self._reservations.acquire(actor)
+                await actor.decided()
                 if actor.state == "restarting":
                     await self.recorder.noted(actor_change(actor, "restarting"))
                 if actor.restarts != turn or actor.state != "restarting":
@@ -392,6 +393,7 @@ class Head(Placing):
             session = await self.process.connections.connect(worker.process)
             made = (actor.index, actor.actor_id, actor.object_id, turn, actor.options, recipe)
             await self.recorder.order(self.process.requests, session, "create", *made)
+            await actor.decided()
             if actor.restarts == turn and actor.state == "restarting":
                 await self.recorder.noted(actor_change(actor, "alive"))
         except Deposed:
