@@ -197,3 +197,24 @@ def test_no_process_starts_in_vain_as_long_as_the_log_is_silent() -> None:
 
     with bench(1, log) as made:
         made.run(program)
+
+
+def test_a_restart_waits_until_nothing_lives_that_the_actor_may_be() -> None:
+    async def program(_: Process) -> None:
+        keeper: Any = await Keeper.options(max_restarts=1).spawn()
+        head: Any = made.cluster.hosts["h0"].node
+        actor = head._actors.get(keeper._remote.actor_id)
+        actor.restarts = 1
+        actor.set_state("restarting", "its head was lost")
+        ends = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        restarting = asyncio.ensure_future(head._restart_after(actor, ends))
+        for end in ends:
+            await asyncio.sleep(1)
+            assert actor.state == "restarting"
+            assert not restarting.done()
+            end.set_result(None)
+        await restarting
+        assert await keeper.keep("abc") == 3
+
+    with bench(1) as made:
+        made.run(program)

@@ -19,7 +19,7 @@ from zcactor.marshal.packed import Packed
 
 PATIENCE = 20.0
 NODE, OTHER = ProcessId(b"n" * 16), ProcessId(b"o" * 16)
-W1, W2 = ProcessId(b"1" * 16), ProcessId(b"2" * 16)
+W1, W2, W3 = ProcessId(b"1" * 16), ProcessId(b"2" * 16), ProcessId(b"3" * 16)
 FACTS = facts_of("n@host:1", ("local",), "machine n")
 
 
@@ -156,7 +156,7 @@ async def test_what_has_ended_meanwhile() -> None:
     cause = "its process had ended when the cluster's head was started again"
     done = await made.finish()
     assert done[:4] == [
-        ("lost", lost, cause), ("restart", starting), ("lost", stopping, cause),
+        ("lost", lost, cause), ("restart", starting, []), ("lost", stopping, cause),
         ("retire", placed, f"it could not be placed: {cause}"),
     ]  # fmt: skip
     assert placed.withdrawn, "the spawner may ask again"
@@ -169,7 +169,20 @@ async def test_an_actor_that_was_starting_gets_another_process() -> None:
     made.comes(NODE, worker(W1))
     await turns()
     assert made.orders == [("kill_worker", W1, "the cluster's log knows no actor in it")]
-    assert ("restart", actor) in await made.finish()
+    assert ("restart", actor, [made.nodes.worker(W1)[1].ended]) in await made.finish()  # type: ignore[index]
+
+
+async def test_an_actor_is_started_again_when_all_has_ended_that_it_may_be() -> None:
+    """It may live on in its last process, which was asked to close it, or in a next one on its node."""
+    moved, beside, elsewhere = of_log(1, NODE), of_log(2, NODE), of_log(3, OTHER, W2)
+    made = Taking({moved: "restarting", beside: "alive", elsewhere: "restarting"}, (NODE, OTHER), ())
+    discarding = asyncio.get_running_loop().create_future()
+    made.taking._decisions = made.taking._decisions._replace(discard_others=lambda _: discarding)
+    made.comes(NODE, worker(W1, shared=True), worker(W3))
+    made.comes(OTHER)
+    done = await made.finish()
+    assert ("restart", moved, [discarding, made.nodes.worker(W3)[1].ended]) in done  # type: ignore[index]
+    assert ("restart", elsewhere, []) in done
 
 
 async def test_workers_that_no_entry_explains_are_ended() -> None:

@@ -57,10 +57,11 @@ class ActorEnds(Questions):
         elif worker.shared:
             self.process.tasks.start(discard(self.process, self.recorder, worker, actor.index))
 
-    def _discard_others(self, worker: WorkerRecord) -> None:
-        """End all that is in a shared process, but the actors that this head has there."""
+    def _discard_others(self, worker: WorkerRecord) -> asyncio.Task[None]:
+        """End all that is in a shared process, but the actors that this head has there. The task ends when that is
+        done."""
         indices = [actor.index for actor in worker.actors]
-        self.process.tasks.start(discard_others(self.process, self.recorder, worker, indices))
+        return self.process.tasks.begin(discard_others(self.process, self.recorder, worker, indices))
 
     def _bury(self, actor: ActorRecord, cause: str) -> None:
         if actor.state == "dead":

@@ -50,7 +50,7 @@ from zcactor.ids import ProcessId
 from zcactor.interface import Interface, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 
     from zcactor.control.entries import Entries
     from zcactor.control.head_log import HeadLog
@@ -317,7 +317,7 @@ class Head(Placing):
         """Go on with the cluster of an earlier head, before anybody is answered. The caller runs `TakeOver.finish`."""
         decisions = Decisions(
             self._alive, self._actor_lost,
-            lambda actor: self.process.tasks.start(self._restart(actor, actor.restarts, 0.0)),
+            lambda actor, ends: self.process.tasks.start(self._restart_after(actor, ends)),
             lambda actor: self._begin_stop(actor, "it was being stopped", decided=True),
             self._retire, self._discard_others, self.end_owned, self._unheld, self.members.forget,
         )  # fmt: skip
@@ -369,6 +369,12 @@ class Head(Placing):
         if actor.displaced:
             self.grants.tell_holders(actor)
         self.process.tasks.start(self._restart(actor, actor.restarts, delay))
+
+    async def _restart_after(self, actor: ActorRecord, ends: Sequence[asyncio.Future[Any]]) -> None:
+        """Start the actor again when nothing lives any more that it may be."""
+        if ends:
+            await asyncio.wait(ends)
+        await self._restart(actor, actor.restarts, 0.0)
 
     async def _restart(self, actor: ActorRecord, turn: int, delay: float) -> None:
         """Start the actor again, for the `turn`-th time."""

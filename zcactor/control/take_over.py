@@ -54,14 +54,14 @@ class Decisions(NamedTuple):
     """Go on with an actor that lives."""
     lost: Callable[[ActorRecord, str], None]
     """Restart or bury an actor, whose process has ended for a cause."""
-    restart: Callable[[ActorRecord], None]
-    """Start an actor, as was decided before."""
+    restart: Callable[[ActorRecord, Sequence[asyncio.Future[Any]]], None]
+    """Start an actor, as was decided before, once all of these are done."""
     stop: Callable[[ActorRecord], None]
     """Stop an actor, as was decided before."""
     retire: Callable[[ActorRecord, str], None]
     """End an actor, for a cause."""
-    discard_others: Callable[[WorkerRecord], None]
-    """End all that is in a shared process, but the actors that are known there."""
+    discard_others: Callable[[WorkerRecord], asyncio.Future[None]]
+    """End all that is in a shared process, but the actors that are known there. The result is done when that is."""
     end_owned: Callable[[ProcessId], None]
     """Retire the actors that a process made which has ended."""
     unheld: Callable[[ActorRecord], None]
@@ -101,6 +101,8 @@ class TakeOver:
         for actor in actors:
             self._by_node.setdefault(actor.node_id, []).append(actor)
         self._lost: list[tuple[ActorRecord, str]] = []
+        self._clearing: dict[str, list[asyncio.Future[Any]]] = {}
+        """The ends of all that nodes have and the log does not explain, by the ids of the nodes."""
         own = nodes.own
         if (
             own is not None
@@ -155,12 +157,15 @@ class TakeOver:
         for actor in self._by_node.pop(node.id, ()):
             if actor.state != "dead":  # as it is where it was ended before its node returned
                 self._settle(actor, node, found.get(actor.location[0]))
+        clearing: list[asyncio.Future[Any]] = []
+        self._clearing[node.id] = clearing
         for worker in found.values():
             if not worker.actors:
                 worker.leaving = True
                 worker.kill(_UNEXPLAINED)
+                clearing.append(worker.ended)
             elif worker.shared:  # the earlier head may have been killed before it ended what it had decided to end
-                self._decisions.discard_others(worker)
+                clearing.append(self._decisions.discard_others(worker))
         self._look()
 
     def _settle(self, actor: ActorRecord, node: NodeRecord, worker: WorkerRecord | None) -> None:
@@ -270,7 +275,8 @@ class TakeOver:
             actor.withdrawn = True  # a repeated request makes it anew
             self._decisions.retire(actor, f"it could not be placed: {cause}")
         elif self._was[actor] == "restarting" and is_at_hand(actor, self._nodes):
-            self._decisions.restart(actor)
+            # Its last process may have it still, and so may a next one that the earlier head had chosen on its node.
+            self._decisions.restart(actor, self._clearing.get(actor.node_id, ()))
         else:
             actor.set_state("alive")
             self._decisions.lost(actor, cause + lack(actor, self._nodes))
