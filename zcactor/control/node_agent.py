@@ -48,8 +48,9 @@ _FOR_SPAWNERS = ("reserve", "waits")
 _NOTICE = 5.0
 """Seconds of silence after which a connection ends that no packet comes through; see `zcactor.transport.tcp.liveness`.
 The head's fence begins with the silence, and so does this node's patience."""
-_LOOK = 1.0
-"""Seconds between two looks at whether a head has said that this node may go on."""
+_LOOK, _LEAST = 1.0, 0.001
+"""Seconds between two looks at whether a head has said that this node may go on: at most, and at least. A rest that is
+shorter than the clock's resolution would not end by a sleep of that length."""
 _LAST_MOVES = 6.0
 """Seconds beyond its time that a drain takes where moves have begun."""
 _LAST_REPORT = 1.0
@@ -363,7 +364,7 @@ class NodeAgent:
     async def _end_in_time(self, allegiance: Allegiance) -> None:
         """End this node where no head has said for too long that it may go on: another one may decide so by now."""
         while (left := allegiance.ends_at() - boot_clock()) > 0:  # noqa: ASYNC110  # a clock decides
-            await asyncio.sleep(min(left, _LOOK))
+            await asyncio.sleep(max(min(left, _LOOK), _LEAST))
         if self._ending is None:
             logger.warning("no head has said in time that this node may go on; it ends")
             await self.end_itself(0.0)
