@@ -232,9 +232,11 @@ class Record:
 
 
 def _is_closed(loop: SimLoop, actor: bytes) -> bool:
-    """Whether an actor was closed in a process that lives on: it has moved."""
-    runners = [] if loop.process is None else list(loop.process.hosts.by_index.values())
-    return any(each.moving and each.instance is None for each in runners if each.info and each.info.actor_id == actor)
+    """Whether an actor has ended in a process that lives on: it has moved, or was discarded."""
+    if loop.process is None:
+        return False
+    runners = [each for each in loop.process.hosts.by_index.values() if each.info and each.info.actor_id == actor]
+    return all(each.moving and each.instance is None for each in runners)
 
 
 current: Record

@@ -78,7 +78,7 @@ class Supervision:
         bury, ends = head._actors.bury, self._record.ends
 
         def note_and_bury(actor: Any) -> None:
-            if actor.name is not None:
+            if actor.name is not None and self._head is head:  # the ruins of an earlier head decide nothing
                 ends[actor.name] = actor.cause
             bury(actor)
 

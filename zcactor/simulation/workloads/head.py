@@ -182,12 +182,13 @@ class Subjects:
         record = self._scene.record
         self._brief.clear()
         told = {each.name: each for each in await zc.actors() if each.name is not None and each.state != "dead"}
+        drains = record.sometimes.get("a drain began", 0)  # each may move the actor once, which is no restart
         for name in list(self._lasting):
             info = told.get(name)
             if info is None:
                 self._lost(name, "the head does not know it")
                 continue
-            if record.lives(name) > info.restarts + 1 + record.take_overs:
+            if record.lives(name) > info.restarts + 1 + drains + record.take_overs:
                 record.break_("I4", f"{name} has lived {record.lives(name)} times with {info.restarts} restarts")
             operation, said = await self._scene.ask("subject", (await zc.get_actor(name)).who)
             self._check(name, said)
