@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -92,6 +93,28 @@ def test_an_actor_lives_once_and_a_name_is_unique_on_each_side_of_a_cut(
         loop.begin(live(b"one" if same else b"%d" % number))
     record.world.run(lambda: record.lives("n0") == 2, limit=10.0)
     assert record.lives("n0") == 2
+    assert broken(record) == expected
+
+
+@pytest.mark.parametrize(
+    ("runners", "expected"),
+    [([(False, "it")], ["I4"]), ([(True, "it")], ["I4"]), ([(True, None)], []), ([], []), ([(True, None), (False, 1)], ["I4"])],
+)  # fmt: skip
+def test_an_actor_lives_again_where_it_was_closed_or_discarded(
+    record: Record, runners: list[tuple[bool, object]], expected: list[str]
+) -> None:
+    async def live() -> None:
+        current_host.set(SimpleNamespace(info=SimpleNamespace(actor_id=b"a")))
+        record.constructed("n0")
+
+    info = SimpleNamespace(actor_id=b"a")
+    there = {n: SimpleNamespace(info=info, moving=moving, instance=it) for n, (moving, it) in enumerate(runners)}
+    there[9] = SimpleNamespace(info=SimpleNamespace(actor_id=b"b"), moving=False, instance="another one")
+    for number in (1, 2):
+        loop: Any = record.world.process(f"h{number}", f"w{number}")
+        loop.begin(live())
+        record.world.run(lambda number=number: record.lives("n0") == number, limit=10.0)  # type: ignore[misc]
+        loop.process = SimpleNamespace(hosts=SimpleNamespace(by_index=there))
     assert broken(record) == expected
 
 
