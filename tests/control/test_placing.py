@@ -1,4 +1,4 @@
-"""Places of new actors: processes that start while the log takes the actor, or do not, and nodes that are lost before."""
+"""Places of new actors: processes that start while the log takes the actor, and nodes that are lost before that."""
 
 from __future__ import annotations
 
@@ -215,6 +215,38 @@ def test_a_restart_waits_until_nothing_lives_that_the_actor_may_be() -> None:
             end.set_result(None)
         await restarting
         assert await keeper.keep("abc") == 3
+
+    with bench(1) as made:
+        made.run(program)
+
+
+@pytest.mark.parametrize("process", ["own", "shared"])
+def test_an_actor_that_is_ended_while_its_next_process_starts_is_not_constructed(
+    process: Literal["own", "shared"],
+) -> None:  # fmt: skip
+    async def program(_: Process) -> None:
+        keeper: Any = await Keeper.options(max_restarts=1, process=process).spawn()
+        head: Any = made.cluster.hosts["h0"].node
+        actor = head._actors.get(keeper._remote.actor_id)
+        orders: list[str] = []
+        order, worker_for = head.recorder.order, head._worker_for
+
+        async def noted(requests: Any, session: Any, method: str, *args: Any) -> Any:
+            orders.append(method)
+            return await order(requests, session, method, *args)
+
+        async def ended(which: Any) -> Any:
+            worker = await worker_for(which)
+            head._retire(which, "the test ends it")
+            return worker
+
+        head.recorder.order, head._worker_for = noted, ended
+        actor.worker.kill("the test kills it")
+        while actor.state != "dead":
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+        assert "create" not in orders
+        assert actor.cause == "the test ends it"
 
     with bench(1) as made:
         made.run(program)

@@ -397,6 +397,8 @@ class Head(Placing):
                 return
             worker = await self._worker_for(actor)
             session = await self.process.connections.connect(worker.process)
+            if actor.restarts != turn or actor.state != "restarting":
+                return
             made = (actor.index, actor.actor_id, actor.object_id, turn, actor.options, recipe)
             await self.recorder.order(self.process.requests, session, "create", *made)
             await actor.decided()
