@@ -19,7 +19,7 @@ from tests.engines.launching import User, unused_ports
 from zcactor.control.etcd_log import TTL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from benchmarks.harness import Scale
@@ -97,51 +97,82 @@ class _BareFile:
         self._database.close()
 
 
+class _Spawning:
+    """Clusters without a log and with each kind of log, in which spawns are measured in turns.
+
+    Attributes:
+        one: milliseconds of a single spawn, by the place of the log.
+        commits: milliseconds of a bare commit to each kind of log.
+        many: seconds of so many spawns at once.
+    """
+
+    def __init__(self, etcd: Etcd | None) -> None:
+        self._etcd = etcd
+        self.one = {where: list[float]() for where in ("", "in a file", *(["in etcd"] if etcd else []))}
+        self.commits = {where: list[float]() for where in self.one if where}
+        self.many = {where: list[float]() for where in self.one}
+
+    def turn(self, number: int, count: int) -> None:
+        """Measure in new clusters: one is slower than the next for no reason of its own, by a few percent.
+
+        Args:
+            number: of the turn.
+            count: spawns at once.
+        """
+        with contextlib.ExitStack() as undo:
+            users = {where: undo.enter_context(User()) for where in self.one}
+            start(users[""], "--head", "--port", "0")
+            start_head(users["in a file"])
+            file = undo.enter_context(contextlib.closing(_BareFile(users["in a file"].folder)))
+            bare = {"in a file": file.commit}
+            if self._etcd is not None:
+                start_head(users["in etcd"], "--directory", self._etcd.url(f"spawns{number}"))
+                bare["in etcd"] = undo.enter_context(contextlib.closing(BareEtcd(self._etcd))).commit
+            sides = {where: Serving(user, ZCACTOR_ADDRESS=head_of(user)["address"]) for where, user in users.items()}
+            self._measure(sides, bare, number, count)
+            for where, serving in sides.items():
+                serving.end()
+                zcactor(users[where], "stop")
+
+    def _measure(
+        self, sides: Mapping[str, Serving], bare: Mapping[str, Callable[[], None]], number: int, count: int
+    ) -> None:  # fmt: skip
+        order = sorted(sides, reverse=bool(number % 2))
+        one: dict[str, list[float]] = {where: [] for where in sides}
+        commits: dict[str, list[float]] = {where: [] for where in bare}
+        for where in order:
+            sides[where].ask("spawn", 1)
+        for _ in range(SINGLE):  # each in turns with the others: a store that was idle is slower than a busy one
+            for where in order:
+                one[where].append(1e3 * sides[where].ask("spawn", 1))
+                if where in bare:
+                    before = time.perf_counter()
+                    bare[where]()
+                    commits[where].append(1e3 * (time.perf_counter() - before))
+        for where in order:
+            self.one[where].append(median(one[where]))
+            self.many[where].append(sides[where].ask("spawn", count))
+        for where in bare:
+            self.commits[where].append(median(commits[where]))
+
+    def floors(self, where: str) -> list[float]:
+        """Milliseconds of a spawn without a log and `COMMITS` bare commits, in each turn."""
+        return [one + COMMITS * commit for one, commit in zip(self.one[""], self.commits[where], strict=True)]
+
+
 def spawns(scale: Scale) -> Iterator[Measurement | Unmeasured]:
     """Spawns with a log next to those without."""
+    count = scale.count(TOGETHER, 20)
     with contextlib.ExitStack() as undo:
-        users = {"": undo.enter_context(User()), "in a file": undo.enter_context(User())}
-        start(users[""], "--head", "--port", "0")
-        start_head(users["in a file"])
-        file = undo.enter_context(contextlib.closing(_BareFile(users["in a file"].folder)))
-        bare = {"in a file": file.commit}
-        if no_etcd() is None:
-            etcd = Etcd(undo.enter_context(User()))
-            users["in etcd"] = undo.enter_context(User())
-            start_head(users["in etcd"], "--directory", etcd.url("spawns"))
-            bare["in etcd"] = undo.enter_context(contextlib.closing(BareEtcd(etcd))).commit
-        sides = {where: Serving(user, ZCACTOR_ADDRESS=head_of(user)["address"]) for where, user in users.items()}
-        one: dict[str, list[float]] = {where: [] for where in sides}
-        many: dict[str, list[float]] = {where: [] for where in sides}
-        floors: dict[str, list[float]] = {where: [] for where in bare}
-        count = scale.count(TOGETHER, 20)
-        for serving in sides.values():
-            serving.ask("spawn", 1)
-        for turn in range(scale.runs):
-            order = sorted(sides, reverse=bool(turn % 2))
-            singles: dict[str, list[float]] = {where: [] for where in sides}
-            commits: dict[str, list[float]] = {where: [] for where in bare}
-            for _ in range(SINGLE):  # each in turns with the others: a store that was idle is slower than a busy one
-                for where in order:
-                    singles[where].append(1e3 * sides[where].ask("spawn", 1))
-                    if where in bare:
-                        before = time.perf_counter()
-                        bare[where]()
-                        commits[where].append(1e3 * (time.perf_counter() - before))
-            for where in order:
-                one[where].append(median(singles[where]))
-            for where in bare:
-                floors[where].append(one[""][-1] + COMMITS * median(commits[where]))
-            for where in order:
-                many[where].append(sides[where].ask("spawn", count))
-        for where, serving in sides.items():
-            serving.end()
-            zcactor(users[where], "stop")
-    for where in bare:
-        yield measured(_ONE[where], one[where], "ms", at_most(1.0), floors[where],
+        measuring = _Spawning(Etcd(undo.enter_context(User())) if no_etcd() is None else None)
+        for number in range(scale.runs):
+            measuring.turn(number, count)
+    for where in measuring.commits:
+        yield measured(_ONE[where], measuring.one[where], "ms", at_most(1.0), measuring.floors(where),
                        f"one without a log and {COMMITS} bare commits")  # fmt: skip
-        yield measured(_MANY[where], many[where], "s", at_most(AT_ONCE), many[""], f"{count} without a log")
-    if "in etcd" not in bare:
+        yield measured(_MANY[where], measuring.many[where], "s", at_most(AT_ONCE), measuring.many[""],
+                       f"{count} without a log")  # fmt: skip
+    if "in etcd" not in measuring.commits:
         yield from _absent(_ONE["in etcd"], _MANY["in etcd"])
 
 

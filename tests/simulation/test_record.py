@@ -98,7 +98,10 @@ def test_an_actor_lives_once_and_a_name_is_unique_on_each_side_of_a_cut(
 
 @pytest.mark.parametrize(
     ("runners", "expected"),
-    [([(False, "it")], ["I4"]), ([(True, "it")], ["I4"]), ([(True, None)], []), ([], []), ([(True, None), (False, 1)], ["I4"])],
+    [
+        ([(False, "it")], ["I4"]), ([(True, "it")], ["I4"]), ([(True, None)], []), ([], []),
+        ([(True, None), (False, "it")], ["I4"]),
+    ],
 )  # fmt: skip
 def test_an_actor_lives_again_where_it_was_closed_or_discarded(
     record: Record, runners: list[tuple[bool, object]], expected: list[str]

@@ -180,7 +180,7 @@ class ActorRecord:
             await self.changed()
 
     async def decided(self) -> None:
-        """Wait until no decision to end the actor is being recorded. The log must not be told that it lives after it was
+        """Wait until no decision to end the actor is being recorded. The log must not be told of its life after it was
         told of its end: a later head would start it again."""
         while self.doomed:
             await self.changed()
