@@ -23,6 +23,7 @@ pytestmark = [
 
 TOKEN = {"ZCACTOR_TOKEN": "5a" * 32, "ZCACTOR_STORE_CAPACITY": str(1 << 28), "PYTHONPATH": str(ROOT)}
 MIB = 1 << 20
+BARE = {"ZCACTOR_INTEGRITY": "frames"}
 NOTICED = 16.0
 """Seconds in which a cut cable must be noticed: the six that are promised, and time for a busy machine."""
 
@@ -58,14 +59,14 @@ def cluster() -> Iterator[tuple[list[Host], str]]:
 
 @pytest.fixture
 def four() -> Iterator[tuple[list[Host], str]]:
-    """Four hosts on a switch, likewise."""
+    """Four hosts on a switch, likewise; the bytes of arrays have no tags, so that they are added as they arrive."""
     with Network(4) as hosts:
-        yield hosts, start_nodes(hosts)
+        yield hosts, start_nodes(hosts, **BARE)
 
 
-def program(host: Host, head: str) -> Program:
-    """Start a program on `host` that joins the cluster."""
-    return host.python(str(Path(__file__).with_name("far_driver.py")), head, env=TOKEN)
+def program(host: Host, head: str, **settings: str) -> Program:
+    """Start a program on `host` that joins the cluster, with further variables of its environment."""
+    return host.python(str(Path(__file__).with_name("far_driver.py")), head, env={**TOKEN, **settings})
 
 
 def test_two_hosts(cluster: tuple[list[Host], str]) -> None:
@@ -124,7 +125,7 @@ def test_each_of_four_hosts_takes_what_its_plan_says(four: tuple[list[Host], str
     """One rank on each host: 2 n (p - 1) / p bytes come by each cable, or (p - 1) n for the plan that takes all."""
     hosts, head = four
     elements, times, size = 1 << 20, 4, len(four[0])
-    with program(hosts[0], head) as driver:
+    with program(hosts[0], head, **BARE) as driver:
         nodes = {name: node for node, name, _ in driver.ask("nodes")}
         assert len(nodes) == size
         plan = driver.ask("group", nodes=[nodes[host.name] for host in hosts], reproducible="placement")

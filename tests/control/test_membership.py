@@ -326,7 +326,8 @@ async def returning(monkeypatch: pytest.MonkeyPatch, members: tuple[ProcessId, .
     head = Head()
     head.grants = SimpleNamespace(lease=lambda _, held: [each for each in held if each in (51, 52)])  # type: ignore[attr-defined]
     head.members.patience, head.members.log = 6.0, "/state/log.db"
-    decisions = Decisions(*[lambda *_: None] * 9)
+    nothing: Any = lambda *_: None  # noqa: E731
+    decisions = Decisions(*[nothing] * 9)
     head.members.taking_over = TakeOver(
         head.process.loop, decisions, head.nodes, {}, dict.fromkeys(members, FACTS), [DRIVER]
     )

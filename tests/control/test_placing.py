@@ -185,7 +185,7 @@ def test_no_process_starts_in_vain_as_long_as_the_log_is_silent() -> None:
 
         pool.start = counted
         log.refuses = has("actor", b"pending")
-        for _ in range(5):
+        for _attempt in range(5):
             with pytest.raises(zc.HeadUnavailable):
                 await Keeper.spawn()
         assert len(started) == 1, "the first one: the head did not know"

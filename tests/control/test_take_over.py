@@ -173,7 +173,7 @@ async def test_an_actor_that_was_starting_gets_another_process() -> None:
 
 
 async def test_an_actor_is_started_again_when_all_has_ended_that_it_may_be() -> None:
-    """It may live on in its last process, which was asked to close it, or in a next one on its node."""
+    """Its last process may have it still, which was asked to close it, and so may a next one on its node."""
     moved, beside, elsewhere = of_log(1, NODE), of_log(2, NODE), of_log(3, OTHER, W2)
     made = Taking({moved: "restarting", beside: "alive", elsewhere: "restarting"}, (NODE, OTHER), ())
     discarding = asyncio.get_running_loop().create_future()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zcactor.collectives.folding import Operand, fold_by_terms, wide_dtype
+from zcactor.collectives.inflow import Inflow
 from zcactor.collectives.sources import InputPlace, Piece, lendable, operand_at, source_of
 from zcactor.collectives.staged import StagedReduction
 from zcactor.errors import ProtocolError
@@ -175,6 +176,9 @@ class Direct(StagedReduction):
         count = high - low
         if not count:
             return
+        if len(rails.ranks) == size and await self._as_they_arrive(low, count, out):
+            self._taken += count * dtype.itemsize * (size if self._whole else size - 1)
+            return
         if self._whole:
             near = dict(zip(self._near, self._inputs(self._near), strict=True))
             first = low * dtype.itemsize
@@ -192,12 +196,27 @@ class Direct(StagedReduction):
         await self.fold_to(operands, out, 0, count, None, size)
         self._taken += count * dtype.itemsize * (len(rails.ranks) - 1)
 
-    async def _from_rank(self, rank: int, low: int, count: int) -> Operand:
-        """Elements of the input of a rank on another host."""
-        memory, itemsize = self.published[rank].result, self.array.itemsize
+    async def _as_they_arrive(self, low: int, count: int, out: int) -> bool:
+        """Reduce elements of the inputs of all ranks as they arrive, where each rank has a host for itself. Returns
+        whether that was possible; if not, what is at `out` has no meaning."""
+        rank, inflow = self.member.rank, Inflow(self.process, self.op, self.array.dtype)
+        own = self.source.operand
+        memories = [self._lent_by(other) for other in range(self.member.size) if other != rank]
+        if not inflow.is_worth_it(own, memories, count):
+            return False
+        return await inflow.reduce(_behind(own, low * self.array.itemsize), rank, memories, low, count, out)
+
+    def _lent_by(self, rank: int) -> Any:
+        """The input of a rank on another host."""
+        memory = self.published[rank].result
         if memory is None or memory.nbytes != self.array.nbytes:
             raise ProtocolError(f"rank {rank} lent no input of {self.array.nbytes} bytes to a group")
-        return await self.brought(memory, low * itemsize, count * itemsize)
+        return memory
+
+    async def _from_rank(self, rank: int, low: int, count: int) -> Operand:
+        """Elements of the input of a rank on another host."""
+        itemsize = self.array.itemsize
+        return await self.brought(self._lent_by(rank), low * itemsize, count * itemsize)
 
     async def _from_host(self, host: int, low: int, count: int) -> Operand:
         """Elements of the sum of a host."""

@@ -126,7 +126,7 @@ class ActorEnds(Questions):
     async def _stop(self, actor: ActorRecord, cause: str, *, decided: bool) -> None:
         if actor.moving is not None:
             await asyncio.shield(actor.moving)
-            decided = False  # the log has been told of the move since
+            decided = False  # the move is recorded, as a new life
         if not decided and actor.recorded and not self.closing:
             try:
                 await self.recorder.noted(*stopping_changes(actor))

@@ -180,8 +180,8 @@ class ActorRecord:
             await self.changed()
 
     async def decided(self) -> None:
-        """Wait until no decision to end the actor is being recorded. The log must not be told of its life after it was
-        told of its end: a later head would start it again."""
+        """Wait until no decision to end the actor is being recorded. An entry of its life must not follow its end in
+        the log: a later head would start it again."""
         while self.doomed:
             await self.changed()
 

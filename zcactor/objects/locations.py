@@ -19,11 +19,12 @@ from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ZcactorError
 from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
+from zcactor.process.tasks import all_of
 from zcactor.rpc.parts import Part
 from zcactor.transport.base import RemoteRegion
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from zcactor.objectstore.placement import Placements
     from zcactor.objectstore.store import Block, Store
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.counters import Counters
     from zcactor.rpc.session import Session
+    from zcactor.transport.base import Flow
 
 __all__ = ["LOCATED_NBYTES", "LOCATED_READ_NBYTES", "Locations", "LostPart", "outcome"]
 
@@ -266,6 +268,36 @@ class Locations:
         """
         wanted = RemoteRegion(lease.id, lease.offset + start, nbytes, lease.seal, lease.rkey)
         await self._pulled(lease.session, wanted, lambda: _Destination(address, keep))
+
+    async def flows(self, leases: Sequence[RemoteLease], start: int, nbytes: int) -> list[Flow] | None:
+        """Prepare to take a part of the bytes of several leases side by side as they arrive. The caller takes them all,
+        by `zcactor.transport.tcp.flow.take_flows`, and counts them by `flowed`.
+
+        Args:
+            leases: on bytes of any processes.
+            start: offset of the part in each.
+            nbytes: bytes of the part.
+
+        Returns:
+            A flow for each lease; None where `fetch` has to be used for them.
+        """
+        found = await all_of([self._flow(lease, start, nbytes) for lease in leases])
+        flows = [flow for flow in found if flow is not None]
+        if len(flows) == len(found):
+            return flows
+        for flow in flows:
+            flow.end()
+            flow.left()
+        return None
+
+    async def _flow(self, lease: RemoteLease, start: int, nbytes: int) -> Flow | None:
+        wanted = RemoteRegion(lease.id, lease.offset + start, nbytes, lease.seal, lease.rkey)
+        flow: Flow | None = await lease.session.in_use.connection.flow(wanted)
+        return flow
+
+    def flowed(self, nbytes: int) -> None:
+        """Count bytes that were taken as they arrived."""
+        self._counters.bytes_received += nbytes
 
     async def _pulled(self, session: Session, wanted: RemoteRegion, destination: Callable[[], Any]) -> Any:
         """Pull a region to the memory that ``destination()`` returns, and count the bytes. Returns the memory."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.call import Call
     from zcactor.rpc.parts import Part
     from zcactor.rpc.session import Session
+    from zcactor.transport.base import Flow
 
 __all__ = [
     "Asking",
@@ -121,6 +122,12 @@ class Bringing(Protocol):
 
     async def fetch(self, lease: RemoteLease, start: int, nbytes: int, address: int, keep: object) -> None:
         """Pull a part of the bytes of a lease to memory of the caller's."""
+
+    async def flows(self, leases: Sequence[RemoteLease], start: int, nbytes: int) -> list[Flow] | None:
+        """Prepare to take a part of the bytes of several leases side by side as they arrive."""
+
+    def flowed(self, nbytes: int) -> None:
+        """Count bytes that were taken as they arrived."""
 
 
 class Promising(Protocol):

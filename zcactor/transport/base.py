@@ -194,11 +194,48 @@ class Connection(Protocol):
             ProtocolError: the range does not lie inside the peer's arena.
         """
 
+    async def flow(self, region: RemoteRegion) -> Flow | None:
+        """Prepare to take bytes of the peer's arena, which are used as they arrive. The flow has to be left.
+
+        Returns:
+            None where `pull` has to be used: this connection brings bytes in another way, has to check them first, is
+            busy, or has ended.
+
+        Raises:
+            ProtocolError: the range does not lie inside the peer's arena.
+        """
+
     async def aclose(self) -> None:
         """Send all committed frames, then close. Idempotent. Cancelling closes at once."""
 
     def abort(self) -> None:
         """Close at once and drop all bytes that were not sent. Idempotent. After a fork any thread may call it."""
+
+
+class Flow(Protocol):
+    """The bytes of a region, which one thread asks for and takes piece by piece as they arrive."""
+
+    def begin(self) -> None:
+        """Ask for the bytes, in the thread.
+
+        Raises:
+            OSError: the bytes cannot come.
+        """
+
+    def take(self, view: memoryview) -> None:
+        """Fill `view` with the next bytes, in the thread.
+
+        Raises:
+            ObjectLost: the owner refuses.
+            OSError: the bytes do not come, or `end` was called.
+            ProtocolError: they are not the owner's.
+        """
+
+    def end(self) -> None:
+        """Make the thread stop at once. Idempotent."""
+
+    def left(self) -> None:
+        """Note that the thread takes no more bytes. Called once, on the loop's thread."""
 
 
 class Endpoint(Protocol):

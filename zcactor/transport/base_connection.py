@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zcactor.transport.base import Receiver
+    from zcactor.transport.base import Flow, Receiver, RemoteRegion
     from zcactor.transport.os_process import OsProcess
 
 __all__ = ["BaseConnection"]
@@ -41,6 +41,11 @@ class BaseConnection(ABC):
     @property
     def heard(self) -> int | None:
         """See `zcactor.transport.base.Connection`. None unless a subclass leads to other hosts."""
+        return None
+
+    async def flow(self, region: RemoteRegion) -> Flow | None:
+        """See `zcactor.transport.base.Connection`. None unless a subclass has data sockets."""
+        del region
         return None
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

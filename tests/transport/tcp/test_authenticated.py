@@ -209,6 +209,21 @@ def test_what_is_sealed_by_itself_has_no_tags_unless_they_are_demanded(demanded:
         assert ends.owner._seal.answers.uses - before == 1 + (2 if demanded else 0)  # of the answer, and of the chunks
 
 
+@pytest.mark.parametrize(
+    ("arrays", "authenticate", "sealed", "bare"),
+    [(False, False, False, True), (False, True, False, False), (True, False, False, False), (True, False, True, True),
+     (True, True, True, False)],
+)  # fmt: skip
+def test_bytes_without_tags_are_used_as_they_arrive(
+    arrays: bool, authenticate: bool, sealed: bool, bare: bool
+) -> None:  # fmt: skip
+    with two(bytes(10), arrays=arrays) as ends:
+        assert ends.puller.is_bare(authenticate=authenticate, sealed=sealed) == bare
+        before = ends.owner._seal.answers.uses
+        ends.pull(0, 10, authenticate=authenticate, sealed=sealed)
+        assert (ends.owner._seal.answers.uses - before == 1) == bare, "the tag of the answer alone"
+
+
 def test_bytes_on_the_wire() -> None:
     content = os.urandom(CHUNK_NBYTES + 10)
     near, far = socket.socketpair()
@@ -223,11 +238,17 @@ def test_bytes_on_the_wire() -> None:
         puller.ask(1, 4, CHUNK_NBYTES + 1, authenticate=True)
         assert far.recv(100) == demanding + tag(0, 2, demanding)
         first, second = content[4 : 4 + CHUNK_NBYTES], content[4 + CHUNK_NBYTES : 5 + CHUNK_NBYTES]
-        said = b"\0" + tag(1, 0, demanding + b"\0")
-        said += first + tag(1, 1, struct.pack("<QQQQ", 1, 4, 0, CHUNK_NBYTES), first)
-        said += second + tag(1, 2, struct.pack("<QQQQ", 1, 4 + CHUNK_NBYTES, 1, 1), second)
+        said = b"\0" + tag(1, 0, plain + b"\0") + b"abc" + b"\1" + tag(1, 1, ciphertext + b"\1")
+        said += b"\0" + tag(1, 2, demanding + b"\0")
+        said += first + tag(1, 3, struct.pack("<QQQQ", 1, 4, 0, CHUNK_NBYTES), first)
+        said += second + tag(1, 4, struct.pack("<QQQQ", 1, 4 + CHUNK_NBYTES, 1, 1), second)
         thread = threading.Thread(target=far.sendall, args=(said,))
         thread.start()
+        into = bytearray(3)
+        assert puller.answered()
+        puller.take(memoryview(into))
+        assert into == b"abc"
+        assert not puller.answered(), "requests are answered in their order"
         into = bytearray(CHUNK_NBYTES + 1)
         assert puller.answered()
         puller.take(memoryview(into))

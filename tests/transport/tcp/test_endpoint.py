@@ -49,6 +49,8 @@ from zcactor.transport.tcp.endpoint import TcpEndpoint, parse_address
 
 
 class TestTcp(PullingSuite):
+    flows = True
+
     @pytest.fixture(params=["127.0.0.1", "::1"])
     def sides(self, request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
         with tcp_side(request.param) as left, tcp_side(request.param) as right:

@@ -21,6 +21,7 @@ from zcactor.transport.base import RemoteRegion
 from zcactor.transport.tcp import crew
 from zcactor.transport.tcp import pull as tcp_pull
 from zcactor.transport.tcp.data import REQUEST, Answer, Channel
+from zcactor.transport.tcp.flow import take_flows
 from zcactor.transport.tcp.pull import ATTEMPTS, STREAMS, DataPuller
 
 CONTENT = os.urandom(1 << 16)
@@ -316,6 +317,119 @@ async def test_threads_and_descriptors_end(owner: Owner, monkeypatch: pytest.Mon
     while set(threading.enumerate()) - threads:
         await asyncio.sleep(0)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+# ---------------------------------------------------------------- flows
+
+
+async def flowed(puller: DataPuller, nbytes: int = 30_000) -> bytes | None:
+    """The bytes of a flow; None where a thread did not take them."""
+    flow = await puller.flow(RemoteRegion(1, 7, nbytes))
+    if flow is None:
+        return None
+    into = bytearray(nbytes)
+
+    def take() -> None:
+        flow.begin()
+        for at in range(0, nbytes, 999):
+            flow.take(memoryview(into)[at : at + 999])
+
+    return bytes(into) if await take_flows([flow], take) else None
+
+
+async def test_a_flow_leaves_its_socket_to_the_next_one(owner: Owner, puller: DataPuller) -> None:
+    for nbytes in (1, 30_000, 30_000):
+        assert await flowed(puller, nbytes) == CONTENT[7 : 7 + nbytes]
+        assert await pull(puller, 3, 10) == CONTENT[3:13]
+    assert owner.opened == 1
+
+
+async def test_a_flow_does_not_wait_for_a_socket(owner: Owner, puller: DataPuller) -> None:
+    flows = [await puller.flow(RemoteRegion(1, 0, 10)) for _ in range(STREAMS + 1)]
+    assert flows.pop() is None
+    assert await flowed(puller) is None
+    for flow in flows:
+        assert flow is not None
+        flow.end()
+        flow.left()
+    assert await flowed(puller) == CONTENT[7:30_007], "their turns are given back"
+    assert owner.opened == STREAMS + 1
+
+
+async def test_a_flow_from_an_owner_that_cannot_be_reached(
+    owner: Owner, puller: DataPuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_pull, "PAUSE", 0.0)
+    owner.unreachable = ATTEMPTS
+    assert await flowed(puller) is None
+    assert await flowed(puller) == CONTENT[7:30_007]
+
+
+def cut_within(sock: socket.socket) -> None:
+    """Answer a part of one request."""
+    sock.recv(REQUEST.size, socket.MSG_WAITALL)
+    sock.sendall(bytes((Answer.OK,)) + CONTENT[7:5_000])
+
+
+def refuse(sock: socket.socket) -> None:
+    sock.recv(REQUEST.size, socket.MSG_WAITALL)
+    sock.sendall(bytes((Answer.REFUSED,)))
+    sock.recv(1)
+
+
+@pytest.mark.parametrize("script", [cut_within, refuse])
+async def test_a_flow_that_breaks_ends_its_socket(owner: Owner, puller: DataPuller, script: Serve) -> None:
+    owner.scripts.append(script)
+    assert await flowed(puller) is None
+    assert await flowed(puller) == CONTENT[7:30_007]
+    assert owner.opened == 2
+
+
+class ForgedChannel(Channel):
+    """A channel whose answers are not the owner's."""
+
+    def answered(self) -> bool:
+        raise ProtocolError("forged")
+
+
+class CheckedChannel(Channel):
+    """A channel whose bytes have to be checked before their use."""
+
+    def is_bare(self, *, authenticate: bool, sealed: bool) -> bool:
+        return False
+
+
+async def test_a_flow_from_an_owner_that_violates_the_protocol(owner: Owner) -> None:
+    violations: list[ProtocolError] = []
+    owner.channel = ForgedChannel
+    puller = DataPuller("process 4242", owner.connect, violations.append)
+    assert await flowed(puller) is None
+    assert [str(each) for each in violations] == ["forged"]
+    puller.close()
+
+
+async def test_bytes_that_have_to_be_checked_do_not_flow(owner: Owner, puller: DataPuller) -> None:
+    owner.channel = CheckedChannel
+    for _ in range(STREAMS + 2):
+        assert await puller.flow(RemoteRegion(1, 0, 10)) is None
+    assert await pull(puller, 3, 10) == CONTENT[3:13]
+    assert owner.opened == 1
+
+
+async def test_closing_ends_flows(owner: Owner, puller: DataPuller) -> None:
+    owner.scripts.append(silent)
+    flow = await puller.flow(RemoteRegion(1, 0, 10))
+    assert flow is not None
+
+    def take() -> None:
+        flow.begin()
+        flow.take(memoryview(bytearray(10)))
+
+    taking = asyncio.ensure_future(take_flows([flow], take))
+    await turns()
+    puller.close()
+    assert await taking is False
+    assert await puller.flow(RemoteRegion(1, 0, 10)) is None
 
 
 async def test_out_of_threads(owner: Owner, puller: DataPuller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import random
 import weakref
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -30,6 +31,10 @@ from zcactor.testing.conformance.ends import (
     turns,
 )
 from zcactor.testing.conformance.frames import ConnectionSuite
+from zcactor.transport.tcp.flow import take_flows
+
+if TYPE_CHECKING:
+    from zcactor.transport.base import Flow
 
 __all__ = [
     "ARENA_NBYTES",
@@ -98,7 +103,13 @@ class MappingSuite(ConnectionSuite):
 
 
 class PullingSuite(ConnectionSuite):
-    """For connections through which the peer's bytes are pulled."""
+    """For connections through which the peer's bytes are pulled.
+
+    Attributes:
+        flows: whether a thread may take the bytes as they arrive.
+    """
+
+    flows: ClassVar[bool] = False
 
     @pytest.fixture
     def source(self, pair: ConnectedPair) -> bytes:
@@ -163,6 +174,31 @@ class PullingSuite(ConnectionSuite):
             await pair.left.pull(region(i, 1000), side.address, side)
             assert bytes(side.arena[:1000]) == source[i : i + 1000]
         assert await left.wait_frames(count) == await right.wait_frames(count) == [b"%d" % i for i in range(count)]
+
+    async def test_a_flow_brings_the_same_bytes_to_a_thread(self, pair: ConnectedPair, source: bytes) -> None:
+        wanted = region(3, 20_001)
+        for _ in range(2):
+            flow = await pair.left.flow(wanted)
+            assert (flow is not None) == self.flows
+            if flow is None:
+                return
+            into = bytearray(wanted.nbytes)
+
+            def take(flow: Flow = flow, into: bytearray = into) -> None:
+                flow.begin()
+                for at in range(0, len(into), 777):
+                    flow.take(memoryview(into)[at : at + 777])
+
+            assert await take_flows([flow], take)
+            assert into == source[3 : 3 + wanted.nbytes]
+
+    async def test_flow_bounds(self, pair: ConnectedPair) -> None:
+        if self.flows:
+            for offset, nbytes in [(0, ARENA_NBYTES + 1), (ARENA_NBYTES, 1), (-1, 1), (2**64 - 1, 1)]:
+                with pytest.raises(ProtocolError):
+                    await pair.left.flow(region(offset, nbytes))
+        await pair.left.aclose()
+        assert await pair.left.flow(region(0, 10)) is None
 
     async def test_pull_bounds(self, pair: ConnectedPair, source: bytes) -> None:
         side = pair.sides[0]

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hmac
 import struct
+from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.errors import ProtocolError
@@ -131,7 +132,8 @@ class SealedChannel(Channel):
         super().__init__(sock)
         self._seal = seal
         self._arena = arena
-        self._request = b""  # the last one
+        self._request = b""  # the one that is answered
+        self._unanswered: deque[bytes] = deque()  # the puller's later ones
         self._object_id = 0
         self._tagged = False
 
@@ -139,6 +141,10 @@ class SealedChannel(Channel):
     def worn(self) -> bool:
         """See `Channel.worn`."""
         return max(self._seal.requests.uses, self._seal.answers.uses) >= LASTS_USES
+
+    def is_bare(self, *, authenticate: bool, sealed: bool) -> bool:
+        """See `Channel.is_bare`: tagged bytes are used when their tag has been checked."""
+        return not (authenticate or (self._seal.arrays and not sealed))
 
     def _remember(self, request: bytes) -> None:
         self._request = request
@@ -151,8 +157,9 @@ class SealedChannel(Channel):
     def ask(self, object_id: int, offset: int, nbytes: int, *, authenticate: bool, sealed: bool = False) -> None:
         """See `Channel.ask`."""
         how = _DEMANDED if authenticate else _SEALED if sealed else 0
-        self._remember(REQUEST.pack(object_id, offset, nbytes | how))
-        self.send(self._request + self._seal.requests.make(self._request))
+        request = REQUEST.pack(object_id, offset, nbytes | how)
+        self._unanswered.append(request)
+        self.send(request + self._seal.requests.make(request))
 
     def answered(self) -> bool:
         """See `Channel.answered`.
@@ -160,6 +167,7 @@ class SealedChannel(Channel):
         Raises:
             ProtocolError: the answer was not made by the owner.
         """
+        self._remember(self._unanswered.popleft())
         answer = bytearray(1 + TAG_NBYTES)
         self.receive_whole(memoryview(answer))
         if not self._seal.answers.check(answer[1:], self._request + answer[:1]):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from zcactor.transport.base import PeerInfo, Receiver, RemoteRegion
+    from zcactor.transport.base import Flow, PeerInfo, Receiver, RemoteRegion
     from zcactor.transport.mapping import Mapping
     from zcactor.transport.tcp.serve import DataServer
 
@@ -132,6 +132,11 @@ class TcpConnection(StreamConnection):
                 await self._puller.pull(region, address, keep)
         finally:
             del keep  # an exception that is kept refers to this frame
+
+    async def flow(self, region: RemoteRegion) -> Flow | None:
+        """See `zcactor.transport.base.Connection`."""
+        self._check(region.offset, region.nbytes)
+        return None if self._lost else await self._puller.flow(region)
 
     def _check(self, offset: int, nbytes: int) -> None:
         size = self.peer.arena_nbytes

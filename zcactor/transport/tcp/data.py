@@ -64,6 +64,11 @@ class Channel:
         self._poll_in = select.poll()
         self._poll_in.register(sock.fileno(), select.POLLIN | select.POLLRDHUP)
 
+    def is_bare(self, *, authenticate: bool, sealed: bool) -> bool:
+        """Whether the bytes of such a request come as they are, so that each may be used when it has arrived."""
+        del authenticate, sealed
+        return True
+
     lasts: ClassVar[float] = float("inf")
     """Bytes that a channel may carry in one direction. After that a new one replaces it."""
 
@@ -135,7 +140,7 @@ class Channel:
     # ---- the messages: the puller calls `ask`, `answered`, `take`, and the owner `asked`, and then `give` or `refuse`
 
     def ask(self, object_id: int, offset: int, nbytes: int, *, authenticate: bool, sealed: bool = False) -> None:
-        """Ask the owner for bytes of its arena.
+        """Ask the owner for bytes of its arena. Requests may follow before the answer, and are answered in order.
 
         Args:
             object_id: id of the object that has them.

@@ -17,6 +17,7 @@ import msgspec
 
 from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError
 from zcactor.transport.tcp import crew
+from zcactor.transport.tcp.flow import TcpFlow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -121,7 +122,52 @@ class _Stream:
         """Close a forked child's copy of the socket; the child has no such thread."""
         self._channel.abandon()
 
+    def is_bare(self, region: RemoteRegion) -> bool:
+        """Whether each byte of a region may be used when it has arrived."""
+        return self._channel.is_bare(authenticate=region.authenticate, sealed=region.sealed)
+
+    def begin(self) -> None:
+        """Note that a thread is about to use the channel, by the methods below."""
+        self._working = True
+
+    def rest(self) -> None:
+        """Note that no thread uses the channel any more. Any thread may call it."""
+        with self._lock:
+            self._working = False
+            if not self.usable:
+                self._channel.close()
+
     # ---- in the thread
+
+    def ask(self, region: RemoteRegion, start: int, nbytes: int) -> None:
+        """Ask for `nbytes` of a region from `start` on. It does not block, as the owner has read all earlier requests
+        but one.
+
+        Raises:
+            OSError: the stream is broken.
+        """
+        self._channel.ask(
+            region.object_id, region.offset + start, nbytes, authenticate=region.authenticate, sealed=region.sealed
+        )
+        self._received += nbytes
+
+    def answered(self) -> bool:
+        """Whether the owner sends the bytes of the next request.
+
+        Raises:
+            OSError, ProtocolError: as `fetch`.
+        """
+        return self._channel.answered()
+
+    def take(self, view: memoryview, *, last: bool) -> None:
+        """Fill `view` with the next bytes; `last` where the caller takes no more.
+
+        Raises:
+            OSError: as `fetch`.
+        """
+        self._channel.take(view)
+        if last:
+            self._channel.check_alive()
 
     def receive(self, nbytes: int, address: int) -> bool:
         """Receive the requested bytes at `address`. False where the owner refuses.
@@ -138,10 +184,7 @@ class _Stream:
 
     def leave(self, done: asyncio.Future[bool], answer: bool, error: BaseException | None) -> None:
         """Pass the result of the thread, which does not use the channel any more, to the loop."""
-        with self._lock:
-            self._working = False
-            if not self.usable:
-                self._channel.close()
+        self.rest()
         with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
             self._loop.call_soon_threadsafe(_finish, done, answer, error)
 
@@ -199,6 +242,7 @@ class DataPuller:
         self._streams: set[_Stream] = set()
         self._idle: list[_Stream] = []
         self._pulls: set[asyncio.Timeout] = set()
+        self._flows: dict[TcpFlow, _Stream] = {}
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None  # at unused sockets, while there are any
@@ -229,9 +273,54 @@ class DataPuller:
             del interruption  # it refers to the task, which keeps its error, and so all objects of the caller's frames
         raise self._lost()
 
+    async def flow(self, region: RemoteRegion) -> TcpFlow | None:
+        """Prepare to take bytes as they arrive. The caller has checked the bounds, and calls `take_flows`.
+
+        Returns:
+            None where that cannot be done, or not now: the bytes have to be checked before their use, all data sockets
+            are in use, or the owner cannot be reached. `pull` tells the last from the others.
+        """
+        if self._closed or self._turns.locked():
+            return None
+        await self._turns.acquire()  # which does not wait
+        stream: _Stream | None = None
+        begun = False
+        try:
+            stream = self._idle.pop() if self._idle else await self._open()
+            if self._may_begin(stream, region):
+                stream.begin()
+                begun = True
+        except ConnectionLost:
+            return None
+        finally:
+            if not begun:
+                self._turns.release()
+                if stream is not None:
+                    self._put_back(stream)
+        if not begun:
+            return None
+        assert stream is not None
+        flow = TcpFlow(stream, region, self._flowed)
+        self._flows[flow] = stream
+        return flow
+
+    def _may_begin(self, stream: _Stream, region: RemoteRegion) -> bool:
+        return not self._closed and stream.is_bare(region)
+
+    def _flowed(self, flow: TcpFlow, whole: bool, violation: ProtocolError | None) -> None:
+        stream = self._flows.pop(flow)
+        if not whole:
+            stream.end()
+        self._put_back(stream)
+        self._turns.release()
+        if violation is not None:
+            self._violated(violation)
+
     def close(self) -> None:
         """Interrupt all pulls and end all streams, without waiting for their threads. Idempotent."""
         self._closed = True
+        for flow in self._flows:
+            flow.end()
         for interruption in self._pulls:
             interruption.reschedule(0)
         if self._look is not None:

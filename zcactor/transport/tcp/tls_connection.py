@@ -36,6 +36,11 @@ class TlsChannel(Channel):
 
     lasts: ClassVar[float] = LASTS_NBYTES
 
+    def is_bare(self, *, authenticate: bool, sealed: bool) -> bool:
+        """See `Channel.is_bare`: bytes are decrypted, which several threads do faster than one."""
+        del authenticate, sealed
+        return False
+
     def _be_patient(self, sock: socket.socket) -> None:
         sock.settimeout(tcp_data.PATIENCE)  # OpenSSL's calls follow Python's timeout, not that of the system
 
