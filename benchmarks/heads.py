@@ -32,6 +32,8 @@ COMMITS: Final = 3
 """Commits that a spawn may cost."""
 SINGLE: Final = 15
 """Spawns one after the other with each log, in each turn."""
+TURNS: Final = 7
+"""Turns at least: fewer clusters would decide what their logs cost."""
 TOGETHER: Final = 100
 """Actors that are spawned at once."""
 AT_ONCE: Final = 1.3
@@ -165,7 +167,7 @@ def spawns(scale: Scale) -> Iterator[Measurement | Unmeasured]:
     count = scale.count(TOGETHER, 20)
     with contextlib.ExitStack() as undo:
         measuring = _Spawning(Etcd(undo.enter_context(User())) if no_etcd() is None else None)
-        for number in range(scale.runs):
+        for number in range(max(scale.runs, TURNS)):
             measuring.turn(number, count)
     for where in measuring.commits:
         yield measured(_ONE[where], measuring.one[where], "ms", at_most(1.0), measuring.floors(where),
