@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +22,7 @@ from tests.transport.verbs.entitlements import entitlements
 from zcactor.api.future import ObjectRef
 from zcactor.api.remote_actor import RemoteActor
 from zcactor.assembly.process import Process
-from zcactor.errors import ConnectionLost, ObjectLost, ZcactorError
+from zcactor.errors import ConnectionLost, ObjectLost, ProtocolError, ZcactorError
 from zcactor.ids import new_actor
 from zcactor.interface import Interface
 from zcactor.marshal.sharing import share
@@ -764,3 +764,77 @@ async def test_by_rdma_a_copy_is_read_as_the_object_is(monkeypatch: pytest.Monke
         context.clear_current()
         for process in made:
             await process.close()
+
+
+# ---------------------------------------------------------------- flows
+
+
+class FakeFlow:
+    """A flow that notes how it ends."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def end(self) -> None:
+        self.ends.append("end")
+
+    def left(self) -> None:
+        self.ends.append("left")
+
+
+class Flowing:
+    """A lease on bytes of a process, with the flow that its connection makes of them, or the error that it raises."""
+
+    def __init__(self, outcome: Any) -> None:
+        self.id, self.offset, self.seal, self.rkey = 7, 100, 0, 0
+        self.session = self.in_use = self.connection = self
+        self.outcome = outcome
+        self.wanted: list[tuple[int, int, int]] = []
+
+    async def flow(self, wanted: RemoteRegion) -> Any:
+        self.wanted.append((wanted.object_id, wanted.offset, wanted.nbytes))
+        await asyncio.sleep(0)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def bare_locations() -> tuple[Any, Any]:
+    made: Any = locations.Locations.__new__(locations.Locations)
+    made._counters = counters = SimpleNamespace(bytes_received=0)
+    return made, counters
+
+
+async def test_a_flow_from_each_owner() -> None:
+    made, counters = bare_locations()
+    leases = [Flowing(FakeFlow()) for _ in range(3)]
+    assert await made.flows(leases, 8, 16) == [lease.outcome for lease in leases]
+    assert [lease.wanted for lease in leases] == [[(7, 108, 16)]] * 3
+    assert not any(lease.outcome.ends for lease in leases)
+    made.flowed(48)
+    assert counters.bytes_received == 48
+
+
+@pytest.mark.parametrize("last", [None, ProtocolError("beyond the arena")])
+async def test_no_flow_is_left_where_one_owner_has_none(last: Exception | None) -> None:
+    made, _ = bare_locations()
+    first = FakeFlow()
+    leases = [Flowing(first), Flowing(last), Flowing(FakeFlow())]
+    if last is None:
+        assert await made.flows(leases, 0, 1) is None
+    else:
+        with pytest.raises(ProtocolError, match="beyond"):
+            await made.flows(leases, 0, 1)
+    assert first.ends == ["end", "left"]
+    assert not leases[2].wanted
+
+
+async def test_no_flow_is_left_where_the_wait_is_cancelled() -> None:
+    made, _ = bare_locations()
+    first = FakeFlow()
+    waiting = asyncio.ensure_future(made.flows([Flowing(first), Flowing(FakeFlow())], 0, 1))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert first.ends == ["end", "left"]

@@ -199,7 +199,7 @@ class Direct(StagedReduction):
     async def _as_they_arrive(self, low: int, count: int, out: int) -> bool:
         """Reduce elements of the inputs of all ranks as they arrive, where each rank has a host for itself. Returns
         whether that was possible; if not, what is at `out` has no meaning."""
-        rank, inflow = self.member.rank, Inflow(self.process, self.op, self.array.dtype)
+        rank, inflow = self.member.rank, Inflow(self.process, self.op, self.array.dtype, self)
         own = self.source.operand
         memories = [self._lent_by(other) for other in range(self.member.size) if other != rank]
         if not inflow.is_worth_it(own, memories, count):

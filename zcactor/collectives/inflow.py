@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["Inflow"]
 
 PIECE_NBYTES: Final = 512 << 10
-"""Bytes that are taken from a rank at once. Half and twice as many took as long, 64 KiB a quarter longer."""
+"""Bytes that are taken from a rank at once. 128 KiB took a twentieth longer, and 64 KiB a third."""
 PIECES_NBYTES: Final = 4 << 20
 """Bytes of a piece of each rank together."""
 LEAST_NBYTES: Final = 1 << 20
-"""Bytes of a part from which on it pays."""
+"""Bytes of a part from which on it is taken in pieces: there are two at least."""
 SHARE_NBYTES: Final = 8 << 20
 """Bytes of a part for one thread, where there are processors for several."""
 MAX_THREADS: Final = 4
-"""Threads that share a part. Each has a data socket to each rank, and one socket more uses the memory no better."""
+"""Threads that share a part. Each takes one of a connection's few data sockets; see `zcactor.transport.tcp.pull`."""
 _LINE: Final = 64
 
 
@@ -46,10 +46,12 @@ class Inflow:
     Args:
         process: of the rank that reduces.
         op, dtype: as for `zcactor.collectives.folding.fold`.
+        keep: holds the memory of results, until no thread writes there.
     """
 
-    def __init__(self, process: LocalProcess, op: str, dtype: np.dtype[Any]) -> None:
+    def __init__(self, process: LocalProcess, op: str, dtype: np.dtype[Any], keep: object) -> None:
         self._process = process
+        self._keep = keep
         self._op = op
         self._dtype = dtype
 
@@ -103,12 +105,12 @@ class Inflow:
         self, own: Operand, rank: int, memories: Sequence[RemoteLease], low: int, count: int, out: int
     ) -> bool:  # fmt: skip
         itemsize = self._dtype.itemsize
-        flows = await self._process.locations.flows(memories, low * itemsize, count * itemsize)
-        if flows is None:
-            return False
         piece = min(PIECE_NBYTES, max(PIECES_NBYTES // len(memories) // _LINE, 1) * _LINE, count * itemsize)
         blocks = [self._process.placements.take(self._process.process, piece) for _ in memories]
         others = [Operand(block.address, None, block) for block in blocks]
+        flows = await self._process.locations.flows(memories, low * itemsize, count * itemsize)
+        if flows is None:
+            return False
         if not await take_flows(flows, partial(self._take, flows, others, own, rank, count, piece // itemsize, out)):
             return False
         self._process.locations.flowed(count * itemsize * len(memories))

@@ -19,7 +19,6 @@ from zcactor.errors import ConnectionLost, ObjectLost, OutOfMemory, ZcactorError
 from zcactor.objects.holders import granted, reached
 from zcactor.objectstore.lease import Lease, RemoteLease
 from zcactor.objectstore.ref import Region, RegionKind, check_bounds
-from zcactor.process.tasks import all_of
 from zcactor.rpc.parts import Part
 from zcactor.transport.base import RemoteRegion
 
@@ -280,20 +279,28 @@ class Locations:
 
         Returns:
             A flow for each lease; None where `fetch` has to be used for them.
-        """
-        found = await all_of([self._flow(lease, start, nbytes) for lease in leases])
-        flows = [flow for flow in found if flow is not None]
-        if len(flows) == len(found):
-            return flows
-        for flow in flows:
-            flow.end()
-            flow.left()
-        return None
 
-    async def _flow(self, lease: RemoteLease, start: int, nbytes: int) -> Flow | None:
-        wanted = RemoteRegion(lease.id, lease.offset + start, nbytes, lease.seal, lease.rkey)
-        flow: Flow | None = await lease.session.in_use.connection.flow(wanted)
-        return flow
+        Raises:
+            ProtocolError: a range does not lie inside its owner's arena.
+
+        Cancelling leaves none.
+        """
+        flows: list[Flow] = []
+        whole = False
+        try:
+            for lease in leases:
+                wanted = RemoteRegion(lease.id, lease.offset + start, nbytes, lease.seal, lease.rkey)
+                flow: Flow | None = await lease.session.in_use.connection.flow(wanted)
+                if flow is None:
+                    return None
+                flows.append(flow)
+            whole = True
+            return flows
+        finally:
+            if not whole:
+                for each in flows:
+                    each.end()
+                    each.left()
 
     def flowed(self, nbytes: int) -> None:
         """Count bytes that were taken as they arrived."""
