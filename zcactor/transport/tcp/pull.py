@@ -81,15 +81,10 @@ class _Stream:
         work = _Work(self, done, nbytes, destination.address + start, destination.keep)
         fetched = False
         try:
-            with self._lock:
-                self._working = True
+            self.begin()
             try:
-                # Here and not in the thread, so that the owner and the thread wake up at the same time. It cannot
-                # block: the owner has read all earlier requests.
-                self._channel.ask(
-                    region.object_id, region.offset + start, nbytes, authenticate=region.authenticate,
-                    sealed=region.sealed,
-                )  # fmt: skip
+                # Here and not in the thread, so that the owner and the thread wake up at the same time.
+                self.ask(region, start, nbytes)
                 crew.run(work)
             except BaseException:
                 self._working = False
@@ -98,7 +93,6 @@ class _Stream:
                 del work  # the frames of an exception do not keep the memory
             answer = await done
             fetched = True
-            self._received += nbytes
             return answer
         finally:
             if not fetched:
@@ -127,8 +121,9 @@ class _Stream:
         return self._channel.is_bare(authenticate=region.authenticate, sealed=region.sealed)
 
     def begin(self) -> None:
-        """Note that a thread is about to use the channel, by the methods below."""
-        self._working = True
+        """Note that a thread is about to use the channel."""
+        with self._lock:
+            self._working = True
 
     def rest(self) -> None:
         """Note that no thread uses the channel any more. Any thread may call it."""
@@ -137,11 +132,9 @@ class _Stream:
             if not self.usable:
                 self._channel.close()
 
-    # ---- in the thread
-
     def ask(self, region: RemoteRegion, start: int, nbytes: int) -> None:
-        """Ask for `nbytes` of a region from `start` on. It does not block, as the owner has read all earlier requests
-        but one.
+        """Ask for `nbytes` of a region from `start` on; here, or in the thread. It does not block, as the owner has read
+        all earlier requests but one.
 
         Raises:
             OSError: the stream is broken.
@@ -150,6 +143,8 @@ class _Stream:
             region.object_id, region.offset + start, nbytes, authenticate=region.authenticate, sealed=region.sealed
         )
         self._received += nbytes
+
+    # ---- in the thread
 
     def answered(self) -> bool:
         """Whether the owner sends the bytes of the next request.
