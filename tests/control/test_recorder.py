@@ -373,17 +373,23 @@ def test_an_end_to_which_the_log_does_not_answer_comes_later(how: str) -> None:
         made.run(program)
 
 
+async def being_restarted(made: Bench, log: GatedLog) -> Any:
+    """Spawn an actor and end its process; return it when the log has that it is being restarted."""
+    shop: Any = await Shop.options(max_restarts=1).spawn()
+    DOORS.clear()
+    (worker,) = made.cluster.hosts["h0"].workers.by_process.values()  # type: ignore[union-attr]
+    worker.kill("the test ends it")
+    await until(lambda: next(iter(log.entries.actors.values())).state == "restarting")
+    return shop
+
+
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_nothing_is_recorded_of_a_life_after_its_end(how: str) -> None:
     """A head that took over would start the actor again."""
     with played() as (made, log):
 
         async def program(_: Process) -> None:
-            shop: Any = await Shop.options(max_restarts=1).spawn()
-            DOORS.clear()
-            (worker,) = made.cluster.hosts["h0"].workers.by_process.values()  # type: ignore[union-attr]
-            worker.kill("the test ends it")
-            await until(lambda: next(iter(log.entries.actors.values())).state == "restarting")
+            shop = await being_restarted(made, log)
             log.holds = has("actor", removed=True) if how == "kill" else has("actor", b"stopping")
             ending = asyncio.ensure_future(getattr(zc, how)(shop))
             await until(log.held)
@@ -403,11 +409,7 @@ def test_an_actor_lives_on_whose_end_the_log_refuses_while_it_is_restarted() -> 
     with played() as (made, log):
 
         async def program(_: Process) -> None:
-            shop: Any = await Shop.options(max_restarts=1).spawn()
-            DOORS.clear()
-            (worker,) = made.cluster.hosts["h0"].workers.by_process.values()  # type: ignore[union-attr]
-            worker.kill("the test ends it")
-            await until(lambda: next(iter(log.entries.actors.values())).state == "restarting")
+            shop = await being_restarted(made, log)
             log.holds = log.refuses = has("actor", removed=True)
             ending = asyncio.ensure_future(zc.kill(shop))
             await until(log.held)
