@@ -133,8 +133,8 @@ class _Stream:
                 self._channel.close()
 
     def ask(self, region: RemoteRegion, start: int, nbytes: int) -> None:
-        """Ask for `nbytes` of a region from `start` on; here, or in the thread. It does not block, as the owner has read
-        all earlier requests but one.
+        """Ask for `nbytes` of a region from `start` on; here, or in the thread. It does not block, as the owner has
+        read all earlier requests but one.
 
         Raises:
             OSError: the stream is broken.
