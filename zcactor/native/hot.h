@@ -290,6 +290,13 @@ PyObject *hot_folded(PyObject *module, PyObject *args);
     "Other threads run meanwhile."
 PyObject *hot_copy(PyObject *module, PyObject *args);
 
+/* ---- receiving.c */
+
+#define RECEIVE_DOC                                                                                               \
+    "receive(fd, into): fill a writable buffer from a blocking socket; the bytes received, fewer where the stream\n" \
+    "has ended. Other threads run meanwhile."
+PyObject *hot_receive(PyObject *module, PyObject *args);
+
 /* ---- arrays.c */
 
 PyObject *hot_with_numpy(PyObject *module, PyObject *ignored);

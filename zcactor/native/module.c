@@ -45,6 +45,7 @@ static PyMethodDef functions[] = {
     {"fold", hot_fold, METH_VARARGS, FOLD_DOC},
     {"folded", hot_folded, METH_VARARGS, FOLDED_DOC},
     {"copy", hot_copy, METH_VARARGS, COPY_DOC},
+    {"receive", hot_receive, METH_VARARGS, RECEIVE_DOC},
     {"with_numpy", hot_with_numpy, METH_NOARGS, "with_numpy(): have arrays in frames read and written here."},
     {"address", hot_address, METH_O, "address(array): that of its first element."},
     {"array_over", hot_array_over, METH_VARARGS,

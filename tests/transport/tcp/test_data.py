@@ -12,7 +12,7 @@ import pytest
 
 from tests.transport.local_arena import memfd
 from zcactor.transport.tcp import data as tcp_data
-from zcactor.transport.tcp.data import REQUEST, Channel
+from zcactor.transport.tcp.data import HASTY_NBYTES, PADDING_NBYTES, REQUEST, Answer, Channel
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -35,6 +35,53 @@ Ends = tuple[Channel, socket.socket]
 
 def test_request_on_the_wire() -> None:
     assert REQUEST.pack(1, 2, 3) == struct.pack("<QQQ", 1, 2, 3)
+
+
+@pytest.mark.parametrize("from_pages", [False, True])
+def test_a_request(ends: Ends, from_pages: bool) -> None:
+    channel, far = ends
+    owner = Channel(far)
+    channel.ask(1, 2, 3, authenticate=False, from_pages=from_pages)
+    assert owner.asked() == (1, 2, 3)
+    assert owner.from_pages == from_pages
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_answer_with_bytes(ends: Ends, mapped: bool) -> None:
+    channel, far = ends
+    owner = Channel(far)
+    content = os.urandom(3 * HASTY_NBYTES)
+    view = memoryview(bytearray(2 * HASTY_NBYTES + 1))
+    with memfd(len(content)) as fd:
+        os.pwrite(fd, content, 0)
+        for _ in range(2):
+            channel.ask(1, 2, len(view), authenticate=False)
+            object_id, offset, nbytes = owner.asked() or (0, 0, 0)
+            assert object_id == 1
+            piece = memoryview(content)[offset : offset + nbytes]
+            thread = threading.Thread(target=owner.give, args=(fd, piece if mapped else None))
+            thread.start()
+            assert channel.answered()
+            channel.take(view)
+            thread.join()
+            assert view == piece
+    assert not channel.wait(0), "nothing was left over"
+
+
+@pytest.mark.parametrize("answer", [Answer.REFUSED, 3, 255])
+def test_an_answer_without_bytes(ends: Ends, answer: int) -> None:
+    channel, far = ends
+    far.send(bytes((answer,)))
+    assert not channel.answered()
+
+
+@pytest.mark.parametrize("length", [0, 1, PADDING_NBYTES - 1])
+def test_a_stream_that_ends_in_the_padding(ends: Ends, length: int) -> None:
+    channel, far = ends
+    far.send(bytes((Answer.PADDED,)) + bytes(length))
+    far.shutdown(socket.SHUT_WR)
+    with pytest.raises(ConnectionResetError):
+        channel.answered()
 
 
 def test_receives_what_comes_in_parts(ends: Ends) -> None:

@@ -5,9 +5,9 @@ for each socket, only the two ends of the connection know them, and they take no
 direction, and a nonce counts the uses of its key. So bytes cannot be changed, inserted, repeated, or moved to another
 socket. In order::
 
-    puller -> owner   object id (u64)  offset (u64)  length (u64, its top bit: tags are demanded, the next: none are)
-                      tag (16)
-    owner  -> puller  answer (1)  tag (16)    and where that is OK
+    puller -> owner   object id (u64)  offset (u64)  length (u64, its top bit: tags are demanded, the next: none are,
+                      the next: from the file's pages)  tag (16)
+    owner  -> puller  answer (1)  tag (16)    and where the bytes follow, after padding if it says so,
                       for each chunk of at most 1 MiB: its bytes, and where they are authenticated a tag (16)
 
 A tag is that of AES-256-GCM (NIST SP 800-38D). The bytes of a chunk are its associated data, which is not encrypted.
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.errors import ProtocolError
 from zcactor.transport.stream.record_layer import TAG_NBYTES, Integrity, Secret
-from zcactor.transport.tcp.data import REQUEST, Answer, Channel
+from zcactor.transport.tcp.data import FROM_PAGES, REQUEST, Answer, Channel
 
 if TYPE_CHECKING:
     import socket
@@ -148,15 +148,18 @@ class SealedChannel(Channel):
 
     def _remember(self, request: bytes) -> None:
         self._request = request
-        self._object_id, self._offset, nbytes = REQUEST.unpack(request)
+        self._object_id, _, nbytes = self._understand(request)
         self._tagged = bool(nbytes & _DEMANDED) or (self._seal.arrays and not nbytes & _SEALED)
         self._nbytes = nbytes & ~(_DEMANDED | _SEALED)
 
     # ---- the puller
 
-    def ask(self, object_id: int, offset: int, nbytes: int, *, authenticate: bool, sealed: bool = False) -> None:
+    def ask(
+        self, object_id: int, offset: int, nbytes: int, *, authenticate: bool, sealed: bool = False,
+        from_pages: bool = False,
+    ) -> None:  # fmt: skip
         """See `Channel.ask`."""
-        how = _DEMANDED if authenticate else _SEALED if sealed else 0
+        how = (_DEMANDED if authenticate else _SEALED if sealed else 0) | from_pages * FROM_PAGES
         request = REQUEST.pack(object_id, offset, nbytes | how)
         self._unanswered.append(request)
         self.send(request + self._seal.requests.make(request))
@@ -172,7 +175,7 @@ class SealedChannel(Channel):
         self.receive_whole(memoryview(answer))
         if not self._seal.answers.check(answer[1:], self._request + answer[:1]):
             raise ProtocolError(f"the answer about object {self._object_id:x} is not the owner's: it was changed")
-        return answer[0] == Answer.OK
+        return self._follow(answer[0])
 
     def take(self, view: memoryview) -> None:
         """See `Channel.take`.
@@ -216,17 +219,13 @@ class SealedChannel(Channel):
         said = bytes((answer,))
         self.send(said + self._seal.answers.make(self._request + said), more=more)
 
-    def refuse(self) -> None:
-        """See `Channel.refuse`."""
-        self._answer(Answer.REFUSED)
-
     def give(self, fd: int, mapped: memoryview | None = None) -> None:
         """See `Channel.give`. Chunks that are tagged go from the file: at their size nothing is faster."""
+        if not self._tagged:
+            super().give(fd, mapped)
+            return
         self._answer(Answer.OK, more=True)
         offset, end = self._offset, self._offset + self._nbytes
-        if not self._tagged:
-            self._give(fd, mapped)
-            return
         assert self._arena is not None
         number = 0
         while offset < end:

@@ -31,8 +31,8 @@ AHEAD: Final = 2
 class Socket(Protocol):
     """A data socket; see `zcactor.transport.tcp.pull`."""
 
-    def ask(self, region: RemoteRegion, start: int, nbytes: int) -> None:
-        """Ask for bytes of a region."""
+    def ask(self, region: RemoteRegion, start: int, nbytes: int, *, from_pages: bool) -> None:
+        """Ask for bytes of a region; see `zcactor.transport.tcp.data.FROM_PAGES`."""
 
     def answered(self) -> bool:
         """Whether the owner sends the bytes of the next request."""
@@ -74,7 +74,8 @@ class TcpFlow:
     def _ask(self) -> None:
         nbytes = min(PART_NBYTES, self._region.nbytes - self._asked)
         if nbytes:
-            self._socket.ask(self._region, self._asked, nbytes)
+            # A copy to the owner's system would take the place of the sums in the caches.
+            self._socket.ask(self._region, self._asked, nbytes, from_pages=True)
             self._asked += nbytes
 
     def take(self, view: memoryview) -> None:
