@@ -201,15 +201,6 @@ def test_any_size(arrays: bool, authenticate: bool, mapped: bool) -> None:
         assert ends.pull(3, 5) == content[3:8]
 
 
-@pytest.mark.parametrize("flags", [{}, {"authenticate": True}, {"sealed": True}])
-def test_the_wish_for_the_pages_of_the_file_is_known_to_the_owner(flags: dict[str, bool]) -> None:
-    with two(b"") as ends:
-        for from_pages in (False, True, False):
-            ends.puller.ask(1, 2, 3, **{"authenticate": False, **flags}, from_pages=from_pages)
-            assert ends.owner.asked() == (1, 2, 3)
-            assert ends.owner.from_pages == from_pages
-
-
 @pytest.mark.parametrize("demanded", [True, False])
 def test_what_is_sealed_by_itself_has_no_tags_unless_they_are_demanded(demanded: bool) -> None:
     with two(bytes(CHUNK_NBYTES + 1)) as ends:

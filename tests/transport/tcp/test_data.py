@@ -37,15 +37,6 @@ def test_request_on_the_wire() -> None:
     assert REQUEST.pack(1, 2, 3) == struct.pack("<QQQ", 1, 2, 3)
 
 
-@pytest.mark.parametrize("from_pages", [False, True])
-def test_a_request(ends: Ends, from_pages: bool) -> None:
-    channel, far = ends
-    owner = Channel(far)
-    channel.ask(1, 2, 3, authenticate=False, from_pages=from_pages)
-    assert owner.asked() == (1, 2, 3)
-    assert owner.from_pages == from_pages
-
-
 @pytest.mark.parametrize("mapped", [False, True])
 def test_an_answer_with_bytes(ends: Ends, mapped: bool) -> None:
     channel, far = ends

@@ -37,8 +37,7 @@ class FakeSocket:
         self._left = 0
         self._at = 0
 
-    def ask(self, region: RemoteRegion, start: int, nbytes: int, *, from_pages: bool) -> None:
-        assert from_pages
+    def ask(self, region: RemoteRegion, start: int, nbytes: int) -> None:
         self.asked.append((region.offset + start, nbytes))
         self.most_ahead = max(self.most_ahead, len(self.asked) - self._answered)
 

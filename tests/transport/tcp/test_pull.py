@@ -20,7 +20,7 @@ from zcactor.testing.conformance.connection import PullKeeper, turns
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.tcp import crew
 from zcactor.transport.tcp import pull as tcp_pull
-from zcactor.transport.tcp.data import FROM_PAGES, REQUEST, Answer, Channel
+from zcactor.transport.tcp.data import REQUEST, Answer, Channel
 from zcactor.transport.tcp.flow import take_flows
 from zcactor.transport.tcp.pull import ATTEMPTS, STREAMS, DataPuller
 
@@ -40,7 +40,7 @@ def serve_one(sock: socket.socket) -> bool:
     if not request:
         return False
     _, offset, nbytes = REQUEST.unpack(request)
-    sock.sendall(bytes((Answer.OK,)) + CONTENT[offset : offset + (nbytes & ~FROM_PAGES)])
+    sock.sendall(bytes((Answer.OK,)) + CONTENT[offset : offset + nbytes])
     return True
 
 

@@ -5,8 +5,8 @@ for each socket, only the two ends of the connection know them, and they take no
 direction, and a nonce counts the uses of its key. So bytes cannot be changed, inserted, repeated, or moved to another
 socket. In order::
 
-    puller -> owner   object id (u64)  offset (u64)  length (u64, its top bit: tags are demanded, the next: none are,
-                      the next: from the file's pages)  tag (16)
+    puller -> owner   object id (u64)  offset (u64)  length (u64, its top bit: tags are demanded, the next: none are)
+                      tag (16)
     owner  -> puller  answer (1)  tag (16)    and where the bytes follow, after padding if it says so,
                       for each chunk of at most 1 MiB: its bytes, and where they are authenticated a tag (16)
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.errors import ProtocolError
 from zcactor.transport.stream.record_layer import TAG_NBYTES, Integrity, Secret
-from zcactor.transport.tcp.data import FROM_PAGES, REQUEST, Answer, Channel
+from zcactor.transport.tcp.data import REQUEST, Answer, Channel
 
 if TYPE_CHECKING:
     import socket
@@ -148,18 +148,15 @@ class SealedChannel(Channel):
 
     def _remember(self, request: bytes) -> None:
         self._request = request
-        self._object_id, _, nbytes = self._understand(request)
+        self._object_id, self._offset, nbytes = REQUEST.unpack(request)
         self._tagged = bool(nbytes & _DEMANDED) or (self._seal.arrays and not nbytes & _SEALED)
         self._nbytes = nbytes & ~(_DEMANDED | _SEALED)
 
     # ---- the puller
 
-    def ask(
-        self, object_id: int, offset: int, nbytes: int, *, authenticate: bool, sealed: bool = False,
-        from_pages: bool = False,
-    ) -> None:  # fmt: skip
+    def ask(self, object_id: int, offset: int, nbytes: int, *, authenticate: bool, sealed: bool = False) -> None:
         """See `Channel.ask`."""
-        how = (_DEMANDED if authenticate else _SEALED if sealed else 0) | from_pages * FROM_PAGES
+        how = _DEMANDED if authenticate else _SEALED if sealed else 0
         request = REQUEST.pack(object_id, offset, nbytes | how)
         self._unanswered.append(request)
         self.send(request + self._seal.requests.make(request))

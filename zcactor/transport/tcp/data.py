@@ -29,9 +29,7 @@ __all__ = ["KEY_NBYTES", "REQUEST", "Answer", "Channel"]
 KEY_NBYTES: Final = 16
 """Bytes of the key that names the connection of a data socket."""
 REQUEST: Final = struct.Struct("<QQQ")
-"""A request: the object's id, the offset in the owner's arena, and the number of bytes with flags in its top bits."""
-FROM_PAGES: Final = 1 << 61
-"""The flag of a request whose bytes are to be sent from the pages of the arena's file, also where they are mapped."""
+"""A request: the object's id, the offset in the owner's arena, and the number of bytes."""
 PADDING_NBYTES: Final = 1024
 """Bytes between an answer and bytes that are sent from their mapping. The system copies these behind the answer into a
 buffer that often begins a page. A processor that stores a little ahead of where it loads, in addresses modulo 4096,
@@ -41,6 +39,9 @@ time."""
 PATIENCE: Final = 60.0
 """Seconds without a byte until a blocking call gives up. The system reports a lost host within seconds. This limit is
 for a process that does nothing, and for unused data sockets."""
+UNSENT_NBYTES: Final = 256 << 10
+"""Bytes that a sender's system keeps beyond those that are under way (TCP_NOTSENT_LOWAT, tcp(7)). Few of them stay in
+the caches until they are received, and megabytes do not."""
 HASTY_NBYTES: Final = 64 << 10
 """Bytes from which the wait for the next ones begins awake; see zcactor/native/receiving.c."""
 
@@ -73,8 +74,6 @@ class Channel:
         self._ended = False
         self._closed = False
         self._offset = self._nbytes = 0  # those of the last request
-        self.from_pages = False
-        """Whether the last request has the flag `FROM_PAGES`."""
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLRDHUP)
         self._poll_in = select.poll()
@@ -96,6 +95,8 @@ class Channel:
     def _be_patient(self, sock: socket.socket) -> None:
         """Make calls block, for up to `PATIENCE` seconds."""
         sock.setblocking(True)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_NBYTES)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # Python's own timeout costs a poll for each call
             sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(*divmod(round(PATIENCE * 1e6), 10**6)))
 
@@ -158,10 +159,7 @@ class Channel:
 
     # ---- the messages: the puller calls `ask`, `answered`, `take`, and the owner `asked`, and then `give` or `refuse`
 
-    def ask(
-        self, object_id: int, offset: int, nbytes: int, *, authenticate: bool, sealed: bool = False,
-        from_pages: bool = False,
-    ) -> None:  # fmt: skip
+    def ask(self, object_id: int, offset: int, nbytes: int, *, authenticate: bool, sealed: bool = False) -> None:
         """Ask the owner for bytes of its arena. Requests may follow before the answer, and are answered in order.
 
         Args:
@@ -170,13 +168,12 @@ class Channel:
             authenticate: whether tags have to follow, also where this was not agreed for arrays. Without keys there are
                 no tags.
             sealed: whether the bytes are ciphertext, which is checked when it is decrypted and needs no tags.
-            from_pages: see `FROM_PAGES`.
 
         Raises:
             OSError: as `send`.
         """
         del authenticate, sealed
-        self.send(REQUEST.pack(object_id, offset, nbytes | from_pages * FROM_PAGES))
+        self.send(REQUEST.pack(object_id, offset, nbytes))
 
     def answered(self) -> bool:
         """Whether the owner sends the bytes. Then `take` has to be called.
@@ -211,13 +208,7 @@ class Channel:
         request = bytearray(REQUEST.size)
         if not self.receive(memoryview(request)):
             return None
-        return self._understand(request)
-
-    def _understand(self, request: bytes | bytearray) -> tuple[int, int, int]:
-        """Note a request: object id, offset, bytes with the flags that are not of this class."""
-        object_id, self._offset, nbytes = REQUEST.unpack(request)
-        self.from_pages = bool(nbytes & FROM_PAGES)
-        self._nbytes = nbytes & ~FROM_PAGES
+        object_id, self._offset, self._nbytes = REQUEST.unpack(request)
         return object_id, self._offset, self._nbytes
 
     def refuse(self) -> None:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["TcpFlow", "take_flows"]
 
 
-PART_NBYTES: Final = 15 << 19
-"""Bytes of one request. Owners send so few from their pages, which costs the least where they are used at once; see
-`zcactor.transport.tcp.serve.MAPPED_NBYTES`."""
+PART_NBYTES: Final = 8 << 20
+"""Bytes of one request. A flow that ends early costs its owner so many at most."""
 AHEAD: Final = 2
 """Requests that are sent before the answer to the first one: the owner has the next one when it has answered one."""
 
@@ -31,8 +30,8 @@ AHEAD: Final = 2
 class Socket(Protocol):
     """A data socket; see `zcactor.transport.tcp.pull`."""
 
-    def ask(self, region: RemoteRegion, start: int, nbytes: int, *, from_pages: bool) -> None:
-        """Ask for bytes of a region; see `zcactor.transport.tcp.data.FROM_PAGES`."""
+    def ask(self, region: RemoteRegion, start: int, nbytes: int) -> None:
+        """Ask for bytes of a region."""
 
     def answered(self) -> bool:
         """Whether the owner sends the bytes of the next request."""
@@ -74,8 +73,7 @@ class TcpFlow:
     def _ask(self) -> None:
         nbytes = min(PART_NBYTES, self._region.nbytes - self._asked)
         if nbytes:
-            # A copy to the owner's system would take the place of the sums in the caches.
-            self._socket.ask(self._region, self._asked, nbytes, from_pages=True)
+            self._socket.ask(self._region, self._asked, nbytes)
             self._asked += nbytes
 
     def take(self, view: memoryview) -> None:

@@ -132,7 +132,7 @@ class _Stream:
             if not self.usable:
                 self._channel.close()
 
-    def ask(self, region: RemoteRegion, start: int, nbytes: int, *, from_pages: bool = False) -> None:
+    def ask(self, region: RemoteRegion, start: int, nbytes: int) -> None:
         """Ask for `nbytes` of a region from `start` on; here, or in the thread. It does not block, as the owner has
         read all earlier requests but one.
 
@@ -140,9 +140,8 @@ class _Stream:
             OSError: the stream is broken.
         """
         self._channel.ask(
-            region.object_id, region.offset + start, nbytes, authenticate=region.authenticate, sealed=region.sealed,
-            from_pages=from_pages,
-        )  # fmt: skip
+            region.object_id, region.offset + start, nbytes, authenticate=region.authenticate, sealed=region.sealed
+        )
         self._received += nbytes
 
     # ---- in the thread
