@@ -72,6 +72,29 @@ def test_each_flow_takes_all_shortest_paths_alike(topology: Topology) -> None:
     assert found.latency == pytest.approx(slowest)
 
 
+@settings(max_examples=30, deadline=None)
+@given(networks())
+def test_shares_are_the_loads_of_single_flows(topology: Topology) -> None:
+    count = len(topology.hosts)
+    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
+    sources, targets = np.array(pairs, np.intp).T
+    found = topology._arcs.shares(sources, targets)
+    for flow, pair in enumerate(pairs):
+        entries = slice(found.starts[flow], found.starts[flow + 1])
+        loads = np.zeros(len(topology._arcs.rates))
+        np.add.at(loads, found.arcs[entries], found.parts[entries])
+        load, _, latency = listed(topology, *pair)
+        assert by_pairs(topology, loads) == pytest.approx(load)
+        assert found.latencies[flow] == pytest.approx(latency)
+
+
+def test_shares_of_a_flow_between_opposite_corners() -> None:
+    found = torus(4, 4)._arcs.shares(np.array([0, 0]), np.array([5, 1]))
+    assert found.starts.tolist() == [0, 4, 5]
+    assert found.parts.tolist() == [0.5, 0.5, 0.5, 0.5, 1.0]
+    assert (found.paths.tolist(), found.latencies.tolist()) == ([2.0, 1.0], [2e-6, 1e-6])
+
+
 def test_a_flow_between_opposite_corners_spreads() -> None:
     demand = np.zeros((1, 16))
     demand[0, 5] = 3.0

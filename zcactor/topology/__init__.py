@@ -9,6 +9,7 @@
     ranks       the order of a group's ranks
     arcs        the links of a network as arrays, and the load of flows on them
     plans       the flows of each plan of an allreduce
+    flows       the rates of flows that share links, and the time of steps of them
     cuts        the bisection of a network
     orders      orders of hosts for a ring
 

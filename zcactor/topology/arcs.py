@@ -17,7 +17,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Arcs", "Load"]
+__all__ = ["Arcs", "Load", "Shares"]
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.intp]
@@ -36,6 +36,22 @@ class Load:
     """Links on the longest path of a flow."""
     latency: float
     """Seconds of the links on the slowest path of a flow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The parts of flows that arcs carry, one entry for each flow and arc on a path of it, sorted by flows."""
+
+    starts: _Ints
+    """The first entry of each flow, and the number of entries at the end."""
+    arcs: _Ints
+    """The arc of each entry."""
+    parts: _Floats
+    """The part of the flow that the arc carries: 1 where all paths share it."""
+    latencies: _Floats
+    """Seconds of the links on the slowest path of each flow."""
+    paths: _Floats
+    """The number of shortest paths of each flow."""
 
 
 class Arcs:
@@ -150,12 +166,39 @@ class Arcs:
             hops = max(hops, int(distance[wanted].max()))
             if self.uniform is None:
                 latency = max(latency, float(self._slowest(distance)[wanted].max()))
-            self._trace(distance.ravel(), paths.ravel(), flows.ravel(), total)
+            for _, on, carried in self._trace(distance.ravel(), paths.ravel(), flows.ravel()):
+                total += np.bincount(on, carried, minlength=len(total))
         return Load(total, hops, latency if self.uniform is None else hops * self.uniform)
 
-    def _trace(self, distance: npt.NDArray[np.int32], paths: _Floats, flows: _Floats, total: _Floats) -> None:
-        """Follow `flows` from their targets back to their sources, and add the load of each arc to `total`. `flows`
-        ends up with the flow through each place."""
+    def shares(self, sources: _Ints, targets: _Ints) -> Shares:
+        """The parts of the flows from ``sources[i]`` to ``targets[i]``, which are different nodes, on each arc."""
+        flows, arcs, parts = [np.empty(0, np.intp)], [np.empty(0, np.intp)], [np.empty(0)]
+        latencies, numbers = np.empty(len(sources)), np.empty(len(sources))
+        for chunk in self._chunks(len(sources)):
+            ends = targets[chunk]
+            rows = np.arange(len(ends))
+            demand = np.zeros((len(ends), self.nodes))
+            demand[rows, ends] = 1.0
+            distance, paths = self._search(sources[chunk], demand > 0)
+            slowest = distance * self.uniform if self.uniform is not None else self._slowest(distance)
+            latencies[chunk] = slowest[rows, ends]
+            numbers[chunk] = paths[rows, ends]
+            for row, on, carried in self._trace(distance.ravel(), paths.ravel(), demand.ravel()):
+                flows.append(row + chunk.start)
+                arcs.append(on)
+                parts.append(carried)
+        flow = np.concatenate(flows)
+        order = np.argsort(flow, kind="stable")
+        starts = np.searchsorted(flow[order], np.arange(len(sources) + 1))
+        return Shares(starts, np.concatenate(arcs)[order], np.concatenate(parts)[order], latencies, numbers)
+
+    def _trace(
+        self, distance: npt.NDArray[np.int32], paths: _Floats, flows: _Floats
+    ) -> Iterator[tuple[_Ints, _Ints, _Floats]]:
+        """Follow `flows` from their targets back to their sources. `flows` ends up with the flow through each place.
+
+        Yields, level by level, the row, the arc and the flow on it.
+        """
         nodes = self.nodes
         places = np.flatnonzero(flows)
         order = np.argsort(-distance[places], kind="stable")
@@ -173,7 +216,7 @@ class Arcs:
             on_path = distance[before] == level - 1
             here, before, arcs = here[on_path], before[on_path], self._back[arcs[on_path]]
             carried = flows[here] * (paths[before] * self.widths[arcs] / paths[here])
-            total += np.bincount(arcs, carried, minlength=len(total))
+            yield here // nodes, arcs, carried
             np.add.at(flows, before, carried)
             came = before
 

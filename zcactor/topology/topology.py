@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from zcactor.topology import cuts, files, measuring, orders, plans
+from zcactor.topology import cuts, files, flows, measuring, orders, plans
 from zcactor.topology.arcs import Arcs
 from zcactor.topology.requirement import networkx
 
@@ -147,8 +147,8 @@ class Topology:
                 as often, in a row.
 
         Returns:
-            The same hosts in the order with the least predicted time of a ring, of those tried: the order given, the
-            natural order, and walks through the network.
+            The same hosts in the order whose ring takes least if all ranks start each step together, of those tried:
+            the order given, the natural order, and walks through the network.
 
         Raises:
             ValueError: a host is unknown.
@@ -173,8 +173,13 @@ class Topology:
     def predict(self, nbytes: float, *, plan: str = "ring", hosts: Sequence[Hashable] | None = None) -> float:
         """The time of an allreduce, in seconds.
 
-        Each step takes the time of the link that carries most for its bandwidth, each direction apart, and the latency
-        of the links on the longest path. Flows spread evenly over all shortest paths. Adding is not counted.
+        The flows of all steps are followed. A rank starts a step when it has finished the one before and the ranks that
+        it reads from have. Flows spread evenly over all shortest paths, and share links as `zcactor.topology.flows`
+        says, each direction apart. Adding is not counted.
+
+        Where flows are many they are not followed: of halving among 2,048 ranks and more, of a ring of more than
+        128 ranks, and of the other plans among more than 32. Then ranks start each step together. It takes the time of
+        the link that carries most for its bandwidth, and the latency of the links on the longest path.
 
         Args:
             nbytes: bytes of the array, on each rank.
@@ -194,10 +199,12 @@ class Topology:
         if len(set(numbers)) != len(numbers):
             twice = next(host for position, host in enumerate(chosen) if host in chosen[:position])
             raise ValueError(f"each rank needs a host of its own, but {twice!r} occurs twice")
-        return math.fsum(
-            step.times * orders.seconds(self._arcs, numbers, step.flows, step.part * nbytes)
-            for step in plans.steps(plan, len(numbers))
+        steps = plans.steps(plan, len(numbers))
+        together = math.fsum(
+            step.times * orders.seconds(self._arcs, numbers, step.flows, step.part * nbytes) for step in steps
         )
+        pieces = flows.pieces(len(numbers), steps)
+        return flows.seconds(self._arcs, numbers, steps, nbytes, together / pieces) if pieces else together
 
     def bound(self, nbytes: float, ranks: int | None = None) -> float:
         """The time that no allreduce among `ranks` ranks (None: all hosts) beats where a host has one link, in seconds:
