@@ -1,8 +1,8 @@
 """Orders of ranks and predicted times: the time to find an order, its quality, and the judgement of SimGrid.
 
 Orders are compared with the best of 1,000 random ones: the least prediction for those of them whose busiest link has
-least to carry. Predictions are compared with SimGrid, where an interpreter has
-it: Debian's package ``python3-simgrid``.
+least to carry. Predictions are compared with SimGrid, where an interpreter has it: Debian's package
+``python3-simgrid``.
 """
 
 from __future__ import annotations
