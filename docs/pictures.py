@@ -304,7 +304,7 @@ def array() -> Picture:
         Box(616, 306, 110, 28, "", ["the bytes"], "arrays", filled=True),
         Arrow(
             [(345, 158), (345, 216), (480, 216), (480, 320), (616, 320)],
-            ["TCP: sendfile to", "recv_into"],
+            ["TCP: received", "in place"],
             "arrays",
             at=(424, 192),
         ),
