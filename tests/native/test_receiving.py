@@ -34,9 +34,10 @@ def wait_until_asleep(thread: int) -> None:
         os.sched_yield()
 
 
+@pytest.mark.parametrize("looking", [0, 50])
 @pytest.mark.parametrize("asleep", [False, True])
 @pytest.mark.parametrize("pieces", [[1], [1] * 20, [3, 1 << 16, 5], [1 << 20, 1 << 20, 17], [1 << 18] * 20])
-def test_bytes_that_come_in_pieces(ends: Ends, pieces: list[int], asleep: bool) -> None:
+def test_bytes_that_come_in_pieces(ends: Ends, pieces: list[int], asleep: bool, looking: int) -> None:
     near, far = ends
     content = os.urandom(sum(pieces))
     into = bytearray(len(content) + 2)
@@ -52,7 +53,7 @@ def test_bytes_that_come_in_pieces(ends: Ends, pieces: list[int], asleep: bool) 
 
     thread = threading.Thread(target=send)
     thread.start()
-    assert hot.receive(near.fileno(), memoryview(into)[1:-1]) == len(content)
+    assert hot.receive(near.fileno(), memoryview(into)[1:-1], looking) == len(content)
     thread.join()
     assert into == b"\0" + content + b"\0"
 
@@ -63,12 +64,12 @@ def test_the_end_of_the_stream(ends: Ends, nbytes: int) -> None:
     far.sendall(b"x" * nbytes)
     far.shutdown(socket.SHUT_WR)
     into = bytearray(101)
-    assert hot.receive(near.fileno(), into) == nbytes
+    assert hot.receive(near.fileno(), into, 50) == nbytes
     assert into == b"x" * nbytes + bytes(101 - nbytes)
 
 
 def test_no_bytes(ends: Ends) -> None:
-    assert hot.receive(ends[0].fileno(), bytearray()) == 0
+    assert hot.receive(ends[0].fileno(), bytearray(), 50) == 0
 
 
 def test_a_socket_that_loses_its_patience(ends: Ends) -> None:
@@ -76,7 +77,7 @@ def test_a_socket_that_loses_its_patience(ends: Ends) -> None:
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, MOMENT)
     far.send(b"12")
     with pytest.raises(BlockingIOError):
-        hot.receive(near.fileno(), bytearray(3))
+        hot.receive(near.fileno(), bytearray(3), 50)
 
 
 def test_an_end_by_another_thread(ends: Ends) -> None:
@@ -89,17 +90,19 @@ def test_an_end_by_another_thread(ends: Ends) -> None:
 
     thread = threading.Thread(target=end)
     thread.start()
-    assert hot.receive(near.fileno(), bytearray(1 << 20)) == 0
+    assert hot.receive(near.fileno(), bytearray(1 << 20), 50) == 0
     thread.join()
 
 
 def test_a_descriptor_that_is_none() -> None:
     with pytest.raises(OSError, match="Bad file descriptor") as raised:
-        hot.receive(-1, bytearray(1))
+        hot.receive(-1, bytearray(1), 50)
     assert raised.value.errno == errno.EBADF
 
 
-@pytest.mark.parametrize("wrong", [(1,), ("1", bytearray(1)), (1, bytes(1)), (1, 2)])
+@pytest.mark.parametrize(
+    "wrong", [(1, bytearray(1)), ("1", bytearray(1), 1), (1, bytes(1), 1), (1, 2, 1), (1, bytearray(1), "1")]
+)
 def test_arguments_of_another_kind(wrong: tuple[object, ...]) -> None:
     with pytest.raises(TypeError):
         hot.receive(*wrong)

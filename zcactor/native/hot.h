@@ -293,8 +293,8 @@ PyObject *hot_copy(PyObject *module, PyObject *args);
 /* ---- receiving.c */
 
 #define RECEIVE_DOC                                                                                               \
-    "receive(fd, into): fill a writable buffer from a blocking socket; the bytes received, fewer where the stream\n" \
-    "has ended. Other threads run meanwhile."
+    "receive(fd, into, looking): fill a writable buffer from a blocking socket, looking so many us for bytes before\n" \
+    "each sleep; the bytes received, fewer where the stream has ended. Other threads run meanwhile."
 PyObject *hot_receive(PyObject *module, PyObject *args);
 
 /* ---- arrays.c */

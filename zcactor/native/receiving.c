@@ -8,16 +8,16 @@
 #include <sched.h>
 #include <time.h>
 
-#define LOOKING_NS 50000 /* how long it looks before it sleeps: longer than packets take at 25 Gbit/s, and not at 10 */
-#define VAIN_MOST 2       /* times that it looks in vain; as many again for each MiB that has come */
+#define VAIN_MOST 2 /* times that it looks in vain; as many again for each MiB that has come */
 
 static int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
-/* Fill `to`. Returns the bytes received, fewer than `nbytes` where the stream has ended; -1 with errno. */
-static Py_ssize_t receive_whole(int fd, char *to, Py_ssize_t nbytes) {
+/* Fill `to`, and look for `looking` ns before each sleep. Returns the bytes received, fewer than `nbytes` where the
+ * stream has ended; -1 with errno. */
+static Py_ssize_t receive_whole(int fd, char *to, Py_ssize_t nbytes, int64_t looking) {
     Py_ssize_t at = 0, vain = 0;
     int64_t since = 0; /* the last bytes came; 0: just now */
     while (at < nbytes) {
@@ -26,7 +26,7 @@ static Py_ssize_t receive_whole(int fd, char *to, Py_ssize_t nbytes) {
         if (received < 0 && looks && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             const int64_t now = now_ns();
             if (!since) since = now;
-            if (now - since < LOOKING_NS) {
+            if (now - since < looking) {
                 sched_yield();
                 continue;
             }
@@ -46,11 +46,12 @@ static Py_ssize_t receive_whole(int fd, char *to, Py_ssize_t nbytes) {
 /* receive(fd, into): see RECEIVE_DOC. */
 PyObject *hot_receive(PyObject *Py_UNUSED(module), PyObject *args) {
     int fd;
+    unsigned int looking; /* us */
     Py_buffer into;
-    if (!PyArg_ParseTuple(args, "iw*:receive", &fd, &into)) return NULL;
+    if (!PyArg_ParseTuple(args, "iw*I:receive", &fd, &into, &looking)) return NULL;
     Py_ssize_t received;
     Py_BEGIN_ALLOW_THREADS
-    received = receive_whole(fd, into.buf, into.len);
+    received = receive_whole(fd, into.buf, into.len, (int64_t)looking * 1000);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&into);
     return received < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromSsize_t(received);

@@ -8,7 +8,6 @@ Deep Learning over RDMA", EuroSys 2019, section 3.2, place tensors statically fo
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import OrderedDict, deque
 from functools import partial
@@ -16,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from zcactor.objectstore.heap import Hold
     from zcactor.objectstore.store import Block, Store
 
@@ -61,7 +58,7 @@ class Placements:
             NotInitialized: the store is closed.
         """
         key = source, nbytes
-        with self._sorting():
+        with self:
             idle = self._seen.get(key)
             hold = None
             if idle is None:
@@ -97,18 +94,24 @@ class Placements:
         del hold
         self._sort_back()
 
-    @contextlib.contextmanager
-    def _sorting(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Hold the lock, with every returned destination sorted. Destinations returned meanwhile are sorted
         afterwards."""
-        with self._lock:
-            self._owner = threading.get_ident()
-            try:
-                self._sort()
-                yield
-            finally:
-                self._owner = 0
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+        try:
+            self._sort()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._let_go()
         self._sort_back()
+
+    def _let_go(self) -> None:
+        self._owner = 0
+        self._lock.release()
 
     def _sort_back(self) -> None:
         while self._back and self._lock.acquire(blocking=False):
@@ -116,8 +119,7 @@ class Placements:
             try:
                 self._sort()
             finally:
-                self._owner = 0
-                self._lock.release()
+                self._let_go()
 
     def _sort(self) -> None:
         while self._back:
@@ -140,20 +142,20 @@ class Placements:
         was one."""
         if self._owner == threading.get_ident():  # inside the garbage collector: waiting for the lock would deadlock
             return False
-        with self._sorting():
+        with self:
             found = self._idle_nbytes > 0
             self._clear()
         return found
 
     def forget(self, source: bytes) -> None:
         """Forget the process `source`, which has ended."""
-        with self._sorting():
+        with self:
             for key in [key for key in self._seen if key[0] == source]:
                 self._forget(key)
 
     def clear(self) -> None:
         """Forget every destination, also those in use now when they are returned."""
-        with self._sorting():
+        with self:
             self._clear()
 
     def _clear(self) -> None:

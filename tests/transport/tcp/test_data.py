@@ -12,7 +12,7 @@ import pytest
 
 from tests.transport.local_arena import memfd
 from zcactor.transport.tcp import data as tcp_data
-from zcactor.transport.tcp.data import HASTY_NBYTES, PADDING_NBYTES, REQUEST, Answer, Channel
+from zcactor.transport.tcp.data import PADDING_NBYTES, REQUEST, Answer, Channel
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -41,8 +41,8 @@ def test_request_on_the_wire() -> None:
 def test_an_answer_with_bytes(ends: Ends, mapped: bool) -> None:
     channel, far = ends
     owner = Channel(far)
-    content = os.urandom(3 * HASTY_NBYTES)
-    view = memoryview(bytearray(2 * HASTY_NBYTES + 1))
+    content = os.urandom(200_000)
+    view = memoryview(bytearray(130_001))
     with memfd(len(content)) as fd:
         os.pwrite(fd, content, 0)
         for _ in range(2):

@@ -476,10 +476,10 @@ class Failing(Channel):
         self._at("send")
         super().send(data, more=more)
 
-    def receive(self, view: memoryview) -> bool:
+    def receive(self, view: memoryview, looking: int = 0) -> bool:
         """Receive the answer, then the bytes."""
         self._at("before the answer" if len(view) == 1 else "before the bytes")
-        received = super().receive(view)
+        received = super().receive(view, looking)
         self._at("after the answer" if len(view) == 1 else "after the bytes")
         return received
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.errors import ProtocolError
 from zcactor.transport.stream.record_layer import TAG_NBYTES, Integrity, Secret
-from zcactor.transport.tcp.data import REQUEST, Answer, Channel
+from zcactor.transport.tcp.data import ANSWER_US, REQUEST, Answer, Channel
 
 if TYPE_CHECKING:
     import socket
@@ -169,7 +169,7 @@ class SealedChannel(Channel):
         """
         self._remember(self._unanswered.popleft())
         answer = bytearray(1 + TAG_NBYTES)
-        self.receive_whole(memoryview(answer))
+        self.receive_whole(memoryview(answer), ANSWER_US)
         if not self._seal.answers.check(answer[1:], self._request + answer[:1]):
             raise ProtocolError(f"the answer about object {self._object_id:x} is not the owner's: it was changed")
         return self._follow(answer[0])

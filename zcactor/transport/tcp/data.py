@@ -42,8 +42,11 @@ for a process that does nothing, and for unused data sockets."""
 UNSENT_NBYTES: Final = 256 << 10
 """Bytes that a sender's system keeps beyond those that are under way (TCP_NOTSENT_LOWAT, tcp(7)). Few of them stay in
 the caches until they are received, and megabytes do not."""
-HASTY_NBYTES: Final = 64 << 10
-"""Bytes from which the wait for the next ones begins awake; see zcactor/native/receiving.c."""
+BYTES_US: Final = 50
+"""Microseconds in which a thread looks for the next bytes before it sleeps (zcactor/native/receiving.c): more than the
+packets of a line of 25 Gbit/s take, and less than those of 10."""
+ANSWER_US: Final = 200
+"""Microseconds in which it looks for an answer: those of an owner nearby come within that."""
 
 _TIMEVAL: Final = struct.Struct("@ll")
 _PADDING: Final = bytes(PADDING_NBYTES)
@@ -122,15 +125,19 @@ class Channel:
                 raise BrokenPipeError("the arena ends before its announced size")
             offset += sent
 
-    def receive(self, view: memoryview) -> bool:
+    def receive(self, view: memoryview, looking: int = 0) -> bool:
         """Fill `view` from the socket. False when the stream ends before its first byte.
+
+        Args:
+            view: plain bytes.
+            looking: microseconds in which the thread looks for bytes before it sleeps.
 
         Raises:
             OSError: the stream ends or breaks before `view` is full, or nothing arrives for `PATIENCE` seconds.
         """
         filled, nbytes = 0, len(view)
         while filled < nbytes:
-            received = self._receive_into(view[filled:])
+            received = self._receive_into(view[filled:], looking)
             if received == 0:
                 if filled:
                     raise ConnectionResetError("a data socket ended inside a message")
@@ -142,19 +149,22 @@ class Channel:
         """Whether bytes or the end of the stream arrive within so many seconds."""
         return bool(self._poll_in.poll(seconds * 1000))
 
-    def _receive_into(self, view: memoryview) -> int:
-        if len(view) < HASTY_NBYTES:
+    def _receive_into(self, view: memoryview, looking: int) -> int:
+        if not looking:
             return self.sock.recv_into(view, len(view), socket.MSG_WAITALL)
-        received: int = hot.receive(self.sock.fileno(), view)
+        received: int = hot.receive(self.sock.fileno(), view, looking)
         return received
 
-    def receive_whole(self, view: memoryview) -> None:
+    def receive_whole(self, view: memoryview, looking: int = BYTES_US) -> None:
         """Fill `view` from the socket, where bytes have to follow.
+
+        Args:
+            view, looking: as of `receive`.
 
         Raises:
             OSError: as `receive`, and where the stream ends before the first byte.
         """
-        if not self.receive(view):
+        if not self.receive(view, looking):
             raise ConnectionResetError("the other end closed the data socket")
 
     # ---- the messages: the puller calls `ask`, `answered`, `take`, and the owner `asked`, and then `give` or `refuse`
@@ -182,7 +192,7 @@ class Channel:
             OSError: as `receive_whole`.
         """
         answer = bytearray(1)
-        self.receive_whole(memoryview(answer))
+        self.receive_whole(memoryview(answer), ANSWER_US)
         return self._follow(answer[0])
 
     def _follow(self, answer: int) -> bool:

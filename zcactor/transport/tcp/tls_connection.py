@@ -66,7 +66,7 @@ class TlsChannel(Channel):
         assert isinstance(self.sock, TlsSocket)
         return self.sock.pending() > 0 or super().wait(seconds)
 
-    def _receive_into(self, view: memoryview) -> int:
+    def _receive_into(self, view: memoryview, looking: int) -> int:
         return self.sock.recv_into(view)
 
 
