@@ -43,7 +43,7 @@ static Py_ssize_t receive_whole(int fd, char *to, Py_ssize_t nbytes, int64_t loo
     return at;
 }
 
-/* receive(fd, into): see RECEIVE_DOC. */
+/* receive(fd, into, looking): see RECEIVE_DOC. */
 PyObject *hot_receive(PyObject *Py_UNUSED(module), PyObject *args) {
     int fd;
     unsigned int looking; /* us */
