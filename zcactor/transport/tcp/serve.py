@@ -39,8 +39,8 @@ MAX_CHANNELS: Final = 16
 """The most data sockets, and threads, of one connection: four times as many as a puller uses, as cancelled ones may
 still be open."""
 MAPPED_NBYTES: Final = 256 << 10
-"""Bytes from which an answer is sent from where they are mapped. Sendfile takes half as long again at 1 MiB, and twice as
-long or more at 16 MiB."""
+"""Bytes from which an answer is sent from where they are mapped. Sendfile takes half as long again at 1 MiB, and twice
+as long or more at 16 MiB."""
 LINGER: Final = 0.02
 """Seconds that a thread waits for the next request before it leaves the data socket. Waiting saves 100 us for the next
 request, and takes an idle thread for that time."""
