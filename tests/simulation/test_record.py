@@ -85,7 +85,7 @@ def test_an_actor_lives_once_and_a_name_is_unique_on_each_side_of_a_cut(
     record.apart = lambda one, other: apart and one != other
 
     async def live(actor: bytes) -> None:
-        current_host.set(SimpleNamespace(info=SimpleNamespace(actor_id=actor)))
+        current_host.set(SimpleNamespace(info=SimpleNamespace(actor_id=actor), index=2))
         record.constructed("n0")
 
     for number in (1, 2):
@@ -97,27 +97,38 @@ def test_an_actor_lives_once_and_a_name_is_unique_on_each_side_of_a_cut(
 
 
 @pytest.mark.parametrize(
-    ("runners", "expected"),
+    ("former", "index", "expected"),
     [
-        ([(False, "it")], ["I4"]), ([(True, "it")], ["I4"]), ([(True, None)], []), ([], []),
-        ([(True, None), (False, "it")], ["I4"]),
+        ((False, "it"), 3, ["I4"]), ((True, "it"), 3, ["I4"]), ((True, None), 3, []), (None, 3, []),
+        ((False, None), 3, ["I4"]), (None, 2, ["I4"]),
     ],
+    ids=["alive", "closing", "moved", "discarded", "in its constructor", "constructed twice"],
 )  # fmt: skip
+@pytest.mark.parametrize("back", [False, True], ids=["elsewhere", "back"])
 def test_an_actor_lives_again_where_it_was_closed_or_discarded(
-    record: Record, runners: list[tuple[bool, object]], expected: list[str]
+    record: Record, former: tuple[bool, object] | None, index: int, expected: list[str], back: bool
 ) -> None:
-    async def live() -> None:
-        current_host.set(SimpleNamespace(info=SimpleNamespace(actor_id=b"a")))
+    """The runner of its next life may be in the same process, which several actors share: it came back there."""
+    info = SimpleNamespace(actor_id=b"a")
+
+    async def live(index: int) -> None:
+        current_host.set(SimpleNamespace(info=info, index=index))
         record.constructed("n0")
 
-    info = SimpleNamespace(actor_id=b"a")
-    there = {n: SimpleNamespace(info=info, moving=moving, instance=it) for n, (moving, it) in enumerate(runners)}
-    there[9] = SimpleNamespace(info=SimpleNamespace(actor_id=b"b"), moving=False, instance="another one")
-    for number in (1, 2):
-        loop: Any = record.world.process(f"h{number}", f"w{number}")
-        loop.begin(live())
-        record.world.run(lambda number=number: record.lives("n0") == number, limit=10.0)  # type: ignore[misc]
-        loop.process = SimpleNamespace(hosts=SimpleNamespace(by_index=there))
+    first: Any = record.world.process("h1", "w1")
+    first.begin(live(2))
+    record.world.run(lambda: record.lives("n0") == 1, limit=10.0)
+    there = {9: SimpleNamespace(info=SimpleNamespace(actor_id=b"b"), moving=False, instance="another one")}
+    if former is not None:
+        there[2] = SimpleNamespace(info=info, moving=former[0], instance=former[1])
+    first.process = SimpleNamespace(hosts=SimpleNamespace(by_index=there))
+    if back or index == 2:  # a second constructor at one index is in the same process
+        there[index] = SimpleNamespace(info=info, moving=False, instance=None)
+        first.begin(live(index))
+    else:
+        record.world.process("h2", "w2").begin(live(index))
+    record.world.run(lambda: record.lives("n0") == 2, limit=10.0)
+    assert record.lives("n0") == 2
     assert broken(record) == expected
 
 

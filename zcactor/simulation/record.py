@@ -90,7 +90,8 @@ class Record:
         """A function that ends the process of its caller; see `Cluster.crash`."""
         self.on_construct: Callable[[SimLoop, ActorId], None] = lambda *_: None
         """Called with the process and the id of each actor that is constructed."""
-        self._lives: dict[str, list[tuple[SimLoop, bytes]]] = {}
+        self._lives: dict[str, list[tuple[SimLoop, bytes, int]]] = {}
+        """The lives by name: each one's process, the actor's id, and its number in that process."""
         self._latest: WeakKeyDictionary[object, dict[str, tuple[int, int]]] = WeakKeyDictionary()
         """The latest place by actor and line: the record must not keep an actor alive, with all that it holds."""
 
@@ -216,14 +217,15 @@ class Record:
         loop: Any = asyncio._get_running_loop()
         host = current_host.get()
         actor: ActorId = host.info.actor_id if host is not None and host.info is not None else ActorId(b"")
+        index = -1 if host is None else host.index
         self.world.note(loop.label, "construct", actor=name)
         lives = self._lives.setdefault(name, [])
-        for other, another in lives:
-            if other.dead or _is_closed(other, another):
+        for other, another, its_index in lives:
+            if other.dead or _is_closed(other, its_index):
                 continue
             if actor == another or not self.apart(loop.host, other.host):
                 self.break_("I4", f"{name} lives in {other.label} and is constructed in {loop.label}")
-        lives.append((loop, actor))
+        lives.append((loop, actor, index))
         self.on_construct(loop, actor)
 
     def lives(self, name: str) -> int:
@@ -231,12 +233,13 @@ class Record:
         return len(self._lives.get(name, ()))
 
 
-def _is_closed(loop: SimLoop, actor: bytes) -> bool:
-    """Whether an actor has ended in a process that lives on: it has moved, or was discarded."""
+def _is_closed(loop: SimLoop, index: int) -> bool:
+    """Whether an actor has ended in a process that lives on: it has moved, or was discarded. Only the runner of that
+    life tells: one that comes back to a shared process has another runner there, whose constructor runs now."""
     if loop.process is None:
         return False
-    runners = [each for each in loop.process.hosts.by_index.values() if each.info and each.info.actor_id == actor]
-    return all(each.moving and each.instance is None for each in runners)
+    runner = loop.process.hosts.by_index.get(index)
+    return runner is None or (runner.moving and runner.instance is None)
 
 
 current: Record
