@@ -14,8 +14,10 @@ from tests.control.movers import Tally
 from tests.simulation.clusters import Bench, bench
 from zcactor.assembly.process import Process
 from zcactor.cluster.drain import Drained, drain
+from zcactor.control import node_table
 from zcactor.control.draining import AT_A_TIME
 from zcactor.errors import ConnectionLost
+from zcactor.node import worker_main
 
 PATIENCE = 60.0
 """Virtual seconds."""
@@ -485,6 +487,60 @@ def test_resources_come_back_of_an_actor_that_dies_while_it_moves() -> None:
 
     with bench(2) as made:
         made.run(program)
+        at_rest(made)
+
+
+def test_no_actor_goes_to_a_shared_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last actor has moved, and callers still read results there. The node is open again, as it has another
+    actor."""
+    reading = True
+    monkeypatch.setattr(node_table, "SHARED_WORKERS", 1)
+    monkeypatch.setattr(worker_main, "_is_needed", lambda _: reading)
+
+    async def program(_: Process) -> None:
+        nonlocal reading
+        node = await node_named("h1")
+        actor, _other = await by_place(await spawned(2, process="shared"), node)
+        stays = await Tally.options(node=node).spawn("stays")
+        former = next(each.worker for each in head_of(made)._actors.all() if each.name == actor_name(actor))
+        assert (await drain("h1", 0.5)).moved == 1
+        late = await Tally.options(node=node, process="shared").spawn("late")
+        assert not former.actors
+        assert not former.ended.done()
+        reading = False
+        await asyncio.sleep(5.0)
+        assert former.ended.done()
+        assert (await late.aadd(1), await stays.aadd(2)) == (1, 2)
+
+    with bench(2) as made:
+        made.run(program)
+        at_rest(made)
+
+
+def test_an_actor_that_is_on_its_way_to_a_process_which_another_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_table, "SHARED_WORKERS", 1)
+
+    async def first(_: Process) -> Any:
+        actor, _other = await by_place(await spawned(2, process="shared"), await node_named("h1"))
+        return next(each.worker for each in head_of(made)._actors.all() if each.name == actor_name(actor))
+
+    async def second(_: Process) -> None:
+        node = await node_named("h1")
+        made.cluster.network.cut("h1", "h2")  # so that the constructor's arguments come late
+        spawning = asyncio.create_task(Tally.options(node=node, process="shared").spawn("late"))
+        await asyncio.sleep(0.1)
+        done = await drain("h1", 1.0)
+        assert (done.moved, len(done.left)) == (1, 1)
+        assert len(worker.actors) == 1
+        made.cluster.network.heal("h1", "h2")
+        actor = await spawning
+        await asyncio.sleep(5.0)
+        assert await actor.aadd(1) == 1
+        assert not worker.ended.done()
+
+    with bench(3) as made:
+        worker = made.run(first)
+        made.run(second, host="h2")
         at_rest(made)
 
 

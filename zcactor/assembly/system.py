@@ -419,7 +419,7 @@ class SystemActor:
         when this returns."""
         await self.worker.readmit(index, current_call.get().session)
 
-    async def moved(self, index: int, place: ProcessId, there: int, epoch: int) -> None:
+    async def moved(self, index: int, place: ProcessId, there: int, last: bool, epoch: int) -> None:
         """Tell all peers where an actor lives that has moved, in a worker; see
         `zcactor.node.worker_main.Worker.moved`.
 
@@ -427,7 +427,7 @@ class SystemActor:
             Deposed: a later head is known.
         """
         self.known.check(epoch)
-        await self.worker.moved(index, place, there)
+        await self.worker.moved(index, place, there, last)
 
     async def discard(self, index: int, epoch: int) -> None:
         """End an actor at once, in a worker, at the word of the head of `epoch`.

@@ -359,7 +359,9 @@ class Draining:
     async def _settle(self, actor: ActorRecord, worker: WorkerRecord, index: int, drain: _Drain) -> None:
         """Construct an actor, which is closed in `worker`, at its next place, and tell those who may call it."""
         worker.actors.pop(actor, None)
-        worker.leaving = worker.leaving or not worker.shared
+        if not worker.actors:  # it ends as soon as no caller needs it, so that no further actor may go there
+            worker.leaving = True
+            self._nodes.unshare(worker)
         self._reservations.settle_elsewhere(actor)
         actor.leave_worker()
         actor.displaced = True  # so that its holders learn of its place
@@ -378,9 +380,13 @@ class Draining:
         drain.vacated.append(worker)
         try:
             session = await self._process.connections.connect(worker.process)
-            await self._recorder.order(self._process.requests, session, "moved", index, *actor.location)
-        except (ConnectionLost, Deposed) as error:
-            logger.debug("the former process of %s has ended: %s", actor.label, error)
+            await self._recorder.order(self._process.requests, session, "moved", index, *actor.location, worker.leaving)
+        except Deposed:
+            return
+        except ConnectionLost as error:
+            logger.debug("the former process of %s has ended, or is not reached: %s", actor.label, error)
+            if worker.leaving:  # it does not know that it may end
+                worker.kill()
 
     # ---------------------------------------------------------------- the node
 

@@ -69,6 +69,8 @@ class Worker:
         self._news: list[tuple[Any, ...]] = []
         """The places of the actors that have lived here, in the form that peers take."""
         self._telling: asyncio.Task[None] | None = None
+        self._vacated = False
+        """Whether the head has no actor here, and sends none."""
 
     async def create(
         self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], recipe: Packed
@@ -129,15 +131,17 @@ class Worker:
         if host is not None:
             await host.readmit(session)
 
-    async def moved(self, index: int, place: ProcessId, there: int) -> None:
-        """Tell all peers the place of an actor that has lived here, and end this process when no peer needs it and no
-        other actor lives here.
+    async def moved(self, index: int, place: ProcessId, there: int, last: bool) -> None:
+        """Tell all peers the place of an actor that has lived here, and end this process, after the last one, when no
+        peer needs it.
 
         Args:
             index: the actor's number here.
             place: its process now.
             there: its number there.
+            last: whether the head has no other actor here, and sends none. One that it sends may not have come yet.
         """
+        self._vacated = self._vacated or last
         host = self.process.hosts.by_index[index]
         self._news.append((host.info.actor_id, "alive", place, there, "it has moved to another node"))
         if self._telling is None:
@@ -145,7 +149,7 @@ class Worker:
 
     async def _tell_peers(self) -> None:
         """Tell each peer where the actors are that have lived here. End this process when all know, no peer needs it,
-        and no actor lives here."""
+        and the head has no actor here."""
         told: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
         pause = _FIRST_LOOK
         while True:
@@ -156,7 +160,7 @@ class Worker:
                 await asyncio.gather(*(self._tell(each, self._news[told.get(each, 0) : count]) for each in waiting))
                 told.update(dict.fromkeys(waiting, count))
                 continue
-            if not (any(map(_is_needed, sessions)) or any(each.instance for each in self.process.hosts.actors())):
+            if self._vacated and not any(map(_is_needed, sessions)):
                 break
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_LOOK)
