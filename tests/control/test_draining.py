@@ -544,6 +544,28 @@ def test_an_actor_that_is_on_its_way_to_a_process_which_another_one_leaves(monke
         at_rest(made)
 
 
+def test_a_call_is_made_again_whose_connection_breaks_while_its_actor_is_followed() -> None:
+    """It is open at the former place, which has no answer to wait for."""
+
+    async def program(_: Process) -> None:
+        node = await node_named("h1")
+        actor, _other = await by_place(await spawned(2), node)
+        stays = await Tally.options(node=node).spawn("stays")
+        await actor.aadd(0)
+        made.cluster.network.cut("h1", "h2")
+        again = actor.aadd.options(retries=2, idempotent=True)(1)
+        assert (await drain("h1", 1.0)).moved == 1
+        await asyncio.sleep(10.0)  # the connection is given up
+        made.cluster.network.heal("h1", "h2")
+        assert await stays.aadd(3) == 3
+        async with asyncio.timeout(20.0):
+            assert (await again, await actor.aadd(2)) == (1, 2)
+
+    with bench(3) as made:
+        made.run(program, host="h2")
+        at_rest(made)
+
+
 @pytest.mark.parametrize("end", [zc.stop, zc.kill])
 def test_actors_are_ended_while_they_move(end: Any) -> None:
     async def program(_: Process) -> None:

@@ -145,12 +145,13 @@ class RemoteActor:
                 call.sent_before = call.sent_before or getattr(error, "maybe_executed", False)
                 if left < 0 or isinstance(error, ActorDied):
                     return False
-                call.state = CallState.QUEUED
+                call.state, call.session = CallState.QUEUED, None
                 try:
                     again = marshaller.duplicate(parts) if moved and left else parts
                     self._queue((call, spec.code, flags, timeout_ns, payload, again))
                 except Exception as lost:  # an object that an argument refers to is lost, for instance
                     call.fail(lost.with_traceback(None))
+                self._settled(call)  # it is not open any more where the actor has left
                 return True
 
             call.resend = resend
@@ -459,7 +460,7 @@ class RemoteActor:
             await self._open()
 
     def _settled(self, call: Call) -> None:
-        """Note that a call at the former place is answered or returned."""
+        """Note that a call at the former place is answered or returned, or is made again."""
         self._following.pop(call, None)
         if not self._following and self._followed is not None:
             self._followed.set()
