@@ -545,7 +545,7 @@ def test_an_actor_that_is_on_its_way_to_a_process_which_another_one_leaves(monke
 
 
 def test_a_call_is_made_again_whose_connection_breaks_while_its_actor_is_followed() -> None:
-    """It is open at the former place, which has no answer to wait for."""
+    """The call is open at the former place, which has no answer to wait for."""
 
     async def program(_: Process) -> None:
         node = await node_named("h1")
