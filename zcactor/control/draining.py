@@ -381,7 +381,7 @@ class Draining:
         try:
             session = await self._process.connections.connect(worker.process)
             await self._recorder.order(self._process.requests, session, "moved", index, *actor.location, worker.leaving)
-        except Deposed:
+        except Deposed:  # the head that leads settles the rest
             return
         except ConnectionLost as error:
             logger.debug("the former process of %s has ended, or is not reached: %s", actor.label, error)
