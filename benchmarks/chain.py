@@ -77,10 +77,14 @@ async def _scene(scale: Scale) -> list[Measurement]:
         values = {"int": 1, "8 MiB": zc.zeros(1 << 20, np.float64)}
         for name, value in values.items():
             chains = scale.count(CHAINS[name], 5)
-            for way in (_awaited, _chained):
-                await way(links, value, 3)  # connects the actors
-            subjects = {way.__name__: partial(way, links, value, chains) for way in (_awaited, _chained)}
-            subjects["_graph"] = partial(_graph, run, value, chains)
+            ways = {
+                "_awaited": partial(_awaited, links),
+                "_chained": partial(_chained, links),
+                "_graph": partial(_graph, run),
+            }
+            for way in ways.values():
+                await way(value, 3)  # connects the actors
+            subjects = {name: partial(way, value, chains) for name, way in ways.items()}
             times = medians(await interleave(scale.runs, subjects))
             found.append(
                 Measurement(

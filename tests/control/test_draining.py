@@ -544,6 +544,35 @@ def test_an_actor_that_is_on_its_way_to_a_process_which_another_one_leaves(monke
         at_rest(made)
 
 
+def test_a_process_that_cannot_be_told_that_it_may_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process would stay, as callers still read results there."""
+    monkeypatch.setattr(worker_main, "_is_needed", lambda _: True)
+
+    async def program(_: Process) -> None:
+        node = await node_named("h1")
+        actor, _other = await by_place(await spawned(2, process="shared"), node)
+        stays = await Tally.options(node=node).spawn("stays")
+        head = head_of(made)
+        former = next(each.worker for each in head._actors.all() if each.name == actor_name(actor))
+        connections = head.draining._process.connections
+        connect = connections.connect
+
+        async def cut_off(process: Any, *args: Any) -> Any:
+            if process == former.process and not former.actors:
+                raise ConnectionLost("it is cut off")
+            return await connect(process, *args)
+
+        monkeypatch.setattr(connections, "connect", cut_off)
+        assert (await drain("h1", 0.5)).moved == 1
+        await asyncio.sleep(5.0)
+        assert former.ended.done()
+        assert (await actor.aadd(1), await stays.aadd(2)) == (1, 2)
+
+    with bench(2) as made:
+        made.run(program)
+        at_rest(made)
+
+
 def test_a_call_is_made_again_whose_connection_breaks_while_its_actor_is_followed() -> None:
     """The call is open at the former place, which has no answer to wait for."""
 

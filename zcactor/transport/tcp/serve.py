@@ -1,9 +1,9 @@
-"""The owner's side of bulk bytes over TCP: answers to a peer's requests, straight from the arena's memfd.
+"""The owner's side of bulk bytes over TCP: answers to a peer's requests, straight from the arena.
 
-A thread of the process's crew (`zcactor.transport.tcp.crew`) sends by sendfile(2): the bytes go from the arena's pages
-to the network without passing through this process's address space. Many bytes are sent from where they are mapped: the
-kernel copies them into its buffers, which takes less time than to look up each page of the memfd. The pages must not
-change before the puller has the bytes. The puller's lease keeps them, the thread holds the leased object meanwhile, and
+A thread of the process's crew (`zcactor.transport.tcp.crew`) sends bytes from where they are mapped: the kernel copies
+them into its buffers, which takes less time than to look up each page of the memfd. Few bytes, those with tags, and
+those that this process has not mapped go by sendfile(2), from the arena's pages. The pages must not change before the
+puller has the bytes. The puller's lease keeps them, the thread holds the leased object meanwhile, and
 `DataServer.close` ends the sockets before the connection's end takes the lease away. A data socket without a request
 for some time has no thread until the next one arrives (`zcactor.transport.tcp.waiting`).
 """
