@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -12,31 +13,19 @@ if TYPE_CHECKING:
 __all__ = ["Exports"]
 
 
-class _Export(ref[Any]):
-    """A weak reference that knows its id. It has no constructor of its own: that would be a function for each promise
-    that is passed on, as `weakref.WeakValueDictionary` has two."""
-
-    __slots__ = ("id",)
-
-    id: int
-
-
 class Exports(MutableMapping[int, Any]):
-    """The promises and actors that peers may hold, by object id. It keeps none of them alive: the leases do."""
+    """The promises and actors that peers may hold, by object id. It keeps none of them alive: the leases do.
+
+    An entry ends with its holder, by a function of C: a function of Python would be one more for each promise that is
+    passed on, and `weakref.WeakValueDictionary` has two. Another holder of the same id ends the former entry, and with
+    it what would happen at the former holder's end.
+    """
 
     def __init__(self) -> None:
-        self._exports: dict[int, _Export] = {}
-        self._ended = self._forget
+        self._exports: dict[int, ref[Any]] = {}
 
     def __setitem__(self, object_id: int, holder: Any) -> None:
-        export = _Export(holder, self._ended)
-        export.id = object_id
-        self._exports[object_id] = export
-
-    def _forget(self, ended: Any) -> None:
-        object_id: int = ended.id
-        if self._exports.get(object_id) is ended:  # else another holder has the id by then
-            self._exports.pop(object_id, None)
+        self._exports[object_id] = ref(holder, partial(self._exports.pop, object_id))
 
     def __getitem__(self, object_id: int) -> Any:
         holder = self._exports[object_id]()
