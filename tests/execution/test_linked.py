@@ -46,7 +46,7 @@ class Runner(Linked):
     def __init__(self, *, steps_out: bool = False) -> None:
         self.session: Any = Session()
         self.forwarded: list[Any] = []
-        pushes = SimpleNamespace(forward=lambda *a: self.forwarded.append(a))
+        pushes = SimpleNamespace(forward=lambda *a: self.forwarded.append(a), reached={b"r" * 16: None})
         process: Any = SimpleNamespace(pushes=pushes)
         mailbox: Any = Mailbox(steps_out)
         marshaller: Any = SimpleNamespace(unpack=None)
@@ -93,11 +93,30 @@ def test_a_call_waits_in_its_lane_until_the_last_value_is_there(code: int) -> No
     assert incoming.host is runner and incoming.blockers == 2
     assert [entry[0] for entry in runner.lane.held] == [incoming] and not runner.received
     second.complete_plain(3)
-    assert not runner.mailbox.freed
+    goes = runner.mailbox.handed if code == 0 else runner.mailbox.freed
+    assert not goes
     first.complete_plain(1)
-    assert runner.mailbox.freed == [incoming] and incoming.payload == [1, 2, 3]
+    assert goes == [incoming] and incoming.payload == [1, 2, 3]
     first.complete_plain(7)
-    assert incoming.payload == [1, 2, 3] and runner.mailbox.freed == [incoming], "the first counts"
+    assert incoming.payload == [1, 2, 3] and goes == [incoming], "the first counts"
+    assert len(runner.lane.held) == code, "the mailbox takes what it starts itself out of the lane"
+
+
+@pytest.mark.parametrize("why", ["another", "task", "pumping", "lane"])
+def test_a_call_that_cannot_start_at_once_goes_by_the_mailbox(why: str) -> None:
+    runner = Runner()
+    value = promise()
+    incoming = runner.link(value)
+    if why == "another":
+        runner.lane.held.appendleft((Incoming(runner.session, 4, 2, 0, []), runner._specs[0]))
+    elif why == "task":
+        runner.lane.async_unstarted = 1
+    elif why == "pumping":
+        runner.lane.pumping = True
+    else:
+        runner.mailbox.lanes.clear()
+    value.complete_plain(1)
+    assert runner.mailbox.freed == [incoming] and not runner.mailbox.handed
 
 
 def test_a_call_to_an_actor_with_async_methods_steps_out_of_its_lane() -> None:
@@ -106,7 +125,27 @@ def test_a_call_to_an_actor_with_async_methods_steps_out_of_its_lane() -> None:
     incoming = runner.link(value)
     assert incoming.host is runner and not runner.lane.held and not runner.received
     value.complete_plain(1)
-    assert runner.mailbox.freed == [incoming]
+    assert runner.mailbox.handed == [incoming]
+
+
+def test_a_call_that_has_stepped_out_waits_for_those_that_were_held_meanwhile() -> None:
+    runner = Runner(steps_out=True)
+    value = promise()
+    incoming = runner.link(value)
+    runner.lane.held.append((Incoming(runner.session, 4, 2, 0, []), runner._specs[0]))
+    value.complete_plain(1)
+    assert runner.mailbox.freed == [incoming] and not runner.mailbox.handed
+
+
+def test_the_only_forward_frame_to_a_process_that_can_be_reached_is_only_noted() -> None:
+    runner = Runner()
+    incoming = runner.link(1, forwards=[(0, 7, b"r" * 16)])
+    assert not runner.forwarded and incoming.forwards == [(0, 7, b"r" * 16)]
+    for forwards in ([(1, 7, b"r" * 16)], [(0, 7, b"s" * 16)], [(0, 7, b"r" * 16), (1, 8, b"r" * 16)]):
+        runner.forwarded.clear()
+        del runner.session.incoming[5]
+        runner.link(1, forwards=forwards)
+        assert len(runner.forwarded) == len(forwards)
 
 
 def test_a_plain_call_with_forward_frames_goes_to_the_thread() -> None:
@@ -162,7 +201,7 @@ def test_an_outcome_that_is_not_plain_is_resolved_later() -> None:
     value.stand_in()
     assert incoming.blockers == 1, "the first counts"
     other.complete_plain(2)
-    assert runner.mailbox.freed == [incoming]
+    assert runner.mailbox.handed == [incoming]
 
 
 @pytest.mark.parametrize("why", ["stopping", "away"])

@@ -62,7 +62,7 @@ class End:
 
     def __init__(
         self, process: bytes = US, peer: bytes = PEER, arena: int = 1 << 20, depth: int = 1024, *, out: Any = None,
-        store: Any = None,
+        store: Any = None, share: Any = None,
     ) -> None:  # fmt: skip
         hot.setup(TEMPLATE, ProtocolError, ConnectionLost, CallState.QUEUED, CallState.SENT)
         self.ours, self.theirs = socket.socketpair()
@@ -104,7 +104,7 @@ class End:
             "on_argument": lambda *a: a, "on_forward": lambda *a: self.on_forward(*a), "ahead": self.ahead,
             "announced_type": Announced,
             "schedule_flush": lambda: self.events.append("schedule from a thread"),
-            "call_soon": lambda flush: self.on_call_soon(flush), "ref_type": Ref, "share": self.share,
+            "call_soon": lambda flush: self.on_call_soon(flush), "ref_type": Ref, "share": share or self.share,
             "block_type": Block,
             "store": store,
             "codes": known_codes, "dtypes": known_dtypes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.native.mutants import KEY, promise
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.objectstore.ref import Region, RegionKind
+from zcactor.objectstore.store import Store
 from zcactor.rpc.codec import decode, encode_into, frame_at, frame_size
 from zcactor.rpc.messages import Kind, Status
 from zcactor.rpc.parts import Announced
@@ -172,10 +174,6 @@ def test_an_own_promise_is_left_to_python() -> None:
 
 
 def test_forward_frames_are_there_when_their_calls_start(end: End) -> None:
-    def forward(call_id: int, key: int, number: int, target: bytes) -> None:
-        end.ahead.setdefault(call_id, []).append((number, key, target))
-
-    end.on_forward = forward
     plain = frame(Kind.CALL, 4, b"\x91\x07")
     linked = frame(Kind.CALL, 5, b"\x91\x08")
     forwards = [frame(Kind.FORWARD, 5, TARGET, extra=KEY + number, code=number) for number in range(2)]
@@ -185,6 +183,10 @@ def test_forward_frames_are_there_when_their_calls_start(end: End) -> None:
     assert end.hosts[2].linked == [(5, 0, 0, [8], [(0, KEY, TARGET), (1, KEY + 1, TARGET)])]
     assert end.credits.owed == end.counters.frames_received == 5, "each is counted once, in its turn"
     assert not end.ahead, "a call of the next batch has no FORWARD frames of this one"
+    assert not end.forwards
+    end.open[7] = object()
+    end.wire.feed(frame(Kind.FORWARD, 7, TARGET, extra=KEY))
+    assert end.forwards == [(7, KEY, 0, TARGET)] and not end.ahead, "an open call gets its frame at once"
 
 
 def test_pushes_are_written_and_read(end: End) -> None:
@@ -201,6 +203,104 @@ def test_pushes_are_written_and_read(end: End) -> None:
     assert not end.wire.push(KEY, 5, []), "Python writes it"
     end.backlog.append("a frame that waits for a credit")
     assert not end.wire.push(KEY, 5, 1), "nothing overtakes it"
+
+
+class Passing:
+    """Two connections of one process: by `end` a call has come, and its result is pushed by `to`."""
+
+    def __init__(self) -> None:
+        self.store = Store(1 << 22, US)
+        self.shared: list[Any] = []
+        self.end, self.to = (End(store=self.store, share=self.share) for _ in range(2))
+        self.array = np.asarray(self.store.allocate(1 << 16)).view(np.float32)
+        dtype_from_code(dtype_code(self.array.dtype))
+
+    def share(self, array: Any, address: int, nbytes: int) -> Any:
+        self.shared.append(array)
+        block = self.store.block_at(address, address + nbytes)
+        assert block is not None
+        self.store.seal(block)
+        self.store.export(block)
+        array.setflags(write=False)
+        return block
+
+    def pass_on(self, value: Any) -> Any:
+        self.end.open[5] = Waiting()
+        return self.end.wire.pass_on(5, value, False, 1, self.to.wire, KEY, 9)
+
+
+@pytest.fixture
+def passing() -> Iterator[Passing]:
+    made = Passing()
+    yield made
+    made.end.close()
+    made.to.close()
+
+
+def read(data: bytes) -> tuple[Any, ...]:
+    start, end = frame_at(data, 0, len(data), MAX_FRAME)
+    kind, _, code, _, _, message_id, extra, regions, _, low, high = decode(data, start, end)
+    return kind, code, message_id, extra, regions, data[low:high]
+
+
+def test_a_result_is_pushed_and_answered(passing: Passing) -> None:
+    assert passing.pass_on("a result") is True
+    payload = msgspec.msgpack.encode("a result")
+    assert read(passing.to.theirs.recv(1 << 16)) == (Kind.PUSH, Status.OK, KEY, 9, (), payload)
+    assert read(passing.end.theirs.recv(1 << 16)) == (Kind.RESPONSE, Status.OK, 5, 1, (), payload)
+    assert passing.to.counters.pushes == 1 and not passing.end.open
+
+
+def test_an_array_is_shared_once_for_push_and_answer(passing: Passing) -> None:
+    array = passing.array
+    assert passing.pass_on(array) is True
+    assert len(passing.shared) == 1 and passing.shared[0] is array
+    (push,), (answer,) = (read(each.theirs.recv(1 << 16))[4] for each in (passing.to, passing.end))
+    assert push == answer and push.nbytes == array.nbytes
+    assert passing.end.leases.total == passing.to.leases.total == 1
+    gone = weakref.ref(passing.end.leases.get(answer.id))
+    passing.shared.clear()
+    for each in (passing.end, passing.to):
+        each.leases.release(answer.id, 1)
+    del array, passing.array
+    assert gone() is None, "nothing else keeps the block"
+
+
+@pytest.mark.parametrize("change", ["writable", "unsealed"])
+def test_an_array_that_changes_in_between_is_shared_anew(passing: Passing, change: str) -> None:
+    def meanwhile() -> None:
+        if change == "writable":
+            passing.array.flags.writeable = True
+        else:
+            (block,) = passing.to.leases._keeps.values()
+            block.sealed = False
+
+    passing.to.on_grant = meanwhile
+    assert passing.pass_on(passing.array) is True
+    assert len(passing.shared) == 2
+
+
+def test_a_result_that_python_has_to_push(passing: Passing) -> None:
+    assert passing.pass_on([]) is False, "not plain"
+    passing.to.backlog.append("a frame that waits for a credit")
+    assert passing.pass_on(7) is False
+    assert passing.end.open.keys() == {5} and passing.to.counters.pushes == 0
+    assert not passing.end.out.pending and not passing.to.out.pending
+
+
+def test_a_result_that_python_has_to_answer(passing: Passing) -> None:
+    passing.end.backlog.append("a frame that waits for a credit")
+    assert passing.pass_on(7) is None
+    assert passing.end.open.keys() == {5} and passing.to.counters.pushes == 1
+    assert not passing.end.out.pending
+
+
+def test_only_another_native_part_can_push(passing: Passing) -> None:
+    for wrong in ((5, 7, False, 1, object(), KEY, 9), (5, 7, False, 1, passing.to.wire, KEY)):
+        with pytest.raises(TypeError, match="pass_on"):
+            passing.end.wire.pass_on(*wrong)
+    with pytest.raises(OverflowError):
+        passing.end.wire.pass_on(5, 7, False, 1 << 64, passing.to.wire, KEY, 9)
 
 
 def test_forwards_are_written(end: End) -> None:

@@ -60,7 +60,8 @@ class Bench:
         self.asked: list[Call] = []
         self.noted: list[str] = []
         tasks: Any = self.clock
-        self.expectations = Expectations(tasks, self.asked.append)
+        promises: Any = SimpleNamespace(ask=self.asked.append, call_of=self._stand_in)
+        self.expectations = Expectations(tasks, promises)
         self.expectations.noted = self.noted.append
 
     def argument(self, key: int = KEY, owner: bytes = OWNER) -> Call:
@@ -89,7 +90,8 @@ class Bench:
     def _stand_in(self, holder: Any, label: str) -> Call:
         call = Call(OWNER)
         call.label, call.retrieved, call.holder = label, True, holder
-        holder.expected.add(call, self.asked.append)
+        if holder.expected is not None:
+            holder.expected.add(call, self.asked.append)
         return call
 
     def push(self, value: int, key: int = KEY, status: int = Status.OK, word: int = WORD) -> None:
@@ -322,6 +324,51 @@ def test_a_plain_outcome_takes_the_place_of_its_promise() -> None:
     assert values == [1, 7, 3, 8] and incoming.host.unblocked_calls == [incoming] and not incoming.host.kept
     bench.clock.wait(2 * PATIENCE)
     assert not bench.asked and not bench.clock.due
+
+
+class Owner:
+    """The session with the owner of a promise."""
+
+    def __init__(self) -> None:
+        self.peer_process = OWNER
+        self.released: list[int] = []
+
+    def release_later(self, object_id: int) -> None:
+        self.released.append(object_id)
+
+
+def test_a_promise_among_plain_arguments_waits_for_its_outcome() -> None:
+    bench, session = Bench(), Owner()
+    holder = bench.expectations.argument(session, 9, KEY, "a value")  # type: ignore[arg-type]
+    assert type(holder) is Awaited and not session.released
+    assert (holder.owner, holder.id, holder.label) == (OWNER, 9, "a value")
+    incoming = waiting_call()
+    values: list[Any] = [holder]
+    incoming.blockers = 1
+    holder.incoming, holder.values, holder.place = incoming, values, 0
+    del holder
+    bench.push(7)
+    assert values == [7] and incoming.host.unblocked_calls == [incoming]
+    assert session.released == [9], "nothing needs the promise any more"
+
+
+def test_a_plain_outcome_that_came_before_its_call_is_the_argument() -> None:
+    bench, session = Bench(), Owner()
+    bench.push(7)
+    assert bench.expectations.argument(session, 9, KEY, "a value") == 7  # type: ignore[arg-type]
+    assert session.released == [9] and not bench.expectations._waiting and not bench.expectations._early
+    bench.push(8)
+    assert bench.noted == ["push before its call", "push came late or twice"]
+
+
+def test_another_outcome_that_came_before_its_call_is_resolved() -> None:
+    bench, session = Bench(), Owner()
+    bench.expectations.pushed(WORD, KEY, Status.OK, b"\x07", (), 2)
+    argument = bench.expectations.argument(session, 9, KEY, "a value")  # type: ignore[arg-type]
+    assert type(argument) is Unresolved and (argument.call.payload, argument.call.flags) == (b"\x07", 2)
+    bench.push(0, KEY + 1, Status.ERROR)
+    argument = bench.expectations.argument(session, 10, KEY + 1, "a value")  # type: ignore[arg-type]
+    assert type(argument) is Unresolved and not argument.call.done, "the owner has to be asked"
 
 
 def test_another_outcome_is_resolved_when_the_method_runs() -> None:

@@ -521,6 +521,11 @@ class Native:
             self.responses.append(response)
         return self.writes
 
+    def pass_on(self, call_id: int, value: Any, more: bool, pushed: int, to: Native, key: int, word: int) -> Any:
+        if not to.push(key, word, value):
+            return False
+        return True if self.respond(call_id, value, more, pushed) else None
+
 
 class Caller:
     """The caller's session."""

@@ -66,12 +66,7 @@ class RemoteMethod:
                     if len(unfinished) <= actor.max_pending:
                         sent = session.wire.call(call, actor.location[1], spec.code, args)
                         if sent is None:  # there are references among the arguments
-                            values = process.pushes.arguments(args, session)
-                            sent = values is not None and session.wire.call(call, actor.location[1], spec.code, values)
-                            if sent:
-                                process.pushes.flush()
-                            elif values is not None:
-                                process.pushes.take_back(values, session)
+                            sent = process.pushes.call(call, session, actor.location[1], spec.code, args)
                 except BaseException:  # the call cannot be sent, and does not count
                     unfinished.discard(call)
                     raise

@@ -72,11 +72,10 @@ class ProcessHub:
     ) -> None:  # fmt: skip
         """Answer by these parts, before the first session begins."""
         self.import_region, self.read_result = resolver.import_region, promises.read_result
-        self.argument_received = pushes.argument
         self.sent_again, self.forward_received = pushes.sent_again, pushes.forward
         expectations = pushes.expectations
         self.push_received, self.push_received_plain = expectations.pushed, expectations.pushed_plain
-        self.push_coming = expectations.coming
+        self.push_coming, self.argument_received = expectations.coming, expectations.argument
         self.takers = expectations.takers
         self.session_lost, self.adoptions = connections.session_lost, adoptions
         self.greeted = twins.greeted

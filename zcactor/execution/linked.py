@@ -52,8 +52,12 @@ class Linked(ABC):
         """Take a call as `receive_plain` does, with promises among its arguments or FORWARD frames."""
         incoming = session.incoming[call_id] = Incoming(session, call_id, self.index, code, args)
         if forwards is not None:
-            for forward in forwards:
-                self.process.pushes.forward(incoming, *forward)
+            pushes = self.process.pushes
+            if len(forwards) == 1 and forwards[0][0] == 0 and forwards[0][2] in pushes.reached:
+                incoming.forwards = forwards  # as `Pushes.forward` does it
+            else:
+                for forward in forwards:
+                    pushes.forward(incoming, *forward)
         unresolved = False
         refused = self.stopping or session in self._away
         for place, value in enumerate(args):
@@ -99,7 +103,15 @@ class Linked(ABC):
         if type(incoming.payload) is not list:
             self._arguments.prepare(incoming)
         if not incoming.blockers:
-            self._by_code[incoming.code].unblocked(incoming, self._specs[incoming.code])
+            spec, mailbox = self._specs[incoming.code], self._by_code[incoming.code]
+            lane = mailbox.lanes.get(incoming.session)
+            if lane is not None and spec.kind == _SYNC and not (lane.async_unstarted or lane.pumping):
+                held = lane.held  # the call is in it, unless calls step out of their lane while they wait
+                if not held if mailbox.steps_out else len(held) == 1 and held[0][0] is incoming:
+                    held.clear()
+                    mailbox.hand_over(incoming, spec, lane)  # as `Mailbox.unblocked` does it, with two functions less
+                    return
+            mailbox.unblocked(incoming, spec)
 
     def keep_unresolved(self, incoming: Incoming, args: list[Any]) -> None:
         """Note that a plain call has an `Unresolved` among its arguments `args`."""

@@ -158,17 +158,7 @@ class Mailbox:
             lane = self.lanes.get(incoming.session)
             if lane is None:
                 return
-            held = lane.held
-            if (
-                spec.kind in _THREADED
-                and len(held) == 1
-                and held[0][0] is incoming
-                and not (lane.async_unstarted or lane.pumping)
-            ):  # as `_pump` does it, with two functions less
-                held.clear()
-                self.hand_over(incoming, spec, lane)
-            else:
-                self._pump(lane)
+            self._pump(lane)
 
     def _may_start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> bool:
         if incoming.blockers:

@@ -312,8 +312,18 @@ static int deliver(Wire *self, const unsigned char *frame, PyObject *id, PyObjec
 }
 enum { IN_TURN, AHEAD_OF_TURN }; /* a FORWARD frame is processed ahead of its turn, and booked in its turn */
 
-/* Process a FORWARD frame: call on_forward(id, key, number, target) ahead of its turn, and book its fields in its
- * turn. 1 done, 0 Python must look at it, -1 an exception. */
+/* Keep a FORWARD frame for its call, which may follow in the batch: 1 done, -1 an exception. */
+static int keep_forward(Wire *self, PyObject *id, unsigned int number, unsigned long long key, const char *target) {
+    PyObject *ahead = self->given[AHEAD], *kept = Py_XNewRef(PyDict_GetItemWithError(ahead, id));
+    if (!kept && !PyErr_Occurred() && (kept = PyList_New(0)) && PyDict_SetItem(ahead, id, kept) < 0) Py_CLEAR(kept);
+    PyObject *forward = kept ? Py_BuildValue("(IKy#)", number, key, target, (Py_ssize_t)16) : NULL;
+    int done = forward ? PyList_Append(kept, forward) : -1;
+    Py_XDECREF(forward);
+    Py_XDECREF(kept);
+    return done < 0 ? -1 : 1;
+}
+/* Process a FORWARD frame: ahead of its turn call on_forward(id, key, number, target) where its call is open, otherwise
+ * keep it; in its turn book its fields. 1 done, 0 Python must look at it, -1 an exception. */
 static int take_forward(Wire *self, const unsigned char *frame, int how, const unsigned char *releases,
                         uint64_t nreleases, uint64_t payload) {
     unsigned long long id = GET(uint64_t, frame + AT_ID), key = GET(uint64_t, frame + AT_EXTRA);
@@ -321,10 +331,16 @@ static int take_forward(Wire *self, const unsigned char *frame, int how, const u
     if (!key || number >= MAX_FORWARDS || payload != 16 || GET(uint32_t, frame + AT_NREGIONS)) return 0;
     if (how == IN_TURN) return judge(self, GET(uint16_t, frame + AT_CREDITS), releases, nreleases) < 0 ? -1 : 1;
     const char *target = (const char *)releases + nreleases * RELEASE_NBYTES + 4;
-    PyObject *done =
-        PyObject_CallFunction(self->given[ON_FORWARD], "KKIy#", id, key, number, target, (Py_ssize_t)payload);
-    Py_XDECREF(done);
-    return done ? 1 : -1;
+    PyObject *name = PyLong_FromUnsignedLongLong(id);
+    int open = name ? PyDict_Contains(self->given[OPEN], name) : -1, taken = -1;
+    if (open > 0) {
+        PyObject *done =
+            PyObject_CallFunction(self->given[ON_FORWARD], "KKIy#", id, key, number, target, (Py_ssize_t)payload);
+        taken = done ? 1 : -1;
+        Py_XDECREF(done);
+    } else if (open == 0) taken = keep_forward(self, name, number, key, target);
+    Py_XDECREF(name);
+    return taken;
 }
 /* Process one frame of `length` bytes behind its prefix: 1 done, 0 Python must do it, -1 an exception. The frame is
  * checked before anything is changed: a call whose answer is refused stays open, and ends with the connection. `how`

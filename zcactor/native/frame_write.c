@@ -24,8 +24,19 @@ static int is_shared(Wire *self, PyObject *block) {
     if (is > 0) is = is_attr(block, self->state->str_exported, Py_True);
     return is;
 }
+/* The block that this array was shared as for another frame, if it is that array still; NULL with or without an
+ * exception. */
+static PyObject *shared_before(Wire *self, const Frame *frame, PyArrayObject *array, const Laid *laid) {
+    const Shared *shared = frame->shared;
+    if (!shared || !shared->block || PyArray_ISWRITEABLE(array) || shared->data != laid->data ||
+        shared->nbytes != laid->nbytes || (PyObject *)Py_TYPE(shared->block) != self->given[BLOCK_TYPE])
+        return NULL;
+    PyObject *block = Py_NewRef(shared->block);
+    if (is_shared(self, block) <= 0) Py_CLEAR(block);
+    return block;
+}
 /* The reference to an array of our store: 1 done, 0 Python must look at it, -1 an exception. */
-static int refer(Wire *self, PyArrayObject *array, Laid *laid) {
+static int refer(Wire *self, Frame *frame, PyArrayObject *array, Laid *laid) {
     PyObject *root = PyArray_BASE(array), *block = NULL;
     while (root && PyArray_Check(root)) root = PyArray_BASE((PyArrayObject *)root);
     if (root && (PyObject *)Py_TYPE(root) != self->given[BLOCK_TYPE]) return 0;
@@ -36,6 +47,7 @@ static int refer(Wire *self, PyArrayObject *array, Laid *laid) {
         else Py_DECREF(root);
         if (shared < 0) return -1;
     }
+    if (!block && !(block = shared_before(self, frame, array, laid)) && PyErr_Occurred()) return -1;
     if (!block && !(block = PyObject_CallFunction(self->given[SHARE], "OKn", array,
                                                   (unsigned long long)(uintptr_t)PyArray_DATA(array),
                                                   (Py_ssize_t)PyArray_NBYTES(array))))
@@ -50,6 +62,12 @@ static int refer(Wire *self, PyArrayObject *array, Laid *laid) {
     laid->offset += (uint64_t)(uintptr_t)laid->data -
                     address; /* as it was checked: `is_as_laid` compares it again */
     laid->block = block;
+    if (frame->shared && frame->shared->block != block) {
+        Py_XDECREF(frame->shared->block);
+        frame->shared->block = Py_NewRef(block);
+        frame->shared->data = laid->data;
+        frame->shared->nbytes = laid->nbytes;
+    }
     return 1;
 }
 #define ARRAY_MOST                                                                                     \
@@ -80,7 +98,7 @@ static int lay(Wire *self, Frame *frame, Py_ssize_t index, PyArrayObject *array)
     }
     if (frame->nreferences == MAX_ARRAYS) return 0;
     frame->nreferences++;
-    return refer(self, array, laid);
+    return refer(self, frame, array, laid);
 }
 /* A promise that is announced to the peer: 1 done, 0 Python must look at it, -1 an exception. */
 static int lay_promise(Wire *self, Frame *frame, Py_ssize_t index, PyObject *promise) {

@@ -237,6 +237,9 @@ typedef struct {
 
 int wire_is_whole(const Wire *self);
 int wire_flush(Wire *self);
+int wire_schedule_flush(Wire *self);
+/* Answers to one batch that share a system call. With more of them the caller would be idle meanwhile. */
+#define ANSWERS_PER_FLUSH 64
 
 /* ---- frame_write.c */
 
@@ -250,6 +253,12 @@ typedef struct {    /* an array among the values, as it was when it was checked;
     int promise; /* no array: `code` is the label, `id` and `offset` are the promise's and its key */
 } Laid;
 
+typedef struct { /* a block that an array was shared as, owned, and the bytes of the array then; block NULL: none */
+    PyObject *block;
+    const char *data;
+    Py_ssize_t nbytes;
+} Shared;
+
 enum { PYTHON = 0, WRITTEN = 1, GONE = 2 }; /* the result of writing a frame; -1: an exception */
 
 typedef struct {            /* a plain frame that is being made */
@@ -261,6 +270,7 @@ typedef struct {            /* a plain frame that is being made */
     PyObject *table, *key; /* the entry that must still be there when the frame is written; table NULL: none */
     PyObject *call;        /* KIND_CALL: that entry, whose state it becomes; KIND_RESPONSE: the entry goes with it */
     int whole;             /* arrays of all sizes are in the frame, and are not shared */
+    Shared *shared;        /* of the last array that was shared; NULL: nobody wants to know */
     Laid laid[MAX_VALUES]; /* of `values`; only those of arrays are filled in */
     int filled[MAX_VALUES], nfilled, nreferences, ngranted, npromises;
     Py_ssize_t most;    /* bytes of payload */
@@ -272,6 +282,16 @@ int is_attr(PyObject *object, PyObject *name, PyObject *wanted);
 int has_backlog(Wire *self);
 int write_frame(Wire *self, Frame *frame);
 PyObject *wire_frame(Wire *self, PyObject *const *args, Py_ssize_t nargs);
+
+PyObject *wire_respond_with(Wire *self, PyObject *id, PyObject *const *value, int more, uint64_t pushed, int entered,
+                            Shared *shared);
+
+/* ---- pushing.c */
+
+PyObject *wire_push(Wire *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *wire_pass_on(Wire *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *wire_publish(Wire *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *wire_forward(Wire *self, PyObject *const *args, Py_ssize_t nargs);
 
 /* ---- fold.c */
 

@@ -6,8 +6,6 @@ static const char *const given_names[NGIVEN] = {
     "on_batch", "on_blocked", "on_broken", "on_push", "on_argument", "on_forward",
     "takers", "ahead", "announced_type", "schedule_flush", "call_soon", "ref_type", "share", "block_type", "store", "codes",
     "dtypes"};
-/* Answers to one batch that share a system call. With more of them the caller would be idle meanwhile. */
-#define ANSWERS_PER_FLUSH 64
 
 static int wire_traverse(Wire *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
@@ -103,7 +101,7 @@ int wire_flush(Wire *self) {
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
-static int wire_schedule_flush(Wire *self) {
+int wire_schedule_flush(Wire *self) {
     if (self->flush_scheduled) return 0;
     self->flush_scheduled = 1;
     PyObject *done = NULL;
@@ -164,6 +162,7 @@ static int begin_call(Wire *self, Frame *frame, PyObject *actor, PyObject *code,
     frame->count = PyTuple_GET_SIZE(args);
     frame->table = frame->key = frame->call = NULL;
     frame->whole = 0;
+    frame->shared = NULL;
     return 1;
 }
 /* call(call, actor, code, args): send a call. False: Python must send it, and nothing was done; None: likewise, as there
@@ -237,7 +236,8 @@ static PyObject *wire_tell(Wire *self, PyObject *const *args, Py_ssize_t nargs) 
 }
 /* respond(id, value, more, pushed): send an answer. False: Python must send it, and nothing was sent. answer(id,
  * value): the same for a call that is not in the table of open calls. */
-static PyObject *respond(Wire *self, PyObject *id, PyObject *const *value, int more, uint64_t pushed, int entered) {
+PyObject *wire_respond_with(Wire *self, PyObject *id, PyObject *const *value, int more, uint64_t pushed, int entered,
+                         Shared *shared) {
     if (!wire_is_whole(self)) return NULL;
     PyObject *open = self->given[OPEN];
     if (entered) {
@@ -262,6 +262,7 @@ static PyObject *respond(Wire *self, PyObject *id, PyObject *const *value, int m
     frame.key = id;
     frame.call = NULL;
     frame.whole = 0;
+    frame.shared = shared;
     int written = write_frame(self, &frame);
     if (written < 0) return NULL;
     if (written != WRITTEN) return PyBool_FromLong(written == GONE);
@@ -283,46 +284,7 @@ static PyObject *wire_respond(Wire *self, PyObject *const *args, Py_ssize_t narg
     }
     uint64_t pushed = nargs == 4 ? PyLong_AsUnsignedLongLong(args[3]) : 0;
     if (pushed == UINT64_MAX && PyErr_Occurred()) return NULL;
-    return respond(self, args[0], args + 1, args[2] == Py_True, pushed, 1);
-}
-/* Begin a PUSH frame of a key and a word: 1 its values are still missing, 0 frames wait and it must go the other way, -1
- * an exception. */
-static int begin_push(Wire *self, Frame *frame, PyObject *key, PyObject *word) {
-    if (!wire_is_whole(self)) return -1;
-    const int waits = has_backlog(self);
-    if (waits) return waits < 0 ? -1 : 0;
-    frame->kind = KIND_PUSH;
-    frame->array = 0;
-    frame->actor = 0;
-    frame->code = STATUS_OK;
-    frame->id = PyLong_AsUnsignedLongLong(key);
-    frame->extra = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(word);
-    frame->table = frame->key = frame->call = NULL;
-    frame->whole = 0;
-    return PyErr_Occurred() ? -1 : 1;
-}
-/* push(key, word, value, more): whether the outcome of another process's promise, or the value of a graph's node, was
- * sent. False: it must go the other way, and nothing was sent. With `more` it is flushed in the loop's next turn; with
- * None for it by the caller, who flushes several connections one after the other. */
-static PyObject *wire_push(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 3 && nargs != 4) {
-        PyErr_SetString(PyExc_TypeError, "push(key, word, value, more)");
-        return NULL;
-    }
-    Frame frame;
-    int begun = begin_push(self, &frame, args[0], args[1]);
-    if (begun <= 0) return begun < 0 ? NULL : Py_NewRef(Py_False);
-    frame.values = args + 2;
-    frame.count = 1;
-    int written = write_frame(self, &frame);
-    if (written < 0) return NULL;
-    if (written != WRITTEN) Py_RETURN_FALSE;
-    self->counters->pushes++;
-    if (nargs == 4 && args[3] == Py_True) {
-        if (wire_schedule_flush(self) < 0) return NULL;
-    } else if ((nargs != 4 || args[3] != Py_None) && wire_flush(self) < 0)
-        return NULL;
-    Py_RETURN_TRUE;
+    return wire_respond_with(self, args[0], args + 1, args[2] == Py_True, pushed, 1, NULL);
 }
 /* flush_due(): send what was written, at the end of the turn of the loop in which that was scheduled. */
 static PyObject *wire_flush_due(Wire *self, PyObject *Py_UNUSED(ignored)) {
@@ -337,59 +299,13 @@ static PyObject *wire_flush_now(Wire *self, PyObject *Py_UNUSED(ignored)) {
     if (!wire_is_whole(self) || wire_flush(self) < 0) return NULL;
     Py_RETURN_NONE;
 }
-/* publish(key, word, values, whole): send the values of a tuple to the taker of `word`, in a PUSH frame. With `whole`
- * arrays travel in the frame and are not shared. Publications of a batch are sent at its end, as answers are. False:
- * they must go the other way, and nothing was sent. */
-static PyObject *wire_publish(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 4 || !PyTuple_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "publish(key, word, values, whole)");
-        return NULL;
-    }
-    Frame frame;
-    int begun = begin_push(self, &frame, args[0], args[1]);
-    if (begun <= 0) return begun < 0 ? NULL : Py_NewRef(Py_False);
-    frame.array = 1;
-    frame.values = ((PyTupleObject *)args[2])->ob_item;
-    frame.count = PyTuple_GET_SIZE(args[2]);
-    frame.whole = args[3] == Py_True;
-    int written = write_frame(self, &frame);
-    if (written < 0) return NULL;
-    if (written != WRITTEN) Py_RETURN_FALSE;
-    if (self->feeding && PyThread_get_thread_ident() == self->thread) {
-        if (++self->unflushed < ANSWERS_PER_FLUSH) Py_RETURN_TRUE;
-        self->unflushed = 0;
-    }
-    if (wire_flush(self) < 0) return NULL;
-    Py_RETURN_TRUE;
-}
 static PyObject *wire_answer(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != 2) {
         PyErr_SetString(PyExc_TypeError, "answer(id, value)");
         return NULL;
     }
-    return respond(self, args[0], args + 1, 0, 0, 0);
+    return wire_respond_with(self, args[0], args + 1, 0, 0, 0, NULL);
 }
-/* forward(id, number, key, target): write a FORWARD frame, which is sent then. False: Python must write it. */
-static PyObject *wire_forward(Wire *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 4) {
-        PyErr_SetString(PyExc_TypeError, "forward(id, number, key, target)");
-        return NULL;
-    }
-    if (!wire_is_whole(self)) return NULL;
-    int waits = has_backlog(self);
-    if (waits || self->credits->available <= 0) return waits < 0 ? NULL : Py_NewRef(Py_False);
-    PyObject *zero = PyLong_FromLong(0), *kind = PyLong_FromLong(KIND_FORWARD), *written = NULL;
-    if (zero && kind) {
-        self->credits->available--;
-        written = wire_frame(self, (PyObject *[]){kind, zero, args[1], zero, args[0], args[2], args[3]}, 7);
-        if (written != Py_True) self->credits->available++;
-    }
-    Py_XDECREF(kind);
-    Py_XDECREF(zero);
-    if (written == Py_True && wire_schedule_flush(self) < 0) Py_CLEAR(written);
-    return written;
-}
-
 /* ---- leases to release */
 
 static PyObject *wire_release(Wire *self, PyObject *arg) {
@@ -427,7 +343,6 @@ static PyMemberDef wire_members[] = {
     {"flush_scheduled", T_BOOL, offsetof(Wire, flush_scheduled), 0,
      "schedule_flush was called; whoever flushes resets it."},
     {"patience", T_UBYTE, offsetof(Wire, patience), 0, "Calls to come that are flushed with what follows them."},
-    {"feeding", T_INT, offsetof(Wire, feeding), READONLY, "Whether a batch is being taken in."},
     {"sent", T_ULONGLONG, offsetof(Wire, next_id), READONLY, "The id of the last call that was sent."},
     {NULL, 0, 0, 0, NULL}};
 static PyMethodDef wire_methods[] = {
@@ -440,6 +355,8 @@ static PyMethodDef wire_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))wire_forward, METH_FASTCALL,
      "forward(id, number, key, target): whether it was written."},
     {"push", (PyCFunction)(void (*)(void))wire_push, METH_FASTCALL, "push(key, word, value, more): whether it was sent."},
+    {"pass_on", (PyCFunction)(void (*)(void))wire_pass_on, METH_FASTCALL,
+     "pass_on(id, value, more, pushed, to, key, word): whether it was pushed and answered; None: pushed alone."},
     {"flush_due", (PyCFunction)wire_flush_due, METH_NOARGS, "Send what was written, as scheduled, while open."},
     {"flush", (PyCFunction)wire_flush_now, METH_NOARGS, "Send what was written."},
     {"publish", (PyCFunction)(void (*)(void))wire_publish, METH_FASTCALL,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary, ref
 
-from zcactor.api.passing import Awaited
+from zcactor.api.passing import Awaited, Unresolved
 from zcactor.buggify import buggify
 from zcactor.errors import ProtocolError
 from zcactor.rpc.messages import Status, owner_word
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
+    from zcactor.objects.promises import Promises
     from zcactor.process.tasks import Tasks
     from zcactor.rpc.call import Call
     from zcactor.rpc.parts import Part
+    from zcactor.rpc.session import Session
 
 __all__ = ["Expectation", "Expectations"]
 
@@ -32,6 +34,8 @@ dropped. A call whose result takes longer costs one frame more; a shorter time w
 _MAX_EARLY: Final = 256
 """Outcomes that have come before their calls, at most. Each is a frame, and may hold leases."""
 _OK: Final = int(Status.OK)
+
+_new_awaited: Final = Awaited.__new__
 
 _Outcome = tuple[Any, "Sequence[Part]", int]
 """Payload, parts and flags; without parts and flags None, for a value that the native part has read."""
@@ -100,12 +104,13 @@ class Expectations:
 
     Args:
         tasks: of the process.
-        ask: starts to get a stand-in's outcome from the promise's owner.
+        promises: of the process; they ask the owner of a promise for an outcome that does not come.
     """
 
-    def __init__(self, tasks: Tasks, ask: Callable[[Call], None]) -> None:
+    def __init__(self, tasks: Tasks, promises: Promises) -> None:
         self._loop = tasks.loop
-        self._ask = ask
+        self._promises = promises
+        self._ask = promises.ask
         self._waiting: dict[tuple[int, int], Expectation] = {}
         self._asked: WeakValueDictionary[tuple[int, int], Expectation] = WeakValueDictionary()
         """Those whose owners were asked as well."""
@@ -148,6 +153,27 @@ class Expectations:
             made.outcome = early[1]
         return made
 
+    def argument(self, session: Session, object_id: int, key: int, label: str) -> Any:
+        """See `zcactor.rpc.hub.Hub.argument_received`."""
+        owner = session.peer_process
+        if self._early:
+            early = self._early.get((int.from_bytes(owner[:8], "little"), key))
+            if early is not None and early[1] is not None and early[1][2] < 0:  # a plain value, which is needed as such
+                self.expect(owner, key)
+                session.release_later(object_id)
+                return early[1][0]
+        holder = _new_awaited(Awaited)  # no constructor: it would be a function more, with cold caches
+        holder.owner = owner
+        holder.id = object_id
+        holder._release = session.release_later
+        holder.label = label
+        holder.promises = self._promises
+        holder.expected = expected = self.expect(owner, key)
+        if expected is None or expected.outcome is not None:
+            return Unresolved(self._promises.call_of(holder, label))
+        expected.calls.append(ref(holder))
+        return holder
+
     def coming(self, word: int, key: int) -> None:
         """Note that the frame of a PUSH is here, and its bytes are being read, which may take longer than `PATIENCE`.
         To ask the owner would bring them twice."""
@@ -179,11 +205,19 @@ class Expectations:
             self._coming.discard((word, key))
         if waiting.outcome is None:
             waiting.outcome = (value, (), -1)
-            for each in waiting.calls:
+            calls, waiting.calls = waiting.calls, []
+            for each in calls:
                 call = each()
-                if call is not None:
-                    call.complete_plain(value)
-            waiting.calls = []
+                if type(call) is not Awaited:
+                    if call is not None:
+                        call.complete_plain(value)
+                elif (incoming := call.incoming) is not None:
+                    call.incoming = None
+                    call.values[call.place] = value
+                    call.values = []
+                    incoming.blockers -= 1
+                    if not incoming.blockers and incoming.host is not None:
+                        incoming.host.unblocked(incoming)
 
     def _come(self, word: int, key: int, outcome: _Outcome | None) -> None:
         self._coming.discard((word, key))

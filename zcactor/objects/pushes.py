@@ -11,11 +11,10 @@ from __future__ import annotations
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from weakref import ref
 
 from zcactor import buggify as faults
 from zcactor.api.future import ObjectRef, packed_result
-from zcactor.api.passing import Awaited, Unresolved, has_scalar
+from zcactor.api.passing import has_scalar
 from zcactor.buggify import buggify
 from zcactor.errors import ConnectionLost, ProtocolError, ZcactorError
 from zcactor.objects.expectations import Expectations
@@ -64,7 +63,6 @@ class Push:
 
 _new_push: Final = Push.__new__
 _new_announced: Final = Announced.__new__
-_new_awaited: Final = Awaited.__new__
 
 
 class Pushes:
@@ -87,8 +85,10 @@ class Pushes:
         self._connections = connections
         self._marshaller = marshaller
         self._promises = promises
-        self.expectations = Expectations(tasks, promises.ask)
+        self.expectations = Expectations(tasks, promises)
         """The outcomes that are to come to this process."""
+        self.reached = sessions.used
+        """The processes to which results can be pushed at once, as keys."""
         promises.announce = self.announce
         connections.on_left.append(self._left)
         self._process = sessions.process
@@ -147,11 +147,8 @@ class Pushes:
         self._unsent.append((call, push))
 
     def _flush(self) -> None:
-        self._scheduled = False
-        self.flush()
-
-    def flush(self) -> None:
         """Send the FORWARD frames that are due."""
+        self._scheduled = False
         unsent, self._unsent = self._unsent, []
         for call, push in unsent:
             session = call.session
@@ -191,81 +188,86 @@ class Pushes:
         except ConnectionLost:  # the peer asks when it notices
             return
 
-    def arguments(self, args: tuple[Any, ...], session: Session) -> tuple[Any, ...] | None:
-        """Announce the unfinished promises among the arguments of a call that the native part is to send, and that is
-        followed by `flush` or `take_back`. A promise that has ended with a number, a text or the like goes into the
-        frame as that value.
+    def call(self, dependent: Call, session: Session, actor: int, code: int, args: tuple[Any, ...]) -> bool:
+        """Send a call with references among its arguments by the native part, and announce the unfinished promises
+        among them. A promise that has ended with a number, a text or the like goes into the frame as that value.
 
         Returns:
-            The arguments with such a value, or an `Announced`, for each promise; None where the call has to go another
-            way, and nothing was announced.
+            Whether that was done. Otherwise the call has to go another way, and nothing was sent or announced.
+
+        Raises:
+            Exception: the error of writing the frame; nothing was sent or announced then, either.
         """
         values: list[Any] = list(args)
-        for index, arg in enumerate(args):
-            if type(arg) is not ObjectRef:
-                continue
-            call = arg._call
-            if call.state is _DONE and has_scalar(call):
-                values[index] = call.value
-                continue
-            if (
-                call.state is _DONE
-                or call.arrived
-                or call.holder is not None
-                or session.peer_process == self._process
-                or threading.get_ident() != self._tasks.thread
-            ):
-                self.take_back(values, session)
-                return None
-            call.retrieved = True
-            object_id = call.export_id or self._promises.export(call)
-            with session.lock:
-                session.leases.grant(object_id, call)
-            # As in `_owe`. No constructors: each is a function more, with cold caches.
-            self._keys += 1
-            push = _new_push(Push)
-            push.session, push.key, push.number = session, self._keys << 32 | object_id & 0xFFFFFFFF, -1
-            if call.pushes is not None:
-                call.pushes.append(push)
-            else:
-                call.pushes = [push]
-                if call.known_callbacks is None:
-                    call.known_callbacks = [self._settle]
-                else:
-                    call.known_callbacks.append(self._settle)
-            maker = call.session
-            if maker is not None and maker.wire is not None:
-                maker.wire.patience = _PATIENCE
-            self._unsent.append((call, push))
-            values[index] = announced = _new_announced(Announced)
-            announced.id, announced.key, announced.label = object_id, push.key, call.label
-        return tuple(values)
-
-    def take_back(self, announced: Sequence[Any], session: Session) -> None:
-        """Undo `arguments` for a call that was not sent that way."""
-        for each in announced:
-            if type(each) is Announced:
-                call = self._promises.exports.get(each.id)
-                if call is not None and call.pushes is not None:
-                    call.pushes = [push for push in call.pushes if push.key != each.key]
-                self._unsent = [(other, push) for other, push in self._unsent if push.key != each.key]
+        owed: list[tuple[Call, Push]] = []
+        sent: bool = False
+        try:
+            for index, arg in enumerate(args):
+                if type(arg) is not ObjectRef:
+                    continue
+                call = arg._call
+                if call.state is _DONE and has_scalar(call):
+                    values[index] = call.value
+                    continue
+                if (
+                    call.state is _DONE
+                    or call.arrived
+                    or call.holder is not None
+                    or session.peer_process == self._process
+                    or threading.get_ident() != self._tasks.thread
+                ):
+                    return False
+                call.retrieved = True
+                object_id = call.export_id or self._promises.export(call)
                 with session.lock:
-                    if session.leases.get(each.id) is not None:
-                        session.leases.release(each.id, 1)
+                    session.leases.grant(object_id, call)
+                # As in `_owe`. No constructors: each is a function more, with cold caches.
+                self._keys += 1
+                push = _new_push(Push)
+                push.session, push.key, push.number = session, self._keys << 32 | object_id & 0xFFFFFFFF, -1
+                if call.pushes is not None:
+                    call.pushes.append(push)
+                else:
+                    call.pushes = [push]
+                    if call.known_callbacks is None:
+                        call.known_callbacks = [self._settle]
+                    else:
+                        call.known_callbacks.append(self._settle)
+                maker = call.session
+                if maker is not None and maker.wire is not None:
+                    maker.wire.patience = _PATIENCE
+                owed.append((call, push))
+                values[index] = announced = _new_announced(Announced)
+                announced.id, announced.key, announced.label = object_id, push.key, call.label
+            sent = session.wire.call(dependent, actor, code, tuple(values))
+        finally:
+            if not sent:
+                self._take_back(owed, session)
+        for call, push in owed:  # as in `_flush`, for the usual case
+            maker = call.session
+            if (
+                maker is None
+                or maker.wire is None
+                or maker.closed is not None
+                or call.state is not _SENT
+                or call.forwarded >= MAX_FORWARDS
+                or maker.peer_process == self._process
+                or not maker.wire.forward(call.id, call.forwarded, push.key, session.peer_process)
+            ):
+                self._later(call, push)
+                continue
+            push.number = call.forwarded
+            call.forwarded += 1
+        return sent
 
-    def argument(self, session: Session, object_id: int, key: int, label: str) -> Awaited | Unresolved:
-        """See `zcactor.rpc.hub.Hub.argument_received`."""
-        holder = _new_awaited(Awaited)
-        holder.owner = owner = session.peer_process
-        holder.id = object_id
-        holder._release = session.release_later
-        holder.label = label
-        holder.promises = self._promises
-        holder.expected = expected = self.expectations.expect(owner, key)
-        if expected is None or expected.outcome is not None:
-            return Unresolved(self._promises.call_of(holder, label))
-        expected.calls.append(ref(holder))
-        return holder
+    def _take_back(self, owed: Sequence[tuple[Call, Push]], session: Session) -> None:
+        """Undo the announcements of a call that was not sent."""
+        for call, push in owed:
+            if call.pushes is not None:
+                call.pushes.remove(push)
+            with session.lock:
+                if session.leases.get(call.export_id) is not None:
+                    session.leases.release(call.export_id, 1)
 
     # ---------------------------------------------------------------- the maker
 
@@ -283,7 +285,7 @@ class Pushes:
         if forwards is None:
             forwards = incoming.forwards = []
         forwards.append((number, key, target))
-        if target != self._process and target not in self._sessions.used:
+        if target != self._process and target not in self.reached:
             self._tasks.start(self._meet(target))
 
     async def _meet(self, target: bytes) -> None:
@@ -319,13 +321,12 @@ class Pushes:
         if to.closed is not None or to.peer_hello is None:
             return False
         word = int.from_bytes(session.peer_process[:8], "little")  # as `owner_word`
-        if not to.wire.push(key, word, value):
-            return False
         pushed = 1 << number
-        if not session.wire.respond(incoming.id, value, more, pushed):
+        done = session.wire.pass_on(incoming.id, value, more, pushed, to.wire, key, word)
+        if done is None:  # pushed, and not answered
             payload, parts, flags = self._marshaller.pack(value, session.connection.eager_limit)
             session.respond(incoming, _OK, payload, parts, flags, more=more, pushed=pushed)
-        return True
+        return done is not False
 
     def value(self, incoming: Incoming, value: Any) -> tuple[int, Any, Sequence[Part] | None, int]:
         """Push the result of a call to all that its FORWARD frames name, as far as possible.

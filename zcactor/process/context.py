@@ -149,14 +149,8 @@ class Pushing(Protocol):
     expectations: Any
     """The outcomes that are to come, and the graphs."""
 
-    def arguments(self, args: tuple[Any, ...], session: Session) -> tuple[Any, ...] | None:
-        """Announce promises among the arguments of a native call."""
-
-    def flush(self) -> None:
-        """Send what is due to the makers of announced results."""
-
-    def take_back(self, announced: tuple[Any, ...], session: Session) -> None:
-        """Undo `arguments`."""
+    def call(self, dependent: Call, session: Session, actor: int, code: int, args: tuple[Any, ...]) -> bool:
+        """Send a call with references among its arguments by the native part."""
 
 
 class LocalProcess(Protocol):

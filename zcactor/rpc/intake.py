@@ -48,6 +48,7 @@ class Receiving(Answering, Protocol):
     pending: dict[int, Call]
     incoming: dict[int, Incoming]
     credits: Any
+    peer_hello: Hello | None
     goodbye: bool
 
 
@@ -61,8 +62,6 @@ class Intake:
 
     def __init__(self, session: Receiving, credits_returned: Callable[[int], None]) -> None:
         hub, connection = session.hub, session.connection
-        self.hello: Hello | None = None
-        """The peer's greeting, its first frame."""
         self._session = session
         self._hub = hub
         self._lock = session.lock
@@ -91,8 +90,8 @@ class Intake:
     def take(self, data: memoryview, at: int, total: int) -> int:
         """Take in the frame whose length prefix lies at `at`. Returns the position of the next frame."""
         start, end = frame_at(data, at, total, self._max_frame)
-        if self.hello is None:
-            self.hello = decode_hello(data, start, end)
+        if self._session.peer_hello is None:
+            self._session.peer_hello = decode_hello(data, start, end)
             with self._lock:  # a thread that answers takes the owed credits
                 self._credits.consumed(1)
             self._counters.frames_received += 1
@@ -233,8 +232,6 @@ class Intake:
         found = self._incoming.get(call_id)
         if found is not None:
             self._hub.forward_received(found, number, key, target)
-        elif self._session.wire is not None and self._session.wire.feeding:
-            self.ahead.setdefault(call_id, []).append((number, key, target))
         # Otherwise the call was answered, or was never there: nobody waits for it.
 
     def _item(

@@ -96,6 +96,8 @@ class Session(Releasing):
         self.incoming: dict[int, Incoming] = {}
         """Calls that were received and not answered, by id."""
         self.closed: Exception | None = None
+        self.peer_hello: Hello | None = None
+        """The peer's greeting; None until it has come."""
         self.goodbye = False
         self.parted = False
         """Whether both ends have agreed to close the connection. Then neither holds a lease that was granted by it."""
@@ -167,11 +169,6 @@ class Session(Releasing):
     def _take_id(self) -> int:
         self._ids += 1
         return self._ids
-
-    @property
-    def peer_hello(self) -> Hello | None:
-        """The peer's greeting; None until it has come."""
-        return self._intake.hello
 
     @property
     def sent(self) -> int:
