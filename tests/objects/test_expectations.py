@@ -313,6 +313,72 @@ def waiting_call() -> Any:
     return SimpleNamespace(host=Host(), blockers=0)
 
 
+class Shelved:
+    """The native part of a connection with a shelved call."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.shelf = bench.expectations.shelf
+        self.shelf[1] = self
+        self.call: Call | None = None
+        self.bench = bench
+
+    def take_down(self) -> None:
+        del self.shelf[1]
+        self.call = self.bench.argument()
+
+
+def test_calls_are_shelved_while_a_timer_runs_and_nothing_is_early() -> None:
+    bench = Bench()
+    shelf = bench.expectations.shelf
+    seen = [shelf.open]
+    for act in (
+        bench.argument,
+        lambda: bench.push(7, KEY + 1),  # which is early
+        lambda: bench.argument(KEY + 2),
+        lambda: bench.argument(KEY + 1),
+        lambda: bench.expectations.coming(WORD, KEY + 3),
+        lambda: bench.argument(KEY + 3),
+        lambda: bench.expectations.pushed(WORD, KEY + 3, Status.OK, b"\x07", (), 0),
+        lambda: bench.argument(KEY + 4),
+        lambda: bench.clock.wait(2 * PATIENCE),
+        lambda: bench.argument(KEY + 5),
+        bench.expectations.close,
+    ):
+        act()
+        seen.append(shelf.open)
+    assert seen == [False, True, False, False, True, False, False, False, True, False, True, False]
+
+
+@pytest.mark.parametrize("why", ["time", "loss", "coming", "failure", "not plain", "end"])
+def test_a_shelved_call_is_taken_down_for_what_it_needs(why: str) -> None:
+    bench = Bench()
+    bench.expectations._look_later()
+    shelved = Shelved(bench)
+    if why == "time":
+        bench.clock.wait(PATIENCE)
+        assert not bench.asked
+        bench.clock.wait(PATIENCE)
+    elif why == "loss":
+        bench.expectations.session_lost(b"m" * 16, last=True)
+    elif why == "coming":
+        bench.expectations.coming(WORD, KEY)
+    elif why == "end":
+        bench.expectations.close()
+    else:
+        ok = why == "not plain"
+        bench.expectations.pushed(WORD, KEY, Status.OK if ok else Status.ERROR, b"\x07" if ok else b"", (), 0)
+    assert shelved.call is not None and shelved.call.done == (why == "not plain")
+    assert bench.asked == ([shelved.call] if why in ("time", "loss", "failure") else [])
+
+
+def test_a_value_for_a_graph_takes_no_call_down() -> None:
+    bench = Bench()
+    shelved = Shelved(bench)
+    bench.expectations.takers[WORD] = lambda *_: None
+    bench.expectations.pushed(WORD, KEY, Status.OK, b"\x07", (), 0)
+    assert shelved.call is None
+
+
 def test_a_plain_outcome_takes_the_place_of_its_promise() -> None:
     bench, incoming = Bench(), waiting_call()
     values: list[Any] = [1, None, 3, None]

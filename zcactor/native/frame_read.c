@@ -253,8 +253,12 @@ static int note_pushed(Wire *self, PyObject *call, const unsigned char *frame) {
     return set < 0 ? -1 : 1;
 }
 /* taker(key, value, (), -1) of a group or a graph, where that is a function and no Seat that takes the value by itself;
- * or on_push(word, key, value): the outcome of a promise that was passed to a call here. */
+ * or the outcome of a promise that was passed to a call here: for a shelved call, otherwise on_push(word, key, value). */
 static int take_push(Wire *self, PyObject *taker, PyObject *word, PyObject *key, PyObject *value, uint64_t number) {
+    if (!taker && PyDict_GET_SIZE(self->given[SHELF])) {
+        int taken = shelf_take_push(self, word, number, value);
+        if (taken) return taken < 0 ? -1 : 0;
+    }
     if (taker && Py_TYPE(taker) == self->state->seat_type) {
         int taken = seat_take((Seat *)taker, number, value);
         if (taken) return taken < 0 ? -1 : 0;
@@ -275,42 +279,8 @@ static int take_push(Wire *self, PyObject *taker, PyObject *word, PyObject *key,
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
-/* Call host.receive_plain(session, id, code, timeout_ns, arguments), or receive_linked(the same, forwards) for a
- * call with promises or FORWARD frames. Without a host call on_call(actor, id, code, timeout_ns, arguments). The
- * list is handed over, so that no reference of this function keeps an argument alive. */
-static int deliver(Wire *self, const unsigned char *frame, PyObject *id, PyObject **list, int promises) {
-    int twice = PyDict_Contains(self->given[OPEN], id);
-    if (twice > 0) PyErr_Format(self->state->protocol_error, "the peer opened call %S twice", id);
-    if (twice) return -1;
-    PyObject *actor = PyLong_FromUnsignedLong(GET(uint32_t, frame + AT_ACTOR)), *done = NULL;
-    PyObject *host = actor ? Py_XNewRef(PyDict_GetItemWithError(self->given[HOSTS], actor)) : NULL;
-    PyObject *code = PyLong_FromLong(GET(uint16_t, frame + AT_CODE)),
-             *timeout = PyLong_FromUnsignedLongLong(GET(uint64_t, frame + AT_EXTRA));
-    PyObject *ahead = self->given[AHEAD],
-             *forwards = PyDict_GET_SIZE(ahead) ? Py_XNewRef(PyDict_GetItemWithError(ahead, id)) : NULL;
-    if (!PyErr_Occurred() && (!forwards || PyDict_DelItem(ahead, id) == 0)) {
-        PyObject *stack[7] = {host, self->given[SESSION], id, code, timeout, *list, forwards ? forwards : Py_None};
-        Py_INCREF(stack[1]);
-        *list = NULL;
-        if (host && (forwards || promises))
-            done = PyObject_VectorcallMethod(self->state->str_receive_linked, stack, 7, NULL);
-        else if (host) done = PyObject_VectorcallMethod(self->state->str_receive_plain, stack, 6, NULL);
-        else {
-            PyObject *others[6] = {NULL, actor, id, code, timeout, stack[5]};
-            done = PyObject_Vectorcall(self->given[ON_CALL], others + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-        }
-        Py_DECREF(stack[1]);
-        Py_DECREF(stack[5]);
-    }
-    Py_XDECREF(forwards);
-    Py_XDECREF(timeout);
-    Py_XDECREF(code);
-    Py_XDECREF(host);
-    Py_XDECREF(actor);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
-}
-enum { IN_TURN, AHEAD_OF_TURN }; /* a FORWARD frame is processed ahead of its turn, and booked in its turn */
+/* A FORWARD frame is processed ahead of its turn, and booked in its turn. The last call of a batch may be shelved. */
+enum { IN_TURN, LAST_IN_TURN, AHEAD_OF_TURN };
 
 /* Keep a FORWARD frame for its call, which may follow in the batch: 1 done, -1 an exception. */
 static int keep_forward(Wire *self, PyObject *id, unsigned int number, unsigned long long key, const char *target) {
@@ -329,7 +299,7 @@ static int take_forward(Wire *self, const unsigned char *frame, int how, const u
     unsigned long long id = GET(uint64_t, frame + AT_ID), key = GET(uint64_t, frame + AT_EXTRA);
     unsigned int number = GET(uint16_t, frame + AT_CODE);
     if (!key || number >= MAX_FORWARDS || payload != 16 || GET(uint32_t, frame + AT_NREGIONS)) return 0;
-    if (how == IN_TURN) return judge(self, GET(uint16_t, frame + AT_CREDITS), releases, nreleases) < 0 ? -1 : 1;
+    if (how != AHEAD_OF_TURN) return judge(self, GET(uint16_t, frame + AT_CREDITS), releases, nreleases) < 0 ? -1 : 1;
     const char *target = (const char *)releases + nreleases * RELEASE_NBYTES + 4;
     PyObject *name = PyLong_FromUnsignedLongLong(id);
     int open = name ? PyDict_Contains(self->given[OPEN], name) : -1, taken = -1;
@@ -341,6 +311,41 @@ static int take_forward(Wire *self, const unsigned char *frame, int how, const u
     } else if (open == 0) taken = keep_forward(self, name, number, key, target);
     Py_XDECREF(name);
     return taken;
+}
+/* Shelve a call that waits for one promise, or give it to its host: 1 done, -1 an exception. */
+static int take_call(Wire *self, const unsigned char *frame, PyObject *id, Values *values, const unsigned char *regions,
+                     int last) {
+    PyObject *ahead = self->given[AHEAD];
+    Arrived call = {.id = GET(uint64_t, frame + AT_ID),
+                    .timeout = GET(uint64_t, frame + AT_EXTRA),
+                    .actor = GET(uint32_t, frame + AT_ACTOR),
+                    .code = GET(uint16_t, frame + AT_CODE),
+                    .linked = values->npromises > 0};
+    if (PyDict_GET_SIZE(ahead)) {
+        call.forwards = Py_XNewRef(PyDict_GetItemWithError(ahead, id));
+        if (call.forwards ? PyDict_DelItem(ahead, id) < 0 : PyErr_Occurred() != NULL) {
+            arrived_clear(&call);
+            return -1;
+        }
+    }
+    if (last && values->npromises == 1 && values->nfound == 1) {
+        const Found *found = values->found;
+        call.list = Py_NewRef(values->list);
+        call.label = Py_NewRef(found->label);
+        call.place = found->place;
+        call.promise = GET(uint64_t, regions + 16);
+        call.key = GET(uint64_t, regions + 24);
+        int shelved = shelve(self, &call, id);
+        if (shelved) return shelved;
+        Py_CLEAR(call.list);
+    }
+    if (lease_values(self, values, regions) < 0) {
+        arrived_clear(&call);
+        return -1;
+    }
+    call.list = values->list;
+    values->list = NULL;
+    return deliver(self, &call) < 0 ? -1 : 1;
 }
 /* Process one frame of `length` bytes behind its prefix: 1 done, 0 Python must do it, -1 an exception. The frame is
  * checked before anything is changed: a call whose answer is refused stays open, and ends with the connection. `how`
@@ -392,16 +397,13 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, in
     if (taken > 0 && kind == KIND_RESPONSE && !(call = Py_XNewRef(PyDict_GetItemWithError(self->given[PENDING], id))))
         taken = PyErr_Occurred() ? -1 : 0;
     if (taken > 0 && call && GET(uint64_t, frame + AT_EXTRA)) taken = note_pushed(self, call, frame);
-    if (taken > 0 && (judge(self, GET(uint16_t, frame + AT_CREDITS), releases, nreleases) < 0 ||
-                      lease_values(self, &values, regions) < 0))
-        taken = -1;
-    if (taken > 0) {
-        int done = call                ? complete(self, id, call, PyList_GET_ITEM(values.list, 0),
-                                                  nreleases || values.nfound)
-                   : kind == KIND_PUSH ? take_push(self, taker, word, id,
-                                                   listed ? values.list : PyList_GET_ITEM(values.list, 0),
-                                                   GET(uint64_t, frame + AT_ID))
-                                       : deliver(self, frame, id, &values.list, values.npromises);
+    if (taken > 0 && judge(self, GET(uint16_t, frame + AT_CREDITS), releases, nreleases) < 0) taken = -1;
+    if (taken > 0 && kind == KIND_CALL) taken = take_call(self, frame, id, &values, regions, how == LAST_IN_TURN);
+    else if (taken > 0) {
+        int done = lease_values(self, &values, regions) < 0 ? -1
+                   : call ? complete(self, id, call, PyList_GET_ITEM(values.list, 0), nreleases || values.nfound)
+                          : take_push(self, taker, word, id, listed ? values.list : PyList_GET_ITEM(values.list, 0),
+                                      GET(uint64_t, frame + AT_ID));
         if (done < 0) taken = -1;
     }
     drop_values(&values);
@@ -414,12 +416,12 @@ static int take_in(Wire *self, const unsigned char *frame, Py_ssize_t length, in
 /* Process the whole frames in the first `total` bytes of `data`, in order. Plain results complete their calls, and
  * plain calls go to their host. All other frames go to on_other(view, at, total), which returns the start of the
  * next frame. */
-static int wire_take(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t total) {
+static int wire_take(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t total, Py_ssize_t last) {
     Py_ssize_t at = 0;
     while (at < total) {
         Py_ssize_t length = total - at >= 4 ? (Py_ssize_t)GET(uint32_t, data + at) : -1;
         int taken = length >= HEAD - 4 && length <= self->max_frame && length <= total - at - 4
-                        ? take_in(self, data + at, length, IN_TURN)
+                        ? take_in(self, data + at, length, at == last ? LAST_IN_TURN : IN_TURN)
                         : 0;
         if (taken < 0) return -1;
         if (taken) {
@@ -441,19 +443,22 @@ static int wire_take(Wire *self, PyObject *view, const unsigned char *data, Py_s
     return 0;
 }
 /* Process the FORWARD frames of a batch ahead of their turns, so that they are known when their calls start. 0, or
- * -1 with an exception. */
-static int take_forwards(Wire *self, const unsigned char *data, Py_ssize_t total) {
+ * -1 with an exception. `last` becomes the start of the last other frame. */
+static int take_forwards(Wire *self, const unsigned char *data, Py_ssize_t total, Py_ssize_t *last) {
     for (Py_ssize_t at = 0, length; total - at >= HEAD; at += length + 4) {
         length = (Py_ssize_t)GET(uint32_t, data + at);
         if (length < HEAD - 4 || length > total - at - 4) return 0;
-        if (data[at + AT_KIND] == KIND_FORWARD && take_in(self, data + at, length, AHEAD_OF_TURN) < 0) return -1;
+        if (data[at + AT_KIND] != KIND_FORWARD) *last = at;
+        else if (take_in(self, data + at, length, AHEAD_OF_TURN) < 0) return -1;
     }
     return 0;
 }
 /* A batch: answers to it on the loop's thread are sent together at its end. */
 int wire_batch(Wire *self, PyObject *view, const unsigned char *data, Py_ssize_t total) {
     self->feeding = 1;
-    int failed = take_forwards(self, data, total) < 0 || wire_take(self, view, data, total) < 0;
+    Py_ssize_t last = -1;
+    int failed = (self->shelved.list && shelf_take_down(self) < 0) || take_forwards(self, data, total, &last) < 0 ||
+                 wire_take(self, view, data, total, last) < 0;
     self->feeding = 0;
     if (PyDict_GET_SIZE(self->given[AHEAD])) PyDict_Clear(self->given[AHEAD]); /* their calls did not come */
     if (self->unflushed) {

@@ -4,18 +4,23 @@
 static const char *const given_names[NGIVEN] = {
     "leases",   "pending",    "open",      "backlog",        "hosts", "session",    "make_lease", "on_call", "on_other",
     "on_batch", "on_blocked", "on_broken", "on_push", "on_argument", "on_forward",
-    "takers", "ahead", "announced_type", "schedule_flush", "call_soon", "ref_type", "share", "block_type", "store", "codes",
+    "takers", "shelf", "ahead", "announced_type", "schedule_flush", "call_soon", "ref_type", "share", "block_type", "store", "codes",
     "dtypes"};
 
 static int wire_traverse(Wire *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->module);
     for (int i = 0; i < NGIVEN; i++) Py_VISIT(self->given[i]);
+    Py_VISIT(self->shelved.list);
+    Py_VISIT(self->shelved.forwards);
     Py_VISIT(self->out);
     return 0;
 }
 static int wire_clear(Wire *self) {
     for (int i = 0; i < NGIVEN; i++) Py_CLEAR(self->given[i]);
+    Py_CLEAR(self->shelved.list);
+    Py_CLEAR(self->shelved.forwards);
+    Py_CLEAR(self->shelved.label);
     Py_CLEAR(self->out);
     return 0;
 }
@@ -54,7 +59,7 @@ static PyObject *wire_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     for (int i = 0; i < NGIVEN; i++) {
         PyObject *value = PyDict_GetItemString(given, given_names[i]);
         int is_dict = i == PENDING || i == OPEN || i == HOSTS || i == CODES || i == DTYPES || i == AHEAD ||
-                      i == TAKERS;
+                      i == TAKERS || i == SHELF;
         if (!value || (is_dict && !PyDict_Check(value))) {
             PyErr_Format(PyExc_TypeError, "Wire needs %s%s", given_names[i], value ? " as a dict" : "");
             Py_DECREF(self);
@@ -308,17 +313,24 @@ static PyObject *wire_answer(Wire *self, PyObject *const *args, Py_ssize_t nargs
 }
 /* ---- leases to release */
 
-static PyObject *wire_release(Wire *self, PyObject *arg) {
-    uint64_t id = PyLong_AsUnsignedLongLong(arg);
-    if (id == (uint64_t)-1 && PyErr_Occurred()) return NULL;
+/* Note a lease that goes back with the next frame: 0, or -1 with an exception. */
+int wire_note_release(Wire *self, uint64_t id) {
     if (self->nreleased == self->released_room) {
         Py_ssize_t room = self->released_room ? 2 * self->released_room : 64;
         uint64_t *released = PyMem_Realloc(self->released, (size_t)room * sizeof *released);
-        if (!released) return PyErr_NoMemory();
+        if (!released) {
+            PyErr_NoMemory();
+            return -1;
+        }
         self->released = released;
         self->released_room = room;
     }
     self->released[self->nreleased++] = id;
+    return 0;
+}
+static PyObject *wire_release(Wire *self, PyObject *arg) {
+    uint64_t id = PyLong_AsUnsignedLongLong(arg);
+    if ((id == (uint64_t)-1 && PyErr_Occurred()) || wire_note_release(self, id) < 0) return NULL;
     Py_RETURN_NONE;
 }
 static PyObject *wire_take_releases(Wire *self, PyObject *arg) {
@@ -367,6 +379,7 @@ static PyMethodDef wire_methods[] = {
      "frame(kind, flags, code, actor, id, extra, payload): whether it was written."},
     {"next_id", (PyCFunction)wire_next_id, METH_NOARGS, "An id for a call that goes the other way."},
     {"feed", (PyCFunction)wire_feed, METH_O, "feed(data): take in whole frames."},
+    {"take_down", (PyCFunction)wire_take_down, METH_NOARGS, "Give the shelved call to its actor, without the outcome."},
     {"release", (PyCFunction)wire_release, METH_O, "A lease goes back with the next frame."},
     {"take_releases", (PyCFunction)wire_take_releases, METH_O, "The ids of at most n leases to give back."},
     {NULL, NULL, 0, NULL}};

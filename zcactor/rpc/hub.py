@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zcactor.rpc.incoming import Incoming
     from zcactor.rpc.messages import Hello
     from zcactor.rpc.parts import Part
+    from zcactor.rpc.shelf import Shelf
     from zcactor.transport.os_process import OsProcess
 
 __all__ = ["Hub"]
@@ -39,6 +40,8 @@ class Hub(Protocol):
     """The dtypes in use, by wire name."""
     store: Any
     """The store of this process, or None."""
+    shelf: Shelf
+    """The calls that the native parts keep for an outcome."""
     takers: dict[int, Any]
     """The takers of values for graphs and groups, by the word that names each in PUSH frames; see
     `zcactor.objects.expectations.Expectations`."""

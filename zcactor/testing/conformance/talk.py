@@ -33,6 +33,7 @@ from zcactor.rpc.messages import PROTOCOL_VERSION, Hello, Status
 from zcactor.rpc.parts import Part
 from zcactor.rpc.protocol import CallState
 from zcactor.rpc.session import Session
+from zcactor.rpc.shelf import Shelf
 from zcactor.rpc.stream import Stream
 from zcactor.testing.conformance.ends import turns
 
@@ -126,6 +127,7 @@ class RecordingHub:
         self.forwards: list[tuple[int, int, int, bytes]] = []
         self.coming: list[tuple[int, int]] = []
         self.takers: dict[int, Any] = {}
+        self.shelf = Shelf()
         self.ref_type: type = Ref
         self.pushed: list[tuple[int, int, int, Any, Sequence[Part]]] = []
         self.answer: Callable[[Incoming], None] | None = None
