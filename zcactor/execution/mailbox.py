@@ -156,9 +156,8 @@ class Mailbox:
             self.submit(incoming, spec)
         else:
             lane = self.lanes.get(incoming.session)
-            if lane is None:
-                return
-            self._pump(lane)
+            if lane is not None:
+                self._pump(lane)
 
     def _may_start(self, lane: Lane, incoming: Incoming, spec: MethodSpec) -> bool:
         if incoming.blockers:

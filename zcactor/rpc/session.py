@@ -400,7 +400,7 @@ class Session(Releasing):
         if self.closed is None:
             self.closed = cause or ConnectionLost("the connection was closed here")
         if self.wire is not None:
-            self.wire.take_down()  # of which nothing comes any more
+            self.wire.take_down()  # drops the shelved call, as the connection has ended
         calls = []
         with self.lock:
             # The native part enters calls without the lock, and removes calls that it could not send: each is removed
