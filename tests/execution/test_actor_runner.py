@@ -20,6 +20,7 @@ import zcactor as zc
 from tests.actors import Caller, Faulty, Plain, Probe, Unusual
 from zcactor.api.remote_method import RemoteMethod
 from zcactor.process import context
+from zcactor.rpc.leasing import Releasing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -117,6 +118,41 @@ async def test_max_concurrency_of_sync_methods() -> None:
     threads |= set(await zc.get([handle.meet() for _ in range(30)]))
     assert len(threads) == 3
     assert await handle.report() == 3
+
+
+async def test_leases_on_arguments_of_third_processes_go_back_ahead_of_the_answer() -> None:
+    @zc.actor
+    class Maker:
+        def make(self) -> np.ndarray[Any, Any]:
+            return np.ones(1 << 16)
+
+    @zc.actor
+    class Watched:
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, bool]] = []
+            self.thread = 0
+            send = Releasing.send_releases
+
+            def note(session: Any) -> None:
+                unanswered = any(other.incoming for other in context.current().sessions.all())
+                self.seen.append((threading.get_ident(), unanswered))
+                send(session)
+
+            Releasing.send_releases = note  # type: ignore[method-assign, assignment]
+
+        def total(self, array: Any) -> float:
+            self.thread = threading.get_ident()
+            return float(array.sum())
+
+        def found(self) -> list[bool]:
+            return [each == (self.thread, True) for each in self.seen]
+
+    maker: Any = await Maker.spawn()
+    watched: Any = await Watched.spawn()
+    for _ in range(4):  # the first results come by way of this process, until the two are connected
+        assert await watched.total(maker.make()) == 1 << 16
+    found = await watched.found()
+    assert found and all(found)
 
 
 @pytest.mark.slow

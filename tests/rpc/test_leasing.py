@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -77,6 +79,51 @@ async def test_a_release_does_not_wait_with_those_that_may(pair: Pair, monkeypat
     pair.b.release(2)
     await pair.settle()
     assert pair.a.leases.total == 0
+
+
+async def test_a_thread_sends_the_releases_that_it_has_collected(pair: Pair) -> None:
+    for object_id in (1, 2, 3):
+        pair.a.leases.grant(object_id, object())
+    scheduled: list[Callable[[], None]] = []
+    pair.b._on_loop = scheduled.append  # type: ignore[method-assign, assignment]
+    seen: list[Any] = []
+
+    def method() -> None:
+        due: list[Any] = []
+        leasing.collecting[threading.get_ident()] = due
+        pair.b.release(1)
+        pair.b.release(2)
+        del leasing.collecting[threading.get_ident()]
+        seen.append(list(due))
+        for session in due:
+            session.send_releases()
+        seen.append(pair.b.has_releases)
+        pair.b.release(3)
+        seen.append(len(scheduled))
+
+    thread = threading.Thread(target=method)
+    thread.start()
+    thread.join()
+    await pair.settle()
+    assert seen == [[pair.b], False, 1], "once for a session, and the last one by the loop"
+    assert pair.a.leases.total == 1
+    scheduled.pop()()
+    await pair.settle()
+    assert pair.a.leases.total == 0
+
+
+async def test_collected_releases_after_the_end_are_told_of_by_the_loop(pair: Pair) -> None:
+    due: list[Any] = []
+    leasing.collecting[threading.get_ident()] = due
+    pair.a.release(3)
+    del leasing.collecting[threading.get_ident()]
+    pair.b.connection.abort()
+    await pair.settle()
+    (session,) = due
+    session.send_releases()
+    assert pair.hubs[0].late_releases == 0
+    await pair.settle()
+    assert pair.hubs[0].late_releases == 1
 
 
 async def test_releases_ride_with_an_answer(pair: Pair) -> None:

@@ -19,6 +19,7 @@ from zcactor.execution.vacating import Movable, send_back
 from zcactor.interface import Interface, MethodKind, MethodSpec
 from zcactor.process.context import call_deadline, current_host
 from zcactor.rpc.incoming import NO_ANSWER, Incoming
+from zcactor.rpc.leasing import collecting
 from zcactor.rpc.messages import Status
 
 if TYPE_CHECKING:
@@ -271,7 +272,12 @@ class ActorRunner(Linked, Movable):
                 if type(payload) is list:  # as in `Arguments.take`, with one function call less
                     incoming.payload = b""
                     result = self._methods[incoming.code](*payload)
+                    due: list[Any] = []
+                    collecting[thread := threading.get_ident()] = due
                     payload = None  # leases that the method did not keep go back with the answer
+                    del collecting[thread]
+                    for other in due:  # to others ahead of it: the caller may get the processor before our loop
+                        other.send_releases()
                 else:
                     payload = None
                     args, kwargs = self._arguments.take(incoming)

@@ -6,6 +6,7 @@ to a deque. The next frame takes the release along, or a RELEASE frame does in t
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +14,21 @@ from zcactor.rpc.messages import Kind
 
 if TYPE_CHECKING:
     import asyncio
-    import threading
     from collections.abc import Callable, Sequence
 
     from zcactor.objectstore.table import LeaseTable
 
-__all__ = ["LockedLeases", "LockedLeasesOfCopies", "Releasing"]
+__all__ = ["LockedLeases", "LockedLeasesOfCopies", "Releasing", "collecting"]
 
 _MAX_RELEASES = 128
 _RELEASE = int(Kind.RELEASE)
 _RELEASE_DELAY = 1.0
 """Seconds that the peer's memory may stay leased in order to save a frame."""
+
+
+collecting: dict[int, list[Any]] = {}
+"""The sessions whose first release was noted, for each thread that is about to send them itself, by its identifier (see
+`Releasing.send_releases`). It is awake, and the loop's thread may get the processor much later."""
 
 
 class LockedLeases:
@@ -102,7 +107,11 @@ class Releasing:
         self._note_release(object_id)
         if not self._release_scheduled:
             self._release_scheduled = True
-            self._on_loop(self._send_releases)
+            due = collecting.get(threading.get_ident()) if collecting else None
+            if due is not None:
+                due.append(self)
+            else:
+                self._on_loop(self._send_releases)
 
     def release_later(self, object_id: int) -> None:
         """`release` for a lease on bytes that have been read: a frame is likely to follow, which takes the release
@@ -136,11 +145,22 @@ class Releasing:
             self._release_scheduled = True
             self._on_loop(self._send_releases)
 
+    def send_releases(self) -> None:
+        """Send the releases that were noted while the calling thread was `collecting`. Any thread may call this."""
+        if self.closed is not None:
+            self._on_loop(self._send_releases)
+        else:
+            self._release_scheduled = False
+            self._write_releases()
+
     def _send_releases(self) -> None:
         self._release_scheduled = False
         if self.closed is not None:
             self.hub.outlived(self)
-            return
+        else:
+            self._write_releases()
+
+    def _write_releases(self) -> None:
         with self.lock:
             while self.has_releases:
                 self._send(_RELEASE, 0, 0, 0, 0, 0, (), b"")
