@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.native.ends import PEER, End
+from tests.native.frames import TARGET, Host, announced, call_with, frame
 from tests.native.mutants import KEY, promise, reference
-from tests.native.test_chains import TARGET, Host, announced, call_with, frame
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.objectstore.ref import Region, RegionKind

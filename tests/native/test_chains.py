@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,54 +12,22 @@ import numpy as np
 import pytest
 
 from tests.native.ends import MAX_FRAME, PEER, US, End, Ref, Waiting
+from tests.native.frames import TARGET, Host, announced, call_with, frame, read
 from tests.native.mutants import KEY, promise
 from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code
 from zcactor.objectstore.ref import Region, RegionKind
 from zcactor.objectstore.store import Store
-from zcactor.rpc.codec import decode, encode_into, frame_at, frame_size
+from zcactor.rpc.codec import decode, frame_at
 from zcactor.rpc.messages import Kind, Status
 from zcactor.rpc.parts import Announced
 
-TARGET = b"t" * 16
-
-
-class Host:
-    """An actor that notes its calls."""
-
-    def __init__(self) -> None:
-        self.plain: list[Any] = []
-        self.linked: list[Any] = []
-
-    def receive_plain(self, session: Any, *call: Any) -> None:
-        self.plain.append(call)
-
-    def receive_linked(self, session: Any, *call: Any) -> None:
-        self.linked.append(call)
-
 
 @pytest.fixture
-def end() -> Iterator[End]:
-    made = End()
-    made.hosts[2] = Host()
-    yield made
-    made.close()
-
-
-def frame(
-    kind: int, message_id: int, payload: bytes = b"", *, code: int = 0, extra: int = 0, regions: Sequence[Region] = ()
-) -> bytes:
-    buffer = bytearray(frame_size(len(regions), 0, len(payload)))
-    encode_into(buffer, 0, kind, 0, code, 0, 2, message_id, extra, regions, (), payload)
-    return bytes(buffer)
-
-
-def announced(key: int = KEY, owner: bytes = PEER, kind: int = RegionKind.REF, nbytes: int = 0, pin: int = 0) -> Region:
-    return Region(kind, owner, 9, key, nbytes, pin)
-
-
-def call_with(region: Region, argument: bytes | None = None) -> bytes:
-    return frame(Kind.CALL, 5, b"\x92" + (argument or promise(0)) + b"\x07", regions=[region])
+def end(end: End) -> End:
+    """An end with an actor."""
+    end.hosts[2] = Host()
+    return end
 
 
 def test_an_announced_promise_is_written_as_python_writes_it(end: End) -> None:
@@ -235,12 +203,6 @@ def passing() -> Iterator[Passing]:
     yield made
     made.end.close()
     made.to.close()
-
-
-def read(data: bytes) -> tuple[Any, ...]:
-    start, end = frame_at(data, 0, len(data), MAX_FRAME)
-    kind, _, code, _, _, message_id, extra, regions, _, low, high = decode(data, start, end)
-    return kind, code, message_id, extra, regions, data[low:high]
 
 
 def test_a_result_is_pushed_and_answered(passing: Passing) -> None:
