@@ -120,7 +120,8 @@ async def test_max_concurrency_of_sync_methods() -> None:
     assert await handle.report() == 3
 
 
-async def test_leases_on_arguments_of_third_processes_go_back_ahead_of_the_answer() -> None:
+@pytest.mark.parametrize("named", [False, True])
+async def test_leases_on_arguments_of_third_processes_go_back_ahead_of_the_answer(named: bool) -> None:
     @zc.actor
     class Maker:
         def make(self) -> np.ndarray[Any, Any]:
@@ -150,7 +151,9 @@ async def test_leases_on_arguments_of_third_processes_go_back_ahead_of_the_answe
     maker: Any = await Maker.spawn()
     watched: Any = await Watched.spawn()
     for _ in range(4):  # the first results come by way of this process, until the two are connected
-        assert await watched.total(maker.make()) == 1 << 16
+        result = maker.make()
+        assert await (watched.total(array=result) if named else watched.total(result)) == 1 << 16
+        del result
     found = await watched.found()
     assert found and all(found)
 

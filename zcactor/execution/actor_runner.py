@@ -268,22 +268,22 @@ class ActorRunner(Linked, Movable):
             if incoming.deadline:
                 call_deadline.set(incoming.deadline)
             try:
-                payload = incoming.payload
-                if type(payload) is list:  # as in `Arguments.take`, with one function call less
+                args, kwargs = incoming.payload, None
+                if type(args) is list:  # as in `Arguments.take`, with one function call less
                     incoming.payload = b""
-                    result = self._methods[incoming.code](*payload)
-                    due: list[Any] = []
-                    collecting[thread := threading.get_ident()] = due
-                    payload = None  # leases that the method did not keep go back with the answer
-                    del collecting[thread]
-                    for other in due:  # to others ahead of it: the caller may get the processor before our loop
-                        other.send_releases()
+                    result = self._methods[incoming.code](*args)
                 else:
-                    payload = None
                     args, kwargs = self._arguments.take(incoming)
                     result = self._methods[incoming.code](*args, **kwargs)
                     incoming.payload = b""
-                    del args, kwargs
+                # Leases that the method did not keep go back with the answer; those of other sessions ahead of it, as
+                # the caller may get the processor before this process's loop does.
+                due: list[Any] = []
+                collecting[thread := threading.get_ident()] = due
+                args = kwargs = None
+                del collecting[thread]
+                for other in due:
+                    other.send_releases()
             finally:
                 if incoming.deadline:
                     call_deadline.set(None)

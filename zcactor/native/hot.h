@@ -249,10 +249,18 @@ typedef struct {
     State *state; /* of the module */
 } Wire;
 
+typedef struct { /* a block that an array was shared as, owned, and the bytes of the array then; block NULL: none */
+    PyObject *block;
+    const char *data;
+    Py_ssize_t nbytes;
+} Shared;
+
 int wire_is_whole(const Wire *self);
 int wire_flush(Wire *self);
 int wire_schedule_flush(Wire *self);
 int wire_note_release(Wire *self, uint64_t id);
+PyObject *wire_respond_with(Wire *self, PyObject *id, PyObject *const *value, int more, uint64_t pushed, int entered,
+                            Shared *shared);
 /* Answers to one batch that share a system call. With more of them the caller would be idle meanwhile. */
 #define ANSWERS_PER_FLUSH 64
 
@@ -267,12 +275,6 @@ typedef struct {    /* an array among the values, as it was when it was checked;
     uint64_t id, offset;
     int promise; /* no array: `code` is the label, `id` and `offset` are the promise's and its key */
 } Laid;
-
-typedef struct { /* a block that an array was shared as, owned, and the bytes of the array then; block NULL: none */
-    PyObject *block;
-    const char *data;
-    Py_ssize_t nbytes;
-} Shared;
 
 enum { PYTHON = 0, WRITTEN = 1, GONE = 2 }; /* the result of writing a frame; -1: an exception */
 
@@ -297,9 +299,6 @@ int is_attr(PyObject *object, PyObject *name, PyObject *wanted);
 int has_backlog(Wire *self);
 int write_frame(Wire *self, Frame *frame);
 PyObject *wire_frame(Wire *self, PyObject *const *args, Py_ssize_t nargs);
-
-PyObject *wire_respond_with(Wire *self, PyObject *id, PyObject *const *value, int more, uint64_t pushed, int entered,
-                            Shared *shared);
 
 /* ---- pushing.c */
 

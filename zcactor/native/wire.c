@@ -2,10 +2,10 @@
 #include "hot.h"
 
 static const char *const given_names[NGIVEN] = {
-    "leases",   "pending",    "open",      "backlog",        "hosts", "session",    "make_lease", "on_call", "on_other",
-    "on_batch", "on_blocked", "on_broken", "on_push", "on_argument", "on_forward",
-    "takers", "shelf", "ahead", "announced_type", "schedule_flush", "call_soon", "ref_type", "share", "block_type", "store", "codes",
-    "dtypes"};
+    "leases",      "pending",     "open",           "backlog",        "hosts",      "session",  "make_lease",
+    "on_call",     "on_other",    "on_batch",       "on_blocked",     "on_broken",  "on_push",  "on_argument",
+    "on_forward",  "takers",      "shelf",          "ahead",          "announced_type",         "schedule_flush",
+    "call_soon",   "ref_type",    "share",          "block_type",     "store",      "codes",    "dtypes"};
 
 static int wire_traverse(Wire *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
@@ -18,9 +18,7 @@ static int wire_traverse(Wire *self, visitproc visit, void *arg) {
 }
 static int wire_clear(Wire *self) {
     for (int i = 0; i < NGIVEN; i++) Py_CLEAR(self->given[i]);
-    Py_CLEAR(self->shelved.list);
-    Py_CLEAR(self->shelved.forwards);
-    Py_CLEAR(self->shelved.label);
+    arrived_clear(&self->shelved);
     Py_CLEAR(self->out);
     return 0;
 }
