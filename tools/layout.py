@@ -13,8 +13,8 @@ A room is a folder right below the package, or a module there. A room imports on
 two rooms of one floor do not know each other: see `FLOORS`. Within a room, too, no two folders or modules import each
 other, directly or through others: a folder counts as a whole there.
 
-No file is longer than `LONGEST` lines, C counted. The composition root, `ROOT`, is shorter than `ROOT_LONGEST`, and
-only the rooms of `ROOT_USERS` import it: a class that takes a process would take all of its parts.
+The composition root, `ROOT`, has at most `ROOT_LONGEST` lines, and only the rooms of `ROOT_USERS` import it: a class that
+takes a process would take all of its parts.
 
 Generated code is left out.
 """
@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["cycles", "imports", "long", "main", "rooted", "siblings", "twice", "upward"]
+__all__ = ["cycles", "imports", "main", "rooted", "siblings", "twice", "upward"]
 
 GENERATED = "_fbs"
 """The folder of code that ``flatc`` has generated."""
@@ -63,7 +63,6 @@ FLOORS: Final = (
     "apart",
 )
 """The rooms, from the top floor down."""
-LONGEST: Final = 500
 ROOT: Final = "assembly.process"
 ROOT_LONGEST: Final = 199
 ROOT_USERS: Final = frozenset({"assembly", "driver", "node", "simulation", "testing"})
@@ -155,24 +154,6 @@ def _child(folder: str, name: str) -> str | None:
     return f"{folder}.{name.removeprefix(f'{folder}.').split('.')[0]}" if name.startswith(f"{folder}.") else None
 
 
-def long(package: Path) -> list[str]:
-    """The files of a package with more than `LONGEST` lines.
-
-    Args:
-        package: its folder.
-    """
-    sizes = {
-        path: len(path.read_text("utf-8").splitlines())
-        for path in sorted(package.rglob("*"))
-        if path.suffix in {".py", ".c", ".h"} and GENERATED not in path.parts
-    }
-    return [
-        f"{path.relative_to(package.parent)} has {lines} lines: split it, {LONGEST} are the most"
-        for path, lines in sizes.items()
-        if lines > LONGEST
-    ]
-
-
 def rooted(package: Path, graph: dict[str, set[str]]) -> list[str]:
     """The violations of the composition root's rules.
 
@@ -249,7 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
         told += (f"  {name} imports {', '.join(sorted(graph[name] & set(group)))}" for name in group)
     told += (f"{' and '.join(group)} import each other" for group in siblings(graph))
     told += (f"class {name} is in {' and in '.join(modules)}" for name, modules in twice(package).items())
-    told += upward(graph) + long(package) + rooted(package, graph)
+    told += upward(graph) + rooted(package, graph)
     print("\n".join(told) or f"{len(graph)} files, {sum(map(len, graph.values()))} imports: all rules hold")
     return 1 if told else 0
 
