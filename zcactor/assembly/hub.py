@@ -59,7 +59,7 @@ class ProcessHub:
         self.process = hello.process
         self.store = store
         self.counters = counters
-        self.share = marshaller.share
+        self.share, self.share_copied = marshaller.share, marshaller.share_copied
         self.dtype_codes, self.dtypes = arrays.known_codes, arrays.known_dtypes
         self.ref_type: type = ObjectRef
         self.hosts = hosts.by_index

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zcactor.later import np
 from zcactor.marshal.arrays import array_address
-from zcactor.marshal.sharing import share
+from zcactor.marshal.sharing import share, share_at
 
 if TYPE_CHECKING:
     import pickle
@@ -24,9 +24,13 @@ class ArrayPacking(Protocol):
 
     store: Store
     eager_limit: int
+    closed: list[Any]
 
-    def pack_array(self, array: Any, *, seal: bool = True) -> Any:
+    def pack_array(self, array: Any) -> Any:
         """Encode an array by reference, or within the payload."""
+
+    def reference(self, array: Any, holder: Any) -> Any:
+        """Encode an array by reference."""
 
     def pack_groups(self, groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Encode groups of arrays whose memory overlaps."""
@@ -41,7 +45,8 @@ class Buffers:
 
     def __init__(self, packing: ArrayPacking) -> None:
         self._packing = packing
-        self._arrays: list[npt.NDArray[np.uint8]] = []
+        self._arrays: list[tuple[npt.NDArray[np.uint8], Any]] = []
+        """The bytes of each, and what holds them where they go by reference."""
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
         """Take a buffer, as ``buffer_callback``. The result says whether the buffer is to be written into the
@@ -49,9 +54,10 @@ class Buffers:
         raw = buffer.raw()
         if raw.nbytes < self._packing.eager_limit:
             return True
-        if isinstance(raw.obj, np.ndarray):
-            share(self._packing.store, raw.obj)  # no copy is made, so the array's owner may not write to it either
-        self._arrays.append(np.frombuffer(raw, np.uint8))
+        holder = None
+        if isinstance(raw.obj, np.ndarray):  # the array itself is passed; of any other exporter, what it exports
+            holder = share(self._packing.store, raw.obj, self._packing.closed)
+        self._arrays.append((np.frombuffer(raw, np.uint8), holder))
         return False
 
     def packed(self) -> list[bytes]:
@@ -63,16 +69,17 @@ class Buffers:
         extensions: list[Any] = [None] * len(self._arrays)
         groups: list[list[int]] = []
         end = 0
-        for low, index in sorted((array_address(array), index) for index, array in enumerate(self._arrays)):
-            array = self._arrays[index]
-            if self._packing.store.contains(low, low + array.nbytes):
-                extensions[index] = self._packing.pack_array(array, seal=False)
+        for low, index in sorted((array_address(array), index) for index, (array, _) in enumerate(self._arrays)):
+            array, holder = self._arrays[index]
+            holder = holder or share_at(self._packing.store, low, low + array.nbytes)
+            if holder is not None:
+                extensions[index] = self._packing.reference(array, holder)
                 continue
             if not groups or low >= end:
                 groups.append([])
             groups[-1].append(index)
             end = max(end, low + array.nbytes)
-        arrays = [[self._arrays[index] for index in group] for group in groups]
+        arrays = [[self._arrays[index][0] for index in group] for group in groups]
         for group, packed in zip(groups, self._packing.pack_groups(arrays), strict=True):
             for index, extension in zip(group, packed, strict=True):
                 extensions[index] = extension

@@ -12,13 +12,14 @@ from zcactor.marshal.move import (
     retire,
 )
 from zcactor.marshal.packing import Packing
-from zcactor.marshal.sharing import share
+from zcactor.marshal.sharing import reopen, share
 from zcactor.marshal.unpacking import Unpacking
 from zcactor.marshal.values import (
     SCALARS,
     encode,
 )
 from zcactor.objectstore.ref import RegionKind
+from zcactor.objectstore.store import Block
 from zcactor.rpc.messages import Flags
 from zcactor.rpc.parts import Part
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from zcactor.objectstore.copies import CopyCounter
-    from zcactor.objectstore.store import Block, Store
+    from zcactor.objectstore.store import Store
     from zcactor.rpc.counters import Counters
 
     Array = npt.NDArray[Any]
@@ -63,8 +64,8 @@ class Marshaller:
         self._idle: list[Unpacking] = []
 
     def share(self, array: Array, address: int, nbytes: int) -> Block | None:
-        """Share `array` and return its block in this process's store, which is read-only and exported from now on. None
-        when `array` lies outside the store.
+        """Close `array` and return its block in this process's store, which is exported from now on. None when `array`
+        does not go by reference: see `zcactor.marshal.sharing`.
 
         Args:
             array: a C-contiguous array of plain bytes.
@@ -74,7 +75,18 @@ class Marshaller:
         block = self.store.block_at(address, address + nbytes)
         if block is None or (block.sealed and block.exported and not array.flags.writeable):
             return block
-        share(self.store, array)
+        holder = share(self.store, array)
+        if type(holder) is not Block:
+            return None
+        self.store.export(holder)
+        return holder
+
+    def share_copied(self, array: Array, address: int, nbytes: int) -> Block | None:
+        """`share` for a peer that keeps copies by id."""
+        block = self.share(array, address, nbytes)
+        if block is None:
+            return None
+        block = block.as_sent(block.offset + address - block.address, nbytes)
         self.store.export(block)
         return block
 
@@ -114,10 +126,14 @@ class Marshaller:
                     return payload, (), 0
         packing = Packing(self.store, self.copies, limit)
         packing.direct = direct
-        encodable = [packing.pack_argument(value) for value in args]
-        if kwargs:
-            encodable.append({name: packing.pack_argument(value) for name, value in kwargs.items()})
-        packed = self._finish(packing, encodable, _KWARGS if kwargs else 0, payload_limit)
+        try:
+            encodable = [packing.pack_argument(value) for value in args]
+            if kwargs:
+                encodable.append({name: packing.pack_argument(value) for name, value in kwargs.items()})
+            packed = self._finish(packing, encodable, _KWARGS if kwargs else 0, payload_limit)
+        except BaseException:
+            reopen(packing.closed)
+            raise
         if packing.moved and moved is not None:
             moved.extend(move.array for move in packing.moved)
         return packed
@@ -134,7 +150,11 @@ class Marshaller:
                 if len(payload) <= limit:
                     return payload, (), 0
         packing = Packing(self.store, self.copies, limit)
-        return self._finish(packing, packing.pack(value), 0)
+        try:
+            return self._finish(packing, packing.pack(value), 0)
+        except BaseException:
+            reopen(packing.closed)
+            raise
 
     def _finish(self, packing: Packing, encodable: Any, flags: int, payload_limit: int = 0) -> PackedMessage:
         payload = encode(encodable)
@@ -172,6 +192,7 @@ class Marshaller:
         """Move the payload into an object of its own, which becomes the first part."""
         nbytes, envelope = len(payload), b""
         block = self.store.allocate(nbytes + spilling.SLACK_NBYTES if self.seals else nbytes)
+        block.private = True
         root = np.asarray(block)
         if self.seals:
             envelope = spilling.seal(payload, root)

@@ -31,7 +31,7 @@ from zcactor.marshal.move import (
 )
 from zcactor.marshal.on_gpu import may_be_on_gpu
 from zcactor.marshal.placing import is_as_placed, place, placed, room_for
-from zcactor.marshal.sharing import is_of, protect, share
+from zcactor.marshal.sharing import OUTSIDE, PIECE, closable, is_of, reason_to_copy, share
 from zcactor.marshal.values import (
     SCALARS,
     Code,
@@ -64,10 +64,6 @@ _INT64 = (-(1 << 63), (1 << 64) - 1)
 """Range of MessagePack's integers."""
 
 
-_OUTSIDE = "argument outside the store"
-"""The counted reason for copies of arguments and results."""
-
-
 class _Span(NamedTuple):
     """Memory outside the store that a message refers to, with its copy in the store."""
 
@@ -88,7 +84,7 @@ class Packing:
     """One value on its way out: collects the parts. Short-lived, used by one thread."""
 
     __slots__ = (
-        "_placed", "_spans", "authenticate", "copied", "copies", "direct", "eager_limit", "moved", "parts", "store",
+        "_placed", "_spans", "authenticate", "closed", "copied", "copies", "direct", "eager_limit", "moved", "parts", "store",
     )  # fmt: skip
 
     def __init__(self, store: Store, copies: CopyCounter, eager_limit: int) -> None:
@@ -102,6 +98,8 @@ class Packing:
         """1 while a pickle is made: the data that it refers to must be authenticated, like the pickle itself."""
         self.moved: list[Move[Any]] = []
         """Arrays to hand over when the whole message is packed."""
+        self.closed: list[Any] = []
+        """The memory that was closed for this message; see `zcactor.marshal.sharing.reopen`."""
         self._placed: dict[tuple[int, bool], tuple[Array, Array]] = {}
         """Arrays that were copied for this message, each with its copy, by id and whether the array is moved. An array
         occurs again when it is in the message twice, or when the whole message has to be pickled."""
@@ -163,12 +161,11 @@ class Packing:
             return packed
         raise NotPlain
 
-    def pack_array(self, array: Array, *, seal: bool = True) -> Any:
+    def pack_array(self, array: Array) -> Any:
         """Encode an array: by reference, or within the payload below the eager limit.
 
         Args:
-            array: an array of any dtype of plain bytes, with any shape and strides.
-            seal: whether to make `array` itself read-only; False for a temporary view of this package.
+            array: an array of any dtype of plain bytes, with any shape and strides; also of a subclass.
         """
         if not is_shareable(array.dtype):
             if is_moved(array):
@@ -178,20 +175,13 @@ class Packing:
             self._check_not_moved(array)
         if array.nbytes < self.eager_limit:
             return self._inline(array, writable=False)
-        holder = root_of(array)
-        if type(holder) is Lease and is_of(self.store, holder):
-            if holder.writable:  # the array was moved to this process and is passed on by sharing
-                holder.seal()
-                innermost(array).setflags(write=False)
-            if seal:
-                protect(array)
-        else:
-            holder = share(self.store, array, seal=seal)
-            if holder is None:
-                holder, array = self._into_store(array, seal)
-        return self._reference(array, holder, RegionKind.ARRAY)
+        holder: Any = share(self.store, array, self.closed)
+        if holder is None:
+            holder, array = self._into_store(array)
+        return self.reference(array, holder)
 
-    def _reference(self, array: Array, holder: Any, kind: RegionKind) -> Any:
+    def reference(self, array: Array, holder: Any, kind: RegionKind = RegionKind.ARRAY) -> Any:
+        """Encode an array whose memory `holder` holds, by reference."""
         if array.flags.c_contiguous:
             low = array_address(array)
             layout: tuple[Any, ...] = (len(self.parts), dtype_code(array.dtype), array.shape)
@@ -204,6 +194,7 @@ class Packing:
         return Ext(Code.ARRAY, encode(layout))
 
     def _inline(self, array: Array, *, writable: bool) -> Any:
+        array = np.asarray(array)
         if array.flags.c_contiguous:
             layout: tuple[Any, ...] = (array.tobytes(), dtype_code(array.dtype), array.shape, writable)
         else:
@@ -212,9 +203,9 @@ class Packing:
             layout = (raw, dtype_code(array.dtype), array.shape, writable, packed_strides(packed))
         return Ext(Code.INLINE_ARRAY, encode(layout))
 
-    def _into_store(self, array: Array, seal: bool) -> tuple[Any, Array]:
+    def _into_store(self, array: Array) -> tuple[Any, Array]:
         """Return the block and the array in the store that hold the elements of `array`: a remembered copy, or a new
-        one."""
+        one. A piece of an open array stays as it is; others become read-only."""
         entry = self._placed.get((id(array), False))
         if entry is not None:
             return root_of(entry[1]), entry[1]
@@ -223,15 +214,22 @@ class Packing:
             copied = placed(array, np.asarray(block))
             if is_as_placed(array, copied):
                 return block, copied
-        copied = place(self.store, self.copies, array, _OUTSIDE)
-        block = root_of(copied)
-        self.store.seal(block, innermost(copied))
-        copied.setflags(write=False)
+        reason = reason_to_copy(self.store, array)
+        copied = place(self.store, self.copies, np.asarray(array), reason)
+        block = self._sealed(copied)
         self._placed[id(array), False] = (array, copied)
-        if seal:
+        if reason == OUTSIDE and type(array) is not np.memmap and (root_of(array) is not None or closable(array)):
             array.setflags(write=False)
             self.copies.remember(array, block)
         return block, copied
+
+    def _sealed(self, copied: Array) -> Any:
+        """Seal the block of a copy that this package has made, and return it."""
+        block = root_of(copied)
+        block.private = True
+        self.store.seal(block, innermost(copied))
+        copied.setflags(write=False)
+        return block
 
     def allocate(self, count: int, dtype: Any) -> Array:
         """Allocate uninitialised memory for `count` elements that a reduction writes anew, in the store where they go
@@ -239,25 +237,32 @@ class Packing:
         nbytes = count * np.dtype(dtype).itemsize
         if nbytes < self.eager_limit:
             return np.empty(count, dtype)
-        self.copies.count(_OUTSIDE, nbytes)
-        return self.store.empty(count, dtype)
+        self.copies.count(OUTSIDE, nbytes)
+        made = self.store.empty(count, dtype)
+        root_of(made).private = True
+        return made
 
     def pack_groups(self, groups: Sequence[Sequence[Array]]) -> list[list[Any]]:
-        """Encode arrays of bytes from outside the store, in groups whose memory overlaps. Each group is copied once,
+        """Encode arrays of bytes that have to be copied, in groups whose memory overlaps. Each group is copied once,
         also where the message refers to it again."""
         spans = [self._span(arrays) for arrays in groups]
         fresh = [span for span in spans if span.source is not None]
-        self.copies.copy_all([(span.copied, span.source) for span in fresh if span.source is not None], _OUTSIDE)
+        for reason, inside in ((OUTSIDE, False), (PIECE, True)):
+            pairs = [
+                (span.copied, span.source)
+                for span in fresh
+                if span.source is not None and self.store.contains(span.low, span.high) == inside
+            ]
+            self.copies.copy_all(pairs, reason)
         for span in fresh:
-            self.store.seal(root_of(span.copied), innermost(span.copied))
-            span.copied.setflags(write=False)
+            self._sealed(span.copied)
             insort(self._spans, span._replace(source=None), key=_lowest)
         packed = []
         for arrays, span in zip(groups, spans, strict=True):
             holder = root_of(span.copied)
             starts = [array_address(array) - span.low for array in arrays]
             parts = [span.copied[start : start + array.nbytes] for start, array in zip(starts, arrays, strict=True)]
-            packed.append([self._reference(part, holder, RegionKind.ARRAY) for part in parts])
+            packed.append([self.reference(part, holder) for part in parts])
         return packed
 
     def _span(self, arrays: Sequence[Array]) -> _Span:
@@ -299,16 +304,16 @@ class Packing:
             if not is_of(self.store, holder):
                 # NumPy itself may have allocated the array in the store. Then its views cannot be counted by a root.
                 found = self.store.block_at(*byte_bounds(array)) if array.flags.owndata else None
-                if found is None or found.sealed or elsewhere:
-                    entry = self._placed.get((id(array), True))
-                    if entry is None:
-                        entry = array, place(self.store, self.copies, array, "moved array outside the store")
-                        self._placed[id(array), True] = entry
-                    array = entry[1]
-                    holder = root_of(array)
-                else:
-                    holder = found
-            packed = self._reference(array, holder, RegionKind.MOVED)
+                holder = None if found is None or found.sealed else found
+            if holder is None or elsewhere:
+                entry = self._placed.get((id(array), True))
+                if entry is None:
+                    reason = PIECE if holder is not None else "moved array outside the store"
+                    entry = array, place(self.store, self.copies, array, reason)
+                    self._placed[id(array), True] = entry
+                array = entry[1]
+                holder = root_of(array)
+            packed = self.reference(array, holder, RegionKind.MOVED)
         self.moved.append(move)
         return packed
 

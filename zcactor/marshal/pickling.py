@@ -146,35 +146,33 @@ def _reduce_foreign(packing: Pickling, value: Any, module: str) -> Any:
     return NotImplemented
 
 
-def _close(packing: Pickling, array: Any) -> None:
-    """Make `array` read-only if its elements go by reference."""
-    if array.nbytes >= packing.eager_limit:
-        array.setflags(write=False)
+class _Encoded:
+    """An array among the arguments of a reduction, as its extension."""
+
+    __slots__ = ("ext",)
+
+    def __init__(self, packing: Pickling, array: Any) -> None:
+        self.ext = packing.pack_array(array)
 
 
 def _reduce_subclass(packing: Pickling, value: Any, cls: type[Any]) -> Any:
     """Reduce an instance of a subclass of ndarray by way of the plain array; NotImplemented where the subclass defines
-    how it is pickled.
-
-    The instance becomes read-only where the plain array does. Only a mapped file stays writable for the caller, because
-    it is copied each time.
+    how it is pickled. The memory decides whether it goes by reference, as for plain arrays. A mapped file is copied
+    each time, and stays writable for the caller.
     """
     if not is_shareable(value.dtype):
         return NotImplemented
     if isinstance(value, np.ma.MaskedArray):
         if cls is not np.ma.MaskedArray:
             return NotImplemented
-        mask = value.mask if value.mask is np.ma.nomask else np.asarray(value.mask)
-        _close(packing, value)
+        mask = vars(value)["_mask"]
         if mask is not np.ma.nomask:
-            _close(packing, vars(value)["_mask"])
-        return _masked, (value.data.view(np.ndarray), mask, value.fill_value, value.hardmask, cls)
+            mask = _Encoded(packing, mask)
+        return _masked, (_Encoded(packing, value), mask, value.fill_value, value.hardmask, cls)
     if any(getattr(cls, name, None) is not getattr(np.ndarray, name, None) for name in _PLAIN_METHODS):
         return NotImplemented
-    if cls is not np.memmap:
-        _close(packing, value)
     attributes = dict(value.__dict__) if hasattr(value, "__dict__") and cls is not np.memmap else None
-    return _subclass, (value.view(np.ndarray), cls, attributes)
+    return _subclass, (_Encoded(packing, value), cls, attributes)
 
 
 _NO_FILE: Final = "<dynamic-code>"
@@ -212,6 +210,8 @@ def _pickler_class() -> type[Any]:
                 make, arguments = code_reduce(value)
                 # tracebacks and warnings name the file that the code is in
                 return make, tuple(value.co_filename if each == _NO_FILE else each for each in arguments)
+            if cls is _Encoded:
+                return _unpack, (value.ext.code, bytes(value.ext.data))
             if cls is Move:
                 ext = self.packing.pack_moved(value)
                 return _unpack, (ext.code, bytes(ext.data))

@@ -1,10 +1,20 @@
-"""Sharing: from then on nobody may write to an array of the store."""
+"""Sharing: whether an array travels by reference, and the closing of what does.
+
+An id stands for bytes that cannot change while anybody knows the id. NumPy's write flag belongs to an array object, and
+memory may have many of those. So an array goes by reference when nobody can write to its memory any more:
+
+1. it is the owner of its memory, or the only object over the owner: it is closed, and the owner with it;
+2. its memory was closed before.
+
+Any other array is a piece of memory that is still open, which a copy has to be made of.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.marshal.arrays import byte_bounds, innermost, root_of
+from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 
@@ -15,7 +25,12 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["is_of", "protect", "share"]
+__all__ = ["OUTSIDE", "PIECE", "closable", "is_of", "reason_to_copy", "reopen", "share", "share_at"]
+
+OUTSIDE: Final = "argument outside the store"
+"""The counted reason for copies of arguments and results whose memory peers cannot reach."""
+PIECE: Final = "piece of an open array"
+"""The counted reason for copies of arrays whose memory somebody may still write to."""
 
 
 def is_of(store: Store, root: object) -> bool:
@@ -24,43 +39,95 @@ def is_of(store: Store, root: object) -> bool:
     return root.store is store if type(root) is Block else type(root) is Lease and root.reader == store.process
 
 
-def protect(array: Array) -> None:
-    """Make `array` and the array that it is a view of read-only, so that views made from now on are too.
+def closable(array: Array) -> bool:
+    """Whether closing `array` closes its memory: it owns the memory, or no other object holds the owner.
 
-    NumPy cannot prevent two things: views made before keep their flags, and an array that owns its memory (NumPy
-    allocated it) can be made writable again by its ``flags``. Arrays of `zcactor.empty` cannot.
+    Views and buffers of `array` itself that were made before are not found: they cannot be distinguished from names.
     """
-    owner = innermost(array)
-    if owner.flags.writeable:
-        owner.setflags(write=False)
-    if array.flags.writeable:
-        array.setflags(write=False)
+    root = root_of(array)
+    if root is None:
+        return hot.sole(array)  # type: ignore[no-any-return]
+    if isinstance(root, Block | Lease):
+        return (root.array is not None and root.array() is array) or hot.sole(array)  # type: ignore[no-any-return]
+    return False
 
 
-def share(store: Store, array: Array, *, seal: bool = True) -> Block | None:
-    """Seal and return the block of `store` that `array` lies in; None when `array` lies outside the store.
+def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block | Lease | None:
+    """Close `array`, and return the holder of its memory, under which it goes by reference.
 
-    The block is found by the array's base, or by its address: NumPy itself allocates in the store, and other libraries
+    The memory is found by the array's base, or by its address: NumPy itself allocates in the store, and other libraries
     make objects of their own over its memory.
 
     Args:
         store: the store of this process.
-        array: an array of any dtype of plain bytes, with any shape and strides.
-        seal: whether to make `array` read-only too; False for a temporary view of this package.
+        array: an array of any dtype of plain bytes, with any shape and strides; subclasses too.
+        closed: a list that receives what is closed by this call, for `reopen`.
+
+    Returns:
+        The block, or the lease of a received array; None where a copy has to be made: see `reason_to_copy`.
     """
     root = root_of(array)
-    if type(root) is Block and root.store is store:
-        if not root.sealed:
-            store.seal(root, innermost(array))
-        block = root
+    if isinstance(root, Block | Lease):
+        if not is_of(store, root):
+            return None
+        holder: Block | Lease = root
+        is_open = not root.sealed if type(root) is Block else root.writable  # type: ignore[union-attr]
     else:
-        found = None if type(root) is Lease else store.block_at(*byte_bounds(array))
+        found = store.block_at(*byte_bounds(array))
         if found is None:
             return None
-        if not found.sealed:
-            store.seal(found)
-            store.keep(found, innermost(array))
-        block = found
-    if seal:
-        protect(array)
-    return block
+        holder, is_open = found, not found.sealed
+    if is_open:
+        if not closable(array):
+            return None
+        if closed is not None:
+            closed.append((holder, array, innermost(array)))
+            holder.closer = closed
+        if type(holder) is Block:
+            store.seal(holder, innermost(array))
+            if root is None:
+                store.keep(holder, innermost(array))
+        else:
+            holder.seal()  # type: ignore[union-attr]
+            innermost(array).setflags(write=False)
+    else:
+        holder.closer = None  # this message, too, relies on the closed memory
+    if array.flags.writeable:
+        array.setflags(write=False)
+    return holder
+
+
+def share_at(store: Store, low: int, high: int) -> Block | None:
+    """The block of `store` under which the addresses ``[low, high)`` go by reference: their memory is closed, or
+    this package's own; None where a copy has to be made."""
+    found = store.block_at(low, high)
+    if found is None or not (found.sealed or found.private):
+        return None
+    found.closer = None
+    if not found.sealed:
+        store.seal(found)
+    return found
+
+
+def reason_to_copy(store: Store, array: Array) -> str:
+    """The counted reason for the copy of an array for which `share` has found no holder."""
+    inside = is_of(store, root_of(array)) or store.contains(*byte_bounds(array))
+    return PIECE if inside else OUTSIDE
+
+
+def reopen(closed: list[Any]) -> None:
+    """Undo the closing of arrays for a message that was never sent: they can be written to again. What another message
+    relies on meanwhile, or a peer knows, stays closed."""
+    for holder, array, owner in closed:
+        if holder.closer is not closed or getattr(holder, "exported", False):
+            continue
+        holder.closer = None
+        if type(holder) is Block:
+            holder.sealed = False
+        else:
+            holder.writable = True
+        whole = None if holder.array is None else holder.array()
+        for each in (owner, array, whole):
+            if each is not None:
+                hot.open(each)
+    closed.clear()

@@ -27,6 +27,58 @@ PyObject *hot_address(PyObject *Py_UNUSED(module), PyObject *array) {
     if (!PyArray_Check(array)) return PyErr_Format(PyExc_TypeError, "an array is needed, not %.80s", Py_TYPE(array)->tp_name);
     return PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array));
 }
+/* sole(array) */
+PyObject *hot_sole(PyObject *Py_UNUSED(module), PyObject *array) {
+    if (import_numpy() < 0) return NULL;
+    if (!PyArray_Check(array)) return PyErr_Format(PyExc_TypeError, "an array is needed, not %.80s", Py_TYPE(array)->tp_name);
+    for (PyObject *base = PyArray_BASE((PyArrayObject *)array); base && PyArray_Check(base);
+         base = PyArray_BASE((PyArrayObject *)base))
+        if (Py_REFCNT(base) != 1) Py_RETURN_FALSE;
+    Py_RETURN_TRUE;
+}
+/* open(array) */
+PyObject *hot_open(PyObject *Py_UNUSED(module), PyObject *array) {
+    if (import_numpy() < 0) return NULL;
+    if (!PyArray_Check(array)) return PyErr_Format(PyExc_TypeError, "an array is needed, not %.80s", Py_TYPE(array)->tp_name);
+    PyArray_ENABLEFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
+    Py_RETURN_NONE;
+}
+#define LANES 8
+#define PRIME 0x9e3779b185ebca87u /* odd, so that a step is a bijection of the word and of the lane */
+static uint64_t digest_of(const char *p, size_t n) {
+    uint64_t lanes[LANES], word, all = n;
+    for (int i = 0; i < LANES; i++) lanes[i] = PRIME * (uint64_t)(i + 1);
+    for (; n >= sizeof lanes; n -= sizeof lanes, p += sizeof lanes)
+        for (int i = 0; i < LANES; i++) {
+            memcpy(&word, p + 8 * i, 8);
+            word = (lanes[i] ^ word) * PRIME;
+            lanes[i] = word ^ (word >> 29); /* high bits take part in the next step, too */
+        }
+    for (int i = 0; n; i++) {
+        size_t most = n < 8 ? n : 8;
+        word = 0;
+        memcpy(&word, p, most);
+        word = (lanes[i] ^ word) * PRIME;
+        lanes[i] = word ^ (word >> 29);
+        n -= most;
+        p += most;
+    }
+    for (int i = 0; i < LANES; i++) {
+        all = (all ^ lanes[i]) * PRIME;
+        all ^= all >> 32;
+    }
+    return all;
+}
+/* digest(address, nbytes) */
+PyObject *hot_digest(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long address, nbytes;
+    uint64_t digest;
+    if (!PyArg_ParseTuple(args, "KK:digest", &address, &nbytes)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    digest = digest_of((const char *)(uintptr_t)address, (size_t)nbytes);
+    Py_END_ALLOW_THREADS;
+    return PyLong_FromUnsignedLongLong(digest);
+}
 /* array_over(base, address, like) */
 PyObject *hot_array_over(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *base, *like;

@@ -28,7 +28,7 @@ static int is_shared(Wire *self, PyObject *block) {
  * exception. */
 static PyObject *shared_before(Wire *self, const Frame *frame, PyArrayObject *array, const Laid *laid) {
     const Shared *shared = frame->shared;
-    if (!shared || !shared->block || PyArray_ISWRITEABLE(array) || shared->data != laid->data ||
+    if (!self->arena_nbytes || !shared || !shared->block || PyArray_ISWRITEABLE(array) || shared->data != laid->data ||
         shared->nbytes != laid->nbytes || (PyObject *)Py_TYPE(shared->block) != self->given[BLOCK_TYPE])
         return NULL;
     PyObject *block = Py_NewRef(shared->block);
@@ -40,7 +40,7 @@ static int refer(Wire *self, Frame *frame, PyArrayObject *array, Laid *laid) {
     PyObject *root = PyArray_BASE(array), *block = NULL;
     while (root && PyArray_Check(root)) root = PyArray_BASE((PyArrayObject *)root);
     if (root && (PyObject *)Py_TYPE(root) != self->given[BLOCK_TYPE]) return 0;
-    if (root && !PyArray_ISWRITEABLE(array)) {
+    if (root && !PyArray_ISWRITEABLE(array) && self->arena_nbytes) { /* of 0 bytes: the peer keeps copies by id */
         Py_INCREF(root);
         int shared = is_shared(self, root);
         if (shared > 0) block = root;
@@ -206,22 +206,21 @@ int has_backlog(Wire *self) {
 static int prepare_frame(Wire *self, Frame *frame) {
     if (frame->count > MAX_VALUES) return 0;
     frame->most = 1;
+    /* No array is closed for a frame that Python has to write because of another value: that may fail. */
+    int arrays[MAX_VALUES], promises[MAX_VALUES];
     for (Py_ssize_t i = 0; i < frame->count; i++) {
-        int array = is_array(frame->values[i]);
-        if (array < 0) return -1;
-        if (array) {
-            int laid = lay(self, frame, i, (PyArrayObject *)frame->values[i]);
-            if (laid <= 0) return laid;
-            continue;
-        }
-        if ((PyObject *)Py_TYPE(frame->values[i]) == self->given[ANNOUNCED_TYPE]) {
-            int laid = lay_promise(self, frame, i, frame->values[i]);
-            if (laid <= 0) return laid;
-            continue;
-        }
+        if ((arrays[i] = is_array(frame->values[i])) < 0) return -1;
+        promises[i] = (PyObject *)Py_TYPE(frame->values[i]) == self->given[ANNOUNCED_TYPE];
+        if (arrays[i] || promises[i]) continue;
         Py_ssize_t n = plain_size(frame->values[i]);
         if (n < 0) return 0;
         frame->most += n;
+    }
+    for (Py_ssize_t i = 0; i < frame->count; i++) {
+        int laid = arrays[i]     ? lay(self, frame, i, (PyArrayObject *)frame->values[i])
+                   : promises[i] ? lay_promise(self, frame, i, frame->values[i])
+                                 : 1;
+        if (laid <= 0) return laid;
     }
     if (frame->most > self->eager_limit + (frame->whole ? BESIDE_WHOLE : 0)) return 0;
     /* Before any thread can send the frame, so that no lease is missing when the peer releases it. */

@@ -50,6 +50,12 @@ static PyMethodDef functions[] = {
     {"address", hot_address, METH_O, "address(array): that of its first element."},
     {"array_over", hot_array_over, METH_VARARGS,
      "array_over(base, address, like): a read-only array with the dtype and shape of `like`, over memory of `base`."},
+    {"sole", hot_sole, METH_O,
+     "sole(array): whether no other object holds the arrays that it is a view of, down to the owner of the memory."},
+    {"open", hot_open, METH_O, "open(array): let it be written to again, whatever it is a view of."},
+    {"digest", hot_digest, METH_VARARGS,
+     "digest(address, nbytes): 64 bits that are others when bytes have changed, but for a chance of 2**-64. Other\n"
+     "threads run meanwhile. It keeps nobody from forging bytes."},
     {"lend", hot_lend, METH_O, "lend(array): make it read-only, once more. False: it was read-only, and not lent."},
     {"give_back", hot_give_back, METH_O, "give_back(array): end a loan. With the last one it is writable again."},
     LIVING_METHOD

@@ -86,7 +86,7 @@ class Lease(_Granted):
     NumPy refuses to switch ``flags.writeable`` back on.
     """
 
-    __slots__ = ("address", "adopted", "array", "mapping", "pages", "reader", "writable")
+    __slots__ = ("address", "adopted", "array", "closer", "mapping", "pages", "reader", "writable")
 
     def __init__(
         self,
@@ -109,6 +109,8 @@ class Lease(_Granted):
         if type(mapping) is Mapping:
             mapping.leases[id(self)] = ref(self)
         self.writable = writable
+        self.closer: object = None
+        """As `zcactor.objectstore.store.Block.closer`."""
         self.reader = reader
         """Process id (16 bytes) to which the lease was granted: a runtime that starts later can pass nothing on under
         that id."""

@@ -18,6 +18,7 @@ from weakref import WeakMethod, ref
 from zcactor import ids
 from zcactor.errors import DeviceUnavailable, NotInitialized, OutOfMemory
 from zcactor.later import np
+from zcactor.native import hot
 from zcactor.objectstore.arena import EXTENT_NBYTES, Arena
 from zcactor.objectstore.fields import disown, layout_is_known
 from zcactor.objectstore.lease import close_array
@@ -37,6 +38,10 @@ _CACHE_LINE: Final = 64
 _PAGE: Final = 4096
 """Alignment in bytes of objects of at least `_LARGE_NBYTES`, so that parts copied by several threads share no page."""
 _LARGE_NBYTES: Final = 1 << 20
+_UNKNOWN: Final = (-1, -1)
+"""The key in `Block.digests` of bytes that a peer may have copied, without a digest of theirs."""
+_MOST_DIGESTS: Final = 4096
+"""Digests of one block, at most."""
 _MIN_KNOWN: Final = 256
 """Number of entries of `Store._known` from which on entries are removed whose memory has been freed."""
 
@@ -69,8 +74,8 @@ class Block:
     """
 
     __slots__ = (
-        "__weakref__", "address", "array", "entry", "exported", "hold", "id", "nbytes", "of_numpy", "offset", "sealed",
-        "store",
+        "__weakref__", "address", "array", "closer", "digests", "entry", "exported", "hold", "id", "nbytes", "of_numpy",
+        "offset", "private", "sealed", "store", "successor",
     )  # fmt: skip
 
     read_in_place: Final = True
@@ -91,6 +96,14 @@ class Block:
         granted."""
         self.exported = False
         """Whether `Store.lookup` finds the block."""
+        self.private = False
+        """Whether this package alone has written to the bytes: nobody else has an object over them that can write."""
+        self.closer: object = None
+        """The message that has sealed the block and was not sent yet; None where others rely on the seal, too."""
+        self.digests: dict[tuple[int, int], int] = {}
+        """The digests of the bytes that peers may have copies of under the id, by offset and length."""
+        self.successor: Block | None = None
+        """The latest object in the same memory, once its bytes have changed after peers knew them; see `as_sent`."""
         self.of_numpy = False
         """Whether NumPy allocated the memory for an array of its own."""
         self.array: ref[NDArray[Any]] | None = None
@@ -121,10 +134,39 @@ class Block:
         """
         if not self.exported:
             self.store.export(self)
-        if self.of_numpy and not session.connection.maps:
-            self.store.take_over(self.offset)
+        if not session.connection.maps:
+            if self.of_numpy:
+                self.store.take_over(self.offset)
+            if not self.digests:  # a third process has passed the id on: what the peer copies is not known here
+                self.digests[_UNKNOWN] = 0
         session.leases.grant(self.id, self)
         return self.store.process, self.id, 0
+
+    def as_sent(self, offset: int, nbytes: int) -> Block:
+        """The object as which bytes of the block go to a peer that keeps copies by id: the block, or another one with
+        another id, where the bytes are others than when peers copied them.
+
+        A view that was made before the memory was closed can still write to it, and so can a buffer.
+
+        Args:
+            offset: offset of the first byte in the arena.
+            nbytes: bytes, which lie in the block.
+        """
+        if self.private or not nbytes:
+            return self
+        block = self.successor or self
+        digest = hot.digest(self.store.arena.address + offset, nbytes)
+        digests, key = block.digests, (offset, nbytes)
+        known = digests.get(key)
+        if known is None and _UNKNOWN not in digests and len(digests) < _MOST_DIGESTS:
+            digests[key] = known = digest
+        if known == digest:
+            return block
+        made = self.store.block_over(self.hold, self.nbytes)
+        made.of_numpy, made.sealed, made.digests[key] = self.of_numpy, True, digest
+        self.successor = made
+        self.store.succeed(block, made)
+        return made
 
 
 class Exportable(Protocol):
@@ -396,6 +438,12 @@ class Store:
             kept, offset = self._kept, block.offset
             # Runs before the array gives its memory back, so no other allocation can begin at that offset yet.
             kept[offset] = ref(array, lambda _: kept.pop(offset, None)), block
+
+    def succeed(self, block: Block, made: Block) -> None:
+        """Let `made` take the place of `block`, which lies in the same memory, for arrays that NumPy allocated."""
+        kept = self._kept.get(block.offset)
+        if kept is not None and kept[1] is block:
+            self._kept[block.offset] = kept[0], made
 
     def take_over(self, offset: int) -> None:
         """Make NumPy's own array at `offset` a read-only view of its block for good, like a sealed array of `empty`.

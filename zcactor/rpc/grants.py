@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import Region, RegionKind
+from zcactor.objectstore.store import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Grants"]
 
 
-_REF = int(RegionKind.REF)
+_ARRAY, _REF = int(RegionKind.ARRAY), int(RegionKind.REF)
 
 
 def _as_ours(part: Part) -> Part:
@@ -42,6 +43,7 @@ class Grants:
     ) -> None:
         self._session = session
         self._leases = session.leases
+        self._keeps_copies = not session.connection.maps
         self._process = process
         self._export_bytes = export_bytes
 
@@ -54,6 +56,8 @@ class Grants:
         regions: list[Region] = []
         try:
             for part in map(_as_ours, parts):
+                if self._keeps_copies and part.kind == _ARRAY and type(part.holder) is Block:
+                    part = part._replace(holder=part.holder.as_sent(part.offset, part.nbytes))
                 owner, object_id, pin = part.holder.grant(self._session)
                 offset = part.offset
                 regions.append(Region(part.kind, owner, object_id, offset, part.nbytes, pin, 0, 0, part.authenticate))

@@ -47,8 +47,11 @@ class Hub(Protocol):
     `zcactor.objects.expectations.Expectations`."""
 
     def share(self, array: Any, address: int, nbytes: int) -> Any:
-        """Share a C-contiguous array of plain bytes at `address`. Returns its block in the store, read-only and
-        exported; None when the array lies outside the store."""
+        """Share a C-contiguous array of plain bytes at `address`. Returns its block in the store, closed and exported;
+        None when the array does not go by reference."""
+
+    def share_copied(self, array: Any, address: int, nbytes: int) -> Any:
+        """`share` for a peer that keeps copies by id."""
 
     def hello(self) -> Hello:
         """The greeting of this process."""

@@ -21,6 +21,7 @@ class Granting(Protocol):
 
     peer_process: bytes
     leases: LeaseTable
+    connection: Any
 
     def pin(self, holder: object) -> int:
         """Keep `holder` alive until the peer has a lease of its own from the owner; returns the pin's id."""

@@ -155,7 +155,7 @@ class Session(Releasing):
             "call_soon": self.loop.call_soon,
             "ref_type": hub.ref_type,
             # Python has to write references that carry an rkey.
-            "share": hub.share if connection.export is None else _share_nothing,
+            "share": (hub.share if connection.maps else hub.share_copied) if connection.export is None else _share_nothing,
             "block_type": Block if connection.export is None else None,
             "store": hub.store,
             "codes": hub.dtype_codes,
