@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.layout import LONGEST, ROOT_LONGEST, cycles, imports, main
+from tools.layout import ROOT_LONGEST, cycles, imports, main
 
 ROOT = Path(__file__).parents[1]
 
@@ -134,17 +134,6 @@ def test_folders_of_a_room_that_know_each_other_are_seen(
         opened.write(f"\n\n{line}\n")
     assert main([str(copy)]) == 1
     assert capsys.readouterr().out == f"{said}\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["rpc/call.py", "native/module.c", "native/hot.h"])
-def test_a_long_file_is_seen(copy: Path, capsys: pytest.CaptureFixture[str], file: str) -> None:
-    path = copy / file
-    mark = "#" if file.endswith("py") else "//"
-    path.write_text(path.read_text() + f"{mark} more\n" * LONGEST)
-    assert main([str(copy)]) == 1
-    said = f"zcactor/{file} has {len(path.read_text().splitlines())} lines: split it, {LONGEST} are the most\n"
-    assert capsys.readouterr().out == said
 
 
 @pytest.mark.slow
