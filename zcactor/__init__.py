@@ -40,7 +40,7 @@ from zcactor.api.actor import (
     spawn,
     stop,
 )
-from zcactor.api.arrays import asarray, empty, full, in_store, numpy_allocator, ones, zeros
+from zcactor.api.arrays import asarray, empty, freeze, full, in_store, numpy_allocator, ones, zeros
 from zcactor.api.future import ObjectRef, put
 from zcactor.api.handle import ActorHandle
 from zcactor.api.stream import ObjectStream
@@ -165,6 +165,7 @@ __all__ = [
     "empty",
     "errors",
     "explain",
+    "freeze",
     "full",
     "get",
     "get_actor",

@@ -435,7 +435,7 @@ async def test_an_array_whose_name_was_passed_on_cannot_be_written_to_again() ->
         array = np.full(SMALL // 8, 1.0)
         del handler
         block = share(peers.owner.store, array)
-        assert block is not None
+        assert isinstance(block, Block)
         peers.owner.store.export(block)
         array.flags.writeable = True
         session = await reader.connections.connect(peers.owner.process)

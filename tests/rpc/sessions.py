@@ -59,6 +59,8 @@ class Hub(RecordingHub):
     def share(self, array: Any, address: int, nbytes: int) -> None:
         raise AssertionError(f"{type(array)} is no array of the store")
 
+    share_copied = share
+
     def import_region(self, session: Session, region: Region, unread: bool, sealed: bool) -> tuple[Part, Any]:
         self.imported.append(region)
         part = Part(region.kind, ("lease", region.id), region.offset, region.nbytes, region.authenticate)

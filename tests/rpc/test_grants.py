@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +83,7 @@ class Sender:
         self.process = b"o" * 16
         self.peer_process = b"p" * 16
         self.leases = LeaseTable()
+        self.connection = SimpleNamespace(maps=True)
 
     def pin(self, holder: object) -> int:
         return self.leases.pin(holder)

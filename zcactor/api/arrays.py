@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, overload
 
 from zcactor.api.gpus import empty_on
 from zcactor.later import np
 from zcactor.marshal.arrays import byte_bounds, innermost, is_shareable, root_of
 from zcactor.marshal.foreign import array_over_foreign
 from zcactor.marshal.move import UNUSABLE, is_moved
+from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.marshal.placing import place
-from zcactor.marshal.sharing import is_of
+from zcactor.marshal.sharing import is_of, is_open, reason_to_copy, share, snapshot
+from zcactor.native import hot
 from zcactor.objectstore.heap import allocate_elsewhere, use_handler
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 from zcactor.process.context import current, current_or_none
 
-__all__ = ["asarray", "empty", "full", "in_store", "numpy_allocator", "ones", "zeros"]
+__all__ = ["asarray", "empty", "freeze", "full", "in_store", "numpy_allocator", "ones", "zeros"]
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 Shape = SupportsIndex | Sequence[SupportsIndex]
+T = TypeVar("T")
+_OTHERS: Final = ("pandas", "pyarrow", "torch", "jaxlib")
+"""The packages of other libraries' values that `freeze` takes."""
 
 
 @overload
@@ -181,6 +187,69 @@ def asarray(x: Any, dtype: npt.DTypeLike | None = None) -> Array:
     if not is_shareable(array.dtype):
         raise TypeError(f"dtype {array.dtype} is not plain bytes, which is all that the store holds: convert it first")
     return array if in_store(array) else place(process.store, process.copies, array, "zc.asarray")
+
+
+def freeze(x: T) -> T:
+    """Return an array with the elements of `x` that nobody can write to: its parts are passed without a copy for ever.
+
+    Write ``x = zc.freeze(x)``. The result is `x` itself, read-only from now on, where nobody else can write to its
+    memory: the one name that it was called with is the only object over the memory, or it was passed or frozen before.
+    Otherwise the result is one copy in the store, which is counted ("piece of an open array", or "argument outside the
+    store"), and `x` stays as it is.
+
+    Args:
+        x: an ndarray of plain bytes, also of a subclass; a pandas Series or DataFrame, an Arrow array or table, a torch
+            tensor on the CPU. Of those each array is treated like an ndarray. A tensor is one over a copy-on-write
+            mapping of the memory, as torch has no read-only tensors.
+
+    Raises:
+        NotInitialized: no runtime is running.
+        TypeError: `x` is no such array, or its elements are Python objects or strings of variable width.
+        ValueError: `x` was handed over by `move`.
+        OutOfMemory: the store cannot hold the copy.
+    """
+    names = hot.references(x)
+    process = current()
+    if isinstance(x, np.ndarray):
+        return _frozen(process, x, alone=names <= _one_name())  # type: ignore[return-value]
+    if type(x).__module__.partition(".")[0] not in _OTHERS or is_on_gpu(x):
+        what = "a GPU" if is_on_gpu(x) else "no array"
+        raise TypeError(
+            f"zc.freeze takes an array in host memory, and {type(x).__name__} is {what}; freeze the arrays in it one "
+            "by one, or pass it as it is"
+        )
+    return process.marshaller.unpack(*process.marshaller.pack(x))  # type: ignore[no-any-return]
+
+
+def _names(x: object) -> int:
+    return hot.references(x)  # type: ignore[no-any-return]
+
+
+@cache
+def _one_name() -> int:
+    """The references to the argument of a function that its caller has one name for, as `freeze` counts them."""
+    x = np.empty(0)
+    return _names(x)
+
+
+def _frozen(process: Any, array: Array, *, alone: bool) -> Array:
+    if is_moved(array):
+        raise ValueError(UNUSABLE)
+    if not is_shareable(array.dtype):
+        raise TypeError(
+            f"zc.freeze: dtype {array.dtype} is not plain bytes, and nothing keeps Python objects from being changed; "
+            "convert the array first"
+        )
+    store, reason = process.store, reason_to_copy(process.store, array)
+    if (alone or not is_open(store, array)) and (holder := share(store, array)) is not None:
+        if type(holder) is Block and holder.of_numpy:
+            store.take_over(holder.offset)  # its flags cannot be set back then
+        return array
+    if array.nbytes >= process.marshaller.eager_limit:
+        return snapshot(store, process.copies, np.asarray(array), reason)[1].view(type(array))
+    process.copies.count(reason, array.nbytes)
+    copied: Array = np.ndarray(array.shape, array.dtype, array.tobytes())
+    return copied.view(type(array))
 
 
 def in_store(x: Any) -> bool:

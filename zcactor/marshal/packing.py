@@ -14,7 +14,6 @@ from zcactor.marshal.arrays import (
     array_address,
     byte_bounds,
     dtype_code,
-    innermost,
     is_shareable,
     packed_strides,
     root_of,
@@ -31,7 +30,7 @@ from zcactor.marshal.move import (
 )
 from zcactor.marshal.on_gpu import may_be_on_gpu
 from zcactor.marshal.placing import is_as_placed, place, placed, room_for
-from zcactor.marshal.sharing import OUTSIDE, PIECE, closable, is_of, reason_to_copy, share
+from zcactor.marshal.sharing import OUTSIDE, PIECE, closable, is_of, reason_to_copy, seal_copy, share, snapshot
 from zcactor.marshal.values import (
     SCALARS,
     Code,
@@ -84,7 +83,8 @@ class Packing:
     """One value on its way out: collects the parts. Short-lived, used by one thread."""
 
     __slots__ = (
-        "_placed", "_spans", "authenticate", "closed", "copied", "copies", "direct", "eager_limit", "moved", "parts", "store",
+        "_placed", "_spans", "authenticate", "closed", "copied", "copies", "direct", "eager_limit", "moved", "parts",
+        "store",
     )  # fmt: skip
 
     def __init__(self, store: Store, copies: CopyCounter, eager_limit: int) -> None:
@@ -215,21 +215,12 @@ class Packing:
             if is_as_placed(array, copied):
                 return block, copied
         reason = reason_to_copy(self.store, array)
-        copied = place(self.store, self.copies, np.asarray(array), reason)
-        block = self._sealed(copied)
+        block, copied = snapshot(self.store, self.copies, np.asarray(array), reason)
         self._placed[id(array), False] = (array, copied)
         if reason == OUTSIDE and type(array) is not np.memmap and (root_of(array) is not None or closable(array)):
             array.setflags(write=False)
             self.copies.remember(array, block)
         return block, copied
-
-    def _sealed(self, copied: Array) -> Any:
-        """Seal the block of a copy that this package has made, and return it."""
-        block = root_of(copied)
-        block.private = True
-        self.store.seal(block, innermost(copied))
-        copied.setflags(write=False)
-        return block
 
     def allocate(self, count: int, dtype: Any) -> Array:
         """Allocate uninitialised memory for `count` elements that a reduction writes anew, in the store where they go
@@ -255,7 +246,7 @@ class Packing:
             ]
             self.copies.copy_all(pairs, reason)
         for span in fresh:
-            self._sealed(span.copied)
+            seal_copy(root_of(span.copied), span.copied)
             insort(self._spans, span._replace(source=None), key=_lowest)
         packed = []
         for arrays, span in zip(groups, spans, strict=True):

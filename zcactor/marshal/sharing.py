@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from zcactor.marshal.arrays import byte_bounds, innermost, root_of
+from zcactor.marshal.placing import place
 from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
@@ -21,11 +22,24 @@ from zcactor.objectstore.store import Block
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from zcactor.objectstore.copies import CopyCounter
     from zcactor.objectstore.store import Store
 
     Array = npt.NDArray[Any]
 
-__all__ = ["OUTSIDE", "PIECE", "closable", "is_of", "reason_to_copy", "reopen", "share", "share_at"]
+__all__ = [
+    "OUTSIDE",
+    "PIECE",
+    "closable",
+    "is_of",
+    "is_open",
+    "reason_to_copy",
+    "reopen",
+    "seal_copy",
+    "share",
+    "share_at",
+    "snapshot",
+]
 
 OUTSIDE: Final = "argument outside the store"
 """The counted reason for copies of arguments and results whose memory peers cannot reach."""
@@ -45,11 +59,27 @@ def closable(array: Array) -> bool:
     Views and buffers of `array` itself that were made before are not found: they cannot be distinguished from names.
     """
     root = root_of(array)
-    if root is None:
-        return hot.sole(array)  # type: ignore[no-any-return]
+    if isinstance(root, Block | Lease) and root.array is not None and root.array() is array:
+        return True
+    return (root is None or isinstance(root, Block | Lease)) and bool(hot.sole(array))
+
+
+def _holder(store: Store, array: Array) -> Block | Lease | None:
+    """The holder of the memory of `array` in `store`, or received from another one; None for other memory."""
+    root = root_of(array)
     if isinstance(root, Block | Lease):
-        return (root.array is not None and root.array() is array) or hot.sole(array)  # type: ignore[no-any-return]
-    return False
+        return root if is_of(store, root) else None
+    return store.block_at(*byte_bounds(array))
+
+
+def _is_open(holder: Block | Lease) -> bool:
+    return holder.writable if type(holder) is Lease else not holder.sealed  # type: ignore[union-attr]
+
+
+def is_open(store: Store, array: Array) -> bool:
+    """Whether the memory of `array` was not closed before."""
+    holder = _holder(store, array)
+    return holder is None or _is_open(holder)
 
 
 def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block | Lease | None:
@@ -66,18 +96,10 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
     Returns:
         The block, or the lease of a received array; None where a copy has to be made: see `reason_to_copy`.
     """
-    root = root_of(array)
-    if isinstance(root, Block | Lease):
-        if not is_of(store, root):
-            return None
-        holder: Block | Lease = root
-        is_open = not root.sealed if type(root) is Block else root.writable  # type: ignore[union-attr]
-    else:
-        found = store.block_at(*byte_bounds(array))
-        if found is None:
-            return None
-        holder, is_open = found, not found.sealed
-    if is_open:
+    holder = _holder(store, array)
+    if holder is None:
+        return None
+    if _is_open(holder):
         if not closable(array):
             return None
         if closed is not None:
@@ -85,8 +107,7 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
             holder.closer = closed
         if type(holder) is Block:
             store.seal(holder, innermost(array))
-            if root is None:
-                store.keep(holder, innermost(array))
+            store.keep(holder, innermost(array))
         else:
             holder.seal()  # type: ignore[union-attr]
             innermost(array).setflags(write=False)
@@ -113,6 +134,28 @@ def reason_to_copy(store: Store, array: Array) -> str:
     """The counted reason for the copy of an array for which `share` has found no holder."""
     inside = is_of(store, root_of(array)) or store.contains(*byte_bounds(array))
     return PIECE if inside else OUTSIDE
+
+
+def snapshot(store: Store, copies: CopyCounter, array: Array, reason: str) -> tuple[Block, Array]:
+    """Copy `array` into the store, and count the copy under `reason`. Nobody can write to the copy.
+
+    Returns:
+        The block of the copy, and the copy.
+
+    Raises:
+        OutOfMemory: the store cannot hold the copy.
+    """
+    copied = place(store, copies, array, reason)
+    block: Block = root_of(copied)
+    seal_copy(block, copied)
+    return block, copied
+
+
+def seal_copy(block: Block, copied: Array) -> None:
+    """Let nobody write to `copied`, which lies in `block` and which this package alone has written to."""
+    block.private = True
+    block.store.seal(block, innermost(copied))
+    copied.setflags(write=False)
 
 
 def reopen(closed: list[Any]) -> None:

@@ -36,6 +36,8 @@ PyObject *hot_sole(PyObject *Py_UNUSED(module), PyObject *array) {
         if (Py_REFCNT(base) != 1) Py_RETURN_FALSE;
     Py_RETURN_TRUE;
 }
+/* references(object) */
+PyObject *hot_references(PyObject *Py_UNUSED(module), PyObject *object) { return PyLong_FromSsize_t(Py_REFCNT(object)); }
 /* open(array) */
 PyObject *hot_open(PyObject *Py_UNUSED(module), PyObject *array) {
     if (import_numpy() < 0) return NULL;

@@ -336,6 +336,7 @@ PyObject *hot_receive(PyObject *module, PyObject *args);
 PyObject *hot_with_numpy(PyObject *module, PyObject *ignored);
 PyObject *hot_address(PyObject *module, PyObject *array);
 PyObject *hot_sole(PyObject *module, PyObject *array);
+PyObject *hot_references(PyObject *module, PyObject *object);
 PyObject *hot_open(PyObject *module, PyObject *array);
 PyObject *hot_digest(PyObject *module, PyObject *args);
 PyObject *hot_array_over(PyObject *module, PyObject *args);

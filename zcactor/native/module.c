@@ -52,6 +52,7 @@ static PyMethodDef functions[] = {
      "array_over(base, address, like): a read-only array with the dtype and shape of `like`, over memory of `base`."},
     {"sole", hot_sole, METH_O,
      "sole(array): whether no other object holds the arrays that it is a view of, down to the owner of the memory."},
+    {"references", hot_references, METH_O, "references(object): the number of references to it, the caller's among them."},
     {"open", hot_open, METH_O, "open(array): let it be written to again, whatever it is a view of."},
     {"digest", hot_digest, METH_VARARGS,
      "digest(address, nbytes): 64 bits that are others when bytes have changed, but for a chance of 2**-64. Other\n"

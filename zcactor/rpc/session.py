@@ -155,7 +155,11 @@ class Session(Releasing):
             "call_soon": self.loop.call_soon,
             "ref_type": hub.ref_type,
             # Python has to write references that carry an rkey.
-            "share": (hub.share if connection.maps else hub.share_copied) if connection.export is None else _share_nothing,
+            "share": _share_nothing
+            if connection.export is not None
+            else hub.share
+            if connection.maps
+            else hub.share_copied,
             "block_type": Block if connection.export is None else None,
             "store": hub.store,
             "codes": hub.dtype_codes,

@@ -193,10 +193,12 @@ class TalkHub(RecordingHub):
 
     def share(self, array: Any, address: int, nbytes: int) -> Any:
         self.sharing()
-        block = None if self.store is None else share(self.store, array)
+        block: Any = None if self.store is None else share(self.store, array)
         if block is not None and not block.exported:
             self.store.export(block)
         return block
+
+    share_copied = share
 
     def import_region(self, session: Session, region: Region, unread: bool, sealed: bool) -> tuple[Part, Any]:
         if region.owner == session.peer_process:
