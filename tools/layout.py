@@ -13,8 +13,8 @@ A room is a folder right below the package, or a module there. A room imports on
 two rooms of one floor do not know each other: see `FLOORS`. Within a room, too, no two folders or modules import each
 other, directly or through others: a folder counts as a whole there.
 
-The composition root, `ROOT`, has at most `ROOT_LONGEST` lines, and only the rooms of `ROOT_USERS` import it: a class that
-takes a process would take all of its parts.
+The composition root, `ROOT`, has at most `ROOT_LONGEST` lines, and only the rooms of `ROOT_USERS` import it: a class
+that takes a process would take all of its parts.
 
 Generated code is left out.
 """
