@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.marshal.wire import LIMIT, Wire, address
 from zcactor.errors import OutOfMemory
+from zcactor.marshal.sharing import OUTSIDE, PIECE, share
 
 MEMORY = np.random.default_rng(1).integers(0, 256, 100_000, np.uint8)
 """Memory outside the store."""
-OUTSIDE = "argument outside the store"
 
 
 class Views:
@@ -68,6 +68,10 @@ def test_also_by_several_values_of_a_message(wire: Wire) -> None:
 def test_what_lies_in_the_store_is_not_copied(wire: Wire) -> None:
     array = wire.left.store.empty(8000, np.uint8)
     array[:] = MEMORY[:8000]
+    views = Views(array.data[100:4000], array.data[1000:])
+    assert wire.send(views).bytes() == views.bytes()
+    assert wire.left.copies.snapshot()[PIECE].nbytes == 7900, "what overlaps is copied once"
+    assert share(wire.left.store, array) is not None
     got = wire.send(Views(array.data[100:4000], MEMORY.data[:600], array.data[1000:]))
     assert got.bytes() == [array[100:4000].tobytes(), MEMORY[:600].tobytes(), array[1000:].tobytes()]
     assert address(np.frombuffer(got.pieces[0], np.uint8)) == address(array) + 100

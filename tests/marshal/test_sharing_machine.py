@@ -156,8 +156,9 @@ class SharingMachine(RuleBasedStateMachine):
         in_place = self._is_in_store(held)
         there = self._carry(held.side, held.array, result=result)
         if held.array.nbytes >= EAGER_LIMIT:
-            held.closed = True
-            if in_place:  # a copied array can be written to through its base, because no other process sees that
+            held.closed = not held.array.flags.writeable
+            assert held.closed or held.part != slice(None), "only a piece of an open array stays open"
+            if held.closed and in_place:  # a copied array can be written to through its base: nobody else sees that
                 held.memory.shared = True
                 for each in held.memory.arrays:  # the array that all of them are views of is closed, too
                     each.closed |= each.part == slice(None)

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -317,6 +318,7 @@ class Session:
 
     def __init__(self) -> None:
         self.leases = LeaseTable()
+        self.connection = SimpleNamespace(maps=True)
 
 
 def test_what_is_known_of_numpys_memory_goes_with_it(store: Store) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.later import np
 from zcactor.marshal.arrays import byte_bounds, innermost, root_of
 from zcactor.marshal.placing import place
 from zcactor.native import hot
@@ -20,6 +21,8 @@ from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     from zcactor.objectstore.copies import CopyCounter
@@ -103,19 +106,28 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
         if not closable(array):
             return None
         if closed is not None:
-            closed.append((holder, array, innermost(array)))
-            holder.closer = closed
+            holder.closer = token = object()
+            closed.append((holder, token, list(_chain(array))))
         if type(holder) is Block:
-            store.seal(holder, innermost(array))
+            store.seal(holder)
             store.keep(holder, innermost(array))
         else:
             holder.seal()  # type: ignore[union-attr]
-            innermost(array).setflags(write=False)
+        for each in _chain(array):
+            each.setflags(write=False)
     else:
         holder.closer = None  # this message, too, relies on the closed memory
-    if array.flags.writeable:
-        array.setflags(write=False)
+        if array.flags.writeable:
+            array.setflags(write=False)
     return holder
+
+
+def _chain(array: Array) -> Iterator[Array]:
+    """An array, and the arrays that it is a view of."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        yield base
+        base = base.base
 
 
 def share_at(store: Store, low: int, high: int) -> Block | None:
@@ -161,8 +173,8 @@ def seal_copy(block: Block, copied: Array) -> None:
 def reopen(closed: list[Any]) -> None:
     """Undo the closing of arrays for a message that was never sent: they can be written to again. What another message
     relies on meanwhile, or a peer knows, stays closed."""
-    for holder, array, owner in closed:
-        if holder.closer is not closed or getattr(holder, "exported", False):
+    for holder, token, arrays in closed:
+        if holder.closer is not token or getattr(holder, "exported", False):
             continue
         holder.closer = None
         if type(holder) is Block:
@@ -170,7 +182,7 @@ def reopen(closed: list[Any]) -> None:
         else:
             holder.writable = True
         whole = None if holder.array is None else holder.array()
-        for each in (owner, array, whole):
+        for each in (*arrays, whole):
             if each is not None:
                 hot.open(each)
     closed.clear()

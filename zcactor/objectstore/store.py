@@ -99,7 +99,7 @@ class Block:
         self.private = False
         """Whether this package alone has written to the bytes: nobody else has an object over them that can write."""
         self.closer: object = None
-        """The message that has sealed the block and was not sent yet; None where others rely on the seal, too."""
+        """The token of the message that has sealed the block; None where others rely on the seal, too."""
         self.digests: dict[tuple[int, int], int] = {}
         """The digests of the bytes that peers may have copies of under the id, by offset and length."""
         self.successor: Block | None = None
