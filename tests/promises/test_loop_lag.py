@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +54,10 @@ class Commits:
         return sum(nbytes for *_, nbytes in inside)
 
 
+def is_used(nbytes: int) -> bool:
+    return zc.stats().store_used == nbytes
+
+
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
     return Commits(monkeypatch)
@@ -59,7 +65,7 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
 
 async def test_memory_of_pulled_arrays_is_taken_by_the_threads_that_receive_them(commits: Commits) -> None:
     async with asyncio.timeout(PATIENCE), zc.init(transports=("tcp",), log_to_driver=False):
-        maker = await Maker.spawn()
+        maker: Any = await Maker.spawn()
         # Above and below the bytes from which several streams share a pull, and twice the same, at once.
         for nbytes in (MIB + 1, 64 * MIB - 1, 64 * MIB, 100 * MIB):
             one, other = await asyncio.gather(maker.make(nbytes), maker.make(nbytes))
@@ -75,14 +81,14 @@ async def test_memory_of_pulled_arrays_is_taken_by_the_threads_that_receive_them
 
 async def test_a_system_without_memory_fails_the_pull_and_leaves_no_gap(commits: Commits) -> None:
     async with asyncio.timeout(PATIENCE), zc.init(transports=("tcp",), log_to_driver=False):
-        maker = await Maker.spawn()
+        maker: Any = await Maker.spawn()
         for _ in range(2):  # the second one of a size gets memory that is kept
             used = zc.stats().store_used
             commits.refused = True
             with pytest.raises(zc.OutOfMemory, match="the test refuses"):
                 await maker.make(80 * MIB)
             commits.refused = False
-            await until(
+            await until(partial(is_used, used), "threads that have failed keep the memory")
                 lambda used=used: zc.stats().store_used == used, "the memory is kept"
             )  # the other threads have stopped
             made = await maker.make(80 * MIB)

@@ -23,6 +23,8 @@ from zcactor.rpc.messages import Flags
 from zcactor.rpc.parts import Part
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from zcactor.objectstore.copies import CopyCounter
@@ -85,6 +87,7 @@ class Marshaller:
         eager_limit: int = 0,
         moved: list[Array] | None = None,
         *,
+        closed: list[Callable[[], None]] | None = None,
         direct: bool = False,
         payload_limit: int = 0,
     ) -> PackedMessage:
@@ -95,6 +98,8 @@ class Marshaller:
             kwargs: the keyword arguments.
             eager_limit: bytes, the eager limit of the connection that is to carry them; 0 takes that of the process.
             moved: a list that receives the arrays that are handed over. They are dead from then on; see `restore`.
+            closed: a list that receives a function which makes the arrays writable again that were made read-only for
+                the message. An error that this raises has called it.
             direct: the message goes straight to the process that runs the method.
             payload_limit: bytes of a payload that goes into no object of its own, as it is to be a value in another
                 message; 0 takes the eager limit.
@@ -114,12 +119,18 @@ class Marshaller:
                     return payload, (), 0
         packing = Packing(self.store, self.copies, limit)
         packing.direct = direct
-        encodable = [packing.pack_argument(value) for value in args]
-        if kwargs:
-            encodable.append({name: packing.pack_argument(value) for name, value in kwargs.items()})
-        packed = self._finish(packing, encodable, _KWARGS if kwargs else 0, payload_limit)
+        try:
+            encodable = [packing.pack_argument(value) for value in args]
+            if kwargs:
+                encodable.append({name: packing.pack_argument(value) for name, value in kwargs.items()})
+            packed = self._finish(packing, encodable, _KWARGS if kwargs else 0, payload_limit)
+        except BaseException:
+            packing.reopen()
+            raise
         if packing.moved and moved is not None:
             moved.extend(move.array for move in packing.moved)
+        if packing.has_closed and closed is not None:
+            closed.append(packing.reopen)
         return packed
 
     def pack(self, value: Any, eager_limit: int = 0) -> PackedMessage:
@@ -134,7 +145,11 @@ class Marshaller:
                 if len(payload) <= limit:
                     return payload, (), 0
         packing = Packing(self.store, self.copies, limit)
-        return self._finish(packing, packing.pack(value), 0)
+        try:
+            return self._finish(packing, packing.pack(value), 0)
+        except BaseException:
+            packing.reopen()
+            raise
 
     def _finish(self, packing: Packing, encodable: Any, flags: int, payload_limit: int = 0) -> PackedMessage:
         payload = encode(encodable)

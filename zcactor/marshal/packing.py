@@ -41,6 +41,7 @@ from zcactor.marshal.values import (
     pack_scalar,
     registered,
 )
+from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block, Store
@@ -88,7 +89,8 @@ class Packing:
     """One value on its way out: collects the parts. Short-lived, used by one thread."""
 
     __slots__ = (
-        "_placed", "_spans", "authenticate", "copied", "copies", "direct", "eager_limit", "moved", "parts", "store",
+        "_closed", "_passes", "_placed", "_spans", "authenticate", "copied", "copies", "direct", "eager_limit", "moved",
+        "parts", "store",
     )  # fmt: skip
 
     def __init__(self, store: Store, copies: CopyCounter, eager_limit: int) -> None:
@@ -107,6 +109,10 @@ class Packing:
         occurs again when it is in the message twice, or when the whole message has to be pickled."""
         self.copied: dict[int, tuple[Any, Any]] = {}
         """Other libraries' arrays on GPUs that were copied for this message, each with its copy, by id."""
+        self._closed: list[tuple[Array, list[Array]]] = []
+        """Arrays that this message has made read-only, each with all objects whose flag was cleared for it."""
+        self._passes: dict[int, int] = {}
+        """Number of times that this message has referred to a block, by the block's id."""
         self._spans: list[_Span] = []
         """Memory that buffers were copied from for this message, by address."""
 
@@ -179,6 +185,8 @@ class Packing:
         if array.nbytes < self.eager_limit:
             return self._inline(array, writable=False)
         holder = root_of(array)
+        if array.flags.writeable and type(holder) is not Lease:
+            self._note_open(array, holder)
         if type(holder) is Lease and is_of(self.store, holder):
             if holder.writable:  # the array was moved to this process and is passed on by sharing
                 holder.seal()
@@ -191,6 +199,31 @@ class Packing:
                 holder, array = self._into_store(array, seal)
         return self._reference(array, holder, RegionKind.ARRAY)
 
+    def _note_open(self, array: Array, holder: Any) -> None:
+        made = holder.array() if type(holder) is Block and holder.array is not None else None
+        found = [array]
+        found += [each for each in (innermost(array), made) if each is not None and each.flags.writeable]
+        self._closed.append((array, found))
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether an array was made read-only for this message."""
+        return bool(self._closed)
+
+    def reopen(self) -> None:
+        """Make the arrays writable again that this message made read-only, as it is not sent. An array stays read-only
+        that another message refers to."""
+        for array, opened in self._closed:
+            holder = root_of(array)
+            block = holder if type(holder) is Block else self.store.block_at(*byte_bounds(array))
+            if block is not None:
+                if block.exported or block.passes != self._passes.get(block.id, 0):
+                    continue
+                block.passes = 0
+                self.store.unseal(block)
+            for each in opened:
+                hot.reopen(each)
+
     def _reference(self, array: Array, holder: Any, kind: RegionKind) -> Any:
         if array.flags.c_contiguous:
             low = array_address(array)
@@ -200,6 +233,9 @@ class Packing:
             low, high = byte_bounds(array)
             nbytes = high - low
             layout = (len(self.parts), dtype_code(array.dtype), array.shape, array.strides, array_address(array) - low)
+        if type(holder) is Block:
+            holder.passes += 1
+            self._passes[holder.id] = self._passes.get(holder.id, 0) + 1
         self.parts.append(Part(kind, holder, holder.offset + low - holder.address, nbytes, self.authenticate))
         return Ext(Code.ARRAY, encode(layout))
 
@@ -218,11 +254,15 @@ class Packing:
         entry = self._placed.get((id(array), False))
         if entry is not None:
             return root_of(entry[1]), entry[1]
-        block = self.copies.known(array)
-        if block is not None:
+        low, high = byte_bounds(array)
+        block = self.copies.known(low, high - low)
+        if block is not None and high - low == array.nbytes == block.nbytes:
             copied = placed(array, np.asarray(block))
             if is_as_placed(array, copied):
+                if seal:
+                    array.setflags(write=False)
                 return block, copied
+        self.copies.warn_of_large(array.nbytes)
         copied = place(self.store, self.copies, array, _OUTSIDE)
         block = root_of(copied)
         self.store.seal(block, innermost(copied))
@@ -230,7 +270,8 @@ class Packing:
         self._placed[id(array), False] = (array, copied)
         if seal:
             array.setflags(write=False)
-            self.copies.remember(array, block)
+        if high - low == array.nbytes:
+            self.copies.remember(low, array.nbytes, block)
         return block, copied
 
     def allocate(self, count: int, dtype: Any) -> Array:
@@ -247,6 +288,8 @@ class Packing:
         also where the message refers to it again."""
         spans = [self._span(arrays) for arrays in groups]
         fresh = [span for span in spans if span.source is not None]
+        for span in fresh:
+            self.copies.warn_of_large(span.high - span.low)
         self.copies.copy_all([(span.copied, span.source) for span in fresh if span.source is not None], _OUTSIDE)
         for span in fresh:
             self.store.seal(root_of(span.copied), innermost(span.copied))

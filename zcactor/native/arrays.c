@@ -41,6 +41,13 @@ PyObject *hot_array_over(PyObject *Py_UNUSED(module), PyObject *args) {
     if (array) PyArray_UpdateFlags((PyArrayObject *)array, NPY_ARRAY_UPDATE_ALL);
     return array;
 }
+/* reopen(array) */
+PyObject *hot_reopen(PyObject *Py_UNUSED(module), PyObject *array) {
+    if (import_numpy() < 0) return NULL;
+    if (!PyArray_Check(array)) return PyErr_Format(PyExc_TypeError, "an array is needed, not %.80s", Py_TYPE(array)->tp_name);
+    PyArray_ENABLEFLAGS((PyArrayObject *)array, NPY_ARRAY_WRITEABLE);
+    Py_RETURN_NONE;
+}
 /* lend(array) */
 PyObject *hot_lend(PyObject *module, PyObject *array) {
     State *state = PyModule_GetState(module);

@@ -206,22 +206,26 @@ int has_backlog(Wire *self) {
 static int prepare_frame(Wire *self, Frame *frame) {
     if (frame->count > MAX_VALUES) return 0;
     frame->most = 1;
+    int by_reference = 0;
     for (Py_ssize_t i = 0; i < frame->count; i++) {
-        int array = is_array(frame->values[i]);
+        PyObject *value = frame->values[i];
+        int array = is_array(value);
         if (array < 0) return -1;
-        if (array) {
-            int laid = lay(self, frame, i, (PyArrayObject *)frame->values[i]);
-            if (laid <= 0) return laid;
+        if (array || (PyObject *)Py_TYPE(value) == self->given[ANNOUNCED_TYPE]) {
+            by_reference = 1;
             continue;
         }
-        if ((PyObject *)Py_TYPE(frame->values[i]) == self->given[ANNOUNCED_TYPE]) {
-            int laid = lay_promise(self, frame, i, frame->values[i]);
-            if (laid <= 0) return laid;
-            continue;
-        }
-        Py_ssize_t n = plain_size(frame->values[i]);
+        Py_ssize_t n = plain_size(value);
         if (n < 0) return 0;
         frame->most += n;
+    }
+    /* After the other values: an array is closed here, and has to stay open where Python refuses a value. */
+    for (Py_ssize_t i = 0; by_reference && i < frame->count; i++) {
+        PyObject *value = frame->values[i];
+        int laid = 1;
+        if ((PyObject *)Py_TYPE(value) == self->given[ANNOUNCED_TYPE]) laid = lay_promise(self, frame, i, value);
+        else if (is_array(value)) laid = lay(self, frame, i, (PyArrayObject *)value);
+        if (laid <= 0) return laid;
     }
     if (frame->most > self->eager_limit + (frame->whole ? BESIDE_WHOLE : 0)) return 0;
     /* Before any thread can send the frame, so that no lease is missing when the peer releases it. */

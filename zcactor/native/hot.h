@@ -338,6 +338,7 @@ PyObject *hot_address(PyObject *module, PyObject *array);
 PyObject *hot_array_over(PyObject *module, PyObject *args);
 PyObject *hot_lend(PyObject *module, PyObject *array);
 PyObject *hot_give_back(PyObject *module, PyObject *array);
+PyObject *hot_reopen(PyObject *module, PyObject *array);
 
 /* ---- seat.c */
 

@@ -51,6 +51,7 @@ static PyMethodDef functions[] = {
     {"array_over", hot_array_over, METH_VARARGS,
      "array_over(base, address, like): a read-only array with the dtype and shape of `like`, over memory of `base`."},
     {"lend", hot_lend, METH_O, "lend(array): make it read-only, once more. False: it was read-only, and not lent."},
+    {"reopen", hot_reopen, METH_O, "reopen(array): make an array writable whose memory was sealed for nobody."},
     {"give_back", hot_give_back, METH_O, "give_back(array): end a loan. With the last one it is writable again."},
     LIVING_METHOD
     {NULL, NULL, 0, NULL}};

@@ -69,8 +69,8 @@ class Block:
     """
 
     __slots__ = (
-        "__weakref__", "address", "array", "entry", "exported", "hold", "id", "nbytes", "of_numpy", "offset", "sealed",
-        "store",
+        "__weakref__", "address", "array", "entry", "exported", "hold", "id", "nbytes", "of_numpy", "offset", "passes",
+        "sealed", "store",
     )  # fmt: skip
 
     read_in_place: Final = True
@@ -89,6 +89,8 @@ class Block:
         self.sealed = False
         """False: a draft, which the owner may write to. True: sealed, so that nobody may write to it, and leases may be
         granted."""
+        self.passes = 0
+        """Number of times that messages which Python packs have referred to it."""
         self.exported = False
         """Whether `Store.lookup` finds the block."""
         self.of_numpy = False
@@ -463,6 +465,11 @@ class Store:
         close_array(block.array)
         if root is not None:
             root.setflags(write=False)
+
+    def unseal(self, block: Block) -> None:
+        """Undo `seal` for a block that nobody else has got to know. The caller makes the arrays writable again."""
+        block.sealed = False
+        self._kept.pop(block.offset, None)
 
     def export(self, block: Block | Exportable) -> int:
         """Make `lookup` find the block for as long as it lives. Idempotent. Returns the block's id."""
