@@ -55,11 +55,11 @@ async def test_one_array_for_many_receivers_is_copied_once(tmp_path: Path, trans
         first = actors[0].first(view)
         memory[0] = 7
         second = actors[1].first(view)
-        assert await asyncio.gather(first, second) == [0, 7]
+        assert [await first, await second] == [0, 7]
         # Another array over the same bytes.
         before = copies()
         near, far = actors[0].first(memory.view(np.ndarray)), actors[1].first(memory.view(np.ndarray)[:])
-        assert await asyncio.gather(near, far) == [7, 7]
+        assert [await near, await far] == [7, 7]
         assert copies() - before <= 1
 
 
@@ -96,7 +96,7 @@ async def test_a_warning_that_is_an_error_comes_before_anything_is_sent(tmp_path
         actor: Any = await Reader.spawn()
 
         def first(view: np.ndarray) -> zc.ObjectRef[int]:
-            return actor.first(view)
+            return actor.first(view)  # type: ignore[no-any-return]
 
         with warnings.catch_warnings():
             warnings.simplefilter("error", zc.CopyWarning)
@@ -143,7 +143,7 @@ class Step:
 
     def run(self, x: float, values: np.ndarray, options: dict[str, int], large: list[np.ndarray]) -> float:
         options["runs"] = options.get("runs", 0) + 1
-        return x + values[0] + options["runs"] + large[0][0]
+        return float(x + values[0] + options["runs"] + large[0][0])
 
     def one(self, options: dict[str, int]) -> int:
         options["runs"] = options.get("runs", 0) + 1
