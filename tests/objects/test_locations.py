@@ -152,12 +152,14 @@ class Peers:
         """Make a connection record its pulls from now on."""
         pull, source = connection.pull, connection.peer.process
 
-        async def counted(region: RemoteRegion, address: int, keep: object) -> None:
+        async def counted(
+            region: RemoteRegion, address: int, keep: object, commit: Callable[[int, int], None] | None = None
+        ) -> None:
             self.sources.append(source)
             self.authenticated.append(region.authenticate)
             if self.gate is not None:
                 await self.gate(source)
-            await pull(region, address, keep)
+            await pull(region, address, keep, commit)
 
         connection.pull = counted  # type: ignore[method-assign]
         connection.integrity = self.integrity

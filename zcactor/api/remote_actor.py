@@ -25,6 +25,7 @@ from zcactor.errors import (
 )
 from zcactor.interface import Interface, MethodSpec, shown
 from zcactor.marshal.move import restore
+from zcactor.marshal.sharing import reopen
 from zcactor.process.context import call_deadline
 from zcactor.rpc.call import Call
 from zcactor.rpc.parts import Part
@@ -114,22 +115,24 @@ class RemoteActor:
         call = Call(process.process, process.loop, process.thread)
         call.label = spec.label
         call.retrieved = True  # until its reference exists: the call may fail before that, here or on the loop's thread
+        if self.death is not None:  # before its arguments are packed, which closes arrays
+            call.target = self
+            call.fail(ActorDied(self.label, self.death, False))
+            return call
         # Where the connection may change before the call is sent, the payload must fit every connection.
         session = None if retries else self.session
         eager_limit = 0 if session is None else session.connection.eager_limit
         moved: list[Any] = []
+        closed: list[Any] = []
         marshaller = process.marshaller
         try:
-            payload, parts, flags = marshaller.pack_call(args, kwargs, eager_limit, moved, direct=True)
+            payload, parts, flags = marshaller.pack_call(args, kwargs, eager_limit, moved, closed=closed, direct=True)
         except FailedArgumentError as error:
             call.fail(error.failure.with_traceback(None))
             return call
-        if moved:
-            call.undo = partial(restore, moved)
+        if moved or closed:
+            call.undo = partial(_give_back, moved, closed)
         call.target = self
-        if self.death is not None:
-            call.fail(ActorDied(self.label, self.death, False))
-            return call
         call.on_done = self.closed
         self.unfinished.add(call)
         deadline = call_deadline.get()
@@ -487,6 +490,12 @@ class RemoteActor:
             error = ActorUnavailable(self.label, reason, maybe)
             if call.resend is None or not call.resend(call, error):
                 call.fail(error)
+
+
+def _give_back(moved: list[Any], closed: list[Any]) -> None:
+    """Undo what packing did to the arguments of a call that was not sent."""
+    restore(moved)
+    reopen(closed)
 
 
 def _place(returned: _Returned) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict, deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.operations import Publication, Ranked
     from zcactor.collectives.sources import Piece
+    from zcactor.transport.base import Commit
 
 __all__ = ["Staged", "StagedReduction"]
 
@@ -130,14 +132,17 @@ class Staged(Collective):
     async def brought(self, memory: Any, start: int, nbytes: int, dtype: np.dtype[Any] | None = None) -> Operand:
         """A part of lent bytes as an operand: where it is mapped, or read to memory of ours."""
         if type(memory) is RemoteLease:
-            block = self.process.placements.take(memory.owner, nbytes)
-            await self._fetch(memory, start, nbytes, block.address, block)
+            block = self.process.placements.take(memory.owner, nbytes, commit=False)
+            commit = partial(self.process.store.commit, block.offset)
+            await self._fetch(memory, start, nbytes, block.address, block, commit)
             return Operand(block.address, None, block, dtype)
         return Operand(memory.address + start, None, memory, dtype)
 
-    async def _fetch(self, memory: RemoteLease, start: int, nbytes: int, address: int, keep: Any) -> None:
+    async def _fetch(
+        self, memory: RemoteLease, start: int, nbytes: int, address: int, keep: Any, commit: Commit | None = None
+    ) -> None:
         try:
-            await self.process.locations.fetch(memory, start, nbytes, address, keep)
+            await self.process.locations.fetch(memory, start, nbytes, address, keep, commit)
         except ConnectionLost as error:  # this may be known before the end of the process is
             self.member.unreached(memory.owner, str(error))
             raise

@@ -209,17 +209,22 @@ class Packing:
         entry = self._placed.get((id(array), False))
         if entry is not None:
             return root_of(entry[1]), entry[1]
-        block = self.copies.known(array)
-        if block is not None:
-            copied = placed(array, np.asarray(block))
-            if is_as_placed(array, copied):
-                return block, copied
         reason = reason_to_copy(self.store, array)
-        block, copied = snapshot(self.store, self.copies, np.asarray(array), reason)
+        low, high = byte_bounds(array)
+        block, copied = self.copies.known(low, high - low), array
+        if block is not None and high - low == array.nbytes == block.nbytes:
+            copied = placed(array, np.asarray(block))
+        if copied is array or not is_as_placed(array, copied):
+            if reason == OUTSIDE:
+                self.copies.warn_of_large(array.nbytes)
+            block, copied = snapshot(self.store, self.copies, np.asarray(array), reason)
+            if high - low == array.nbytes:
+                self.copies.remember(low, array.nbytes, block)
         self._placed[id(array), False] = (array, copied)
-        if reason == OUTSIDE and type(array) is not np.memmap and (root_of(array) is not None or closable(array)):
+        outside = reason == OUTSIDE and type(array) is not np.memmap and array.flags.writeable
+        if outside and (root_of(array) is not None or closable(array)):
             array.setflags(write=False)
-            self.copies.remember(array, block)
+            self.closed.append((None, None, [array]))
         return block, copied
 
     def allocate(self, count: int, dtype: Any) -> Array:
@@ -244,6 +249,8 @@ class Packing:
                 for span in fresh
                 if span.source is not None and self.store.contains(span.low, span.high) == inside
             ]
+            if not inside:
+                self.copies.warn_of_large(sum(copied.nbytes for copied, _ in pairs))
             self.copies.copy_all(pairs, reason)
         for span in fresh:
             seal_copy(root_of(span.copied), span.copied)

@@ -116,7 +116,8 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
         for each in _chain(array):
             each.setflags(write=False)
     else:
-        holder.closer = None  # this message, too, relies on the closed memory
+        if holder.closer is not None and all(holder.closer is not token for _, token, _ in closed or ()):
+            holder.closer = None  # this message, too, relies on the closed memory
         if array.flags.writeable:
             array.setflags(write=False)
     return holder
@@ -174,6 +175,10 @@ def reopen(closed: list[Any]) -> None:
     """Undo the closing of arrays for a message that was never sent: they can be written to again. What another message
     relies on meanwhile, or a peer knows, stays closed."""
     for holder, token, arrays in closed:
+        if holder is None:  # a copy was made
+            for each in arrays:
+                hot.open(each)
+            continue
         if holder.closer is not token or getattr(holder, "exported", False):
             continue
         holder.closer = None

@@ -22,7 +22,6 @@ import mmap
 import os
 import threading
 import time
-from ctypes import memmove
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -381,9 +380,9 @@ class Adoptions:
         page."""
         low = lease.address - lease.address % mmap.PAGESIZE
         nbytes = -(-(lease.address + lease.nbytes - low) // mmap.PAGESIZE) * mmap.PAGESIZE
-        block = self._store.allocate(nbytes, mmap.PAGESIZE)
+        block = self._store.allocate(nbytes, mmap.PAGESIZE, commit=False)
         if nbytes < _IN_THREAD_NBYTES:
-            memmove(block.address, low, nbytes)
+            _copy_pages(block, lease, low, nbytes)
         else:
             await self._tasks.loop.run_in_executor(None, _copy_pages, block, lease, low, nbytes)
         self._copies.count(_REASON, nbytes)
@@ -443,5 +442,6 @@ def _same_pages(run: _Run) -> Block | None:
 
 def _copy_pages(block: Block, lease: Lease, low: int, nbytes: int) -> None:
     """Copy `nbytes` from the address `low`. `lease` keeps the bytes, also when nobody waits for the copy any more."""
+    block.store.commit(block.offset, 0, nbytes)
     copy_in_bulk(block.address, low, nbytes)
     del lease

@@ -248,7 +248,7 @@ class Store:
         self.open_devices: Callable[[], Any] | None = None
         """The function that opens the GPUs of the process, for `devices`."""
 
-    def allocate(self, nbytes: int, alignment: int | None = None) -> Block:
+    def allocate(self, nbytes: int, alignment: int | None = None, *, commit: bool = True) -> Block:
         """Allocate a block of `nbytes` of shared memory. Its contents are undefined.
 
         The block's id is 32 bits of a counter and 32 random bits: a peer cannot guess the id of an object that it was
@@ -257,6 +257,8 @@ class Store:
         Args:
             nbytes: bytes, 0 allowed.
             alignment: bytes, a power of two; by default 64, and 4096 from 1 MiB on.
+            commit: whether to take memory from the system now, which takes 0.3 s for each GiB. Otherwise nobody touches
+                the bytes before `commit`.
 
         Raises:
             OutOfMemory: the store is full, or the system is out of memory.
@@ -270,25 +272,42 @@ class Store:
         if self._closed:
             raise NotInitialized("the store is closed: zcactor was shut down; use `async with zc.init():` again")
         try:
-            return self._allocate(nbytes, alignment)
+            hold = self.heap.take(nbytes or 1, alignment)  # from here on the hold frees the bytes
         except OutOfMemory:
             if not _given_up(self._givers):
                 raise
-        return self._allocate(nbytes, alignment)
-
-    def _allocate(self, nbytes: int, alignment: int) -> Block:
-        hold = self.heap.take(nbytes or 1, alignment)  # from here on the hold frees the bytes
-        try:
-            self.arena.commit(hold.offset, nbytes)
-        except OutOfMemory as error:
-            note = error.note
-            cause = error.__cause__
-            del hold  # the traceback of the exception would keep the hold
-            stats = self.stats()
-            raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
+            hold = self.heap.take(nbytes or 1, alignment)
+        if commit:
+            try:
+                self.commit(hold.offset, 0, nbytes)
+            except OutOfMemory as error:
+                note, cause = error.note, error.__cause__
+                del hold  # the traceback of the exception would keep the hold
+                stats = self.stats()
+                raise OutOfMemory(nbytes, stats.used, stats.capacity, stats.largest_free, note) from cause
         block = Block(self, hold, nbytes)
         self._blocks[hold.offset] = block.entry
         return block
+
+    def commit(self, offset: int, start: int, nbytes: int) -> None:
+        """Take memory from the system for a part of the block at `offset`, which the caller holds. A part that has
+        memory costs nothing. Any thread may call it; the event loop's thread leaves large parts to others.
+
+        Args:
+            offset: `Block.offset`.
+            start, nbytes: the part.
+
+        Raises:
+            OutOfMemory: the system has no memory left.
+        """
+        try:
+            self.arena.commit(offset + start, nbytes)
+        except OutOfMemory:
+            if not _given_up(self._givers):
+                raise
+        else:
+            return
+        self.arena.commit(offset + start, nbytes)
 
     @property
     def devices_in_use(self) -> Any:

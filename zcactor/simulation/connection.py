@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from zcactor.simulation.loop import SimLoop
     from zcactor.simulation.network import Network
-    from zcactor.transport.base import PeerInfo, RemoteRegion
+    from zcactor.transport.base import Commit, PeerInfo, RemoteRegion
 
 __all__ = ["SimConnection"]
 
@@ -215,7 +215,7 @@ class SimConnection(LoopbackConnection):
 
     # ---- the peer's arena
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy the bytes after the time that a request and its answer would take.
 
         Raises:
@@ -232,6 +232,8 @@ class SimConnection(LoopbackConnection):
             await self._way(network.time(other.loop, self.loop) + region.nbytes / BANDWIDTH)
             if self._borrowed[turn] is None:
                 raise ObjectLost(f"process {self.peer.pid} does not have object {region.object_id:x} any more")
+            if commit is not None:
+                commit(0, region.nbytes)
             ctypes.memmove(address, source, region.nbytes)
         finally:
             self._borrowed.pop(turn, None)

@@ -18,9 +18,12 @@ import msgspec
 if TYPE_CHECKING:
     from collections import abc
     from collections.abc import Awaitable, Callable
+    from typing import TypeAlias
 
     from zcactor.transport.mapping import Mapping
     from zcactor.transport.os_process import OsProcess
+
+    Commit: TypeAlias = Callable[[int, int], None]
 
 __all__ = ["LENGTH_PREFIX", "Connection", "Endpoint", "PeerInfo", "Receiver", "RemoteRegion"]
 
@@ -179,7 +182,7 @@ class Connection(Protocol):
             ConnectionLost: the peer has ended.
         """
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy bytes of the peer's arena to `address` in this process. Only where `maps` is False.
 
         Args:
@@ -187,10 +190,14 @@ class Connection(Protocol):
             address: their destination.
             keep: the object that owns the memory at `address`. It is held until nothing can write there any more, which
                 may be after this has raised or was cancelled.
+            commit: ``commit(start, nbytes)`` takes memory from the system for a part of the destination, or raises
+                OutOfMemory. It is called for each part before bytes arrive there, in a thread, because it takes 0.3 s
+                for each GiB. None: the destination has its memory.
 
         Raises:
             ConnectionLost: the peer has ended.
             ObjectLost: the peer has freed the object.
+            OutOfMemory: as `commit`.
             ProtocolError: the range does not lie inside the peer's arena.
         """
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Collection
 
-    from zcactor.transport.base import PeerInfo, RemoteRegion
+    from zcactor.transport.base import Commit, PeerInfo, RemoteRegion
     from zcactor.transport.mapping import Mapping
     from zcactor.transport.os_process import OsProcess
 
@@ -97,7 +97,7 @@ class LocalConnection(StreamConnection):
             self.writable_mapping = await self._map_writable()
             self._writable_open = True
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Raise `RuntimeError`: the arena is mapped.
 
         Raises:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections import abc
     from collections.abc import Callable
 
+    from zcactor.transport.base import Commit
     from zcactor.transport.mapping import Mapping
 
 __all__ = ["NO_FAULTS", "Arena", "LoopbackConnection", "LoopbackFaults"]
@@ -249,7 +250,7 @@ class LoopbackConnection(BaseConnection):
             raise ConnectionLost("the loopback connection is closed")
         self._writable_open = True
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy the bytes some turns of the loop later, as a transport between hosts does.
 
         Raises:
@@ -261,6 +262,8 @@ class LoopbackConnection(BaseConnection):
             await asyncio.sleep(0)
         if self._lost:
             raise ConnectionLost("the loopback connection was closed", maybe_executed=True)
+        if commit is not None:  # here, as the copy is made here, too
+            commit(0, region.nbytes)
         ctypes.memmove(address, source, region.nbytes)
         del keep
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from zcactor.transport.base import Flow, PeerInfo, Receiver, RemoteRegion
+    from zcactor.transport.base import Commit, Flow, PeerInfo, Receiver, RemoteRegion
     from zcactor.transport.mapping import Mapping
     from zcactor.transport.tcp.serve import DataServer
 
@@ -107,7 +107,7 @@ class TcpConnection(StreamConnection):
         """
         raise RuntimeError(f"the arena of {self.name} cannot be mapped: moved arrays are pulled from it")
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy bytes of the peer's arena to `address`. Several pulls may run at the same time.
 
         Cancelling ends the data socket in use. Other pulls continue.
@@ -117,10 +117,12 @@ class TcpConnection(StreamConnection):
             address: their destination.
             keep: the owner of the memory at `address`. It is held until no thread can write there any more, which is
                 soon after this has raised or was cancelled.
+            commit: see `zcactor.transport.base.Connection.pull`; each thread that receives calls it for its piece.
 
         Raises:
             ConnectionLost: the connection has ended, or the peer cannot be reached for a data socket.
             ObjectLost: the peer has freed the object.
+            OutOfMemory: as `commit`.
             ProtocolError: the range does not lie inside the peer's arena, or received bytes are not from the peer. In
                 the latter case the connection ends, too.
         """
@@ -129,7 +131,7 @@ class TcpConnection(StreamConnection):
         self._check(region.offset, region.nbytes)
         try:
             if region.nbytes:
-                await self._puller.pull(region, address, keep)
+                await self._puller.pull(region, address, keep, commit)
         finally:
             del keep  # an exception that is kept refers to this frame
 

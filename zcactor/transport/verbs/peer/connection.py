@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections import abc
     from collections.abc import Callable, Coroutine
 
+    from zcactor.transport.base import Commit
     from zcactor.transport.mapping import Mapping
     from zcactor.transport.stream.record_layer import Seals
     from zcactor.transport.verbs.device.registration_cache import ExtentTable
@@ -297,7 +298,7 @@ class VerbsConnection(BaseConnection):
         """
         raise RuntimeError(f"the arena of process {self.peer.pid} is not mapped: moved arrays are pulled from it")
 
-    async def pull(self, region: RemoteRegion, address: int, keep: object) -> None:
+    async def pull(self, region: RemoteRegion, address: int, keep: object, commit: Commit | None = None) -> None:
         """Copy bytes of the peer's arena to `address` by READ. See `zcactor.transport.base.Connection.pull`.
 
         Where our own memory cannot be registered, they pass through bounce buffers. Where the peer's cannot, they are
@@ -306,6 +307,7 @@ class VerbsConnection(BaseConnection):
         Raises:
             ConnectionLost: the connection is lost before or meanwhile, or READs fail again and again.
             ObjectLost: the peer has freed the object.
+            OutOfMemory: as `commit`.
             ProtocolError: the range does not lie inside the peer's arena, or the bytes have to be authenticated, by
                 agreement or by `region`, and are not the peer's. The connection ends then.
             OSError: the device failed or is closed, or the destination cannot be written to.
@@ -315,7 +317,7 @@ class VerbsConnection(BaseConnection):
             raise self._ended("is closed")
         if not region.nbytes:  # a list cannot be a READ of the seal only
             return
-        await self._reach.pull(region, address, keep)
+        await self._reach.pull(region, address, keep, commit)
 
     # ---- the socket
 
