@@ -31,7 +31,7 @@ from zcactor.marshal.move import (
 )
 from zcactor.marshal.on_gpu import may_be_on_gpu
 from zcactor.marshal.placing import is_as_placed, place, placed, room_for
-from zcactor.marshal.sharing import is_of, protect, share
+from zcactor.marshal.sharing import CLAIMED, is_of, protect, share
 from zcactor.marshal.values import (
     SCALARS,
     Code,
@@ -41,6 +41,7 @@ from zcactor.marshal.values import (
     pack_scalar,
     registered,
 )
+from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block, Store
@@ -169,11 +170,18 @@ class Packing:
         Args:
             array: an array of any dtype of plain bytes, with any shape and strides.
             seal: whether to make `array` itself read-only; False for a temporary view of this package.
+
+        Raises:
+            ValueError: the array was moved, or takes the result of a group's operation that is not done.
+            NotPlain: the elements are not plain bytes.
+            OutOfMemory: the store has no room for a copy.
         """
         if not is_shareable(array.dtype):
             if is_moved(array):
                 raise ValueError(UNUSABLE)
             raise NotPlain
+        if not array.flags.writeable and hot.claimed(array):
+            raise ValueError(CLAIMED)
         if self.moved:
             self._check_not_moved(array)
         if array.nbytes < self.eager_limit:
@@ -229,7 +237,7 @@ class Packing:
         copied.setflags(write=False)
         self._placed[id(array), False] = (array, copied)
         if seal:
-            array.setflags(write=False)
+            hot.keep(array)
             self.copies.remember(array, block)
         return block, copied
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
+from zcactor.later import np
 from zcactor.marshal.arrays import byte_bounds, innermost, root_of
+from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.store import Block
 
@@ -15,7 +19,13 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["is_of", "protect", "share"]
+__all__ = ["CLAIMED", "closable", "is_of", "protect", "share"]
+
+CLAIMED: Final = (
+    "this array takes the result of a group's operation that is not done (out=), and its elements change then: await "
+    "that operation first"
+)
+"""The text of the error where such an array is used."""
 
 
 def is_of(store: Store, root: object) -> bool:
@@ -27,14 +37,14 @@ def is_of(store: Store, root: object) -> bool:
 def protect(array: Array) -> None:
     """Make `array` and the array that it is a view of read-only, so that views made from now on are too.
 
-    NumPy cannot prevent two things: views made before keep their flags, and an array that owns its memory (NumPy
-    allocated it) can be made writable again by its ``flags``. Arrays of `zcactor.empty` cannot.
+    Where a group borrows one of them at the moment, it stays read-only behind that. NumPy cannot prevent two things:
+    views made before keep their flags, and an array that owns its memory (NumPy allocated it) can be made writable
+    again by its ``flags``. Arrays of `zcactor.empty` cannot.
     """
     owner = innermost(array)
-    if owner.flags.writeable:
-        owner.setflags(write=False)
-    if array.flags.writeable:
-        array.setflags(write=False)
+    hot.keep(owner)
+    if array is not owner:
+        hot.keep(array)
 
 
 def share(store: Store, array: Array, *, seal: bool = True) -> Block | None:
@@ -64,3 +74,37 @@ def share(store: Store, array: Array, *, seal: bool = True) -> Block | None:
     if seal:
         protect(array)
     return block
+
+
+# MERGE: the minimal version of the coordinator's function; take theirs.
+def closable(array: Array) -> bool:
+    """Whether nobody can write to the memory of `array` once its own flag is off: it is the owner of its memory, or the
+    root of a block; or it is read-only, as all that it is a view of; or it is the only object over its owner.
+
+    Args:
+        array: exactly an ndarray.
+    """
+    base: Any = array.base
+    if base is None or type(base) is Block or type(base) is Lease:
+        return True
+    if not array.flags.writeable:
+        each: Any = array
+        while isinstance(each, np.ndarray) and not each.flags.writeable and not hot.lent(each):
+            each = each.base
+        if each is None or type(each) in (Block, Lease, bytes):
+            return True
+    root: Any = base.base if isinstance(base, np.ndarray) else base
+    is_root = root is None or type(root) in (Block, Lease)
+    del base  # a reference to the owner
+    return is_root and _references(array) == _alone()
+
+
+def _references(array: Array) -> int:
+    """The number of references to the array that `array` is a view of, with those that counting makes."""
+    return sys.getrefcount(array.base)
+
+
+@cache
+def _alone() -> int:
+    """The number of references to an array that has one view and no name: interpreters differ."""
+    return _references(np.empty(2)[:1])
