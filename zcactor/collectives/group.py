@@ -12,11 +12,11 @@ from zcactor.collectives import calls, founding, kinds
 from zcactor.collectives.cost import GroupPlan, plan_of
 from zcactor.collectives.exchanges import AllGather
 from zcactor.collectives.group_options import GroupOptions
-from zcactor.collectives.operations import Refusal
 from zcactor.collectives.plans import result_by
 from zcactor.collectives.prompt import begin_barrier, remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
 from zcactor.collectives.starting import start
+from zcactor.collectives.steps import Step
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.process.context import current, current_host
 from zcactor.process.spinning import check_spin
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from zcactor.collectives.kinds import Array, Op, Plan
     from zcactor.collectives.member import Member
     from zcactor.hooks import Hook
+    from zcactor.process.context import LocalProcess
+    from zcactor.rpc.call import Call
     from zcactor.topology.topology import Topology
 
 __all__ = ["Group", "group"]
@@ -165,8 +167,9 @@ class Group:
         return self._reduce(array, op, out, plan, timeout, "" if plan == "auto" else f", plan={plan!r}")
 
     def _reduce(
-        self, array: Array, op: Op, out: Array | None, plan: Plan, timeout: float | None, extra: str
-    ) -> ObjectRef[Array]:
+        self, array: Array, op: Op, out: Array | None, plan: Plan, timeout: float | None, extra: str,
+        step: Step | None = None,
+    ) -> ObjectRef[Array]:  # fmt: skip
         what = "Group.allreduce"
         member = self._member()
         make = result_by(plan, member, array, op)
@@ -174,7 +177,7 @@ class Group:
             remember(member, array, op, make)
         return start(
             member, what, timeout,
-            lambda process, call: make(process, call, "allreduce", op, array, out, None, extra),
+            lambda process, call: make(process, call, "allreduce", op, array, out, None, extra), step,
         )  # fmt: skip
 
     def reduce_scatter(
@@ -389,19 +392,30 @@ class Group:
         """
         self._member()
 
-        def reduce(array: Array, kind: Op, what: str) -> ObjectRef[Any]:
+        def reduce(array: Array, kind: Op, what: str, step: Step) -> ObjectRef[Any]:
             kinds.check_op(array.dtype, kind, "Reducer.add")
-            return self._reduce(array, kind, None, "auto", None, f", {what}")
+            return self._reduce(array, kind, None, "auto", None, f", {what}", step)
 
-        def gather(array: Array, what: str) -> ObjectRef[Any]:
+        def gather(array: Array, what: str, step: Step) -> ObjectRef[Any]:
             return start(
-                self._member(), "Reducer", None, lambda process, call: AllGather(process, call, array, f", {what}")
+                self._member(),
+                "Reducer",
+                None,
+                lambda process, call: AllGather(process, call, array, f", {what}"),
+                step,
             )
 
-        def refuse(error: Exception, what: str) -> ObjectRef[Any]:
-            return start(self._member(), "Reducer", None, lambda process, call: Refusal(process, call, what, error))
+        def begin() -> tuple[Step, ObjectRef[Any]]:
+            made: list[Step] = []
 
-        return Reducer(GroupCalls(reduce, gather, refuse, self.size), op, hook, bucket)
+            def make(process: LocalProcess, call: Call) -> Step:
+                made.append(Step(process, call))
+                return made[0]
+
+            reference = start(self._member(), "Reducer", None, make)
+            return made[0], reference
+
+        return Reducer(GroupCalls(begin, reduce, gather, self.size), op, hook, bucket)
 
     # ---------------------------------------------------------------- as a value
 
