@@ -117,12 +117,14 @@ class Group:
 
         Args:
             x: an array, or a value that ``np.asarray`` makes one of, of the same dtype and shape on all ranks:
-                integers, floats, complex numbers, or bools (min and max alone). It is borrowed: read-only until the
-                reference is done, and never written. After a failure it stays read-only until no other rank reads it.
-                An array outside the store is copied into it once.
+                integers, floats, complex numbers, or bools (min and max alone). One of up to `eager_limit` bytes is
+                copied at the call. A larger one is lent: read-only until the reference is done, and never written; after
+                a failure until no other rank reads it. A piece of an array to which somebody can still write is copied
+                at the call, and an array outside the store into it, once.
             op: ``"sum"``, ``"mean"`` (floats and complex numbers), ``"min"``, ``"max"`` (no complex numbers) or
                 ``"prod"``.
-            out: a writable array of the same dtype and shape that the result is copied to; it may be `x`.
+            out: a writable array of the same dtype and shape that the result is copied to; it may be `x`. Until the
+                reference is done it is read-only, and any other use of it raises ValueError.
             plan: ``"auto"`` takes ``"eager"`` for arrays of up to 16 KiB (the setting `eager_limit`): they travel in
                 frames and every rank reduces them alone. Larger ones take ``"shared"`` on one host: every rank reduces
                 its part into one result, which all map. (Of two ranks one reduces everything, by turns, for sums and
@@ -140,11 +142,13 @@ class Group:
 
         Raises:
             RuntimeError: the caller is no member.
-            TypeError: `op` is not defined for the dtype, the elements are no plain numbers, or `x` is on a GPU and
-                NCCL is missing here, or at another rank (raised by the reference then).
-            ValueError: unknown `op` or `plan`, or `out` does not fit. The reference raises it where two ranks have one
-                GPU, or one rank has several.
-            OutOfMemory: the store has no room for a copy of `x`; raised by the reference where another rank lacks room.
+            TypeError: `op` is not defined for the dtype, the elements are no plain numbers, `x` carries more than its
+                elements, such as a mask, or it is on a GPU and NCCL is missing here, or at another rank (raised by the
+                reference then).
+            ValueError: unknown `op` or `plan`, `out` does not fit, or `x` or `out` is used by an operation that is not
+                done. The reference raises it where two ranks have one GPU, or one rank has several.
+            OutOfMemory: the store of a rank has no room for a copy of its input; raised by the reference.
+            ProtocolError: a message of a rank was refused; raised by the reference.
             GroupMismatch: another rank has made another call. The reference raises this and the errors below.
             GroupBroken: a member is gone, or the group was formed anew.
             GroupTimeout: the timeout has passed.
@@ -212,7 +216,7 @@ class Group:
         """Give the arrays of all ranks to all.
 
         Args:
-            x: as for `allreduce`, of any dtype of plain bytes. With `concat` it is borrowed as by `allreduce`;
+            x: as for `allreduce`, of any dtype of plain bytes. With `concat` it is lent as to `allreduce`;
                 otherwise it is shared like an argument of a call, and read-only from then on.
             concat: put the arrays one behind the other along axis 0, in one array that all ranks of a host map. They
                 may differ in length and in nothing else. Without it nothing is copied, and dtypes and shapes may
@@ -382,7 +386,8 @@ class Group:
         Args:
             op: ``"mean"`` or ``"sum"``.
             hook: a compression of gradients, see `zcactor.hooks`; the same kind and configuration on all ranks, and
-                the same object in each step, as it keeps what it did not send.
+                the same object in each step, as it keeps what it did not send. A step that fails on any rank, or has a
+                result that is not finite, leaves it as it was.
             bucket: bytes, or a size as text, of small arrays that are reduced together.
 
         Raises:

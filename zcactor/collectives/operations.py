@@ -165,8 +165,8 @@ class Collective:
     def _all_told(self) -> None:
         if self.failure is None:
             self._all_here()
-        elif not self.told:  # a rank that had all of them before us has failed
-            self.worked(None)
+        elif not self.told:  # a rank that had all of them before us has failed, or we have refused a message
+            self.worked(self.failure)
 
     def spoiled(self, rank: int, error: ProtocolError, *, memory: bool) -> None:
         """Fail on all ranks, because a message of `rank` was refused.
