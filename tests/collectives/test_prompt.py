@@ -188,7 +188,7 @@ async def test_a_publication_that_is_refused_fails_the_operation(
         else:
             calls[rank] = actors[rank].call(group, "allreduce", array)
         await called
-        await actors[0].pid()  # whatever rank 1 has sent has come
+        await actors[0].pid()  # the messages of rank 1 have come
     results = await asyncio.wait_for(asyncio.gather(*calls.values(), return_exceptions=True), 20)
     for rank, result in zip(calls, results, strict=True):
         refused = isinstance(result, zc.ProtocolError)

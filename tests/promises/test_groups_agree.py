@@ -12,7 +12,7 @@ import pytest_asyncio
 
 import zcactor as zc
 from tests.collectives.ranks import EAGER, Rank, everywhere
-from zcactor.collectives.steps import MOST, Step, step_of
+from zcactor.collectives.steps import MOST, ReducerStep, step_of
 from zcactor.hooks import Gather, Sum
 from zcactor.process.context import current
 
@@ -204,12 +204,10 @@ async def test_every_plan_ends_for_every_size(placed: Callable[..., Any], plan: 
     group, actors = await placed(cls=Rank)
     for nbytes in (0, 1, 8, 1000, EAGER - 1, EAGER, EAGER + 1, 24_000, 400_000):
         inputs = [np.full(nbytes, rank + 1, np.uint8) for rank in range(SIZE)]
+        if plan in ("ring", "halving") and (await group.explain(1 << 20)).plan == "shared":
+            return  # these are for several hosts
         calls = [actor.call(group, "allreduce", x, plan=plan) for actor, x in zip(actors, inputs, strict=True)]
-        try:
-            results = await each(calls)
-        except ValueError as error:
-            assert "members of this group are on one host" in str(error) and plan in ("ring", "halving")
-            return
+        results = await each(calls)
         assert all(np.array_equal(result, np.full(nbytes, 6, np.uint8)) for result in results), nbytes
 
 
@@ -250,16 +248,15 @@ def of(*names: str, count: int = 100) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [
-        (of("a", "b"), of("a"), "rank 0 called add('b', float64, (100,)), and rank 1 called the end of its block after 1"),
+        (of("a", "b"), of("a"), "add('b', float64, (100,)), and rank 1 called the end of its block after 1 arrays"),
         (of("a", "b", count=50_000), of("a", count=50_000), "rank 1 called the end of its block after 1 arrays"),
         (of("a"), of(), "rank 1 called the end of its block after 0 arrays"),
         (of("a"), of("a", "b"), "rank 0 called the end of its block after 1 arrays, and rank 1 called add('b'"),
         (of("a", "b"), of("b", "a"), "rank 0 called add('a', float64, (100,)), and rank 1 called add('b'"),
         (of("a", "b"), of("a", "c"), "rank 0 called add('b', float64, (100,)), and rank 1 called add('c'"),
-        ([("a", np.ones(100)), ("c", np.ones(200))], [("a", np.ones(200)), ("c", np.ones(100))], "and rank 1 called add("
-         "'a', float64, (200,))"),
-        ([("a", np.ones((4, 25)))], [("a", np.ones((25, 4)))], "(4, 25)), and rank 1 called add('a', float64, (25, 4))"),
-        ([("a", np.ones((300, 100)))], [("a", np.ones((100, 300)))], "(300, 100)), and rank 1 called add('a', float64, ("),
+        (of("a") + of("c", count=200), of("a", count=200) + of("c"), "and rank 1 called add('a', float64, (200,))"),
+        ([("a", np.ones((4, 25)))], [("a", np.ones((25, 4)))], ", and rank 1 called add('a', float64, (25, 4))"),
+        ([("a", np.ones((300, 100)))], [("a", np.ones((100, 300)))], "and rank 1 called add('a', float64, (100, 300))"),
         ([("a", np.ones(100))], [("a", np.ones(100, "f4"))], "float64, (100,)), and rank 1 called add('a', float32, ("),
         (of("a", count=50_000), of("a"), "add('a', float64, (50000,)), and rank 1 called add('a', float64, (100,))"),
     ],
@@ -345,7 +342,7 @@ async def test_a_rank_that_gives_up_the_wait(placed: Callable[..., Any]) -> None
 
 @pytest.mark.parametrize("hook", ["none", "int8"])
 async def test_operations_of_the_group_within_a_step(placed: Callable[..., Any], hook: str) -> None:
-    """They keep their order, whatever the step does."""
+    """Their order is kept, also where the step fails."""
     group, actors = await placed(hook)
     sums = [SIZE, SIZE, SIZE]
     for adds in (of("a", "b"), of("c", "d", count=50_000)):
@@ -364,7 +361,7 @@ async def test_two_steps_at_once(placed: Callable[..., Any]) -> None:
 
 
 async def test_a_step_has_so_many_operations_at_most() -> None:
-    step: Any = Step(None, None)  # type: ignore[arg-type]
+    step: Any = ReducerStep(None, None)  # type: ignore[arg-type]
     step.number = 5
     first = step.next_place()
     step._started = MOST - 1
@@ -412,7 +409,7 @@ async def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(
 
 @pytest.mark.parametrize("hook", [name for name in HOOKS if name != "none"])
 async def test_a_step_that_failed_is_done_again(placed: Callable[..., Any], hook: str) -> None:
-    """What was applied, and the rests, are the sum of the gradients: the failed attempt adds nothing."""
+    """The failed attempt adds nothing to the rests of gradients."""
     wanted: list[Any] = []
     for fails in (False, True):
         group, actors = await placed(hook)
@@ -432,13 +429,13 @@ async def test_a_step_that_failed_is_done_again(placed: Callable[..., Any], hook
 # ---------------------------------------------------------------- more than elements
 
 
-class Length(np.ndarray):  # type: ignore[type-arg]
+class Length(np.ndarray):
     """An array with a unit."""
 
     unit: str | None = None
 
 
-class Plain(np.ndarray):  # type: ignore[type-arg]
+class Plain(np.ndarray):
     """A subclass without anything of its own."""
 
 
@@ -457,8 +454,8 @@ async def test_an_array_that_carries_more_than_its_elements(
     ):  # fmt: skip
         name, text = await actors[0].raises(group, operation, x)
         assert name == "TypeError" and said in text and f"Group.{operation}" in text
-    for x in (np.ones(count).view(Plain), np.ones(count).view(Length)):
-        for result in await each([actor.call(group, operation, x) for actor in actors]):
+    for bare in (np.ones(count).view(Plain), np.ones(count).view(Length)):
+        for result in await each([actor.call(group, operation, bare) for actor in actors]):
             assert type(result) is np.ndarray
 
 

@@ -49,7 +49,11 @@ class Waiter:
 async def test_ranks_with_unequal_eager_limits() -> None:
     """Two ranks send each other more in a frame than the third takes."""
     async with zc.init(num_cpus=4, log_to_driver=False):
-        limits = ({"ZCACTOR_EAGER_LIMIT": "1048576"}, {"ZCACTOR_EAGER_LIMIT": "1048576"}, {})
+        limits: tuple[dict[str, str], ...] = (
+            {"ZCACTOR_EAGER_LIMIT": "1048576"},
+            {"ZCACTOR_EAGER_LIMIT": "1048576"},
+            {},
+        )
         actors: list[Any] = [await Rank.options(env=env).spawn() for env in limits]
         group = await zc.group(actors)
         for nbytes in (EAGER, EAGER + 1, 24_000, 1 << 20, (1 << 20) + 8):

@@ -16,7 +16,7 @@ from zcactor.collectives.plans import result_by
 from zcactor.collectives.prompt import begin_barrier, remember, repeated
 from zcactor.collectives.reducer import GroupCalls, Reducer
 from zcactor.collectives.starting import start
-from zcactor.collectives.steps import Step
+from zcactor.collectives.steps import ReducerStep
 from zcactor.marshal.on_gpu import is_on_gpu
 from zcactor.process.context import current, current_host
 from zcactor.process.spinning import check_spin
@@ -118,8 +118,8 @@ class Group:
         Args:
             x: an array, or a value that ``np.asarray`` makes one of, of the same dtype and shape on all ranks:
                 integers, floats, complex numbers, or bools (min and max alone). One of up to `eager_limit` bytes is
-                copied at the call. A larger one is lent: read-only until the reference is done, and never written; after
-                a failure until no other rank reads it. A piece of an array to which somebody can still write is copied
+                copied at the call. A larger one is lent: read-only until the reference is done, and never written;
+                after a failure until no other rank reads it. A piece of an array to which somebody can still write is copied
                 at the call, and an array outside the store into it, once.
             op: ``"sum"``, ``"mean"`` (floats and complex numbers), ``"min"``, ``"max"`` (no complex numbers) or
                 ``"prod"``.
@@ -172,7 +172,7 @@ class Group:
 
     def _reduce(
         self, array: Array, op: Op, out: Array | None, plan: Plan, timeout: float | None, extra: str,
-        step: Step | None = None,
+        step: ReducerStep | None = None,
     ) -> ObjectRef[Array]:  # fmt: skip
         what = "Group.allreduce"
         member = self._member()
@@ -397,11 +397,11 @@ class Group:
         """
         self._member()
 
-        def reduce(array: Array, kind: Op, what: str, step: Step) -> ObjectRef[Any]:
+        def reduce(array: Array, kind: Op, what: str, step: ReducerStep) -> ObjectRef[Any]:
             kinds.check_op(array.dtype, kind, "Reducer.add")
             return self._reduce(array, kind, None, "auto", None, f", {what}", step)
 
-        def gather(array: Array, what: str, step: Step) -> ObjectRef[Any]:
+        def gather(array: Array, what: str, step: ReducerStep) -> ObjectRef[Any]:
             return start(
                 self._member(),
                 "Reducer",
@@ -410,11 +410,11 @@ class Group:
                 step,
             )
 
-        def begin() -> tuple[Step, ObjectRef[Any]]:
-            made: list[Step] = []
+        def begin() -> tuple[ReducerStep, ObjectRef[Any]]:
+            made: list[ReducerStep] = []
 
-            def make(process: LocalProcess, call: Call) -> Step:
-                made.append(Step(process, call))
+            def make(process: LocalProcess, call: Call) -> ReducerStep:
+                made.append(ReducerStep(process, call))
                 return made[0]
 
             reference = start(self._member(), "Reducer", None, make)

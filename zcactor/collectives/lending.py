@@ -1,4 +1,4 @@
-"""Inputs of operations: what the ranks read has the elements of the moment of the call, on all ranks."""
+"""Inputs of operations: all ranks read the elements of the moment of the call."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from zcactor.collectives.operations import SPOILED, Collective, Ending, Publication
 from zcactor.collectives.rails import Rails
-from zcactor.collectives.steps import STEPS, Step, is_later, step_of
+from zcactor.collectives.steps import STEPS, ReducerStep, is_later, step_of
 from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, root_of
 from zcactor.native import hot
@@ -115,7 +115,7 @@ class Member:
         """Whether the process still has this member."""
         self.warned = -math.inf
         """The time of the loop when a long wait was logged last."""
-        self.steps: dict[int, Step] = {}
+        self.steps: dict[int, ReducerStep] = {}
         """The steps of reducers that some rank has not ended, by number."""
         self.next_step = 0
         """The number of the next step of this rank."""
@@ -523,7 +523,7 @@ class Member:
         for operation in list(self.operations.values()):
             operation.abandon(GroupBroken(*self.broken))
 
-    def over(self, step: Step) -> None:
+    def over(self, step: ReducerStep) -> None:
         """Forget a step that all ranks have ended, with what came for operations that this rank has not called."""
         self.steps.pop(step.number, None)
         for seq in [seq for seq in self._early if seq >= STEPS and step_of(seq) == step.number]:

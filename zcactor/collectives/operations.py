@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.kinds import Array
     from zcactor.collectives.rails import Rails
-    from zcactor.collectives.steps import Step
     from zcactor.peers.seating import Seat
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
@@ -104,8 +103,8 @@ class Collective:
     """Whether the others get our publication later, with the result."""
     meeting: Any = None
     """The native part's collection of the publications; None where Python takes them."""
-    step: Step | None = None
-    """The step of a reducer that the operation belongs to."""
+    step: Any = None
+    """The step of a reducer that the operation belongs to; see `zcactor.collectives.steps.ReducerStep`."""
     lent: Array | None = None
     """The input, where it is read-only until the end."""
     claimed: Array | None = None
@@ -135,7 +134,8 @@ class Collective:
             ValueError: a step has no more operations.
         """
         if self.step is not None:
-            return self.step.next_place()
+            place: int = self.step.next_place()
+            return place
         seat = member.seat
         seq: int = seat.next
         seat.next = seq + 1

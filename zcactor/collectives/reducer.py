@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from zcactor.api.future import ObjectRef
     from zcactor.collectives.kinds import Array
-    from zcactor.collectives.steps import Step
+    from zcactor.collectives.steps import ReducerStep
     from zcactor.hooks import Hook
 
 __all__ = ["GroupCalls", "Reducer"]
@@ -45,9 +45,9 @@ class GroupCalls:
     __slots__ = ("begin", "gather", "ranks", "reduce")
 
     def __init__(
-        self, begin: Callable[[], tuple[Step, ObjectRef[Any]]],
-        reduce: Callable[[Array, Any, str, Step], ObjectRef[Any]],
-        gather: Callable[[Array, str, Step], ObjectRef[Any]], ranks: int,
+        self, begin: Callable[[], tuple[ReducerStep, ObjectRef[Any]]],
+        reduce: Callable[[Array, Any, str, ReducerStep], ObjectRef[Any]],
+        gather: Callable[[Array, str, ReducerStep], ObjectRef[Any]], ranks: int,
     ) -> None:  # fmt: skip
         self.begin = begin
         self.reduce = reduce
@@ -69,7 +69,7 @@ class _Bucket:
         self.arrays: list[tuple[str, tuple[int, ...], int]] = []
         """Name, shape and number of elements of each."""
         self.items = blake2b(digest_size=8)
-        """What all ranks have to add."""
+        """A digest of the arrays, which all ranks have to add."""
         self.most = most
         self.size = 0
         self.packed = current().store.empty((min(most, max(_APART // dtype.itemsize, 1)),), dtype)
@@ -157,7 +157,7 @@ class Reducer:
         self._error: Exception | None = None
         """The first error of this rank, with which the step ends on all ranks."""
         self._told = False
-        """Whether the other ranks have been told of the end of this one."""
+        """Whether the other ranks hear of the end of this one."""
         self._results: dict[str, Array] | None = None
         self._state: Literal["new", "open", "ended", "failed"] = "new"
         self.nbytes = 0

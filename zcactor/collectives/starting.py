@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.member import Member
     from zcactor.collectives.operations import Collective
-    from zcactor.collectives.steps import Step
+    from zcactor.collectives.steps import ReducerStep
     from zcactor.process.context import LocalProcess
 
 __all__ = ["start"]
@@ -25,7 +25,7 @@ __all__ = ["start"]
 
 def start(
     member: Member, what: str, timeout: float | None, make: Callable[[LocalProcess, Call], Collective],
-    step: Step | None = None,
+    step: ReducerStep | None = None,
 ) -> ObjectRef[Any]:  # fmt: skip
     """Start an operation, and return the reference to its result. Any thread may call this.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from zcactor.process.context import LocalProcess
 
-__all__ = ["MOST", "STEPS", "Step", "StepEnded", "is_later", "place_of", "step_of"]
+__all__ = ["MOST", "STEPS", "ReducerStep", "StepEnded", "is_later", "place_of", "step_of"]
 
 STEPS: Final = 1 << 43
 """The numbers of operations from here on belong to steps; ``zcactor/native/seat.c`` has it, too. A PUSH frame's key has
@@ -61,7 +61,7 @@ class StepEnded(Exception):
     """An operation was not started by a rank that has ended its step. The step's own error says why."""
 
 
-class Step(Collective):
+class ReducerStep(Collective):
     """The end of one step of a reducer, as one member sees it. It is there from the beginning of the block on.
 
     Args:
@@ -74,7 +74,7 @@ class Step(Collective):
         super().__init__(process, call, "reducer")
         self.number = -1
         self.items: Sequence[str] = ()
-        """What this rank has added, in their order, as texts that have to agree."""
+        """The arrays that this rank has added, in their order, as texts that have to agree."""
         self._started = 0
         self._least = MOST
         """The operations that each of the ranks has started which have ended their step."""
@@ -113,7 +113,7 @@ class Step(Collective):
         """Say that this rank starts no more operations of the step. Idempotent.
 
         Args:
-            items: what it has added.
+            items: the arrays that it has added, as texts.
             error: the cause for which the step fails on all ranks.
         """
         if self.told or self.member_is_gone:
@@ -195,13 +195,13 @@ class Step(Collective):
 
 
 class Lists(Collective):
-    """The exchange of what all ranks have added, for the first difference.
+    """The exchange of the lists of all ranks, for the first difference.
 
     Args:
         end: of the step.
     """
 
-    def __init__(self, end: Step) -> None:
+    def __init__(self, end: ReducerStep) -> None:
         super().__init__(end.process, Call(end.process.process, end.process.loop, end.process.thread), "reducer lists")
         self._step = end
 
@@ -220,7 +220,7 @@ class Lists(Collective):
         try:
             lists = [_decode(self.published[rank].data) for rank in range(self.member.size)]
         except (TypeError, msgspec.DecodeError) as error:
-            raise ProtocolError(f"a rank has sent no list of what it has added: {error}") from error
+            raise ProtocolError(f"a rank has sent no list of its arrays: {error}") from error
         found = []
         for rank, theirs in enumerate(lists):
             at = next((at for at, (a, b) in enumerate(zip(lists[0], theirs, strict=False)) if a != b), None)
