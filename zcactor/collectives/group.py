@@ -119,8 +119,8 @@ class Group:
             x: an array, or a value that ``np.asarray`` makes one of, of the same dtype and shape on all ranks:
                 integers, floats, complex numbers, or bools (min and max alone). One of up to `eager_limit` bytes is
                 copied at the call. A larger one is lent: read-only until the reference is done, and never written;
-                after a failure until no other rank reads it. A piece of an array to which somebody can still write is copied
-                at the call, and an array outside the store into it, once.
+                after a failure until no other rank reads it. A piece of an array to which somebody can still write is
+                copied at the call, and an array outside the store into it, once.
             op: ``"sum"``, ``"mean"`` (floats and complex numbers), ``"min"``, ``"max"`` (no complex numbers) or
                 ``"prod"``.
             out: a writable array of the same dtype and shape that the result is copied to; it may be `x`. Until the
