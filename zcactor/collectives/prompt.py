@@ -17,7 +17,7 @@ from zcactor.api.future import ObjectRef
 from zcactor.collectives.exchanges import AllGather, Broadcast, as_passed
 from zcactor.collectives.folding import native_kind
 from zcactor.collectives.in_turn import InTurn
-from zcactor.collectives.lending import snapshot
+from zcactor.collectives.lending import SNAPSHOT, snapshot
 from zcactor.collectives.operations import Barrier, Collective, Publication
 from zcactor.collectives.reductions import Eager, signature_of
 from zcactor.collectives.starting import start
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.kinds import Array
     from zcactor.collectives.member import Member
+    from zcactor.process.context import LocalProcess
 
 __all__ = ["Prompt", "Recipe", "begin_barrier", "begin_broadcast", "begin_gather", "remember", "repeated"]
 
@@ -55,6 +56,8 @@ class Recipe(NamedTuple):
     nbytes: int
     counts: Any
     """The figures of the process; see `zcactor.collectives.groups.Counts`."""
+    copied: list[int]
+    """The copies of inputs, and their bytes; see `zcactor.objectstore.copies.CopyCounter.on_loop`."""
     in_turn: bool
     """Whether the ranks take turns, instead of sending the array in frames."""
 
@@ -140,16 +143,13 @@ class Prompt(Collective):
 class PromptSum(Prompt, Eager):
     """An allreduce of a small array by a recipe.
 
-    Args:
-        member, call: as for `Prompt`.
-        recipe: for the array.
-        array: this rank's input, of which the dtype and shape are used.
+    Attributes:
+        recipe: for the array, of which the dtype and shape are used.
         data: its bytes at the call.
     """
 
-    def __init__(self, member: Member, call: Call, recipe: Recipe, array: Array, data: bytes) -> None:
-        super().__init__(member, call, recipe.signature, array, 0, recipe.nbytes)
-        self.recipe, self.data = recipe, data
+    recipe: Recipe
+    data: bytes
 
     def met(self, values: tuple[Any, ...] | None) -> None:
         """See `Prompt.met`. Reduce."""
@@ -163,7 +163,9 @@ class PromptSum(Prompt, Eager):
             self.worked(error)
             return
         recipe.counts.bytes_reduced += recipe.nbytes * len(values)
-        self._give(result)
+        member, seq = self.member, self.seq
+        del member.operations[seq], member.meetings[seq]  # as `_give` does, in a call of its own
+        self.call.complete_plain(result)
 
 
 class PromptInTurn(Prompt, InTurn):
@@ -272,7 +274,14 @@ def remember(member: Member, array: Array, op: str, make: Callable[..., Any]) ->
     signature = signature_of("allreduce", array.dtype, array.shape, op, "")
     divisor = member.size if op == "mean" else 0
     member.recipes[array.dtype, array.shape, op] = Recipe(
-        signature, op, kind, divisor, array.nbytes, member.groups.counts, in_turn
+        signature,
+        op,
+        kind,
+        divisor,
+        array.nbytes,
+        member.groups.counts,
+        member.process.copies.on_loop(SNAPSHOT),
+        in_turn,
     )
 
 
@@ -302,16 +311,30 @@ def repeated(member: Member, x: Any, op: str, timeout: float | None) -> ObjectRe
             or not (flags.owndata or closable(x))
         ):
             return None
-        return _promptly(
-            member, "Group.allreduce", lambda _, call: PromptInTurn(member, call, recipe, x, gives), offset
-        )
-    data = snapshot(process, x)
-    return _begin(member, "Group.allreduce", timeout, lambda _, call: PromptSum(member, call, recipe, x, data), data)
+        call, ref = _promise(process, "Group.allreduce")
+        member.begin_promptly(PromptInTurn(member, call, recipe, x, gives), offset)
+        return ref
+    if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
+        data = snapshot(process, x)
+        return start(member, "Group.allreduce", timeout, lambda _, call: _sum(member, call, recipe, x, data))
+    copied = recipe.copied
+    copied[0] += 1
+    copied[1] += recipe.nbytes
+    call, ref = _promise(process, "Group.allreduce")
+    operation = PromptSum(member, call, recipe.signature, x, 0, recipe.nbytes)
+    operation.recipe, operation.data = recipe, (data := x.tobytes())
+    member.begin_promptly(operation, data)
+    return ref
 
 
-def _promptly(member: Member, what: str, make: Callable[[Any, Call], Prompt], data: Any) -> ObjectRef[Any]:
-    """Start an operation that publishes `data`, on the loop's thread."""
-    process = member.process
+def _sum(member: Member, call: Call, recipe: Recipe, x: Array, data: bytes) -> PromptSum:
+    operation = PromptSum(member, call, recipe.signature, x, 0, recipe.nbytes)
+    operation.recipe, operation.data = recipe, data
+    return operation
+
+
+def _promise(process: LocalProcess, what: str) -> tuple[Call, ObjectRef[Any]]:
+    """Make the promise of an operation, and the reference to it, on the loop's thread."""
     call = _new_call(Call)
     call.owner, call.loop, call.thread = process.process, process.loop, process.thread
     call.label = what
@@ -319,38 +342,34 @@ def _promptly(member: Member, what: str, make: Callable[[Any, Call], Prompt], da
     ref: ObjectRef[Any] = _new_ref(ObjectRef)
     ref._call = call
     ref._drivers = None
-    member.begin_promptly(make(process, call), data)
-    return ref
+    return call, ref
 
 
 def _begin(
-    member: Member, what: str, timeout: float | None, make: Callable[[Any, Call], Prompt], data: Any
-) -> ObjectRef[Any]:
-    """Start an operation whose publication is its call and a value. Any thread may call this."""
-    if timeout is not None or _get_ident() != member.process.thread or call_deadline.get() is not None:
-        return start(member, what, timeout, make)
-    return _promptly(member, what, make, data)
+    kind: type[Prompt], member: Member, what: str, signature: str, timeout: float | None,
+    array: Array | None = None, root: int = 0,
+) -> ObjectRef[Any]:  # fmt: skip
+    """Start an operation whose publication is its call and an array. Any thread may call this."""
+    process = member.process
+    if timeout is not None or _get_ident() != process.thread or call_deadline.get() is not None:
+        return start(member, what, timeout, lambda _, call: kind(member, call, signature, array, root))
+    call, ref = _promise(process, what)
+    member.begin_promptly(kind(member, call, signature, array, root), array)
+    return ref
 
 
 def begin_barrier(member: Member, timeout: float | None) -> ObjectRef[None]:
     """Start a barrier. Any thread may call this."""
-    return _begin(
-        member, "Group.barrier", timeout, lambda _, call: PromptBarrier(member, call, "barrier()", None), None
-    )
+    return _begin(PromptBarrier, member, "Group.barrier", "barrier()", timeout)
 
 
 def begin_gather(member: Member, array: Array, timeout: float | None) -> ObjectRef[list[Array]]:
     """Start an allgather by reference. Any thread may call this."""
-    passed, signature = as_passed(member.process, array), "allgather(concat=False)"
-    return _begin(
-        member, "Group.allgather", timeout, lambda _, call: PromptGather(member, call, signature, passed), passed
-    )
+    passed = as_passed(member.process, array)
+    return _begin(PromptGather, member, "Group.allgather", "allgather(concat=False)", timeout, passed)
 
 
 def begin_broadcast(member: Member, root: int, array: Array | None, timeout: float | None) -> ObjectRef[Array]:
     """Start a broadcast. Any thread may call this."""
-    passed, signature = None if array is None else as_passed(member.process, array), f"broadcast(root={root})"
-    return _begin(
-        member, "Group.broadcast", timeout,
-        lambda _, call: PromptBroadcast(member, call, signature, passed, root), passed,
-    )  # fmt: skip
+    passed = None if array is None else as_passed(member.process, array)
+    return _begin(PromptBroadcast, member, "Group.broadcast", f"broadcast(root={root})", timeout, passed, root)
