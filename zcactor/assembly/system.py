@@ -325,6 +325,11 @@ class SystemActor:
         return self._told(self._groups().forget, key)
 
     @inline
+    def group_state(self, key: bytes, rank: int) -> tuple[int, str, list[str]]:
+        """Tell what a member does that others wait for; see `zcactor.collectives.groups.Groups.state`."""
+        return self._groups().state(key, rank)
+
+    @inline
     def group_facts(self, key: bytes) -> Any:
         """The facts of a group that lives here, as a plain tuple; see `zcactor.collectives.groups.Groups.facts`."""
         facts = self._groups().facts(key)

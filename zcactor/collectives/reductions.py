@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zcactor.collectives.borrowing import Borrowing
 from zcactor.collectives.folding import Operand, fold, fold_by_terms, native_kind, operand_of, swift_nbytes
 from zcactor.collectives.kinds import Array, described
+from zcactor.collectives.lending import lent_or_copied, snapshot
 from zcactor.collectives.operations import Collective, Publication, Ranked
 from zcactor.collectives.rails import part_bounds
 from zcactor.collectives.sources import InputPlace, operand_at, source_of
@@ -40,7 +40,7 @@ class Reduction(Collective):
         process, call: as for all operations.
         what: the call without its arguments.
         op: the kind of reduction.
-        array: this rank's input, which is borrowed until the end.
+        array: this rank's input.
         out: the array that the result is written to, or None.
         rows: first row of the result, and the one after the last; None reduces all rows, to a read-only result.
         extra: further text of the signature.
@@ -53,6 +53,7 @@ class Reduction(Collective):
         super().__init__(process, call, signature_of(what, array.dtype, array.shape, op, extra))
         self.op = op
         self.array = array
+        """This rank's input as the ranks read it; of a small one, its dtype and shape."""
         self.shape = array.shape
         self.start, self.count = 0, array.size
         """The elements of the result, in C order."""
@@ -62,12 +63,15 @@ class Reduction(Collective):
             self.shape = (high - low, *array.shape[1:])
             inner = array.size // len(array) if len(array) else 0
             self.start, self.count = low * inner, (high - low) * inner
-        self.out = None if out is None else (out, out.view(np.ndarray))  # a view that stays writable during the loan
-        self.borrowing = Borrowing(array)
+        self.out = None if out is None else (out, out.view(np.ndarray))  # a view that stays writable during the claim
+        self.take_input(array, out)
+        if out is not None:
+            hot.claim(out)
+            self.claimed = out
 
-    def release(self) -> None:
-        """Give the input back."""
-        self.borrowing.end()
+    def take_input(self, array: Array, out: Array | None) -> None:
+        """Take the input at the call."""
+        self.array, self.lent = lent_or_copied(self.process, array, out)
 
     def fold(self, operands: Sequence[Operand], result: Array) -> None:
         """Reduce the inputs of all ranks to `result`, which is contiguous."""
@@ -106,15 +110,17 @@ class Eager(Reduction):
     """Small inputs travel in the frames, and every member reduces them alone."""
 
     whole = True
+    data: bytes
+
+    def take_input(self, array: Array, out: Array | None) -> None:
+        """See `Reduction.take_input`."""
+        del out
+        self.data = snapshot(self.process, array)
 
     def begin(self, member: Ranked, seq: int) -> Publication:
         """See `Collective.begin`."""
         self.member, self.seq = member, seq
-        array = self.array
-        flags = array.flags
-        if flags.c_contiguous and flags.aligned and type(array) is np.ndarray:
-            return Publication(self.signature, array)
-        return Publication(self.signature, array.tobytes())
+        return Publication(self.signature, self.data)
 
     def inputs(self, nbytes: int) -> tuple[Array | bytes, ...]:
         """The inputs by rank, of so many bytes each.

@@ -18,6 +18,7 @@ from zcactor.marshal.values import (
     SCALARS,
     encode,
 )
+from zcactor.native import hot
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block
 from zcactor.rpc.messages import Flags
@@ -73,7 +74,7 @@ class Marshaller:
             nbytes: its size in bytes.
         """
         block = self.store.block_at(address, address + nbytes)
-        if block is None or (block.sealed and block.exported and not array.flags.writeable):
+        if block is None or (block.sealed and block.exported and not array.flags.writeable and not hot.lent(array)):
             return block
         holder = share(self.store, array)
         if type(holder) is not Block:

@@ -30,7 +30,17 @@ from zcactor.marshal.move import (
 )
 from zcactor.marshal.on_gpu import may_be_on_gpu
 from zcactor.marshal.placing import is_as_placed, place, placed, room_for
-from zcactor.marshal.sharing import OUTSIDE, PIECE, closable, is_of, reason_to_copy, seal_copy, share, snapshot
+from zcactor.marshal.sharing import (
+    CLAIMED,
+    OUTSIDE,
+    PIECE,
+    closable,
+    is_of,
+    reason_to_copy,
+    seal_copy,
+    share,
+    snapshot,
+)
 from zcactor.marshal.values import (
     SCALARS,
     Code,
@@ -40,6 +50,7 @@ from zcactor.marshal.values import (
     pack_scalar,
     registered,
 )
+from zcactor.native import hot
 from zcactor.objectstore.lease import Lease
 from zcactor.objectstore.ref import RegionKind
 from zcactor.objectstore.store import Block, Store
@@ -166,11 +177,18 @@ class Packing:
 
         Args:
             array: an array of any dtype of plain bytes, with any shape and strides; also of a subclass.
+
+        Raises:
+            ValueError: the array was moved, or takes the result of a group's operation that is not done.
+            NotPlain: the elements are not plain bytes.
+            OutOfMemory: the store has no room for a copy.
         """
         if not is_shareable(array.dtype):
             if is_moved(array):
                 raise ValueError(UNUSABLE)
             raise NotPlain
+        if not array.flags.writeable and hot.claimed(array):
+            raise ValueError(CLAIMED)
         if self.moved:
             self._check_not_moved(array)
         if array.nbytes < self.eager_limit:
@@ -223,7 +241,7 @@ class Packing:
         self._placed[id(array), False] = (array, copied)
         outside = reason == OUTSIDE and type(array) is not np.memmap and array.flags.writeable
         if outside and (root_of(array) is not None or closable(array)):
-            array.setflags(write=False)
+            hot.keep(array)
             self.closed.append((None, None, [array]))
         return block, copied
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 __all__ = [
+    "CLAIMED",
     "OUTSIDE",
     "PIECE",
     "closable",
@@ -44,6 +45,11 @@ __all__ = [
     "snapshot",
 ]
 
+CLAIMED: Final = (
+    "this array takes the result of a group's operation that is not done (out=), and its elements change then: await "
+    "that operation first"
+)
+"""The text of the error where such an array is used."""
 OUTSIDE: Final = "argument outside the store"
 """The counted reason for copies of arguments and results whose memory peers cannot reach."""
 PIECE: Final = "piece of an open array"
@@ -63,6 +69,8 @@ def closable(array: Array) -> bool:
     """
     root = root_of(array)
     if isinstance(root, Block | Lease) and root.array is not None and root.array() is array:
+        return True
+    if type(root) is bytes:
         return True
     return (root is None or isinstance(root, Block | Lease)) and bool(hot.sole(array))
 
@@ -94,7 +102,8 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
     Args:
         store: the store of this process.
         array: an array of any dtype of plain bytes, with any shape and strides; subclasses too.
-        closed: a list that receives what is closed by this call, for `reopen`.
+        closed: a list that receives what is closed by this call, for `reopen`. What a group borrows at the moment stays
+            closed behind the loan.
 
     Returns:
         The block, or the lease of a received array; None where a copy has to be made: see `reason_to_copy`.
@@ -114,12 +123,11 @@ def share(store: Store, array: Array, closed: list[Any] | None = None) -> Block 
         else:
             holder.seal()  # type: ignore[union-attr]
         for each in _chain(array):
-            each.setflags(write=False)
+            hot.keep(each)
     else:
         if holder.closer is not None and all(holder.closer is not token for _, token, _ in closed or ()):
             holder.closer = None  # this message, too, relies on the closed memory
-        if array.flags.writeable:
-            array.setflags(write=False)
+        hot.keep(array)
     return holder
 
 

@@ -55,13 +55,23 @@ class CopyCounter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, list[int]] = {}  # by reason: copies, bytes
+        self._on_loop: dict[str, list[int]] = {}
         self._known: dict[tuple[int, int], ref[Any]] = {}
         self._large: dict[tuple[str, int], int] = {}  # by place
 
     def snapshot(self) -> Mapping[str, CopyCount]:
         """The copies made so far, by reason: a new mapping, which does not change any more."""
         with self._lock:
-            return {reason: CopyCount(count, nbytes) for reason, (count, nbytes) in self._counts.items()}
+            found = {reason: CopyCount(count, nbytes) for reason, (count, nbytes) in self._counts.items()}
+        for reason, (count, nbytes) in list(self._on_loop.items()):
+            if count:
+                before = found.get(reason, CopyCount(0, 0))
+                found[reason] = CopyCount(before.count + count, before.nbytes + nbytes)
+        return found
+
+    def on_loop(self, reason: str) -> list[int]:
+        """Copies of a reason, and their bytes, that the loop's thread alone adds to: without a call and a lock."""
+        return self._on_loop.setdefault(reason, [0, 0])
 
     def copy_into(self, destination: NDArray[Any], source: NDArray[Any], reason: str) -> None:
         """Copy the elements of `source` to `destination` and count ``destination.nbytes`` bytes.
