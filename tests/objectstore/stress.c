@@ -30,6 +30,7 @@ static int watched_fallocate(int fd, off_t offset, off_t nbytes);
 /* These are the sources, not the header alone: this program watches their system calls, and looks at their statics. */
 #include "../../zcactor/objectstore/heap/blocks.c"
 #include "../../zcactor/objectstore/heap/extents.c"
+#include "../../zcactor/objectstore/heap/forks.c"
 #include "../../zcactor/objectstore/heap/ids.c"
 #include "../../zcactor/objectstore/heap/mapping.c"
 #include "../../zcactor/objectstore/heap/pins.c"
