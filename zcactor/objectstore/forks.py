@@ -7,18 +7,22 @@ Arrays that were moved here lie in other processes' memory, and become private h
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet
 
 from zcactor.transport.mapping import mappings
 
 if TYPE_CHECKING:
     from zcactor.objectstore.lease import Lease
-    from zcactor.objectstore.store import Store
 
 __all__ = ["living_leases", "stores"]
 
-stores: Final[WeakSet[Store]] = WeakSet()
+
+class _Store(Protocol):
+    def show_blocks(self) -> None: ...
+
+
+stores: Final[WeakSet[_Store]] = WeakSet()
 """The stores of this process."""
 
 

@@ -112,7 +112,7 @@ class Mapping:
         """The address of the first byte in this process; 0 once unmapped."""
         self.nbytes = nbytes
         self.outdated = False
-        """Whether a fork has made a part private: what the peer moves here from now on is mapped by `again`."""
+        """Whether a fork has made a part private: arrays that the peer moves here from now on are mapped by `again`."""
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         self.address = _map(fd, 0, nbytes, access, mmap.MAP_SHARED)
         if spare:

@@ -367,7 +367,7 @@ int resize(heap_t *h, uint64_t offset, uint64_t nbytes) {
     pthread_mutex_lock(&h->lock);
     settle(h);
     uint32_t n = h->closed ? NIL : block_from(h, offset);
-    if (n != NIL && has_private(h, offset, h->blocks[n].size)) n = NIL; /* what is cut off would have to be retired */
+    if (n != NIL && has_private(h, offset, h->blocks[n].size)) n = NIL; /* bytes that are cut off would have to be retired */
     if (n != NIL && h->blocks[n].holders == 1 && nbytes && nbytes <= INT64_MAX && have_records(h, 1) == 0) {
         block_t *b = h->blocks + n;
         uint64_t size = (nbytes + 63) & -(uint64_t)64, old = b->size;

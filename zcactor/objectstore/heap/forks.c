@@ -57,12 +57,31 @@ int has_private(const heap_t *h, uint64_t offset, uint64_t size) {
     return 0;
 }
 /* Keep block `n`, which is in no tree, from being allocated: one block with the retired blocks beside it. */
-void retire(heap_t *h, uint32_t n) {
+static void keep_apart(heap_t *h, uint32_t n) {
     uint32_t before = h->blocks[n].before, after = h->blocks[n].after;
     h->retired += h->blocks[n].size;
     h->blocks[n].holders = RETIRED;
     if (after != NIL && h->blocks[after].holders == RETIRED) join_after(h, n);
     if (before != NIL && h->blocks[before].holders == RETIRED) join_after(h, before);
+}
+/* Retire the parts of block `n`, which is in no tree, that lie in private granules, and free the others. */
+void retire(heap_t *h, uint32_t n) {
+    for (uint32_t rest = n; rest != NIL; n = rest) {
+        uint64_t low = h->blocks[n].offset, high = low + h->blocks[n].size, g = low / GRANULE, to;
+        int seen = h->first_seen[g] != 0;
+        do to = granule_end(h, g++);
+        while (to < high && (h->first_seen[g] != 0) == seen);
+        rest = NIL;
+        if (to < high) {
+            if (have_records(h, 1) < 0) seen = 1; /* no memory for a record: the block stays as a whole */
+            else {
+                rest = cut(h, n, to - low);
+                h->blocks[rest].holders = 1; /* not free yet */
+            }
+        }
+        if (seen) keep_apart(h, n);
+        else coalesce(h, n);
+    }
 }
 /* Map whole pages again. Returns 0 or an errno. */
 static int map_again(heap_t *h, uint64_t low, uint64_t high, int kind) {
@@ -133,26 +152,12 @@ static void map_privately(heap_t *h, uint32_t number) {
 }
 /* Retire the free bytes of private granules. */
 static void retire_free(heap_t *h) {
-    for (uint32_t n = 1, known = h->nblocks; n < known; n++) {
-        uint32_t at = n;
-        while (h->blocks[at].size && h->blocks[at].holders == 0) {
-            uint64_t low = h->blocks[at].offset, high = low + h->blocks[at].size, g = low / GRANULE, to;
-            int seen = h->first_seen[g] != 0;
-            do to = granule_end(h, g++);
-            while (to < high && (h->first_seen[g] != 0) == seen);
-            if (to >= high && !seen) break;
-            if (have_records(h, 2) < 0) return;
-            remove_free(h, at);
-            uint32_t rest = to < high ? cut(h, at, to - low) : NIL;
-            if (rest != NIL) add_free(h, rest);
-            if (seen) { /* not joined: records are being walked */
-                h->blocks[at].holders = RETIRED;
-                h->retired += h->blocks[at].size;
-            } else
-                add_free(h, at);
-            if (rest == NIL) break;
-            at = rest;
-        }
+    for (uint32_t n = 1; n < h->nblocks; n++) {
+        const block_t *b = h->blocks + n;
+        if (b->size == 0 || b->holders || !has_private(h, b->offset, b->size)) continue;
+        remove_free(h, n);
+        h->blocks[n].holders = 1; /* not free meanwhile */
+        retire(h, n);
     }
 }
 /* Make the granules with held blocks private. */
@@ -241,6 +246,11 @@ static void after_fork_in_child(void) {
         if (h->pins) memset(h->pins, 0, (h->nbytes / GRANULE / 64 + 1) * sizeof *h->pins);
         pthread_mutex_init(&h->pinning, NULL);
         if (!first || !h->base || h->fd < 0 || h->count == 0) continue;
+        for (uint32_t n = 1; n < h->nblocks; n++) { /* the child keeps even these to itself */
+            const block_t *b = h->blocks + n;
+            if (b->size && b->holders && b->holders != RETIRED && stays_shared(b))
+                map_again(h, b->offset, b->offset + b->size, MAP_PRIVATE);
+        }
         if (h->last_seen) map_privately(h, nforks);
         else map_again(h, 0, h->nbytes, MAP_PRIVATE); /* no memory to note granules in */
     }
