@@ -30,6 +30,7 @@ static int watched_fallocate(int fd, off_t offset, off_t nbytes);
 /* These are the sources, not the header alone: this program watches their system calls, and looks at their statics. */
 #include "../../zcactor/objectstore/heap/blocks.c"
 #include "../../zcactor/objectstore/heap/extents.c"
+#include "../../zcactor/objectstore/heap/forks.c"
 #include "../../zcactor/objectstore/heap/ids.c"
 #include "../../zcactor/objectstore/heap/mapping.c"
 #include "../../zcactor/objectstore/heap/pins.c"
@@ -70,7 +71,7 @@ typedef struct {
 enum { ENDS, PAGES, ALL };
 
 static heap_t *h;
-static int with_memory, flaky, pinning, stopping;
+static int with_memory, flaky, pinning, stopping, forking;
 static unsigned char registered[ARENA / GRANULE + 1]; /* granules that are certainly pinned; relaxed */
 static uint64_t operations;
 static uint64_t *claims; /* a bit per 64 bytes: whether they have an owner */
@@ -204,6 +205,7 @@ static uint64_t check_tree(uint32_t root, int by_size, int bin, uint64_t *bytes)
 }
 static void verify(void) {
     uint64_t used = 0, free_bytes = 0, all_bytes = 0, nfree = 0, loose = 0, loose_bytes = 0, of_numpy = 0, records = 0;
+    uint64_t retired = 0, retired_bytes = 0;
     uint64_t spare = h->spare != NIL; /* freed, but still in the tree of allocated blocks */
     CHECK(check_tree(h->all, 0, 0, &used) == h->count + spare);
     if (spare) {
@@ -229,9 +231,13 @@ static void verify(void) {
         records++;
         all_bytes += b->size;
         if (b->of_numpy) of_numpy += b->size;
+        if (b->holders == RETIRED) {
+            CHECK(block_from(h, b->offset) != n && has_private(h, b->offset, b->size));
+            retired++, retired_bytes += b->size;
+        }
         CHECK(block_from(h, b->offset) != n || b->offset + b->size <= h->high);
         /* `trim` is at work on this block */
-        if (b->holders && n != h->spare && block_from(h, b->offset) != n) loose++, loose_bytes += b->size;
+        if (b->holders && b->holders != RETIRED && n != h->spare && block_from(h, b->offset) != n) loose++, loose_bytes += b->size;
         if (!b->holders) found_free++;
         if (tail == NIL || b->offset > h->blocks[tail].offset) tail = n;
         if (b->after != NIL) {
@@ -240,9 +246,9 @@ static void verify(void) {
             CHECK(b->holders || after->holders); /* free neighbours are one block */
         }
     }
-    CHECK(tail == h->tail && found_free == nfree && loose <= 1 && of_numpy == h->of_numpy);
-    CHECK(all_bytes == h->capacity && used + free_bytes + loose_bytes == all_bytes &&
-        records == h->count + spare + nfree + loose);
+    CHECK(tail == h->tail && found_free == nfree && loose <= 1 && of_numpy == h->of_numpy && retired_bytes == h->retired);
+    CHECK(all_bytes == h->capacity && used + free_bytes + loose_bytes + retired_bytes == all_bytes &&
+        records == h->count + spare + nfree + loose + retired);
     count(VERIFIED);
 }
 
@@ -340,7 +346,8 @@ static void change(piece_t *p, uint64_t *random) {
     uint64_t now = size_in_heap(p->offset);
     count(code ? MUST_MOVE : RESIZED);
     if (code) {
-        CHECK(size > p->size || flaky);
+        CHECK(size > p->size || flaky || forking); /* a block that a child sees is not cut */
+        if (size < p->size && forking) claim(p->offset + size, p->size - size, 1);
         CHECK(now == p->size || (flaky && now == size)); /* there was room, but no memory */
         if (now > p->size) claim(p->offset + p->size, now - p->size, 1);
         p->size = now;
@@ -518,7 +525,9 @@ static void finish(worker_t *workers, const pthread_t *pinner) {
     if (pinner) finish_pinning(*pinner); /* it still changes the heap until then */
     verify();
     settle(h);
+    reclaim(h); /* all children have ended */
     verify();
+    CHECK(h->retired == 0 && h->nprivate == 0);
     CHECK(h->used == 0 && h->count == 0 && h->of_numpy == 0 && h->all == NIL);
     CHECK(h->capacity > 0 && h->blocks[largest_block(h)].size == h->capacity && tail_free(h) == h->capacity);
     uint64_t nbytes = with_memory ? ARENA : EXTENT * EXTENTS;
@@ -611,6 +620,7 @@ static void fork_often(uint64_t forks) {
     open_heap();
     piece_t pieces[4];
     int n = 0;
+    forking = 1;
     while (n < 4) n += make(pieces + n, &random);
     operations = UINT64_MAX;
     start(workers, 5);

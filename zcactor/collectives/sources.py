@@ -10,6 +10,7 @@ import numpy as np
 from zcactor.collectives.folding import Memory, Operand, operand_of
 from zcactor.errors import ProtocolError
 from zcactor.marshal.arrays import byte_bounds, root_of
+from zcactor.marshal.sharing import is_of
 from zcactor.objectstore.lease import Lease
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def source_of(process: LocalProcess, array: Array) -> InputPlace:
     if store.contains(low, high):
         return InputPlace(array, b"", low - store.arena.address, low, high)
     root = root_of(array)
-    if type(root) is Lease and root.reader == store.process and root.adopted is None:
+    if type(root) is Lease and is_of(store, root) and root.adopted is None:
         return InputPlace(array, root.owner, root.offset + low - root.address, low, high)
     copied = store.empty(array.shape, array.dtype)
     process.copies.copy_into(copied, array, OUTSIDE)

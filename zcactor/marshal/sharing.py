@@ -58,21 +58,26 @@ PIECE: Final = "piece of an open array"
 
 def is_of(store: Store, root: object) -> bool:
     """Whether `root`, from `root_of`, is an object of `store` or was granted to its process. Objects of an earlier
-    runtime are ordinary memory: no peer could reach them under this process's id."""
-    return root.store is store if type(root) is Block else type(root) is Lease and root.reader == store.process
+    runtime are ordinary memory: no peer could reach them under this process's id. So is memory that a fork has made
+    private to this process, unless nobody could write to it any more at that moment."""
+    if type(root) is Block:
+        return root.store is store and (root.sealed or not root.is_forked)
+    return type(root) is Lease and root.reader == store.process and not (root.forked and root.writable)
 
 
 def closable(array: Array) -> bool:
-    """Whether closing `array` closes its memory: it owns the memory, or no other object holds the owner.
+    """Whether closing `array` closes its memory: it owns the memory, or no other object holds the owner, or it is
+    read-only with all that it is a view of, and not just lent.
 
     Views and buffers of `array` itself that were made before are not found: they cannot be distinguished from names.
     """
     root = root_of(array)
-    if isinstance(root, Block | Lease) and root.array is not None and root.array() is array:
-        return True
-    if type(root) is bytes:
-        return True
-    return (root is None or isinstance(root, Block | Lease)) and bool(hot.sole(array))
+    if isinstance(root, Block | Lease):
+        if root.array is not None and root.array() is array:
+            return True
+    elif root is not None and type(root) is not bytes:
+        return False
+    return bool(hot.sole(array)) or not any(each.flags.writeable or hot.lent(each) for each in _chain(array))
 
 
 def _holder(store: Store, array: Array) -> Block | Lease | None:

@@ -137,6 +137,8 @@ class Unpacking:
                 self.counters.bytes_mapped += part.nbytes
         else:
             if type(holder) is Block:
+                if not holder.sealed and holder.is_forked:
+                    self.store.read_back(holder)  # it was moved away, and comes home after a fork
                 if part.kind == RegionKind.MOVED:
                     holder.sealed = False  # an object of this process, back with write access
                 elif not holder.sealed:

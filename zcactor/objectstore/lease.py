@@ -86,7 +86,7 @@ class Lease(_Granted):
     NumPy refuses to switch ``flags.writeable`` back on.
     """
 
-    __slots__ = ("address", "adopted", "array", "closer", "mapping", "pages", "reader", "writable")
+    __slots__ = ("address", "adopted", "array", "closer", "forked", "mapping", "pages", "reader", "writable")
 
     def __init__(
         self,
@@ -117,6 +117,8 @@ class Lease(_Granted):
         self.adopted: tuple[Any, int] | None = None
         """Once the owner has ended: a `zcactor.objectstore.store.Block` of this process with the same bytes, which is
         passed on instead, and the offset of the bytes in this process's arena. See `zcactor.objects.adoption`."""
+        self.forked = False
+        """Whether a fork has made the bytes, which were moved here, private to this process."""
         self.pages: Any = None
         """The block under the bytes, where they lie in this process's own arena."""
         self.array: ref[NDArray[Any]] | None = None

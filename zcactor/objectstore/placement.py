@@ -72,9 +72,11 @@ class Placements:
                     self._forget(next(iter(self._seen)))
             else:
                 self._seen.move_to_end(key)
-                if idle:
+                while idle and hold is None:
                     hold = idle.pop()
                     self._idle_nbytes -= nbytes
+                    if self._store.heap.is_private(hold.offset):  # a forked child has the array that was there
+                        hold = None
         if idle is None:
             return self._store.allocate(nbytes, commit=commit)
         if hold is None:

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from zcactor.errors import ProtocolError
 
@@ -82,6 +83,10 @@ def _map(fd: int, offset: int, nbytes: int, access: int, kind: int, at: int | No
     return int(address)
 
 
+mappings: Final[WeakSet[Mapping]] = WeakSet()
+"""The mappings of this process."""
+
+
 class Mapping:
     """A shared mapping of the first `nbytes` of `fd`. The caller may close the descriptor at once.
 
@@ -95,7 +100,7 @@ class Mapping:
         OSError: the system refused (EACCES: the descriptor is read-only; ENOMEM: no address space).
     """
 
-    __slots__ = ("__weakref__", "_fd", "_lock", "_spare", "address", "leases", "nbytes")
+    __slots__ = ("__weakref__", "_fd", "_lock", "_spare", "address", "leases", "nbytes", "outdated")
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool = False, spare: bool = False) -> None:
         self._lock = threading.Lock()  # of `_spare`
@@ -106,12 +111,44 @@ class Mapping:
         self.address = 0
         """The address of the first byte in this process; 0 once unmapped."""
         self.nbytes = nbytes
+        self.outdated = False
+        """Whether a fork has made a part private: arrays that the peer moves here from now on are mapped by `again`."""
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         self.address = _map(fd, 0, nbytes, access, mmap.MAP_SHARED)
         if spare:
             self._spare = _map(fd, 0, nbytes, mmap.PROT_READ, mmap.MAP_PRIVATE)
         if writable:
             self._fd = os.dup(fd)
+        mappings.add(self)
+
+    @property
+    def writable(self) -> bool:
+        """Whether the mapping has write access."""
+        return self._fd >= 0
+
+    def make_private(self, low: int, nbytes: int) -> None:
+        """Make whole pages of a writable mapping private, for a fork: other processes see no later writes to them, nor
+        does this one see theirs.
+
+        Args:
+            low: bytes from the start, of any alignment.
+            nbytes: bytes, more than 0.
+
+        Raises:
+            OSError: the system refused; the pages stay shared.
+        """
+        first = low - low % mmap.PAGESIZE
+        access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+        _map(self._fd, first, low + nbytes - first, access, kind, self.address + first)
+        self.outdated = True
+
+    def again(self) -> Mapping:
+        """Map the file of a writable mapping once more.
+
+        Raises:
+            OSError: as for `Mapping`.
+        """
+        return Mapping(self._fd, self.nbytes, writable=True)
 
     def private(self, offset: int, nbytes: int, keep: object) -> PrivateMapping | None:
         """Map part of the file again, private and writable. Any thread may call it.

@@ -237,6 +237,7 @@ uint64_t trim(heap_t *h, uint64_t keep, uint64_t at_most) {
         pthread_mutex_lock(&h->trimming);
         pthread_mutex_lock(&h->lock);
         settle(h);
+        if (h->nprivate) reclaim(h);
         uint32_t n = free_before(h, size, offset);
         uint64_t committed = __atomic_load_n(&h->committed, __ATOMIC_RELAXED);
         if (n == NIL || h->blocks[n].size < GRANULE || committed <= keep) {

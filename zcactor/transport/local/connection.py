@@ -78,6 +78,8 @@ class LocalConnection(StreamConnection):
             if not self._writable_open:
                 raise LookupError(f"the arena of process {self.peer.pid} is not writable yet: await open_writable()")
             mapping = self.writable_mapping
+            if mapping is not None and mapping.outdated:
+                mapping = self.writable_mapping = mapping.again()
         return 0 if mapping is None else mapping.address + offset
 
     async def open_writable(self) -> None:
