@@ -14,6 +14,7 @@ from zcactor.collectives.member import Member
 from zcactor.collectives.operations import Publication
 from zcactor.collectives.passing import pass_groups
 from zcactor.collectives.rails import Rails, hosts_of
+from zcactor.errors import ProtocolError
 from zcactor.peers.seating import Seat
 from zcactor.process.loops import fine_time
 from zcactor.process.spinning import Spinner
@@ -298,6 +299,18 @@ class Groups:
         member.check(source, seq)
         member.offered(source, seq, member.lease(source, object_id, offset, nbytes))
         return True
+
+    def input(self, key: bytes, to: int, seq: int) -> tuple[int, bytes]:
+        """Take the input of rank `to` to memory of this process; see `zcactor.collectives.member.Member.own_input`.
+
+        Raises:
+            OutOfMemory: there is no room for it.
+            ProtocolError: there is no such rank or operation.
+        """
+        member = self.member(key, to)
+        if member is None:
+            raise ProtocolError(f"rank {to} of a group is not in this process any more")
+        return member.own_input(seq)
 
     def offer_here(self, key: bytes, to: int, source: int, seq: int, memory: Block | Piece) -> None:
         """Take memory of this process that another member here has named."""
