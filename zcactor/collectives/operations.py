@@ -248,12 +248,12 @@ class Collective:
 
     def complete(self, value: Any) -> None:
         """Give the result."""
+        self._leave()  # first: a caller that has the result may write to the input
         self.call.complete_plain(value)
-        self._leave()
 
     def _fail(self, error: BaseException) -> None:
-        self.call.fail(error)
         self._leave()
+        self.call.fail(error)
 
     def _leave(self) -> None:
         self.release()

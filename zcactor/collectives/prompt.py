@@ -158,10 +158,10 @@ class PromptSum(Prompt, Eager):
             self.worked(error)
             return
         recipe.counts.bytes_reduced += recipe.nbytes * len(values)
-        self.call.complete_plain(result)
-        if self.lent:
+        if self.lent:  # first: a caller that has the result may write to the input
             self.lent = False
             hot.give_back(self.array)
+        self.call.complete_plain(result)
         del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
 
     def release(self) -> None:
@@ -217,10 +217,10 @@ class PromptInTurn(Prompt, InTurn):
         except Exception as error:  # of this member alone; the others must not wait for it
             self.worked(error)
             return
-        self.call.complete_plain(result)
         if self.lent:
             self.lent = False
             hot.give_back(self.array)
+        self.call.complete_plain(result)
         del member.operations[seq], member.meetings[seq]  # as `Member.ended` does
 
     def _reduce(self, offset: int) -> Array:
