@@ -36,6 +36,7 @@ from zcactor.objectstore.store import Block, Store
 from zcactor.process import context
 from zcactor.transport.base import RemoteRegion
 from zcactor.transport.loopback.endpoint import LoopbackConnection, LoopbackEndpoint, LoopbackNetwork
+from zcactor.transport.mapping import Mapped
 from zcactor.transport.verbs.driver.base import VerbsError
 from zcactor.transport.verbs.driver.fake import FakeFabric
 
@@ -124,7 +125,9 @@ class Peers:
         for machine in self.machines:
             process_name = os.urandom(16)
             store = Store(64 << 20, process_name)
-            endpoint: Any = _Endpoint(network, process_name, (store.arena.address, store.arena.nbytes), 64, 4096)
+            endpoint: Any = _Endpoint(
+                network, process_name, (store.arena.address, store.arena.nbytes, store.arena), 64, 4096
+            )
             endpoint.peers = self
             config = zc.Config(eager_limit=4096, recv_depth=64)
             process = Process(process_name, "worker", config, asyncio.get_running_loop(), store, endpoint)
@@ -521,7 +524,7 @@ async def test_a_lease_on_a_copy_goes_back_where_the_copy_cannot_be_reached(monk
 
         mapped = LoopbackConnection.map
 
-        def refuse(connection: LoopbackConnection, *args: int, **more: bool) -> int:
+        def refuse(connection: LoopbackConnection, *args: int, **more: bool) -> Mapped:
             if connection.maps:
                 raise ConnectionLost("not today")
             return mapped(connection, *args, **more)

@@ -88,7 +88,10 @@ static uint64_t below(uint64_t *state, uint64_t limit) { return (next_random(sta
 
 /* ---------------------------------------------------------------- pinned memory is not punched */
 
+static int opening, emulated; /* a heap is being made; the system ignores advice to remove pages */
+
 static int watched_madvise(void *address, size_t nbytes, int advice) {
+    if (advice == MADV_REMOVE && (opening || emulated)) return emulated ? 0 : madvise(address, nbytes, advice);
     uint64_t low = advice == MADV_REMOVE ? (uint64_t)address - (uint64_t)h->base : ARENA;
     int code = madvise(address, nbytes, advice), number = errno;
     for (uint64_t g = low / GRANULE; low < ARENA && g * GRANULE < low + nbytes; g++) /* also newly pinned ones */
@@ -487,7 +490,9 @@ static void open_heap(void) {
         fd = memfd_create("stress", MFD_CLOEXEC);
         if (fd < 0 || ftruncate(fd, (off_t)nbytes)) FAIL("no memfd: %s", strerror(errno));
     }
+    opening = 1;
     h = heap_new(fd, with_memory ? nbytes : 0, EXTENT);
+    opening = 0;
     claims = calloc(nbytes / 4096 + 1, sizeof *claims);
     CHECK(h && claims);
     if (flaky) {
@@ -691,6 +696,25 @@ static void all_zero(void) {
     memset(h->base, 7, 8 * MIB);
     CHECK(release(h, 0, 0) == 0);
 }
+/* As under qemu-user: memory that was trimmed is zero and goes back all the same. */
+static void advice_without_effect(void) {
+    emulated = 1;
+    open_heap();
+    CHECK(h->advice_ignored && bytes_of_file() == 0);
+    for (int i = 0; i < 2; i++) {
+        all_zero();
+        CHECK(trim(h, 0, UINT64_MAX) == 8 * MIB && h->committed == 0 && bytes_of_file() == 0);
+    }
+    heap_close(h);
+    heap_free(h);
+    free(claims);
+    emulated = 0;
+    open_heap();
+    CHECK(!h->advice_ignored && bytes_of_file() == 0);
+    heap_close(h);
+    heap_free(h);
+    free(claims);
+}
 /* The system keeps a page: the granule around it stays whole, whichever part the system took before it refused. */
 static void refuse_to_punch(void) {
     open_heap();
@@ -767,6 +791,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "refork")) fork_twice();
     else if (!strcmp(mode, "trim")) allocate_while_trimmed();
     else if (!strcmp(mode, "punch")) refuse_to_punch();
+    else if (!strcmp(mode, "ignored")) advice_without_effect();
     else if (!strcmp(mode, "random") || !strcmp(mode, "norandom")) without_random(mode[0] == 'n');
     else {
         fprintf(stderr, "usage: %s offsets|memory|flaky|pinned|flakypinned|fork|trim N [SEED], %s refork|punch|random|norandom\n",

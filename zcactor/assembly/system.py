@@ -293,6 +293,11 @@ class SystemActor:
         return self._groups().offer(key, to, source, seq, object_id, offset, nbytes)
 
     @inline
+    def group_input(self, key: bytes, to: int, seq: int) -> tuple[int, bytes]:
+        """Take a rank's input to memory of this process; see `zcactor.collectives.groups.Groups.input`."""
+        return self._groups().input(key, to, seq)
+
+    @inline
     def group_gpu(
         self, key: bytes, to: int, source: int, attempt: int, uuid: str, reason: str, name: Any
     ) -> object:  # fmt: skip

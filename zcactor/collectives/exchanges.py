@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
+    from zcactor.transport.mapping import Mapped
 
 __all__ = ["AllGather", "AllToAll", "Broadcast", "Concatenate", "ConcatenateOverHosts", "as_passed"]
 
@@ -189,10 +190,10 @@ class Concatenate(_Rows):
         self.working = True
         first = sum(self.rows[: self.member.rank]) * (result.nbytes // max(self.shape[0], 1))
         work, nbytes = self.process.groups().work, self.array.nbytes
-        self.with_address(result, lambda address: work(lambda: self._copy(address + first), self.worked, nbytes))
+        self.with_memory(result, lambda memory: work(lambda: self._copy(memory, first), self.worked, nbytes))
 
-    def _copy(self, address: int) -> None:
-        target = array_at(address, self.array.size, self.array.dtype, self.result, writable=True)
+    def _copy(self, memory: Block | Mapped, start: int) -> None:
+        target = array_at(memory.address + start, self.array.size, self.array.dtype, memory, writable=True)
         self.process.copies.copy_into(target.reshape(self.array.shape), self.array, _INTO_ONE)
 
     def finish(self) -> None:
@@ -254,26 +255,26 @@ class ConcatenateOverHosts(_Rows, Staged):
                 self.lend(other, self.result)
         else:
             self.result = await self.loan(giver, self._shape[0] * row)
-        address = await self.writable(self.result)
+        memory = await self.writable(self.result)
         first = list(itertools.accumulate(self._rows, initial=0))
         await all_of([
-            self.compute(lambda: self._copy(self.array, address + first[rank] * row), self.array.nbytes),
-            *[self._take(other, address + first[other] * row, self._rows[other] * row) for other in rails.served(rank)],
+            self.compute(lambda: self._copy(self.array, memory, first[rank] * row), self.array.nbytes),
+            *[self._take(other, memory, first[other] * row, self._rows[other] * row) for other in rails.served(rank)],
         ])  # fmt: skip
         self.done_with(rails.served(rank))
 
-    async def _take(self, rank: int, address: int, nbytes: int) -> None:
+    async def _take(self, rank: int, memory: Block | Mapped, start: int, nbytes: int) -> None:
         theirs = self.published[rank]
         given = len(theirs.data) if type(theirs.data) is bytes else getattr(theirs.result, "nbytes", -1)
         if given != nbytes:
             raise ProtocolError(f"rank {rank} gave {given} bytes to a group, and not {nbytes}")
         if type(theirs.data) is bytes:
-            self._copy(np.frombuffer(theirs.data, self.array.dtype), address)
+            self._copy(np.frombuffer(theirs.data, self.array.dtype), memory, start)
         else:
-            await self.bring(theirs.result, 0, nbytes, address, self.result)
+            await self.bring(theirs.result, 0, nbytes, memory.address + start, memory)
 
-    def _copy(self, array: Array, address: int) -> None:
-        target = array_at(address, array.size, array.dtype, self.result, writable=True)
+    def _copy(self, array: Array, memory: Block | Mapped, start: int) -> None:
+        target = array_at(memory.address + start, array.size, array.dtype, memory, writable=True)
         self.process.copies.copy_into(target.reshape(array.shape), array, _INTO_ONE)
 
     def finish(self) -> None:

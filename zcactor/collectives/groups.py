@@ -329,6 +329,18 @@ class Groups:
             member.offered(source, seq, member.lease(source, object_id, offset, nbytes))
         return True
 
+    def input(self, key: bytes, to: int, seq: int) -> tuple[int, bytes]:
+        """Take the input of rank `to` to memory of this process; see `zcactor.collectives.member.Member.own_input`.
+
+        Raises:
+            OutOfMemory: there is no room for it.
+            ProtocolError: there is no such rank or operation.
+        """
+        member = self.member(key, to)
+        if member is None:
+            raise ProtocolError(f"rank {to} of a group is not in this process any more")
+        return member.own_input(seq)
+
     def offer_here(self, key: bytes, to: int, source: int, seq: int, memory: Block | Piece) -> None:
         """Take memory of this process that another member here has named."""
         member = self.member(key, to)

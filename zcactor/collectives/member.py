@@ -12,6 +12,7 @@ import numpy as np
 
 from zcactor.collectives.operations import SPOILED, Collective, Ending, Publication
 from zcactor.collectives.rails import Rails
+from zcactor.collectives.sources import own_source
 from zcactor.collectives.steps import STEPS, ReducerStep, is_later, step_of
 from zcactor.errors import ConnectionLost, GroupBroken, ProtocolError
 from zcactor.marshal.arrays import dtype_code, dtype_from_code, root_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from zcactor.process.spinning import Spinner
     from zcactor.rpc.parts import Part
     from zcactor.rpc.session import Session
+    from zcactor.transport.mapping import Mapped
 
 __all__ = ["Member", "word_of"]
 
@@ -236,12 +238,41 @@ class Member:
         if operation.meeting is not None:
             self.meetings.pop(operation.seq, None)
 
-    def writable(self, result: Any) -> int:
-        """The address at which this process writes to the memory of a result."""
+    def writable(self, result: Any) -> Block | Mapped:
+        """The memory of a result as this process writes to it: at its `address`, which is valid as long as the returned
+        object lives.
+
+        Raises:
+            ConnectionLost, LookupError: this process has no write access, or has it no more.
+        """
         if type(result) is Block:
-            return result.address
+            return result
         connection = self.process.sessions.used[result.owner].connection
         return connection.map(result.offset, result.nbytes, writable=True)  # type: ignore[no-any-return]
+
+    async def input_of(self, rank: int, seq: int) -> tuple[int, bytes]:
+        """Ask another rank for the place of its input in the arena of its own process, to which it copies the input
+        where that lies elsewhere.
+
+        Returns:
+            Offset and layout, as in `Publication`.
+        """
+        session = await self.process.connections.connect(self.seats[rank].process)
+        offset, layout = await self.process.requests.ask(session, "group_input", self.key, rank, seq)
+        return offset, layout
+
+    def own_input(self, seq: int) -> tuple[int, bytes]:
+        """Take our input of an operation that others wait for to memory of this process; see `input_of`.
+
+        Raises:
+            OutOfMemory: there is no room for it.
+            ProtocolError: there is no such operation.
+        """
+        operation = self.operations.get(seq)
+        if operation is None or getattr(operation, "source", None) is None:
+            raise ProtocolError(f"rank {self.rank} of a group has no input of operation {seq}")
+        source = operation.source = own_source(self.process, operation.source)  # type: ignore[attr-defined]
+        return source.offset, source.layout
 
     # ---------------------------------------------------------------- to the others
 

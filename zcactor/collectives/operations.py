@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from zcactor.errors import GroupMismatch, ProtocolError
+from zcactor.errors import ConnectionLost, GroupMismatch, ProtocolError
 from zcactor.native import hot
 
 if TYPE_CHECKING:
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
     from zcactor.collectives.kinds import Array
     from zcactor.collectives.rails import Rails
+    from zcactor.objectstore.store import Block
     from zcactor.peers.seating import Seat
     from zcactor.process.context import LocalProcess
     from zcactor.rpc.call import Call
+    from zcactor.transport.mapping import Mapped
 
 __all__ = ["SPOILED", "Barrier", "Collective", "Ending", "Publication", "Ranked", "Refusal"]
 
@@ -56,8 +58,11 @@ class Ranked(Protocol):
     def unreached(self, process: bytes, cause: str) -> None:
         """Break the group, because the memory of a process is not reached."""
 
-    def writable(self, result: Any) -> int:
-        """The address at which this process writes to the memory of a result."""
+    def writable(self, result: Any) -> Block | Mapped:
+        """The memory of a result as this process writes to it."""
+
+    async def input_of(self, rank: int, seq: int) -> tuple[int, bytes]:
+        """The place of another rank's input in the arena of that rank's process, where the input is copied to."""
 
 
 class Ending(Protocol):
@@ -255,18 +260,18 @@ class Collective:
         """Do this member's part, once all ranks have published the same call."""
         self.complete(None)
 
-    def with_address(self, result: Any, use: Callable[[int], None]) -> None:
-        """Call ``use(address)`` with the address at which this process writes to `result`: at once, or once it has
-        write access. A connection that was opened from both ends at the same moment may have been replaced since."""
+    def with_memory(self, result: Any, use: Callable[[Block | Mapped], None]) -> None:
+        """Call ``use(memory)`` with the memory of `result` as this process writes to it: at once, or once it has write
+        access. A connection that was opened from both ends at the same moment may have been replaced since."""
         try:
-            address = self.member.writable(result)
-        except LookupError:
+            memory = self.member.writable(result)
+        except (ConnectionLost, LookupError):
             self.working = True
             self.process.tasks.start(self._open(result, use))
             return
-        use(address)
+        use(memory)
 
-    async def _open(self, result: Any, use: Callable[[int], None]) -> None:
+    async def _open(self, result: Any, use: Callable[[Block | Mapped], None]) -> None:
         try:
             session = await self.process.connections.connect(result.owner)
             await session.connection.open_writable()

@@ -214,7 +214,8 @@ class PromptInTurn(Prompt, InTurn):
         member, recipe, array = self.member, self.recipe, self.array
         store = self.process.store
         session = self.process.sessions.used[member.seats[1 - member.rank].process]
-        theirs = session.connection.map(offset, recipe.nbytes)
+        mapped = session.connection.map(offset, recipe.nbytes)
+        theirs = mapped.address
         if theirs % array.itemsize:
             raise ProtocolError(f"rank {1 - member.rank} has an input that is not aligned: it is at {offset}")
         block = store.allocate(recipe.nbytes)

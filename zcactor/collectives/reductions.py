@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from zcactor.collectives.kinds import Array, described
 from zcactor.collectives.lending import lent_or_copied, snapshot
 from zcactor.collectives.operations import Collective, Publication, Ranked
 from zcactor.collectives.rails import part_bounds
-from zcactor.collectives.sources import InputPlace, operand_at, source_of
+from zcactor.collectives.sources import InputPlace, is_reached, operand_at, reach_inputs, source_of
 from zcactor.errors import ProtocolError
 from zcactor.native import hot
 from zcactor.objectstore.store import Block
@@ -177,30 +176,30 @@ class InPlace(Reduction):
         """This rank's input, as it is read here."""
         return self.source.operand
 
-    def work(self, start: int, count: int, address: int) -> None:
+    def work(self, start: int, count: int, out: Operand) -> None:
         """Reduce the inputs, on a thread where that takes long.
 
         Args:
             start: number of the first element.
             count: number of elements.
-            address: of the result's first element.
+            out: the result's elements, from the first on.
         """
         self.working = True
-        used, own = self.process.sessions.used, self.process.process
-        far = {p.owner for p in self.published.values() if p.owner != own and p.owner not in used}
-        if far:  # arrays of further processes, which the ranks have received as arguments
-            self.process.tasks.start(self._reach(far, start, count, address))
+        rank = self.member.rank
+        far = [other for other, p in self.published.items() if other != rank and not is_reached(self.process, p.owner)]
+        if far:
+            self.process.tasks.start(self._reach(far, start, count, out))
         else:
-            self._work(start, count, address)
+            self._work(start, count, out)
 
-    async def _reach(self, owners: set[bytes], start: int, count: int, address: int) -> None:
+    async def _reach(self, ranks: Sequence[int], start: int, count: int, out: Operand) -> None:
         try:
-            await asyncio.gather(*map(self.process.connections.connect, owners))
-            self._work(start, count, address)
+            await reach_inputs(self, ranks)
+            self._work(start, count, out)
         except Exception as error:  # of this member alone; the others must not wait for it
             self.worked(error)
 
-    def _work(self, start: int, count: int, address: int) -> None:
+    def _work(self, start: int, count: int, out: Operand) -> None:
         operands = []
         for rank in range(self.member.size):
             publication = self.published[rank]
@@ -212,7 +211,7 @@ class InPlace(Reduction):
                 )
         dtype, op = self.array.dtype, self.op
         self.process.groups().work(
-            lambda: fold(op, dtype, operands, address, start, count),
+            lambda: fold(op, dtype, operands, out.address, start, count),  # which keeps the memory of the result too
             self.worked,
             self.weight(operands, count),
         )
@@ -230,7 +229,7 @@ class Private(InPlace):
     def run(self) -> None:
         """Reduce, on a thread where that takes long."""
         self.result = self.process.store.empty(self.shape, self.array.dtype)
-        self.work(self.start, self.count, self.result.ctypes.data)
+        self.work(self.start, self.count, operand_of(self.result))
 
     def finish(self) -> None:
         """Give the result, because all members have read this one's input."""
@@ -256,7 +255,10 @@ class Shared(InPlace):
         self.result = result
         itemsize, rank = self.array.itemsize, self.member.rank
         start, stop = part_bounds(self.array.size, itemsize, self.member.size)[rank : rank + 2]
-        self.with_address(result, lambda address: self.work(start, stop - start, address + start * itemsize))
+        self.with_memory(
+            result,
+            lambda memory: self.work(start, stop - start, Operand(memory.address + start * itemsize, None, memory)),
+        )
 
     def finish(self) -> None:
         """Seal the result, because all members have written their parts."""

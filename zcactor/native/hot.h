@@ -14,6 +14,9 @@
  * releases, or closed the connection meanwhile. */
 #ifndef ZCACTOR_HOT_H
 #define ZCACTOR_HOT_H
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "zcactor needs a little-endian machine: frames are little-endian, and are written and read in place"
+#endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>

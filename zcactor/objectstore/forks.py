@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet
 
-from zcactor.transport.mapping import mappings
+from zcactor.transport.mapping import windows
 
 if TYPE_CHECKING:
     from zcactor.objectstore.lease import Lease
@@ -27,8 +27,13 @@ stores: Final[WeakSet[_Store]] = WeakSet()
 
 
 def living_leases(*, writable: bool = False) -> list[Lease]:
-    """The living leases on mapped bytes of other processes; with `writable` those in writable mappings alone."""
-    found = [seen() for each in list(mappings) if each.writable or not writable for seen in each.leases.copy().values()]
+    """The living leases on mapped bytes of other processes; with `writable` those in writable windows alone."""
+    found = [
+        seen()
+        for window in list(windows)
+        if not writable or (window.file is not None and window.file.writable)
+        for seen in window.leases.copy().values()
+    ]
     return [lease for lease in found if lease is not None]
 
 
@@ -37,7 +42,7 @@ def _before() -> None:
         store.show_blocks()
     for lease in living_leases(writable=True):
         if lease.nbytes and not lease.forked:
-            lease.mapping.make_private(lease.address - lease.mapping.address, lease.nbytes)
+            lease.mapping.make_private(lease.address - lease.mapping.base, lease.nbytes)
             lease.forked = True
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from zcactor.later import np
-from zcactor.transport.mapping import Mapping
+from zcactor.transport.mapping import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +105,8 @@ class Lease(_Granted):
         self.address = address
         """Address at which the bytes are mapped in this process."""
         self.mapping = mapping
-        """Kept so that the mapping outlives the connection that it came with."""
-        if type(mapping) is Mapping:
+        """The owner of the mapped bytes, a `Window` or an arena of this process, which so outlives the connection."""
+        if type(mapping) is Window:
             mapping.leases[id(self)] = ref(self)
         self.writable = writable
         self.closer: object = None
@@ -126,7 +126,7 @@ class Lease(_Granted):
 
     def __del__(self) -> None:
         mapping = self.mapping
-        if type(mapping) is Mapping:
+        if type(mapping) is Window:
             mapping.leases.pop(id(self), None)
         self._release(self.id)
 
@@ -134,7 +134,7 @@ class Lease(_Granted):
         """Set the address at which the bytes are mapped from now on."""
         self.address = address
         self.mapping = mapping
-        if type(mapping) is Mapping:
+        if type(mapping) is Window:
             mapping.leases[id(self)] = ref(self)
 
     def seal(self) -> None:

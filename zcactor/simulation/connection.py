@@ -69,7 +69,7 @@ class SimConnection(LoopbackConnection):
         authorize: Callable[[Any, int, int, int], object] = _anything,
     ) -> None:  # fmt: skip
         super().__init__(
-            peer, arena, loop=loop, recv_depth=recv_depth, eager_limit=eager_limit, faults=NO_FAULTS,
+            peer, (*arena, keeps), loop=loop, recv_depth=recv_depth, eager_limit=eager_limit, faults=NO_FAULTS,
             rng=network.undrawn, maps=maps,
         )  # fmt: skip
         self.kind = "sim"
@@ -81,7 +81,6 @@ class SimConnection(LoopbackConnection):
         self.integrity = "mapped" if maps else "none"
         self.loop = loop
         self.network = network
-        self.mapping = keeps if maps else None
         self.held: list[bytes | ConnectionLost] = []
         """Batches that wait for a cut way to open."""
         self.not_before = 0.0
@@ -234,7 +233,7 @@ class SimConnection(LoopbackConnection):
                 raise ObjectLost(f"process {self.peer.pid} does not have object {region.object_id:x} any more")
             if commit is not None:
                 commit(0, region.nbytes)
-            ctypes.memmove(address, source, region.nbytes)
+            ctypes.memmove(address, source.address, region.nbytes)
         finally:
             self._borrowed.pop(turn, None)
         del keep

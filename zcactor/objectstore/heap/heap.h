@@ -85,7 +85,7 @@ typedef struct heap {
     int event_fd, told;
     int (*fallocate)(struct heap *, uint64_t offset, uint64_t nbytes); /* 0 or an errno */
     void *context;
-    int can_populate, huge_on_advice;
+    int can_populate, huge_on_advice, advice_ignored; /* see `huge_on_advice`, `advice_is_ignored` */
     group_t *groups; /* set once, before anything is committed */
     unsigned ngroups;
     uint64_t unchecked; /* bytes committed since the last check of the groups */
@@ -152,6 +152,7 @@ uint64_t id_of(heap_t *h, uint32_t n);
 /* extents.c; without the lock */
 int posix_take(heap_t *h, uint64_t offset, uint64_t nbytes);
 int huge_on_advice(void);
+int advice_is_ignored(heap_t *h);
 void set_committed(heap_t *h, uint64_t granule, int yes);
 int populate_range(heap_t *h, uint64_t at, uint64_t nbytes);
 int commit_range(heap_t *h, uint64_t low, uint64_t high, int populate);

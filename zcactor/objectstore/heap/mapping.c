@@ -52,6 +52,7 @@ heap_t *heap_new(int fd, uint64_t nbytes, uint64_t extent) {
             return NULL;
         }
         h->can_populate = !h->anonymous;
+        h->advice_ignored = !h->anonymous && advice_is_ignored(h);
         h->huge_on_advice = !h->anonymous && huge_on_advice();
         /* EINVAL: the kernel has no huge pages, and small pages will do. */
         if (!h->anonymous) madvise(h->base, nbytes, MADV_HUGEPAGE);

@@ -9,6 +9,7 @@ import termios
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from zcactor.errors import ConnectionLost, ProtocolError
+from zcactor.transport.mapping import NOWHERE
 from zcactor.transport.stream.connection import StreamConnection
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.tcp.data import Channel
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from zcactor.transport.base import Commit, Flow, PeerInfo, Receiver, RemoteRegion
-    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.mapping import Mapped, Mapping
     from zcactor.transport.tcp.serve import DataServer
 
 __all__ = ["TcpConnection"]
@@ -75,8 +76,8 @@ class TcpConnection(StreamConnection):
         super()._begin(receiver)
         self._liveness = Liveness(self._sock, self._loop, lambda how: self._lose(self._ended(how)))
 
-    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
-        """Return 0, as the arena of another host cannot be mapped.
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
+        """Return `NOWHERE`, as the arena of another host cannot be mapped.
 
         Raises:
             ProtocolError: the range does not lie inside the peer's arena.
@@ -85,7 +86,7 @@ class TcpConnection(StreamConnection):
         self._check(offset, nbytes)
         if writable:
             raise LookupError(f"the arena of {self.name} cannot be mapped: pull from it")
-        return 0
+        return NOWHERE
 
     @property
     def heard(self) -> int | None:

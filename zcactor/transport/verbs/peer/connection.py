@@ -26,6 +26,7 @@ from zcactor.errors import ConnectionLost, ProtocolError
 from zcactor.transport.base import LENGTH_PREFIX, PeerInfo, Receiver, RemoteRegion
 from zcactor.transport.base_connection import BaseConnection
 from zcactor.transport.credits import Credits
+from zcactor.transport.mapping import NOWHERE
 from zcactor.transport.stream.framing import max_frame_for
 from zcactor.transport.stream.record_layer import Integrity
 from zcactor.transport.verbs.device.sizing import SEND_DEPTH
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from zcactor.transport.base import Commit
-    from zcactor.transport.mapping import Mapping
+    from zcactor.transport.mapping import Mapped, Mapping
     from zcactor.transport.stream.record_layer import Seals
     from zcactor.transport.verbs.device.registration_cache import ExtentTable
     from zcactor.transport.verbs.driver.base import Completion
@@ -273,15 +274,15 @@ class VerbsConnection(BaseConnection):
 
     # ---- the peer's arena
 
-    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> int:
-        """Return 0, as the peer's arena is not mapped.
+    def map(self, offset: int, nbytes: int, *, writable: bool = False) -> Mapped:
+        """Return `NOWHERE`, as the peer's arena is not mapped.
 
         Raises:
             ProtocolError: the range does not lie inside the peer's arena.
         """
         self._check_bounds(offset, nbytes)
         del writable
-        return 0
+        return NOWHERE
 
     def _check_bounds(self, offset: int, nbytes: int) -> None:
         size = self.peer.arena_nbytes
