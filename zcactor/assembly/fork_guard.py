@@ -108,7 +108,7 @@ def abandon(process: Process) -> None:
     refusal: Any = _Refusal(error)
     for actor in list(process.sessions.remotes.values()):
         actor._lock = threading.Lock()
-        actor.session = refusal
+        actor.route = (refusal, 0)
     for session in list(process.sessions.all()):
         session.lock = threading.Lock()
         session.closed = error

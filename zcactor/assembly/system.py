@@ -389,8 +389,8 @@ class SystemActor:
         return self._stats().plain()
 
     async def create(
-        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], recipe: Packed,
-        epoch: int | None = None,
+        self, index: int, actor_id: ActorId, object_id: int, restarts: int, options: dict[str, Any], interface: bytes,
+        recipe: Packed, epoch: int | None = None,
     ) -> None:  # fmt: skip
         """Make an actor, in a worker; see `zcactor.node.worker_main.Worker.create`.
 
@@ -403,7 +403,7 @@ class SystemActor:
         """
         if epoch is not None:
             self.known.check(epoch)
-        await self.worker.create(index, actor_id, object_id, restarts, options, recipe)
+        await self.worker.create(index, actor_id, object_id, restarts, options, interface, recipe)
 
     async def stop(self, index: int, epoch: int) -> None:
         """End an actor after its queued calls, in a worker, at the word of the head of `epoch`.

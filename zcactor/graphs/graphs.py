@@ -60,6 +60,7 @@ class Graphs:
 
         Raises:
             LookupError: an actor is not in this process.
+            AttributeError, TypeError: its class there has not the method that the founder's has.
             ConnectionLost: another process is not reached.
         """
         own = self.process.process
@@ -68,6 +69,8 @@ class Graphs:
             host = self._hosts.by_index.get(place)
             if host is None or host.info is None or host.info.actor_id != actor_id:
                 raise LookupError(f"the actor of {label} is not in its process any more")
+            if code in host.interface.refusals:
+                raise host.interface.refusals[code]
             found = [(comes, await self._constant(value)) for comes, value in args]
             named = {name: (comes, await self._constant(value)) for name, (comes, value) in kwargs.items()}
             duties.append(Duty(number, host, code, label, found, named, needs))

@@ -174,7 +174,7 @@ class Connections:
             else:
                 call.fail(ConnectionLost(text, call.state.name != "QUEUED"))
         for actor, lost in by_actor.items():
-            actor.session = None
+            actor.route = None
             if self._tasks.closing:
                 actor.die("the runtime was shut down")
                 for call in lost:
